@@ -134,7 +134,9 @@ def workload(name: str) -> Workload:
     training = name.lower().endswith(TRAINING_SUFFIX)
     model_name = name[: -len(TRAINING_SUFFIX)] if training else name
     if not model_name:
-        raise UnknownWorkload(f"behind {PREFIX}: stands the name of a model of TorchBench's, as in {PREFIX}:alexnet")
+        raise UnknownWorkload(
+            f"{PREFIX}: must be followed by the name of one of TorchBench's models, as in {PREFIX}:alexnet"
+        )
     model_class = _model_class(model_name)
     model_name = getattr(model_class, "name", model_name)  # names are found in any case
     task: Task = "training" if training else "inference"
@@ -192,9 +194,9 @@ class _Program:
             try:
                 module, example = model.get_module()
             except (NotImplementedError, AttributeError, TypeError, ValueError, SystemExit) as error:
-                raise self._refusal("hands out no module", error) from error
+                raise self._refusal("returns no module", error) from error
         if not isinstance(module, nn.Module):
-            raise self._refusal(f"hands out a {type(module).__name__} and no nn.Module")
+            raise self._refusal(f"returns a {type(module).__name__} and no nn.Module")
         if self._name in EXAMPLE_SHAPES:
             shape = (getattr(model, "batch_size", None) or self._batch or 1, *EXAMPLE_SHAPES[self._name])
             example = (torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device),)

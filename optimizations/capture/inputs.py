@@ -14,7 +14,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
 from optimizations.capture.fused_copies import FusedCopy, fused_copies
-from optimizations.capture.held_alone import held_by_nobody_else
+from optimizations.capture.sole_references import have_no_other_reference
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import MemoryRanges, each_once, memory_of, overlaps, size_bytes
 from optimizations.graph.records import MemoryRange
@@ -124,7 +124,7 @@ class CopiedInputs:
 
         A list of the program's that was not seen may hold one. The step may have kept them until the capture was over.
         """
-        alone = held_by_nobody_else(self.recording_inputs, as_gradients=False)
+        alone = have_no_other_reference(self.recording_inputs, as_gradients=False)
         for index in self.followed:
             if alone[index]:
                 self.recording_inputs[index].untyped_storage().resize_(0)

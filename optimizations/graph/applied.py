@@ -16,14 +16,14 @@ from optimizations.graph.editing import EditableGraph
 from optimizations.graph.host import HostUpdates, node_update
 from optimizations.graph.plan import Choice, Plan
 from optimizations.graph.prelude import Prelude
-from optimizations.graph.protocol import ApplierTools, NodeUpdate
+from optimizations.graph.protocol import NodeUpdate, UpdaterTools
 from optimizations.graph.table import PointerTable
 
 
 class AppliedPlan:
     """Hold a plan on one graph. It is an `in_place.addresses.Pointers` once `instantiated` was called."""
 
-    def __init__(self, target: EditableGraph, plan: Plan, tools: ApplierTools) -> None:
+    def __init__(self, target: EditableGraph, plan: Plan, tools: UpdaterTools) -> None:
         self._target = target
         self._tools = tools
         self._executable: Any = None

@@ -120,13 +120,13 @@ class PlannedNode:
     """Describe a node that gets new addresses, and how.
 
     Attributes:
-        applier: the updater that replaces the pointers of this node.
+        updater: the updater that replaces the pointers of this node.
         uses: all pointers that are replaced.
         updates: what the prelude writes. The host writes each use instead where it is empty.
     """
 
     node: NodePath
-    applier: Choice
+    updater: Choice
     uses: tuple[PointerUse, ...]
     updates: tuple[ParameterUpdate, ...] = ()
 
@@ -168,9 +168,9 @@ class Plan:
         """Return the size of the pointer table in bytes."""
         return sum(slot.size_bytes for slot in self.slots)
 
-    def of(self, applier: Choice) -> tuple[PlannedNode, ...]:
+    def of(self, updater: Choice) -> tuple[PlannedNode, ...]:
         """Return the nodes of one updater."""
-        return tuple(node for node in self.nodes if node.applier is applier)
+        return tuple(node for node in self.nodes if node.updater is updater)
 
 
 def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, available: Available) -> Plan:
@@ -189,7 +189,7 @@ def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, availabl
     for use in analysis.uses:
         if len(use.node) > 1 and not against[use.input]:
             where = f"node {format_path(use.node)} is in a child graph, whose nodes cannot be updated one by one"
-            against[use.input].append(Reason(ReasonCode.NO_APPLIER, where))
+            against[use.input].append(Reason(ReasonCode.NO_UPDATER, where))
     uses: dict[NodePath, list[PointerUse]] = defaultdict(list)
     for use in analysis.uses:
         if not against[use.input]:
@@ -273,7 +273,7 @@ def limit(analysis: Analysis, graph: CapturedGraph, aliased: Collection[int]) ->
         ReasonCode.OUTPUT_ALIAS,
         dict.fromkeys(aliased, "an output shares its memory, and must stay valid when the caller's is gone"),
     )
-    return with_reasons(analysis, ReasonCode.NO_APPLIER, dict(_multidimensional_copies(analysis, graph)))
+    return with_reasons(analysis, ReasonCode.NO_UPDATER, dict(_multidimensional_copies(analysis, graph)))
 
 
 def with_reasons(analysis: Analysis, code: ReasonCode, messages: Mapping[int, str]) -> Analysis:

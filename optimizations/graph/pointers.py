@@ -87,7 +87,7 @@ class ReasonCode(StrEnum):
     OPAQUE_NODE = "opaque_node"
     GRAPHS_DIFFER = "graphs_differ"
     NO_USE = "no_use"
-    NO_APPLIER = "no_applier"
+    NO_UPDATER = "no_updater"
     OUTPUT_ALIAS = "output_alias"
     UNPROVEN = "unproven"
     CHEAPER = "cheaper"

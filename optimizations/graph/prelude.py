@@ -31,7 +31,7 @@ from optimizations.compiled_cache import Compiled, CompiledCache
 from optimizations.graph.driver import CompilationFailed, check, compile_cubin
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.graph.plan import ParameterUpdate, PlannedNode
-from optimizations.graph.protocol import ApplierTools
+from optimizations.graph.protocol import UpdaterTools
 
 KERNEL_NAME = "encore_prelude"
 THREADS_PER_BLOCK = 128
@@ -231,7 +231,7 @@ class Prelude:
         target: EditableGraph,
         nodes: Sequence[PlannedNode],
         table_address: int,
-        tools: ApplierTools,
+        tools: UpdaterTools,
     ) -> None:
         function = tools.own_function(build_prelude, KERNEL_NAME)
         tables = pack_tables(

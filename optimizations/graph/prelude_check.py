@@ -15,7 +15,7 @@ from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.graph.plan import Available, Choice, make_plan
 from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse
-from optimizations.graph.protocol import ApplierTools
+from optimizations.graph.protocol import UpdaterTools
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import WORD_BYTES, CapturedGraph
 from optimizations.graph.table import CAPACITIES
@@ -23,7 +23,7 @@ from optimizations.graph.table import CAPACITIES
 NUMBER = 0x5EED
 
 
-def failed_prelude(driver: Any, tools: ApplierTools, stream: Any) -> str | None:
+def failed_prelude(driver: Any, tools: UpdaterTools, stream: Any) -> str | None:
     """Return what goes wrong when a prelude updates a node; None where it works. Waits for `stream` (`CUstream`).
 
     Raises:

@@ -16,7 +16,7 @@ BuildKernel = Callable[[str, CompiledCache], bytes]
 """Gives the cubin of one of Encore's own kernels for a target (`sm_90`), from the cache or compiled."""
 
 
-class ApplierTools(Protocol):
+class UpdaterTools(Protocol):
     """Define the tools of a device that node updaters use."""
 
     device: torch.device

@@ -99,7 +99,7 @@ def _input(
         mutated=index in mutated,
         nodes=len({use.node for use in uses}),
         pointers=len(uses),
-        appliers=tuple(sorted({planned[use.node].applier.value for use in uses if use.node in planned}))
+        updaters=tuple(sorted({planned[use.node].updater.value for use in uses if use.node in planned}))
         if indirect
         else (),
         reasons=() if indirect else _reasons(value, against.get(index, ()), session),

@@ -25,7 +25,7 @@ from optimizations.graph.named_uses import find_named_uses
 from optimizations.graph.plan import Available, Choice, Plan, limit, make_plan, with_reasons
 from optimizations.graph.pointers import Analysis, ReasonCode, find_pointer_uses
 from optimizations.graph.pools import pool_memory
-from optimizations.graph.protocol import ApplierTools
+from optimizations.graph.protocol import UpdaterTools
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import Recaptured, buffer_bytes, displace
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
@@ -39,7 +39,7 @@ SHIFT_BYTES = 4096
 """The distance by which all inputs move once more for the last capture; it keeps their alignment."""
 
 
-class Tools(ApplierTools, Protocol):
+class Tools(UpdaterTools, Protocol):
     """Define the tools that a recording uses of its device and function; `graph.device.RecordingTools` has them."""
 
     driver: Any

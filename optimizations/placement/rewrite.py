@@ -151,7 +151,7 @@ class _Surgery:
                 self.graph.erase_node(self.nodes.pop(name))
         left_over = [name for name in self.plan.after if name in self.nodes]
         if left_over:
-            raise RewriteFailed(left_over[0], "is read in the graph as well as behind it")
+            raise RewriteFailed(left_over[0], "is read in the graph as well as after it")
 
     def _at_its_time(self, name: str) -> torch.fx.Node:
         """Return a value that is read after the graph, as it is where the original graph reads it."""
@@ -159,7 +159,7 @@ class _Surgery:
         if self.original.last_write(name) <= min(self.original.positions[reader] for reader in readers):
             return self.nodes[name]
         if len(readers) > 1:
-            raise RewriteFailed(name, "is read behind the graph at several times, and written in between")
+            raise RewriteFailed(name, "is read after the graph at several times, and written in between")
         with self.graph.inserting_before(self.nodes[readers[0]]):
             clone = self.graph.call_method("clone", (self.nodes[name],))
         clone.meta = dict(self.nodes[name].meta)

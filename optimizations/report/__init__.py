@@ -6,11 +6,12 @@ string, a number or a tuple of such, so that `dataclasses.asdict` of a record ca
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from optimizations.report.recordings import Direction, FullWay, KeptResults, RecordingReport, UncapturedCalls
+from optimizations.report.recordings import Direction, KeptResults, RecordingReport, SlowCalls, UncapturedCalls
 from optimizations.report.selection import SelectionReport
 
 CpuKind = Literal["constant", "attribute", "argument", "computed"]
@@ -181,7 +182,7 @@ class GraphReport:
         kept: results that are copied out of graph memory because the program keeps them.
         uncaptured: calls that ran without a graph, by reason.
         selection: for each function of Inductor's, how its calls are served and why; empty with `selection="off"`.
-        full_ways: calls that were not steady, by reason, the first reason first; none are counted without `lean`.
+        slow_calls: calls that took the slow path, by reason, the first reason first; none are counted without `lean`.
     """
 
     index: int
@@ -193,7 +194,13 @@ class GraphReport:
     kept: tuple[KeptResults, ...] = ()
     uncaptured: tuple[UncapturedCalls, ...] = ()
     selection: tuple[SelectionReport, ...] = ()
-    full_ways: tuple[FullWay, ...] = ()
+    slow_calls: tuple[SlowCalls, ...] = ()
+
+    @property
+    def full_ways(self) -> tuple[SlowCalls, ...]:
+        """Return `slow_calls`, by its name in release 0.1."""
+        warnings.warn("GraphReport.full_ways is called slow_calls now", DeprecationWarning, stacklevel=2)
+        return self.slow_calls
 
 
 class ReportedFunction(Protocol):
@@ -208,7 +215,7 @@ class ReportedFunction(Protocol):
     def uncaptured(self) -> Sequence[UncapturedCalls]:
         """Return the calls without a graph, by reason."""
 
-    def full_ways(self) -> Sequence[FullWay]:
+    def slow_calls(self) -> Sequence[SlowCalls]:
         """Return the slow-path calls by reason, in the order in which the reasons came up."""
 
     def selection(self) -> SelectionReport | None:
@@ -239,7 +246,7 @@ class Entry:
             tuple(kept for function in self.functions if (kept := function.kept()) is not None),
             tuple(calls for function in self.functions for calls in function.uncaptured()),
             tuple(found for function in self.functions if (found := function.selection()) is not None),
-            tuple(ways for function in self.functions for ways in function.full_ways()),
+            tuple(ways for function in self.functions for ways in function.slow_calls()),
         )
 
 

@@ -20,7 +20,7 @@ class ReplayedInput:
         indirect: whether it is read in place; else its data is copied before each replay, for `reasons`.
         mutated: whether the function writes it.
         nodes, pointers: graph nodes that hold its address, and places in them.
-        appliers: how these nodes get a new address ("host", "prelude").
+        updaters: how these nodes get a new address ("host", "prelude").
         has_placeholder: whether memory of the graph is reserved for a copy of it.
     """
 
@@ -31,7 +31,7 @@ class ReplayedInput:
     mutated: bool
     nodes: int
     pointers: int
-    appliers: tuple[str, ...]
+    updaters: tuple[str, ...]
     reasons: tuple[str, ...]
     has_placeholder: bool = True
 
@@ -103,7 +103,7 @@ class UncapturedCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class FullWay:
+class SlowCalls:
     """Describe calls that took the slow path, and why: they did all that a call of stock's does."""
 
     direction: Direction

@@ -134,7 +134,7 @@ NAMES: dict[str, Private] = {
     "storage_refuses": Private(
         "torch:_C._set_storage_data_ptr_access_error_msg", "let no one read memory that is not there any more"
     ),
-    "storage_of_weak": Private("torch:UntypedStorage._new_with_weak_ptr", "find a storage that somebody else holds"),
+    "storage_of_weak": Private("torch:UntypedStorage._new_with_weak_ptr", "find a storage that has other references"),
     "storage_use_count": Private("torch:_C._storage_Use_Count", "see that a value is saved for backward"),
     "tensor_use_count": Private("torch:Tensor._use_count", "see that a value is saved for backward"),
     # replay: recording with, and next to, CUDAGraph Trees
@@ -311,8 +311,8 @@ NAMES: dict[str, Private] = {
     "attention_math": Private(
         "torch:ops.aten._scaled_dot_product_attention_math", "express attention in plain operations"
     ),
-    "conj_view": Private("torch:ops.aten._conj.default", "recognize lazy conjugates among saved tensors"),
-    "neg_view": Private("torch:ops.aten._neg_view.default", "recognize lazy negatives among saved tensors"),
+    "conj_operator": Private("torch:ops.aten._conj.default", "recognize lazy conjugates among saved tensors"),
+    "neg_operator": Private("torch:ops.aten._neg_view.default", "recognize lazy negatives among saved tensors"),
     "avoid_device_init": Private(
         "torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init", "keep constants on the CPU"
     ),

@@ -23,7 +23,7 @@ import torch.fx
 from optimizations import torch_internals
 from optimizations.torch_internals.replacing import Replacing
 
-_VIEWS = (torch_internals.conj_view, torch_internals.neg_view)
+_VIEWS = (torch_internals.conj_operator, torch_internals.neg_operator)
 
 _NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"
 """Mark of saved tensors that the partitioner puts behind the others."""

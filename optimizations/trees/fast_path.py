@@ -163,7 +163,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                 inputs[index] = None
             if chosen.dead_after and any_alive(chosen.dead_after):
                 node.give_back_inputs(inputs)
-                function.went_the_full_way(INPUT_STILL_HELD)
+                function.took_the_slow_path(INPUT_STILL_HELD)
                 return manager.run_without_graph(inputs, function_id, INPUT_STILL_HELD)
 
             # From here on the call is served, as by `CUDAGraphTreeManager.execute_node` and `CUDAGraphNode.run`. The
@@ -178,7 +178,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                     tracker.follow(inputs)
                 except Exception as error:
                     not_followed = f"{NOT_FOLLOWED}: {one_line(error)}"
-                    function.went_the_full_way(not_followed)
+                    function.took_the_slow_path(not_followed)
                     return manager.not_launched(node, not_followed, True, inputs, function_id)
             if node.non_static_input_idx:
                 node.copy_recording_inputs(inputs)
@@ -196,7 +196,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
             return outputs
 
     def in_full(inputs: list[Any], reason: str) -> Any:
-        function.went_the_full_way(reason)
+        function.took_the_slow_path(reason)
         return full(inputs)
 
     return call

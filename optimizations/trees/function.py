@@ -17,7 +17,7 @@ from optimizations.graph.plan import Choice
 from optimizations.in_place.budget import most_calls_between
 from optimizations.in_place.generated import GeneratedCode, read_generated
 from optimizations.options import Concurrency
-from optimizations.report.recordings import Direction, FullWay, KeptResults, RecordingReport, UncapturedCalls
+from optimizations.report.recordings import Direction, KeptResults, RecordingReport, SlowCalls, UncapturedCalls
 from optimizations.report.selection import SelectionReport
 from optimizations.selection import (
     Decision,
@@ -174,7 +174,7 @@ class RecordableFunction:
         self._misfits = 0, 0
         self._replays_before: weakref.WeakKeyDictionary[Recording, int] = weakref.WeakKeyDictionary()
         self._uncaptured: Counter[str] = Counter()
-        self._full_ways: Counter[str] = Counter()
+        self._slow_calls: Counter[str] = Counter()
         self._recordings: list[tuple[weakref.ref[Recording], list[RecordingReport]]] = []
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -345,7 +345,7 @@ class RecordableFunction:
         self._misfits = replays, misfits + 1 if replays == known else 1
         return self._misfits[1]
 
-    def recorded_in_vain(self) -> int:
+    def useless_recordings(self) -> int:
         """Return the number of recordings made since the last one that was ever replayed."""
         made = 0
         for reference, last in reversed(self._recordings):
@@ -377,9 +377,9 @@ class RecordableFunction:
         if self._uncaptured[reason] == 1:
             torch_internals.cudagraph_utils.cudagraphs_log.debug("skipping cudagraphs due to %s", reason)
 
-    def went_the_full_way(self, reason: str) -> None:
+    def took_the_slow_path(self, reason: str) -> None:
         """Callback: a call took the slow path."""
-        self._full_ways[reason] += 1
+        self._slow_calls[reason] += 1
 
     def recordings(self) -> Sequence[RecordingReport]:
         """See `report.ReportedFunction`. Other threads may call the function meanwhile."""
@@ -402,9 +402,9 @@ class RecordableFunction:
         """See `report.ReportedFunction`."""
         return [UncapturedCalls(self.direction, reason, calls) for reason, calls in list(self._uncaptured.items())]
 
-    def full_ways(self) -> Sequence[FullWay]:
+    def slow_calls(self) -> Sequence[SlowCalls]:
         """See `report.ReportedFunction`."""
-        return [FullWay(self.direction, reason, calls) for reason, calls in list(self._full_ways.items())]
+        return [SlowCalls(self.direction, reason, calls) for reason, calls in list(self._slow_calls.items())]
 
 
 def is_one_of_several(generated: Callable[[list[Any]], Any]) -> bool:

@@ -129,7 +129,7 @@ def any_alive(references: Sequence[Reference]) -> bool:
     return False
 
 
-def nobody_holds(cached: list[Any], storages: list[Any], place: int) -> bool:
+def is_unreferenced(cached: list[Any], storages: list[Any], place: int) -> bool:
     """Return whether only this list refers to a tensor in it, in Python and C++, and only the other to its storage.
 
     A program that has nothing but the storage (`y.untyped_storage()`) keeps the memory alive, too. That does not show

@@ -39,11 +39,11 @@ MOST_LAYERS = 128
 """Recordings in a row of which none was ever replayed, before weights that are alive count as moved: more than the
 largest models have layers. Note [A block for many layers]."""
 
-RECORDED_IN_VAIN = 512
+MOST_USELESS_RECORDINGS = 512
 """Recordings in a row of which none was ever replayed, before a function is left without a graph: more than the calls
 of an iteration. A forward without a backward, whose last result is held in each call, would be recorded in each."""
 
-BACKWARDS_RECORDED_IN_VAIN = 32
+MOST_USELESS_BACKWARDS = 32
 """The same for a backward where results of forwards are copied out: what a forward saved then lies elsewhere each time.
 """
 
@@ -63,7 +63,7 @@ def has_moved_away(node: EncoreNode) -> bool:
     function = node.function
     if function.direction != "inference" or function.written_inputs:
         return True
-    return function.recorded_in_vain() >= MOST_LAYERS or not node.may_come_back()
+    return function.useless_recordings() >= MOST_LAYERS or not node.may_come_back()
 
 
 def has_many_recordings(function: RecordableFunction) -> bool:
@@ -96,8 +96,8 @@ def against_one_more_recording(
     if len(away) >= MOST_RECORDINGS:
         return INPUT_KEEPS_MOVING
     copied_out = function.direction == "backward" and forwards_are_copied_out
-    most = BACKWARDS_RECORDED_IN_VAIN if copied_out else RECORDED_IN_VAIN
-    made = function.recorded_in_vain()
+    most = MOST_USELESS_BACKWARDS if copied_out else MOST_USELESS_RECORDINGS
+    made = function.useless_recordings()
     return f"{made} recordings of it were made, and none was replayed" if made >= most else None
 
 

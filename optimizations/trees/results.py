@@ -8,12 +8,12 @@ Note [New tensors for callers]. Stock returns the same tensor objects in each ca
 shape or memory in place, attach something to it, or give it a history, and all of that would be in the next call. And
 the object, which stock keeps, would keep the backward of the last call, and with that the weights of a model that is
 gone, and results of graphs that are saved for it. So what callers get of an inference or a forward is a new tensor over
-the same memory, which has the same storage and the same counter of versions. What is left to check is in `handed_out`.
+the same memory, which has the same storage and the same counter of versions. `live_results` checks the rest.
 
 Note [Results without memory]. Stock returns the recorded object of a result that has no bytes. Its holder may have
 given it another shape, memory (`resize_`) or hooks, which would all be in the next call. So each call gets a new one.
 
-Note [Results that were changed]. Gradients, and what a forward saves, are the same objects in each call. `handed_out`
+Note [Results that were changed]. Gradients, and what a forward saves, are the same objects in each call. `live_results`
 finds those that a program changed, and they are made again: when they are to be returned the next time, and on a query
 whether one is live that lies elsewhere by now.
 """
@@ -32,8 +32,8 @@ from optimizations.lazy_view import is_lazy_view
 from optimizations.torch_internals.apart import apart_from_the_program
 from optimizations.trees.copies_out import CopiesOut, copies_out
 from optimizations.trees.function import RecordableFunction
-from optimizations.trees.handed_out import HandedOut
-from optimizations.trees.liveness import nobody_holds, rearranged
+from optimizations.trees.live_results import LiveResults
+from optimizations.trees.liveness import is_unreferenced, rearranged
 from optimizations.trees.returned import ReturnedInPlace, found_in, repeated
 
 trees = torch_internals.cudagraph_trees
@@ -63,7 +63,7 @@ class Results:
         self._function = function
         self.storages: list[Any] = []
         self.returned = ReturnedInPlace()
-        self._handed_out: HandedOut | None = None  # None where callers get all tensors that stock keeps
+        self._live_results: LiveResults | None = None  # None where callers get all tensors that stock keeps
         self._for_callers: Sequence[int] = ()  # places of those that they get. Note [New tensors for callers]
         self._kept_when_sorted: Sequence[bool] | None = None  # what `unaliased_in_all_paths` was in `_sort_places`
         # Outputs that are the same in each call, and no kept tensors: their places and what they are.
@@ -75,7 +75,7 @@ class Results:
         # Places of outputs that are one tensor without memory, and what makes it. Note [Results without memory].
         self._empty: Sequence[tuple[Sequence[int], Callable[[], torch.Tensor]]] = ()
         # Places of outputs that are inputs which an earlier graph made.
-        self._handed_on: Sequence[int] = ()
+        self._passed_on: Sequence[int] = ()
         self._copies_out: CopiesOut | None = None  # how what the program keeps is copied; None while it keeps nothing
 
     @property
@@ -106,19 +106,19 @@ class Results:
         _require_replayable(outputs)
         node = self._node
         made_earlier = {id(reference()): index for index, reference in managed.items() if reference() is not None}
-        handed_on = {
+        passed_on = {
             place: made_earlier[id(output)]
             for place, output in enumerate(outputs)
             if id(output) in made_earlier and node.preserved_aliased_inputs[made_earlier[id(output)]]
         }
         static = node.static_output_tensors
-        self.returned = found_in(static, fixed, handed_on)
-        self._handed_on = list(handed_on)
+        self.returned = found_in(static, fixed, passed_on)
+        self._passed_on = list(passed_on)
         self._repeated = [
-            (place, first) for place, first in repeated(outputs) if place not in handed_on and static[place] is None
+            (place, first) for place, first in repeated(outputs) if place not in passed_on and static[place] is None
         ]
         for one in self.returned.found:
-            if one.output not in handed_on:  # those are no static outputs
+            if one.output not in passed_on:  # those are no static outputs
                 static[one.output] = node.borrowed(static[one.output])
         self._let_go_of_empty_results(static)
 
@@ -161,7 +161,7 @@ class Results:
             self._for_callers = [p for p in kept if function.callers_get is None or p in function.callers_get]
         others = set(kept).difference(self._for_callers)
         checked = [tensor if place in others else None for place, tensor in enumerate(cached)]
-        self._handed_out = HandedOut(checked, seen=function.direction == "backward") if others else None
+        self._live_results = LiveResults(checked, seen=function.direction == "backward") if others else None
         self._sort_places(node)
 
     def _sort_places(self, node: Any) -> None:
@@ -184,7 +184,7 @@ class Results:
 
     def uncached(self) -> None:
         """Callback: stock lets go of these tensors."""
-        self._handed_out = None
+        self._live_results = None
         self._constant = self._made = self._for_callers = ()
         self._kept_when_sorted = None
         self.storages.clear()
@@ -195,9 +195,9 @@ class Results:
     def is_unused(self, place: int) -> bool:
         """Return whether the result at a place is unused. One that was given other memory counts as unused."""
         cached = self._node.cached_tensor_outputs
-        if self._handed_out is not None and self._handed_out.has_moved(cached, place):
+        if self._live_results is not None and self._live_results.has_moved(cached, place):
             self._make_again(place)
-        return nobody_holds(cached, self.storages, place)
+        return is_unreferenced(cached, self.storages, place)
 
     # Handing them out
 
@@ -217,8 +217,8 @@ class Results:
             made = make()
             for place in places:
                 results[place] = made
-        self.returned.hand_out(results, inputs)
-        for place in self._handed_on:
+        self.returned.return_results(results, inputs)
+        for place in self._passed_on:
             _is_now(self._node, place, results[place])
 
     def reconstructed(self, reconstruct: Callable[[], list[Any]]) -> list[Any]:
@@ -246,7 +246,7 @@ class Results:
     def _replace_for_callers(self, node: Any, results: list[Any]) -> None:
         """Put new tensors in the place of those that callers get. Note [New tensors for callers]."""
         places = self._for_callers
-        if self._handed_out is not None and _hooks_of_saved_tensors(False) is not None:
+        if self._live_results is not None and _hooks_of_saved_tensors(False) is not None:
             places = [place for place, tensor in enumerate(node.cached_tensor_outputs) if tensor is not None]
         if _is_transformed():
             apart_from_the_program(lambda: _replace(results, places))
@@ -260,18 +260,18 @@ class Results:
 
     def _restore_changed(self, node: Any) -> None:
         """Make tensors again that a caller did something to beyond their values. Note [Results that were changed]."""
-        if self._handed_out is not None:
-            for place in self._handed_out.changed(node.cached_tensor_outputs):
+        if self._live_results is not None:
+            for place in self._live_results.changed(node.cached_tensor_outputs):
                 self._make_again(place)
 
     def _make_again(self, place: int) -> None:
-        node, handed_out = self._node, self._handed_out
-        assert handed_out is not None
+        node, live_results = self._node, self._live_results
+        assert live_results is not None
         torch_internals.remove_cached_tensor(node.cached_tensor_outputs[place])
         metadata = node.outputs_metadata[place]
 
         def make() -> torch.Tensor:
-            with torch_internals.InferenceMode(handed_out.was_inference(place)):
+            with torch_internals.InferenceMode(live_results.was_inference(place)):
                 made: torch.Tensor = node._reconstruct_from_tensor_metadata(metadata, node.create_storage(metadata))
                 _is_now(node, place, made)
                 return made

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from optimizations.graph.memory import size_bytes
-from optimizations.trees.handed_out import choosing
+from optimizations.trees.live_results import choosing
 
 SEVERAL_HERE = "an output lies in memory that several inputs share, so it is not known with which of them it would move"
 REACHES_BEYOND = "an output lies in its storage, and not within its elements"
@@ -62,7 +62,7 @@ class ReturnedInPlace:
             places = slice(run[0].output, run[-1].output + 1)
             self._same.append((places, choosing([one.input for one in run])))
 
-    def hand_out(self, outputs: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
+    def return_results(self, outputs: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
         """Put a call's own tensors in the place of those that were recorded. Note [Parameters that are returned]."""
         for places, chosen in self._same:
             outputs[places] = chosen(inputs)
@@ -71,16 +71,16 @@ class ReturnedInPlace:
 
 
 def found_in(
-    outputs: Sequence[torch.Tensor | None], fixed: Mapping[int, torch.Tensor], handed_on: Mapping[int, int]
+    outputs: Sequence[torch.Tensor | None], fixed: Mapping[int, torch.Tensor], passed_on: Mapping[int, int]
 ) -> ReturnedInPlace:
     """Return the outputs that are inputs, or lie in their memory.
 
     Args:
         outputs: those recorded at fixed addresses, None at other places.
         fixed: inputs at fixed addresses, as they were recorded, by index.
-        handed_on: by place, the index of an input that is a result of an earlier graph, and an output of this one.
+        passed_on: by place, the index of an input that is a result of an earlier graph, and an output of this one.
     """
-    if not handed_on and all(output is None for output in outputs):
+    if not passed_on and all(output is None for output in outputs):
         return ReturnedInPlace()
     same = {id(value): index for index, value in fixed.items()}
     near: dict[int, list[int]] = {}
@@ -110,7 +110,7 @@ def found_in(
             unclear.update(dict.fromkeys(sharing, SEVERAL_HERE))
         elif not _lies_within(output, fixed[owner]):
             unclear[owner] = REACHES_BEYOND
-    found += [InPlace(place, index, is_input=True) for place, index in handed_on.items()]
+    found += [InPlace(place, index, is_input=True) for place, index in passed_on.items()]
     return ReturnedInPlace(sorted(found, key=lambda one: one.output), unclear)
 
 

@@ -95,7 +95,7 @@ def _as_found_out(check: Callable[[Any, str], bool], file: Path) -> Callable[[An
                 time.sleep(_POLL_S)
         _waits.append(time.monotonic() - begin)
         if not file.exists():
-            print(f"nobody has told in {MOST_WAIT_S:.0f} s what C++ can use; finding it out here")
+            print(f"no other process said within {MOST_WAIT_S:.0f} s what C++ can use; finding it out here")
             return False
         return bool(json.loads(file.read_bytes()))
 

@@ -248,8 +248,8 @@ def _objection(plan: Plan, variant: Variant) -> str | None:
     copied = [reason.message for one in plan.inputs for reason in one.reasons]
     if copied:
         return copied[0]
-    if any(node.applier != variant for node in plan.nodes):
-        return next((reason for _, reason in plan.fallbacks), "another applier was taken")
+    if any(node.updater != variant for node in plan.nodes):
+        return next((reason for _, reason in plan.fallbacks), "another updater was taken")
     return None
 
 

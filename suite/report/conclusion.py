@@ -184,7 +184,7 @@ def _points(ratios: Ratios, items: Sequence[Comparison]) -> Iterator[Point]:
         yield Point(found <= FALSE_SHARE * len(pairs), text)
     alternating = [item for item in compared if item.alternating]
     if len(alternating) < len(compared):
-        text = f"Not measured in turns: the modes of {_count(len(compared) - len(alternating), 'ratio')}"
+        text = f"Not measured alternately: the modes of {_count(len(compared) - len(alternating), 'ratio')}"
         yield Point(False, text)
     yield Point(
         not run.failed and not run.missing,

@@ -60,7 +60,7 @@ class RunWriter:
         if (path / ENVIRONMENT).exists():
             raise WrongUse(f"{describe(path)} is a run already; give --resume {describe(path)} to go on with it")
         if path.exists() and (not path.is_dir() or any(file.name != LOCK for file in path.iterdir())):
-            raise WrongUse(f"{describe(path)} is not an empty folder; give --out another one")
+            raise WrongUse(f"{describe(path)} is not an empty folder; name another with --out")
         writer = cls(path, _locked(make_folder(path, "--out")))
         write_atomically(path / ENVIRONMENT, environment.model_dump_json(indent=2) + "\n")
         return writer
@@ -82,7 +82,7 @@ class RunWriter:
             run = read_run(path)
             if run.cut_line is not None:
                 _move_cut_line(path, run.cut_line)
-            _end_setting_aside(path, run.cells)
+            _finish_moving(path, run.cells)
         except BaseException:
             writer.close()
             raise
@@ -106,7 +106,7 @@ class RunWriter:
         if shutil.disk_usage(self.path).free < LEAST_FREE_BYTES:
             raise write_error(self.path / CELLS, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
-    def set_aside(self, cells: Sequence[Cell], again: Callable[[Cell], bool]) -> list[Cell]:
+    def offloaded(self, cells: Sequence[Cell], again: Callable[[Cell], bool]) -> list[Cell]:
         """Move the lines of those cells of the run that are to run again to `retried.jsonl`; return the others.
 
         Wherever it is killed, `reopen` finds each line in one of the two files.
@@ -118,7 +118,7 @@ class RunWriter:
             before = retried.read_text(encoding="utf-8") if retried.exists() else ""
             write_atomically(self.path / NEXT_RETRIED, before + lines_of(moved))
             write_atomically(self.path / CELLS, lines_of(kept))
-            _end_setting_aside(self.path, kept)
+            _finish_moving(self.path, kept)
         return kept
 
     def close(self) -> None:
@@ -181,8 +181,8 @@ def _move_cut_line(run: Path, cut_line: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _end_setting_aside(run: Path, cells: Sequence[Cell]) -> None:
-    """Finish what `RunWriter.set_aside` has begun, if rows have left `cells.jsonl`; else it has not begun."""
+def _finish_moving(run: Path, cells: Sequence[Cell]) -> None:
+    """Finish what `RunWriter.offloaded` has begun, if rows have left `cells.jsonl`; else it has not begun."""
     waiting = run / NEXT_RETRIED
     if not waiting.exists():
         return

@@ -85,7 +85,7 @@ def shortened(name: str) -> str:
 
 _WHAT_TO_DO: dict[type[Record], str] = {
     Cell: "Take the line out, and `encore run --resume` of this run measures its cell again.",
-    Environment: "Restore it: without it, nobody knows what the rows were measured with.",
+    Environment: "Restore it: it says what the rows were measured with.",
 }
 """For a text that is not JSON at all."""
 

@@ -183,7 +183,7 @@ def _go_on(request: Request, console: Console, path: Path, plan: RunPlan | None)
         plan = plan or _resumed_plan(request, recorded, console)
         if recorded.cut_line is not None:
             console.print(f"{describe(path)}: its last line was cut short and is moved aside; that cell runs again")
-        done = writer.set_aside(recorded.cells, lambda cell: _runs_again(request, plan, cell))
+        done = writer.offloaded(recorded.cells, lambda cell: _runs_again(request, plan, cell))
         if request.retry_failed:
             _say_what_stays(console, path, [cell for cell in done if cell.shortages and _is_chosen(plan, cell)])
     except BaseException:

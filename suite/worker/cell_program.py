@@ -45,7 +45,7 @@ class CellProgram:
     def __init__(self, spec: CellSpec) -> None:
         self.spec = spec
         self.turns = turns_of(Path(spec.cache_dir) / TURNS)
-        self._set_aside: Instance | None = None
+        self._offloaded: Instance | None = None
 
     def build(self) -> None:
         """Build the module and all input sets, and meet the other ranks.
@@ -101,7 +101,7 @@ class CellProgram:
             yield self.instance, self.states
             return
         spec, device = self.spec, self.instance.device
-        whole = self._set_aside or instantiate(
+        whole = self._offloaded or instantiate(
             self.instance.workload, variant=spec.variant, size=spec.size, device=spec.device, seed=spec.seed
         )
         whole.module.to(device)
@@ -112,13 +112,13 @@ class CellProgram:
             )
         finally:
             whole.module.to("cpu")
-            self._set_aside = whole
+            self._offloaded = whole
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
     def forget_checks(self) -> None:
         """Forget the whole program and the states: results are compared no more."""
-        self._set_aside = None
+        self._offloaded = None
         self.states.clear()
 
 

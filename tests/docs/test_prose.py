@@ -71,24 +71,7 @@ DIALECT = {
 """Phrases of a private vocabulary, as regular expressions of lower-case words, and the field's words for them."""
 
 STILL_THERE = {
-    "nobody|somebody|whoever": (24, "docstrings and comments about references and memory are to be rewritten"),
-    "steady calls?|lean calls?": (9, "names and comments of the fast path of replays"),
-    "full way": (22, "comments about calls that leave the fast path"),
-    "in vain": (19, "names that count recordings and observations without use"),
-    "(plays?|played|takes?|took) no part": (3, "comments of whole steps about tensors that are not compared"),
-    "held alone": (5, "a module's name, `held_alone`"),
-    "in turns": (12, "names of the code that interleaves microbenchmarks"),
     "tuned otherwise": (3, "the name of a verdict, which recorded runs have"),
-    "otherwise than|looks? otherwise": (2, "messages that compare tensors with samples"),
-    "(another one|others?) in each call": (2, "docstrings about arguments that change"),
-    r"(?<!by )(hand|hands|handed|handing) (out|on)": (67, "names of results whose memory is the graph's"),
-    "words? of the graph": (1, "comments about addresses among kernel arguments"),
-    "appliers?": (95, "class names of node updaters, and the part of docs/extending.md that uses them"),
-    "(set|sets|setting) aside": (51, "names of gradients that are copied to host memory while a step is recorded"),
-    "behind (a|the|its|each|every) (launch|step|call|recording|replay|capture|backward|forward)": (
-        14,
-        "comments and messages to be rewritten with `after`",
-    ),
 }
 """Of `DIALECT`, how many places there may still be, and where. These numbers may only shrink. At most 20 entries."""
 

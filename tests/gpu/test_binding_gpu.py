@@ -123,8 +123,8 @@ def steady_replays() -> int:
     return sum(one.steady_replays for one in optimizations.recordings())
 
 
-def full_ways() -> list[str]:
-    return [way.reason for graph in optimizations.report() for way in graph.full_ways]
+def slow_calls() -> list[str]:
+    return [way.reason for graph in optimizations.report() for way in graph.slow_calls]
 
 
 def test_bound_arguments_skip_generated_code() -> None:
@@ -148,7 +148,7 @@ def test_bound_arguments_skip_generated_code() -> None:
         before = steady_replays()
         for _ in range(4):
             check()
-        assert steady_replays() == before + 20, full_ways()
+        assert steady_replays() == before + 20, slow_calls()
         for layer in (0, 7):
             model.layers[layer].weight = nn.Parameter(model.layers[layer].weight.detach() * 0.5)
             for _ in range(ROUNDS):
@@ -200,4 +200,4 @@ def test_fast_training_steps_equal_eager_with_running_statistics() -> None:
     before = steady_replays()
     for _ in range(20):
         step()
-    assert steady_replays() == before + 40, full_ways()
+    assert steady_replays() == before + 40, slow_calls()

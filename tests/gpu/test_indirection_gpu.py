@@ -51,7 +51,7 @@ OF_OTHER_OPERATORS = ("attention", "sort")
 """Programs whose input is read by an operator that may reach it through memory."""
 
 CHOICES = ("auto", "host", "prelude")
-# What kernels there are, and every applier on them.
+# What kernels there are, and every updater on them.
 
 WEIGHTS: dict[str, Any] = {}
 
@@ -128,7 +128,7 @@ def test_the_applier_asked_for_is_the_one_that_works(choice: str, weights: dict[
     assert report.off is None
     assert all(one.indirect for one in report.inputs), said()
     expected = {"auto": {"host"}, "host": {"host"}, "prelude": {"prelude"}}[choice]
-    assert {applier for one in report.inputs for applier in one.appliers} <= expected | {"host"}, report.fallbacks
+    assert {updater for one in report.inputs for updater in one.updaters} <= expected | {"host"}, report.fallbacks
 
 
 @pytest.mark.parametrize("choice", ["auto", "prelude"])
@@ -142,7 +142,7 @@ def test_a_driver_too_old_for_the_prelude_costs_the_prelude_only(
     monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (driver.CUresult.CUDA_SUCCESS, MINIMUM_DRIVER - 10))
     assert_like_stock(function, randn(256, 512), choice)
     (report,) = recordings()
-    assert {applier for one in report.inputs for applier in one.appliers} == {"host"}
+    assert {updater for one in report.inputs for updater in one.updaters} == {"host"}
     refused = [reason for reason in report.fallbacks if "need a driver for CUDA 12.4 or newer" in reason]
     assert bool(refused) == (choice != "auto"), report.fallbacks
 

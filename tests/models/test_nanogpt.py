@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -143,8 +145,9 @@ def test_every_configuration_of_the_article_is_a_workload() -> None:
 def test_mode_by_hand_refuses_a_program_without_a_capture() -> None:
     class Known:
         mode = MODES["by-hand"]
+        _program = SimpleNamespace(instance=SimpleNamespace(workload=SimpleNamespace(task="inference")))
 
-    with pytest.raises(Unsupported, match="capture a part by hand"):
+    with pytest.raises(Unsupported, match="for training, and for programs that capture a part"):
         Compilation.callable_for(Known(), torch.nn.Linear(1, 1))  # type: ignore[arg-type]
     whole = Generation(SIZES["tiny"], new_tokens=3)
     assert Compilation.callable_for(Known(), whole) != whole  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ def test_a_name_in_any_case_is_the_same_workload() -> None:
 
 @pytest.mark.parametrize("name", ["torchbench:", "torchbench:-train"])
 def test_a_prefix_without_a_name_says_what_is_missing(name: str) -> None:
-    with pytest.raises(UnknownWorkload, match="the name of a model of TorchBench's, as in torchbench:alexnet"):
+    with pytest.raises(UnknownWorkload, match="must be followed by the name of one of TorchBench"):
         find(name)
 
 
@@ -391,10 +391,10 @@ def test_a_model_for_inference_only_has_no_training_row() -> None:
     ("name", "words"),
     [
         ("no_training_inside-train", r"no_training_inside has no test 'train' on cpu: .*Training is not implemented"),
-        ("without_get_module", r"without_get_module hands out no module: AttributeError"),
+        ("without_get_module", r"without_get_module returns no module: AttributeError"),
         ("loads_data", r"loads_data gives example inputs that cannot be varied: there is no tensor in a DataLoader"),
         ("given_nothing", r"given_nothing gives example .*: there is no tensor in a tuple"),
-        ("a_pipeline", r"a_pipeline hands out a object and no nn\.Module"),
+        ("a_pipeline", r"a_pipeline returns a object and no nn\.Module"),
     ],
 )
 def test_a_model_that_cannot_be_built_gives_its_own_reason(name: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Interrupts before a line of Python, or behind a call into C, where Python really lets them happen."""
+"""Interrupts before a line of Python, or after a call into C, where Python really lets them happen."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def interrupted_at(line: int, *files: str) -> Iterator[list[str]]:
 
 @contextmanager
 def interrupted_behind(call: int, *files: str) -> Iterator[list[str]]:
-    """A KeyboardInterrupt behind the call-th call into C that these files make; yields where that was."""
+    """A KeyboardInterrupt after the call-th call into C that these files make; yields where that was."""
     interrupt = _Interrupt(call)
 
     def profile(frame: FrameType, event: str, function: Any) -> None:

@@ -162,7 +162,7 @@ def tensors_made_of_numbers(device: str) -> Program:
 
 
 class Remembering(nn.Module):
-    """Keeps its last activations, and its batch, as users do to look at them behind the step."""
+    """Keeps its last activations, and its batch, as users do to look at them after the step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -207,7 +207,7 @@ def matrices_and_vectors_with_optimizers_of_their_own(device: str) -> Program:
 
 @program
 def a_penalty_on_gradients_and_frozen_turns(device: str) -> Program:
-    """As a Wasserstein network trains: the critic is frozen while the generator learns, and not behind the step."""
+    """As a Wasserstein network trains: the critic is frozen while the generator learns, and not after the step."""
     torch.manual_seed(7)
     maker, critic = nn.Linear(4, 8).to(device), nn.Linear(8, 1).to(device)
     one = torch.optim.SGD(critic.parameters(), lr=0.01)

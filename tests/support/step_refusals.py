@@ -423,7 +423,7 @@ def attributes_of_arguments(device: str) -> Refused:
 
 
 class Looked(nn.Module):
-    """Its activation, of which the program looks at the gradient behind the step."""
+    """Its activation, of which the program looks at the gradient after the step."""
 
     def __init__(self, device: str) -> None:
         super().__init__()

@@ -105,14 +105,14 @@ def test_encores_own_counts_are_told_by_versions_that_have_them(monkeypatch: pyt
             recordings=[new],
             kept=[SimpleNamespace(outputs=(0, 2), copied_bytes=64)],
             uncaptured=[SimpleNamespace(reason="kept", calls=2), SimpleNamespace(reason="kept", calls=1)],
-            full_ways=[SimpleNamespace(reason="changed", calls=4)],
+            slow_calls=[SimpleNamespace(reason="changed", calls=4)],
         )
     ]
     told = worker._encore()
     assert told is not None
     assert (told["kept_results"], told["kept_copied_bytes"], told["uncaptured"]) == (2, 64, {"kept": 3})
     assert (told["stages"], told["waiting"], told["replays"]) == ({"waiting": 1}, {"more calls": 1}, 3)
-    assert (told["steady_replays"], told["full_ways"], told["off"]) == (2, {"changed": 4}, {"why": 1})
+    assert (told["steady_replays"], told["slow_calls"], told["off"]) == (2, {"changed": 4}, {"why": 1})
     monkeypatch.delitem(sys.modules, "optimizations.backend")
     assert worker._encore() is None
 

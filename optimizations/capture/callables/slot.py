@@ -259,9 +259,11 @@ class Slot:
         self.backwards += 1
         if self.mutated_back:
             torch.autograd.graph.increment_version(self.mutated_back)
-        return self._handed_out(gradients, nodes)
+        return self._live_results(gradients, nodes)
 
-    def _handed_out(self, gradients: Sequence[torch.Tensor | None], nodes: Sequence[Any]) -> list[torch.Tensor | None]:
+    def _live_results(
+        self, gradients: Sequence[torch.Tensor | None], nodes: Sequence[Any]
+    ) -> list[torch.Tensor | None]:
         """Return what autograd gets of these. Note [Gradients of parameters]."""
         found, count = list(gradients), len(gradients) - len(self.parameters)
         untouched = not any(held_by_others(nodes)[count:]) and not any(map(_has_hooks, self.parameters))
@@ -344,13 +346,13 @@ class Left:
                 "as torch.autograd.backward([a, b]) does, or leave the callable out of graph_callables"
             )
         if self._slot.freed:
-            raise Overwritten(f"the backward of {name} comes after its graphs were freed; call close() behind it")
+            raise Overwritten(f"the backward of {name} comes after its graphs were freed; call close() after it")
         if self.given_up:
             raise Overwritten(f"the backward of {name} comes after restart(), and what it reads may be overwritten")
         if not self._slot.in_place():
             raise Overwritten(
                 f"a parameter or buffer of {name} was moved between its forward and its backward, and the graph would "
-                "read where it lay; move it behind the backward"
+                "read where it lay; move it after the backward"
             )
         if any(tensor._version != version for tensor, version in self._versions):
             raise Overwritten(

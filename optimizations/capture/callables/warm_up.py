@@ -498,7 +498,7 @@ WRITES_LEAF = Refusal(
 )
 REGISTERS_HOOKS = Refusal(
     "registers hooks with an argument or a parameter, and a graph registers nothing",
-    "register them before the call: they run behind the graph; or, for hooks of its own, register them with "
+    "register them before the call: they run after the graph; or, for hooks of its own, register them with "
     "`argument.view_as(argument)`",
 )
 OLDER = Refusal(

@@ -37,10 +37,10 @@ from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.mentioned import GradientsMentioned
 from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused
 from optimizations.capture.step.observing import Observed, observe
+from optimizations.capture.step.offloaded import OffloadedGradients
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.progress import OBSERVED, Progress
 from optimizations.capture.step.recording import capture
-from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.surroundings import alone
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.used_names import RanCode
@@ -186,17 +186,17 @@ class CallRecorder(ABC):
         elsewhere = sum(device.pool_bytes(other) for other in self._recordings.pools() if other != pool)
         graph = device.new_graph()
         in_place = progress.in_place(call.tensors) - self._recordings.copied_inputs(key)
-        set_aside, captured = SetAside(device), call
+        offloaded, captured = OffloadedGradients(device), call
         of_gradients: TensorMarks | None = None
         try:
             if mentioned is Mentioned.ONCE:
                 captured = replace(call, before=copied(call.before))
             elif mentioned is Mentioned.NOT_SEEN and progress.drops_gradients and not progress.needs_gradients:
-                captured = replace(call, before=set_aside.take(call.before))
+                captured = replace(call, before=offloaded.take(call.before))
             if captured is not call:
                 put(call.parameters, captured.before)
             of_gradients = TensorMarks(call.gradients_as_they_are(captured.before), to_restore=True)
-            if set_aside:
+            if offloaded:
                 device.give_back()
             with alone():
                 recording = capture(
@@ -214,7 +214,7 @@ class CallRecorder(ABC):
                     marks=(marks, of_gradients),
                     draws_unused=self._draws_unused,
                     may_mention=mentioned is Mentioned.ALWAYS,
-                    set_aside=set_aside,
+                    offloaded=offloaded,
                     dropped=self._changes.dropped,
                     audits=Audits(self._options.check_every),
                     concurrency=self._options.concurrency if self._carries else "off",
@@ -235,13 +235,13 @@ class CallRecorder(ABC):
                 functools.partial(put, call.parameters, call.before),
                 host_random.restore,
                 functools.partial(device.restore_random_states, states),
-                functools.partial(_bring_back, device, set_aside, call, raised),
+                functools.partial(_bring_back, device, offloaded, call, raised),
             ]
             _do_all(undo)
             of_gradients = None  # it holds their memory
             if not isinstance(error, Exception):
                 raise error  # noqa: B904 (with its own cause and context, as the program would see it)
-            instead = self._instead(device, key, call, progress, error, set_aside, mentioned)
+            instead = self._instead(device, key, call, progress, error, offloaded, mentioned)
             del error  # and with it what the capture made: its frames hold that
         else:
             of_gradients = None
@@ -252,7 +252,7 @@ class CallRecorder(ABC):
                 stay = recording.gradients.stay(call.before)
                 call.before.clear()  # gradients that are unused from now on
                 captured.before.clear()
-                set_aside.drop()
+                offloaded.drop()
                 if not any(one.in_workspace for one in self._recordings):
                     device.let_go_of_workspaces()
                 recording.inputs.free()
@@ -281,14 +281,14 @@ class CallRecorder(ABC):
         call: Call,
         progress: Progress,
         error: Exception,
-        set_aside: SetAside,
+        offloaded: OffloadedGradients,
         mentioned: Mentioned,
     ) -> Callable[[], Any]:
         """Return what does the work of a call whose capture failed with `error`, which it does not hold."""
         record = functools.partial(self._record, device, key, call, progress)
         mentions = isinstance(error, GradientsMentioned)
         in_compiled_code = call.state.compiled and is_programs_own(error) and not isinstance(error, NotCarried)
-        if set_aside and (set_aside.needed or mentions or in_compiled_code):
+        if offloaded and (offloaded.needed or mentions or in_compiled_code):
             progress.needs_gradients = True
             return functools.partial(record, mentioned=Mentioned.ONCE if mentions else mentioned)
         if mentioned is Mentioned.ONCE:
@@ -384,21 +384,21 @@ def _do_all(actions: list[Callable[[], Any]]) -> None:
         raise
 
 
-def _bring_back(device: Device, set_aside: SetAside, call: Call, error: BaseException) -> None:
+def _bring_back(device: Device, offloaded: OffloadedGradients, call: Call, error: BaseException) -> None:
     """Give offloaded gradients their memory back. `error` ended the capture.
 
     Raises:
         torch.OutOfMemoryError: there is none, which others must have taken meanwhile. Gradients without are None.
     """
     try:
-        set_aside.restore()
+        offloaded.restore()
         return
     except torch.OutOfMemoryError:
         traceback.clear_frames(error.__traceback__)  # which hold what the capture made
         device.give_back()
     try:
-        set_aside.restore()
+        offloaded.restore()
     except torch.OutOfMemoryError:
-        lost = set(map(id, set_aside.lost()))
+        lost = set(map(id, offloaded.lost()))
         put(call.parameters, [None if id(gradient) in lost else gradient for gradient in call.before])
         raise

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from optimizations.capture.held_alone import held_by_nobody_else, is_plain
+from optimizations.capture.sole_references import have_no_other_reference, is_plain
 from optimizations.capture.step.observer import storage
 
 
@@ -25,7 +25,7 @@ class EarlierGradients:
     """
 
     def __init__(self, before: list[torch.Tensor | None]) -> None:
-        self._alone = held_by_nobody_else(before, as_gradients=True)
+        self._alone = have_no_other_reference(before, as_gradients=True)
         self._gradients = [None if one is None else weakref.ref(one) for one in before]
         self._plain = [is_plain(one) for one in before]
         self._places = [0 if one is None else storage(one) for one in before]

@@ -77,7 +77,7 @@ def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, Memor
         for verdict in analysis.verdicts
         if len({use.node for use in verdict.uses}) > MOST_NODES
     }
-    analysis = with_reasons(analysis, ReasonCode.NO_APPLIER, many)
+    analysis = with_reasons(analysis, ReasonCode.NO_UPDATER, many)
     return make_plan(graph, analysis, Choice.HOST, Available(triton))
 
 

@@ -153,7 +153,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             stock = vars(owner).get(name)
             if stock is None:
                 continue
-            advice = "a graph is waited for after its launch: wait behind the step"
+            advice = "a graph is waited for after its launch: wait after the step"
             stack.enter_context(replaced_attribute(owner, name, refusing(_qualified(owner, name), stock, advice)))
         for owner, name in _SEEDS:
             advice = "seed before the step: a graph would not do it again"

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.held_alone import held_by_nobody_else
+from optimizations.capture.sole_references import have_no_other_reference
 from optimizations.torch_internals.reference_counts import ReferenceCounts
 
 TURNS = 8
@@ -151,5 +151,5 @@ def held_gradient(parameters: Sequence[torch.Tensor], indices: Iterable[int]) ->
             strangers[index] = parameters[index].grad
         elif known[0].held({key}, (known[1],)) is not None:
             return index
-    alone = held_by_nobody_else(strangers, as_gradients=True)
+    alone = have_no_other_reference(strangers, as_gradients=True)
     return next((index for index, one in enumerate(strangers) if one is not None and not alone[index]), None)

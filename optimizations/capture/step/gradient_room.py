@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 import torch
 
-from optimizations.capture.step.set_aside import rounded_up
+from optimizations.capture.step.offloaded import rounded_up
 from optimizations.graph.memory import size_bytes
 
 SMALL = 1 << 20

@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from optimizations.capture.held_alone import is_plain
 from optimizations.capture.inputs import copy_all
+from optimizations.capture.sole_references import is_plain
 from optimizations.capture.step.gradient_references import GradientReferences, Owned, held_gradient, own
 from optimizations.capture.step.tensor_marks import look, looks
 from optimizations.graph.memory import MemoryRanges, size_bytes
@@ -134,7 +134,7 @@ class Gradients:
         self._of_mine = {id(one): names[index] for index in places if id(one := after[index]) in mine}
         self._before = own([before[index] for index in self._needed])
         self._after = own([after[index] for index in self._replaced])
-        self._looks_of_mine = looks(self._mine.tensors)
+        self._metadata_of_mine = looks(self._mine.tensors)
         self._same_metadata = same_metadata(self._mine.tensors)
         self._looks = [look(one) for index in self._needed if (one := before[index]) is not None]
         self._stay_in_place = [after[index] is before[index] for index in self._needed]
@@ -158,7 +158,7 @@ class Gradients:
 
     def _mine_look_the_same(self) -> bool:
         if not self._same_metadata(self._mine.tensors):
-            if looks(self._mine.tensors) != self._looks_of_mine:
+            if looks(self._mine.tensors) != self._metadata_of_mine:
                 return False
             self._same_metadata = same_metadata(self._mine.tensors)  # which compares settings too, such as autocast
         return True

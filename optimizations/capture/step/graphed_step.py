@@ -52,7 +52,7 @@ MOST_DROPPED = 4
 MOST_OBJECTS = 8
 """Objects that may stand in one place of the arguments in turn, where a graph belongs to one of them."""
 
-SHARE_IN_VAIN = 4
+SHARE_FRUITLESS = 4
 """Calls are looked at, only to find that they are refused, no more often than one in so many replays."""
 
 _is_compiling, _this_thread = torch.compiler.is_compiling, threading.get_ident
@@ -97,7 +97,7 @@ class GraphedStep(CallRecorder):
         self._objects: dict[Hashable, set[Hashable]] = {}
         self._moved: list[str] = []
         self._gone = ""
-        self._calls = self._in_vain = 0
+        self._calls = self._fruitless = 0
         self._all: Refusal | None = None
 
     @property
@@ -281,8 +281,8 @@ class GraphedStep(CallRecorder):
         if any(recording.shares(tensors) for recording in self._recordings.of(key)):
             return self._as_it_is(args, kwargs, None)  # other calls of this signature are served by the graph
         self._recordings.drop_with_moved_inputs(key, tensors)
-        if self._recordings.in_vain > MOST_DROPPED * self._options.limit:
-            self._all = self._in_vain_for()
+        if self._recordings.little_used > MOST_DROPPED * self._options.limit:
+            self._all = self._little_used_because()
             return self._refuse_and_run(key, self._all, args, kwargs)
         self._rates.watch(state.optimizers.values())
         if self._options.learning_rate == "auto" and self._rates.changed():
@@ -310,8 +310,8 @@ class GraphedStep(CallRecorder):
             self._plan.forget()
             return self._refuse_and_run_call(key, refusal, call)
         if progress.refusal is not None:
-            self._in_vain += 1
-            if self._in_vain * SHARE_IN_VAIN > max(self._recordings.replays, SHARE_IN_VAIN**2):
+            self._fruitless += 1
+            if self._fruitless * SHARE_FRUITLESS > max(self._recordings.replays, SHARE_FRUITLESS**2):
                 self._refused[key] = progress.refusal
             call.before.clear()  # the step may let go of them
             self._changes_streams(device, observes=False)
@@ -345,7 +345,7 @@ class GraphedStep(CallRecorder):
             {name: one for name, one in numbers.items() if not is_name_dropped(name, self._changes.dropped)}
         )
 
-    def _in_vain_for(self) -> Refusal:
+    def _little_used_because(self) -> Refusal:
         """Return why recordings were hardly used."""
         if self._gone and not self._moved:
             return Refusal(
@@ -396,7 +396,7 @@ class GraphedStep(CallRecorder):
             return reach(self._roots(args, kwargs))
         except Exception as error:  # such as of a module that is imported when it is first looked at
             return Refusal(
-                f"reaches something that raises {type(error).__name__} when it is looked at: {error}",
+                f"reaches something that raises {type(error).__name__} when it is read: {error}",
                 "keep it where the step does not reach it, or let it raise AttributeError for what it does not have",
             )
 
@@ -467,7 +467,7 @@ class GraphedStep(CallRecorder):
 
     def _refuse_inside(self, name: str) -> None:
         if self._thread == threading.get_ident():
-            raise RuntimeError(f"{name}() was called by the step {self._name()} itself; call it behind the step")
+            raise RuntimeError(f"{name}() was called by the step {self._name()} itself; call it after the step")
 
 
 def _hashable(value: Any) -> Hashable:

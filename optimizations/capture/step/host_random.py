@@ -55,7 +55,7 @@ SAME_DRAWS = Refusal(
 )
 RETURNS_DRAWS = Refusal(
     "returns, or keeps in an attribute, a tensor in CPU memory that differs from call to call",
-    "draw it behind the step",
+    "draw it after the step",
 )
 CHOOSES = Refusal(
     "returns, or keeps in an attribute, another of the tensors that it computes than the call before",

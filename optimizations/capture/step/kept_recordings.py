@@ -31,13 +31,13 @@ LONG_IN_USE = 64
 class KeptRecordings:
     """Hold recordings by the signature of the calls that they serve.
 
-    `steady` are those that were used last, the latest first. `dropped` counts those that were freed, `in_vain` those
-    of them that had hardly been used. `follow` is the device's.
+    `steady` are those that were used last, the latest first. `dropped` counts those that were freed, and `little_used`
+    those of them that had hardly been used. `follow` is the device's.
     """
 
     def __init__(self) -> None:
         self.steady: list[Recording] = []
-        self.dropped = self.in_vain = 0
+        self.dropped = self.little_used = 0
         self._by_key: dict[Hashable, list[Recording]] = {}
         self._copied_inputs: dict[Hashable, set[int]] = {}
         self._spoiled: list[Any] = []
@@ -180,6 +180,6 @@ class KeptRecordings:
             if recording.pool in others and recording.gradients.held() is not None:
                 self._outlived.append((recording.pool, recording.gradients))
             self.dropped += 1
-            self.in_vain += recording.replays < WORTH
+            self.little_used += recording.replays < WORTH
             self._freed_replays += recording.replays
             recording.graph.reset()

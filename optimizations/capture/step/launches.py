@@ -90,7 +90,7 @@ class Launches:
             try:
                 self.read_elsewhere.add(tensor.untyped_storage().data_ptr())
             except RuntimeError:  # it has none of its own, as sparse ones
-                self._note("a tensor that is made of others is read behind a launch")
+                self._note("a tensor that is made of others is read after a launch")
 
     def _note(self, reason: str) -> None:
         self.unknown = self.unknown or reason

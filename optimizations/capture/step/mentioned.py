@@ -91,7 +91,7 @@ def uses_of(
         ranges = memory(old for old, use in zip(before, found, strict=True) if use is unread)
         if device.mentions(graph, ranges, beside) and not _only_left_over(device, graph, launches, ranges):
             if unread is Use.DROPPED and not may_mention:
-                raise GradientsMentioned("words of the graph may be addresses of gradients from before the call")
+                raise GradientsMentioned("a kernel argument may point to a gradient from before the call")
             found = [Use.NEEDED if use is unread else use for use in found]
     return found
 

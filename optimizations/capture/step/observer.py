@@ -34,9 +34,9 @@ from optimizations import torch_internals
 from optimizations.capture.step import casts
 from optimizations.capture.step.drawing import draws
 from optimizations.capture.step.launches import numbers_of
+from optimizations.capture.step.offloaded import OffloadedGradients
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
-from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.source_lines import (
     ADVICE_ON_CTC,
     advice_by_caller,
@@ -86,7 +86,7 @@ class Observer(torch_internals.TorchDispatchMode):
         followed: storages by address, to which those are added that hold values computed from these. None: it is not
             asked for.
         read_followed: whether a value of these was read on the host.
-        set_aside: gradients that are offloaded meanwhile, which no operator may read.
+        offloaded: gradients that are offloaded meanwhile, which no operator may read.
         sparse: names of sparse tensors that were there before, by their identities: no operator may be given one.
         gone: whether what lay at an address before the call is gone, and with it the name of what lies there.
         taken_over: those of `outside` where that was so when they were read first: of what lay there nothing was read.
@@ -134,7 +134,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.followed: set[int] | None = None
         self.read_followed = False
-        self.set_aside: SetAside | None = None
+        self.offloaded: OffloadedGradients | None = None
         self.sparse: Mapping[int, str] = {}
         self.gone: Callable[[int], bool] = lambda address: False
         self.taken_over: set[int] = set()
@@ -218,8 +218,8 @@ class Observer(torch_internals.TorchDispatchMode):
         if self._assigned is not None and name.startswith((*_INDEXING[1:], _LIFTS)):
             inputs = [tensor for tensor in inputs if self.holds(tensor)]  # without PyTorch's own of the number
             assigned = (self._assigned,)
-        if self.set_aside is not None:
-            self.set_aside.look(set(map(storage, inputs)))
+        if self.offloaded is not None:
+            self.offloaded.look(set(map(storage, inputs)))
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
         drawing = draws(func, args, kwargs)
         self._look(name, func, args, kwargs, inputs, drawing=drawing)
@@ -401,7 +401,7 @@ class Observer(torch_internals.TorchDispatchMode):
         found = {storage(tensor) for tensor in on_gpu} if self.rates else set()
         if found.isdisjoint(self.rates) and found.isdisjoint(self._from_rates):
             return
-        behind = "it changes from call to call, so a tensor stands for it in the step: do so behind the step"
+        behind = "it changes from call to call, so a tensor stands for it in the step: do so after the step"
         if name in _HOST_READS or torch.Tag.data_dependent_output in tags:
             self.refuse(f"reads {self._stands_for(found)} of an optimizer in Python", behind)
         written = {storage(tensor) for tensor in _written(func, args, kwargs)}

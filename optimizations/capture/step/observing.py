@@ -51,11 +51,11 @@ LEAVES_SETTINGS = Refusal(
 )
 RETURNS_RATE = Refusal(
     "returns the learning rate or the betas of an optimizer, numbers that change from call to call",
-    "read them behind the step: `optimizer.param_groups[0]['lr']`",
+    "read them after the step: `optimizer.param_groups[0]['lr']`",
 )
 KEEPS_RATE = Refusal(
     "keeps the learning rate or the betas of an optimizer, numbers that change from call to call",
-    "keep them behind the step: `lr = optimizer.param_groups[0]['lr']`",
+    "keep them after the step: `lr = optimizer.param_groups[0]['lr']`",
 )
 
 
@@ -246,7 +246,7 @@ def host_change(change: Change, code: Sequence[types.CodeType]) -> Refusal:
 
 
 OF_A_MODE = "call train() and eval() outside of the step"
-OF_A_SCHEDULER = "call the scheduler behind the step"
+OF_A_SCHEDULER = "call the scheduler after the step"
 OF_AN_OPTIMIZER = (
     "count in a tensor on the GPU that is written in place (`count += 1`), or use an optimizer that does so, as "
     "PyTorch's own with capturable=True or fused=True"
@@ -269,7 +269,7 @@ _ADVICE_ON_CHANGES = {
     ChangeKind.BOUND_TO_A_TENSOR: "write into it in place (`total += value`, `average.lerp_(value, 0.1)`)",
     ChangeKind.BOUND_TO_A_TUPLE: "keep each in an attribute or variable of its own, or at its place in a list "
     "(`hidden[0] = h`), or write into them in place",
-    ChangeKind.GREW: "return the tensor, and keep it behind the step: `losses.append(step(batch))`",
+    ChangeKind.GREW: "return the tensor, and keep it after the step: `losses.append(step(batch))`",
     ChangeKind.NUMBER: "do it outside of the step, or count in a tensor on the GPU that is written in place: "
     "`count += 1`",
     ChangeKind.OTHER: "do it outside of the step, or keep the value in a tensor on the GPU and write it in place",
@@ -384,5 +384,5 @@ def _wandering(observer: Observer, call: Call, of_gradients: frozenset[int], see
     known |= of_gradients
     for address, (reference, line) in observer.outside.items():
         if address and address not in known and address not in seen and not observer.is_kept_cast(reference()):
-            yield Refusal("reads a tensor that is another one in each call", "pass it as an argument of the step", line)
+            yield Refusal("reads a tensor that changes on every call", "pass it as an argument of the step", line)
             return

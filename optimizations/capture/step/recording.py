@@ -46,10 +46,10 @@ from optimizations.capture.step.observing import (
     kept_results,
     storages_of,
 )
+from optimizations.capture.step.offloaded import OffloadedGradients
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import Progress
-from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
@@ -202,7 +202,7 @@ def capture(
     marks: Collection[TensorMarks] = (),
     draws_unused: bool = False,
     may_mention: bool = False,
-    set_aside: SetAside | None = None,
+    offloaded: OffloadedGradients | None = None,
     dropped: set[str] | None = None,
     audits: Audits | None = None,
     concurrency: Concurrency = "off",
@@ -212,7 +212,7 @@ def capture(
     `carry`: copies of inputs and results are part of the graph where that is possible. See `copy_nodes`. `marks` are of
     the tensors that the step reaches, and of the gradients that it finds, from before the call. `pool_bytes_elsewhere`:
     of the step's other graphs. `draws_unused`: what it draws on the host decides nothing. `may_mention`: gradients from
-    before are a part of the call where the graph mentions them. `set_aside` are those of them that stand-ins are in the
+    before are a part of the call where the graph mentions them. `offloaded` are those of them that stand-ins are in the
     place of.
     `dropped`: names of entries that are not compared. `audits`: when its calls are audited. `concurrency`: whether
     kernels that do not depend on each other may run at the same time.
@@ -241,7 +241,7 @@ def capture(
         keeps_workspace=device.keeps_workspace,
     )
     observer.rates = rates.storages()
-    observer.set_aside, observer.sparse = set_aside, sparse_tensors(call.state)
+    observer.offloaded, observer.sparse = offloaded, sparse_tensors(call.state)
     if draws_unused:
         observer.compare_values(host_generators(device, call.state), placeholders)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
@@ -312,8 +312,8 @@ def capture(
     uses = uses_of(
         device, graph, observer, launches, call.before, after, writes.include, beside, may_mention=may_mention
     )
-    if set_aside is not None:
-        set_aside.require_gone(call.before, indifferent={*uses} <= {Use.ABSENT, Use.DROPPED})
+    if offloaded is not None:
+        offloaded.require_gone(call.before, indifferent={*uses} <= {Use.ABSENT, Use.DROPPED})
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
     unread = _storages(old for old, use in zip(call.before, uses, strict=True) if use is Use.DROPPED)
     kept = [

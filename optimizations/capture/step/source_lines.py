@@ -35,14 +35,14 @@ def current_line() -> str | None:
 ADVICE_ON_CTC = "make graphs of the model alone (graph_callables), and compute this loss behind it"
 _ADVICE = {
     "/torch/amp/grad_scaler.py": "make the optimizer with fused=True, which skips steps on the GPU; read the scale "
-    "behind the step",
-    "/torch/optim/swa_utils.py": "call update_parameters behind the step, or make the averaged model with "
+    "after the step",
+    "/torch/optim/swa_utils.py": "call update_parameters after the step, or make the averaged model with "
     "`AveragedModel(model, device=...)`, so that it counts on the GPU",
-    "/torch/nn/utils/clip_grad.py": "leave error_if_nonfinite off and look at the returned norm behind the step",
+    "/torch/nn/utils/clip_grad.py": "leave error_if_nonfinite off and look at the returned norm after the step",
     "/torch/nn/modules/batchnorm.py": "give the batch normalisation a number as momentum",
     "/torch/nn/modules/transformer.py:_detect_is_causal_mask:": "say whether the masks are causal, so that the "
     "transformer does not look into them (is_causal=, or src_is_causal= and tgt_is_causal=)",
-    "/torch/optim/lr_scheduler.py": "call the scheduler behind the step",
+    "/torch/optim/lr_scheduler.py": "call the scheduler after the step",
     "/torch/nn/functional.py:ctc_loss:": ADVICE_ON_CTC,
     "/torch_geometric/utils/loop.py:": "make the layer with add_self_loops=False and give it a graph that has its "
     "loops, or with cached=True where its graph stays the same",

@@ -264,7 +264,7 @@ def lbfgs_with_a_closure(device: str) -> Program:
 
 @program
 def swa_of_the_documentation(device: str) -> Program:
-    """AveragedModel behind the step from the sixth call on, and SWALR."""
+    """AveragedModel after the step from the sixth call on, and SWALR."""
     from torch.optim.swa_utils import SWALR, AveragedModel
 
     torch.manual_seed(36)

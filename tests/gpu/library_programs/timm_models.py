@@ -36,7 +36,7 @@ def mixed(device: str, classes: int = 5, **options: Any) -> list[tuple[Any, ...]
 
 @program
 def timm_vit_mixup_native_scaler_ema_cosine_updates(device: str) -> Program:
-    """train.py: NativeScaler with clipping, ModelEmaV3 and CosineLRScheduler per update, behind the step."""
+    """train.py: NativeScaler with clipping, ModelEmaV3 and CosineLRScheduler per update, after the step."""
     from timm.loss import SoftTargetCrossEntropy
     from timm.optim import create_optimizer_v2
     from timm.scheduler import CosineLRScheduler

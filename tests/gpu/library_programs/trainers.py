@@ -218,7 +218,7 @@ def diffusers_unet_with_ddpm_scheduler(device: str) -> Program:
 
 @program
 def diffusers_unet_with_ema_model(device: str) -> Program:
-    """EMAModel counts in Python; it is stepped behind the step. The input is weighted by min-SNR."""
+    """EMAModel counts in Python; it is stepped after the step. The input is weighted by min-SNR."""
     from diffusers import DDPMScheduler
     from diffusers.training_utils import EMAModel, compute_snr
 

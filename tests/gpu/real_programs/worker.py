@@ -226,7 +226,7 @@ def _encore() -> dict[str, Any] | None:
         told["kept_copied_bytes"] = sum(one.copied_bytes for one in kept)
     if all(hasattr(graph, "selection") for graph in graphs):
         told["selection"] = [dataclasses.asdict(one) for graph in graphs for one in graph.selection]
-    for name in ("uncaptured", "full_ways"):
+    for name in ("uncaptured", "slow_calls"):
         if all(hasattr(graph, name) for graph in graphs):
             calls: Counter[str] = Counter()
             for graph in graphs:

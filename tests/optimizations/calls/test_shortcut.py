@@ -33,7 +33,7 @@ class Program(nn.Module):
         return x * self.weight, x + 1
 
 
-class FullWay:
+class SlowCalls:
     """Counts the calls that reach Inductor's function through all wrappers, and those that reach it at all."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,11 +71,11 @@ class FullWay:
 
 
 @pytest.fixture
-def way(monkeypatch: pytest.MonkeyPatch) -> FullWay:
-    return FullWay(monkeypatch)
+def way(monkeypatch: pytest.MonkeyPatch) -> SlowCalls:
+    return SlowCalls(monkeypatch)
 
 
-def settled(way: FullWay, program: Any, x: torch.Tensor = X, **options: Any) -> Callable[[], Any]:
+def settled(way: SlowCalls, program: Any, x: torch.Tensor = X, **options: Any) -> Callable[[], Any]:
     """A call of a compiled program that has gone the full way as often as it must."""
     compiled = torch.compile(program, backend="encore", fullgraph=True, options=options or None)
     assert way.of(lambda: compiled(x), FULL_CALLS) == [True] * FULL_CALLS
@@ -88,7 +88,7 @@ def kept() -> str | None:
     return report.shortcut.kept
 
 
-def test_wrappers_of_another_version_are_all_called(way: FullWay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrappers_of_another_version_are_all_called(way: SlowCalls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrappers, "KNOWN_VERSION", (2, 10))
     with torch.no_grad():
         assert way.of(settled(way, Program())) == [True] * 3
@@ -99,7 +99,7 @@ def test_wrappers_of_another_version_are_all_called(way: FullWay, monkeypatch: p
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_an_inference_graph_goes_straight_with_the_same_results(way: FullWay, grad: bool) -> None:
+def test_an_inference_graph_goes_straight_with_the_same_results(way: SlowCalls, grad: bool) -> None:
     program = Program().requires_grad_(False)
     with torch.set_grad_enabled(grad):
         call = settled(way, program)
@@ -111,13 +111,13 @@ def test_an_inference_graph_goes_straight_with_the_same_results(way: FullWay, gr
     assert kept() is None
 
 
-def test_lean_off_goes_the_full_way(way: FullWay) -> None:
+def test_lean_off_goes_the_full_way(way: SlowCalls) -> None:
     with torch.no_grad():
         assert way.of(settled(way, Program(), lean=False)) == [True] * 3
     assert optimizations.report()[0].shortcut is None
 
 
-def test_an_error_inside_leaves_the_grad_mode_as_it_was(way: FullWay) -> None:
+def test_an_error_inside_leaves_the_grad_mode_as_it_was(way: SlowCalls) -> None:
     program = Program().requires_grad_(False)
     call = settled(way, program)
 
@@ -133,7 +133,7 @@ def test_an_error_inside_leaves_the_grad_mode_as_it_was(way: FullWay) -> None:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_an_interrupt_anywhere_leaves_the_grad_mode_as_it_was(way: FullWay, grad: bool) -> None:
+def test_an_interrupt_anywhere_leaves_the_grad_mode_as_it_was(way: SlowCalls, grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         call = settled(way, Program().requires_grad_(False))
         places = 0
@@ -156,7 +156,7 @@ def _held_by_gc() -> list[Any]:
     return [found for found in gc.get_objects() if type(found) is torch_internals.CompiledFxGraph]
 
 
-def test_autocast_is_off_inside_as_it_is_in_the_full_way(way: FullWay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autocast_is_off_inside_as_it_is_in_the_full_way(way: SlowCalls, monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[int] = []
 
     class Noting(torch_internals.DisableAutocast):  # type: ignore[misc]
@@ -175,7 +175,7 @@ def test_autocast_is_off_inside_as_it_is_in_the_full_way(way: FullWay, monkeypat
 # Conditions that send a call the full way
 
 
-def test_a_profiler_sees_the_ranges_of_all_layers(way: FullWay) -> None:
+def test_a_profiler_sees_the_ranges_of_all_layers(way: SlowCalls) -> None:
     with torch.no_grad():
         call = settled(way, Program())
         with torch.profiler.profile() as profile:
@@ -186,7 +186,7 @@ def test_a_profiler_sees_the_ranges_of_all_layers(way: FullWay) -> None:
         assert way.of(call) == [False] * 3
 
 
-def test_noting_the_order_of_graphs_goes_the_full_way(way: FullWay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noting_the_order_of_graphs_goes_the_full_way(way: SlowCalls, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         call = settled(way, Program())
         monkeypatch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", True)
@@ -195,7 +195,7 @@ def test_noting_the_order_of_graphs_goes_the_full_way(way: FullWay, monkeypatch:
         assert way.of(call) == [False] * 3
 
 
-def test_another_stance_never_comes_here(way: FullWay) -> None:
+def test_another_stance_never_comes_here(way: SlowCalls) -> None:
     program = Program()
     with torch.no_grad():
         call = settled(way, program)
@@ -206,7 +206,7 @@ def test_another_stance_never_comes_here(way: FullWay) -> None:
         assert way.of(call) == [False] * 3
 
 
-def test_modes_see_what_they_see_in_the_full_way(way: FullWay) -> None:
+def test_modes_see_what_they_see_in_the_full_way(way: SlowCalls) -> None:
     """No wrapper looks at dispatch modes; Inductor's own function meets them, whichever way it was reached."""
 
     class Noting(torch_internals.TorchDispatchMode):  # type: ignore[misc]
@@ -249,7 +249,7 @@ class Cached(nn.Module):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_graph_that_writes_inputs_goes_straight_with_versions(way: FullWay, grad: bool) -> None:
+def test_graph_that_writes_inputs_goes_straight_with_versions(way: SlowCalls, grad: bool) -> None:
     program, twin = Cached(), Cached()
     compiled = torch.compile(program, backend="encore", fullgraph=True)
     x, (y, other) = X.clone(), (torch.ones(2, 4) for _ in range(2))
@@ -265,7 +265,7 @@ def test_graph_that_writes_inputs_goes_straight_with_versions(way: FullWay, grad
     assert kept() is None
 
 
-def test_backward_does_not_use_what_a_straight_graph_writes(way: FullWay) -> None:
+def test_backward_does_not_use_what_a_straight_graph_writes(way: SlowCalls) -> None:
     program = Cached()
     compiled = torch.compile(program, backend="encore", fullgraph=True)
     weight = torch.ones(2, 4, requires_grad=True)
@@ -282,7 +282,7 @@ def test_backward_does_not_use_what_a_straight_graph_writes(way: FullWay) -> Non
 
 
 @torch.inference_mode()
-def test_inputs_without_versions_may_be_written(way: FullWay) -> None:
+def test_inputs_without_versions_may_be_written(way: SlowCalls) -> None:
     program = Cached()
     compiled = torch.compile(program, backend="encore", fullgraph=True)
     for step in range(FULL_CALLS + 2):

@@ -316,7 +316,7 @@ def test_what_is_known_of_outputs_in_inputs() -> None:
         assert returned.found_in([output], fixed, {}).unclear == {5: returned.REACHES_BEYOND}
     moved = torch.arange(20.0)[3:11]
     outputs: list[torch.Tensor] = [alone[2:4], alone]
-    returned.found_in(outputs, fixed, {}).hand_out(outputs, {5: moved})
+    returned.found_in(outputs, fixed, {}).return_results(outputs, {5: moved})
     assert outputs[1] is moved
     assert outputs[0].tolist() == [5, 6]
     assert outputs[0].untyped_storage().data_ptr() == moved.untyped_storage().data_ptr()

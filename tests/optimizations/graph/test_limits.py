@@ -53,7 +53,7 @@ def test_an_aliased_input_is_copied() -> None:
 def test_an_input_in_a_copy_of_several_dimensions_is_copied(height: int, depth: int, copied: bool) -> None:
     uses = PointerUse((0,), 0, 0, 1, 0, UseKind.MEMCPY_DESTINATION), PointerUse((1,), 0, 0, 0, 0)
     found = limit(analysis_of(*uses), graph_of(copy_of(height, depth), kernel([word(1)])), ())
-    assert codes(found) == [[], [ReasonCode.NO_APPLIER] if copied else []]
+    assert codes(found) == [[], [ReasonCode.NO_UPDATER] if copied else []]
 
 
 @pytest.mark.parametrize(

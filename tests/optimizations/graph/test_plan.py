@@ -1,4 +1,4 @@
-"""Patch plans: what they say replay does is exactly what the pointers need, whichever appliers are to be had."""
+"""Patch plans: what they say replay does is exactly what the pointers need, whichever updaters are to be had."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_replay_by_the_plan_gives_every_node_the_new_addresses(
     assert replay(case.first.graph, plan, address) == expected
 
     updated = [node.node for node in plan.nodes]
-    assert len(set(updated)) == len(updated), "no node has two appliers"
-    assert all(len(path) == 1 for path in updated), "no applier reaches into child graphs"
+    assert len(set(updated)) == len(updated), "no node has two updaters"
+    assert all(len(path) == 1 for path in updated), "no updater reaches into child graphs"
     assert available is EVERYTHING or not plan.slots
     spans = [(slot.offset_bytes, slot.offset_bytes + slot.size_bytes) for slot in plan.slots]
     assert [start for start, _ in spans] == [0, *(end for _, end in spans)][: len(spans)]
@@ -219,9 +219,9 @@ def test_input_without_updater_is_copied_and_frees_its_nodes() -> None:
     )
     plan = make_plan(graph, analysis, Choice.PRELUDE, EVERYTHING)
     assert [one.indirect for one in plan.inputs] == [True, False]
-    assert plan.inputs[1].reasons[0].code is ReasonCode.NO_APPLIER
+    assert plan.inputs[1].reasons[0].code is ReasonCode.NO_UPDATER
     assert "child graph" in plan.inputs[1].reasons[0].message
-    assert [(one.applier, [use.input for use in one.uses]) for one in plan.nodes] == [(Choice.PRELUDE, [0])]
+    assert [(one.updater, [use.input for use in one.uses]) for one in plan.nodes] == [(Choice.PRELUDE, [0])]
 
 
 def test_copies_and_fills_are_updated_by_the_host() -> None:

@@ -139,10 +139,10 @@ def is_triton(node: Node) -> bool:
     return isinstance(node, KernelNode) and (node.name or "").startswith("triton_")
 
 
-def appliers(plan: Plan) -> dict[str, list[int]]:
-    """The nodes of each applier."""
+def updaters(plan: Plan) -> dict[str, list[int]]:
+    """The nodes of each updater."""
     nodes = {choice.value: plan.of(choice) for choice in (Choice.HOST, Choice.PRELUDE)}
-    return {applier: [node.node[0] for node in found] for applier, found in nodes.items() if found}
+    return {updater: [node.node[0] for node in found] for updater, found in nodes.items() if found}
 
 
 def codes(analysis: Analysis) -> list[set[ReasonCode]]:
@@ -322,7 +322,7 @@ def expected_appliers(graph: CapturedGraph, uses: dict[int, list[Place]], choice
         return {"host": nodes}
     kernels = [node for node in nodes if isinstance(graph.nodes[node], KernelNode)]
     found = {"host": [node for node in nodes if node not in kernels], "prelude": kernels}
-    return {applier: where for applier, where in found.items() if where}
+    return {updater: where for updater, where in found.items() if where}
 
 
 @pytest.mark.parametrize("choice", [choice for choice in Choice if choice is not Choice.OFF])
@@ -332,7 +332,7 @@ def test_a_plan_turns_the_first_capture_into_one_at_any_address(name: str, choic
     places = moved_places(pair.first, pair.second)
     assert [one.input for one in plan.inputs if one.indirect] == [index for index, found in places.items() if found]
     if name in USES or choice is not Choice.AUTO:  # the rule of auto is test_plan's affair
-        assert appliers(plan) == expected_appliers(pair.first.graph, places, choice)
+        assert updaters(plan) == expected_appliers(pair.first.graph, places, choice)
     address = {index: 0x7A00_0000_0000 + (index << 24) for index in places}
     assert replay(pair.first.graph, plan, address) == written(pair.first.graph, places, address)
 
@@ -363,14 +363,14 @@ def put(node: Node, place: Place, value: int) -> Node:
 
 def test_table_has_one_address_for_each_input() -> None:
     _, plan = planned("many_nodes", Choice.PRELUDE)
-    assert appliers(plan) == {"prelude": list(range(17))}
+    assert updaters(plan) == {"prelude": list(range(17))}
     assert plan.table_bytes == 16
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_off_copies_everything(name: str) -> None:
     _, plan = planned(name, Choice.OFF)
-    assert appliers(plan) == {}
+    assert updaters(plan) == {}
     assert [[reason.code for reason in one.reasons] for one in plan.inputs] == [[ReasonCode.OFF]] * len(USES[name])
 
 

@@ -35,7 +35,7 @@ class FakeFunction:
     def selection(self) -> None:
         return None
 
-    def full_ways(self) -> list[Any]:
+    def slow_calls(self) -> list[Any]:
         return []
 
 

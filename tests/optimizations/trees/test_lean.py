@@ -24,7 +24,7 @@ W = values(7)
 
 
 @pytest.fixture
-def full_ways(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def slow_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The functions of the calls that went stock's way. Note [Full ways]."""
     seen: list[Any] = []
     stock = manager.EncoreManager._run
@@ -37,18 +37,18 @@ def full_ways(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def steady(cuda: CudaOnCpu, full_ways: list[Any], **keywords: Any) -> Compiled:
+def steady(cuda: CudaOnCpu, slow_calls: list[Any], **keywords: Any) -> Compiled:
     """A function whose next call of a new iteration is a steady one."""
     compiled = Compiled(Model(cuda), **keywords)
     check(compiled, W, calls=8)
-    full_ways.clear()
-    compiled.functions[0]._full_ways.clear()
+    slow_calls.clear()
+    compiled.functions[0]._slow_calls.clear()
     return compiled
 
 
 def slow_reasons(compiled: Compiled) -> list[str]:
     """Why calls went the full way since `steady`."""
-    return [way.reason for way in compiled.functions[0].full_ways()]
+    return [way.reason for way in compiled.functions[0].slow_calls()]
 
 
 def call(compiled: Compiled, w: torch.Tensor = W, start: float = 3) -> None:
@@ -64,11 +64,11 @@ def serve(compiled: Compiled, start: float, y: torch.Tensor, w: torch.Tensor) ->
     assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
 
 
-def test_calls_in_steady_state_do_not_go_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
-    compiled = steady(cuda_on_cpu, full_ways)
+def test_calls_in_steady_state_do_not_go_stocks_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, slow_calls)
     replays = cuda_on_cpu.replays
     check(compiled, W, calls=20)
-    assert full_ways == []
+    assert slow_calls == []
     assert cuda_on_cpu.replays == replays + 20
     (node,) = nodes()
     assert compiled.reports[0].replays == node.replays == 26
@@ -77,7 +77,7 @@ def test_calls_in_steady_state_do_not_go_stocks_way(cuda_on_cpu: CudaOnCpu, full
 
 
 def test_table_is_written_once_after_an_input_moved(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = Compiled(Model(cuda_on_cpu), choice=Choice.PRELUDE)
     check(compiled, W, calls=12)
@@ -85,13 +85,13 @@ def test_table_is_written_once_after_an_input_moved(
     tracker, settled = node.tracker, []
     settle = tracker._pointers.settle
     monkeypatch.setattr(tracker._pointers, "settle", lambda: (settled.append(1), settle()))
-    full_ways.clear()
+    slow_calls.clear()
     found = []
     for x in [values(1)] * 4 + [values(2)] * 3:
         compiled(x, VALUES_OF_Y, W)
         assert not tracker.pending
         found.append(len(settled))
-    assert full_ways == []
+    assert slow_calls == []
     assert found == [0, 1, 1, 1, 1, 2, 2], "by the call after the one that moved it"
 
 
@@ -99,36 +99,36 @@ def test_the_way_to_steady_calls_is_counted(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W, calls=12)
     (function,) = compiled.functions
-    ways = {way.reason: way.calls for way in function.full_ways()}
+    ways = {way.reason: way.calls for way in function.slow_calls()}
     assert next(iter(ways)) == reasons.NOT_RECORDED, "the first reason first"
     (report,) = compiled.reports
     assert sum(ways.values()) == 11 - report.steady_replays, "the first call of all is made by who records"
 
 
-def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
-    compiled = steady(cuda_on_cpu, full_ways, lean=False)
+def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, slow_calls, lean=False)
     check(compiled, W, calls=4)
-    assert len(full_ways) >= 4
+    assert len(slow_calls) >= 4
     assert slow_reasons(compiled) == [], "nobody asked for steady calls"
     assert not any(found for one in managers() for found in one.fast_calls._calls.values()), "and none is kept"
     assert compiled.reports[0].steady_replays == 0
 
 
-def test_second_call_is_slow_while_the_first_result_is_held(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
-    compiled = steady(cuda_on_cpu, full_ways)
+def test_second_call_is_slow_while_the_first_result_is_held(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, slow_calls)
     torch.compiler.cudagraph_mark_step_begin()
     x, y = values(1), values(2)
     (held,) = compiled.function([x, y, W])
-    assert full_ways == []
+    assert slow_calls == []
     (out,) = compiled.function([y, x, W])
     assert torch.equal(held, 2 * x + y * W)
     assert torch.equal(out, 2 * y + x * W)
-    assert full_ways
+    assert slow_calls
     assert slow_reasons(compiled) == [reasons.RESULTS_HELD]
     assert len(list(nodes())) == 2
 
 
-def test_a_loop_that_keeps_no_results_is_steady_in_each_round(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_a_loop_that_keeps_no_results_is_steady_in_each_round(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Stock ends the path of an iteration where all results are dead, and nothing that was recorded follows."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
 
@@ -147,19 +147,19 @@ def test_a_loop_that_keeps_no_results_is_steady_in_each_round(cuda_on_cpu: CudaO
 
     for start in range(40):
         iteration(start, 4)
-    full_ways.clear()
+    slow_calls.clear()
     recorded, replays = len(list(nodes())), cuda_on_cpu.replays
     for start in range(5):
         iteration(start, 7)  # another number of rounds than before
-    assert full_ways == []
+    assert slow_calls == []
     assert (len(list(nodes())), cuda_on_cpu.replays) == (recorded, replays + 5 * 2 * 7)
     iteration(1, 7, keep=2)
-    assert full_ways, "what is held must not be written over"
+    assert slow_calls, "what is held must not be written over"
     iteration(2, 7)
 
 
 def test_repeated_calls_of_an_iteration_are_fast_in_each_place(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fast_calls, "MOST_KEPT", 8)
     compiled = Compiled(Model(cuda_on_cpu))
@@ -175,36 +175,36 @@ def test_repeated_calls_of_an_iteration_are_fast_in_each_place(
 
     for start in range(60):  # until all inputs are proven, everywhere
         iteration(start)
-    full_ways.clear()
-    compiled.functions[0]._full_ways.clear()
+    slow_calls.clear()
+    compiled.functions[0]._slow_calls.clear()
     replays = cuda_on_cpu.replays
     for start in range(5):
         iteration(start)
-    assert slow_reasons(compiled) == [] and full_ways == []
+    assert slow_reasons(compiled) == [] and slow_calls == []
     assert cuda_on_cpu.replays == replays + 5 * places
     assert len(list(nodes())) == places
 
 
-def test_a_moved_parameter_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
-    compiled = steady(cuda_on_cpu, full_ways)
+def test_a_moved_parameter_goes_the_full_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, slow_calls)
     call(compiled, values(5))
-    assert full_ways
+    assert slow_calls
     assert slow_reasons(compiled) == [reasons.FIXED_INPUT_MOVED]
 
 
-def test_recordings_of_two_parameter_sets_alternate_fast(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_recordings_of_two_parameter_sets_alternate_fast(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     compiled, weights = Compiled(Model(cuda_on_cpu)), [values(5), values(6)]
     for step in range(20):
         call(compiled, weights[step % 2], step)
-    full_ways.clear()
+    slow_calls.clear()
     for step in range(20):
         call(compiled, weights[step % 2], step)
-    assert full_ways == []
+    assert slow_calls == []
     assert len(compiled.reports) == 2
 
 
 @pytest.mark.usefixtures("weights_let_go")
-def test_ordinary_parameters_are_replayed_on_the_fast_path(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_ordinary_parameters_are_replayed_on_the_fast_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Copied where their address hides, else read in place."""
     for hides_y, static in ((True, (1, 2)), (False, (2,))):
         compiled = Compiled(Model(cuda_on_cpu, hides_y=hides_y), static_inputs=static)
@@ -212,25 +212,25 @@ def test_ordinary_parameters_are_replayed_on_the_fast_path(cuda_on_cpu: CudaOnCp
         for step in range(240):
             parameter = parameters[step % 12]
             serve(compiled, step, *((parameter, W) if hides_y else (W, parameter)))
-        full_ways.clear()
+        slow_calls.clear()
         for step in range(24):
             parameter = parameters[step % 12]
             serve(compiled, step, *((parameter, W) if hides_y else (W, parameter)))
-        assert full_ways == []
+        assert slow_calls == []
         assert len(compiled.reports) == 3
 
 
 def test_work_that_is_due_goes_the_full_way(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "FEWEST_REPLAYS", 12)
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W, calls=10)
     assert compiled.reports[0].copied_bytes == 2 * W.nbytes, "not looked at yet"
-    waited = len(full_ways)
+    waited = len(slow_calls)
     check(compiled, W, calls=20)
     assert compiled.reports[0].copied_bytes == 0
-    assert len(full_ways) > waited
+    assert len(slow_calls) > waited
     assert reasons.WORK_IS_DUE in slow_reasons(compiled)
 
 
@@ -252,8 +252,8 @@ def test_functions_that_return_inputs_have_no_steady_calls(cuda_on_cpu: CudaOnCp
     assert fast_calls.fast_call(node) is None
 
 
-def test_a_function_that_lost_its_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
-    compiled = steady(cuda_on_cpu, full_ways)
+def test_a_function_that_lost_its_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, slow_calls)
     compiled.functions[0].without_graph = "for this test"
     call(compiled)
     assert compiled.functions[0].uncaptured()[0].reason == "for this test"
@@ -279,13 +279,13 @@ def _change_state(_: Any) -> None:
     [(_nothing, []), (_leave_pool, [reasons.NOT_RECORDED]), (_change_state, [reasons.CHANGED])],
 )
 def test_a_recording_that_is_another_now_goes_the_full_way(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], change: Callable[[Any], None], reasons_given: list[str]
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], change: Callable[[Any], None], reasons_given: list[str]
 ) -> None:
-    compiled = steady(cuda_on_cpu, full_ways)
+    compiled = steady(cuda_on_cpu, slow_calls)
     change(compiled)
     call(compiled)
     assert slow_reasons(compiled) == reasons_given
-    assert bool(full_ways) == bool(reasons_given)
+    assert bool(slow_calls) == bool(reasons_given)
 
 
 class Training:
@@ -307,29 +307,29 @@ class Training:
             assert torch.equal(grad, 2 * tangent + expected * W)
 
 
-def test_forward_and_backward_follow_each_other_steadily(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_forward_and_backward_follow_each_other_steadily(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     training = Training(cuda_on_cpu)
     for step in range(12):
         training.step(step)
-    full_ways.clear()
+    slow_calls.clear()
     for step in range(12):
         training.step(step)
-    assert full_ways == []
+    assert slow_calls == []
 
 
-def test_forward_without_backward_is_slow_without_step_marks(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_forward_without_backward_is_slow_without_step_marks(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     training = Training(cuda_on_cpu)
     for step in range(12):
         training.step(step)
     training.step(1, backward=False)
-    full_ways.clear()
+    slow_calls.clear()
     training.step(2, mark=False)
-    assert full_ways
+    assert slow_calls
     assert reasons.OTHER_ORDER in slow_reasons(training.forward), "no iteration began"
 
 
 def test_forward_with_pending_backward_is_slow(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trees = torch_internals.cudagraph_trees
     monkeypatch.setattr(trees.MarkStepBox, "mark_step_counter", 0)
@@ -341,26 +341,26 @@ def test_forward_with_pending_backward_is_slow(
 
     for start in range(12):
         step(start)
-    full_ways.clear()
+    slow_calls.clear()
     step(12)
     step(13, backward=False)
-    assert full_ways == []
+    assert slow_calls == []
     step(14)
-    assert full_ways
+    assert slow_calls
     assert reasons.BACKWARD_PENDING in slow_reasons(training.forward)
 
 
-def test_saved_result_held_after_the_backward_is_slow(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_saved_result_held_after_the_backward_is_slow(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     training = Training(cuda_on_cpu)
     for step in range(12):
         training.step(step)
-    full_ways.clear()
+    slow_calls.clear()
     torch.compiler.cudagraph_mark_step_begin()
     x, y, tangent = values(1), values(2), values(3)
     (saved,) = training.forward.function([x, y, W])
     training.backward.function([tangent, saved, W])
     expected = 2 * x + y * W
-    assert full_ways == []
+    assert slow_calls == []
     training.step(4)
     assert training.forward.functions[0].uncaptured(), "the next step ran without graphs"
     assert reasons.RESULTS_HELD in slow_reasons(training.forward)
@@ -369,10 +369,10 @@ def test_saved_result_held_after_the_backward_is_slow(cuda_on_cpu: CudaOnCpu, fu
 
 @pytest.mark.parametrize("lean_on", [True, False])
 def test_forward_mode_derivative_is_refused_as_by_stock(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], lean_on: bool
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], lean_on: bool
 ) -> None:
     """A graph that reads the input in place would hand out a result without a derivative."""
-    compiled = steady(cuda_on_cpu, full_ways, lean=lean_on)
+    compiled = steady(cuda_on_cpu, slow_calls, lean=lean_on)
     replays = cuda_on_cpu.replays
     with forward_ad.dual_level():
         for place in (0, 1):
@@ -383,18 +383,18 @@ def test_forward_mode_derivative_is_refused_as_by_stock(
         assert cuda_on_cpu.replays == replays
         call(compiled)  # inputs without one
     assert slow_reasons(compiled) == ([reasons.FORWARD_MODE] if lean_on else [])
-    full_ways.clear()
+    slow_calls.clear()
     check(compiled, W, calls=4)
-    assert not full_ways or not lean_on
+    assert not slow_calls or not lean_on
 
 
-def test_another_order_of_functions_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_another_order_of_functions_goes_the_full_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     training = Training(cuda_on_cpu)
     for step in range(12):
         training.step(step)
-    full_ways.clear()
+    slow_calls.clear()
     torch.compiler.cudagraph_mark_step_begin()
     tangent, saved = values(1), values(2)
     (grad,) = training.backward.function([tangent, saved, W])
     assert torch.equal(grad, 2 * tangent + saved * W)
-    assert full_ways
+    assert slow_calls

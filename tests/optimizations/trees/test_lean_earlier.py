@@ -9,9 +9,9 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations.trees import fast_calls, reasons
-from tests.optimizations.trees.test_lean import W, full_ways, slow_reasons
+from tests.optimizations.trees.test_lean import W, slow_calls, slow_reasons
 
-__all__ = ["full_ways"]
+__all__ = ["slow_calls"]
 
 
 class Two(Model):
@@ -23,7 +23,7 @@ class Two(Model):
         return [*super().__call__([x, y, w]), *super().__call__([y, x, w])]
 
 
-def test_another_result_of_the_same_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_another_result_of_the_same_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """The graph reads the one that it was recorded with, and nothing else tells them apart."""
     first, second = Compiled(Two(cuda_on_cpu), outputs=2), Compiled(Model(cuda_on_cpu))
 
@@ -37,15 +37,15 @@ def test_another_result_of_the_same_graph_goes_the_full_way(cuda_on_cpu: CudaOnC
 
     for start in range(40):
         iteration(start, 0)
-    second.functions[0]._full_ways.clear()
-    full_ways.clear()
+    second.functions[0]._slow_calls.clear()
+    slow_calls.clear()
     iteration(40, 0)
-    assert full_ways == []
+    assert slow_calls == []
     iteration(41, 1)
     assert slow_reasons(second) == [reasons.FIXED_INPUT_MOVED]
 
 
-def test_a_result_that_is_handed_on_is_still_the_callers_tensor(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_a_result_that_is_handed_on_is_still_the_callers_tensor(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Of results of earlier graphs a steady call lets go of those only that are dead behind it."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu, returns_x=True), outputs=2)
 
@@ -60,10 +60,10 @@ def test_a_result_that_is_handed_on_is_still_the_callers_tensor(cuda_on_cpu: Cud
 
     for start in range(40):
         iteration(start)
-    full_ways.clear()
+    slow_calls.clear()
     for start in range(4):
         iteration(start)
-    assert full_ways == []
+    assert slow_calls == []
 
 
 def test_a_recording_without_a_graph_has_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:

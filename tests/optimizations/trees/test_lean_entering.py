@@ -14,10 +14,10 @@ from simulated_gpu.trees import Compiled, Model, check, nodes, values
 from optimizations.calls import turns
 from optimizations.torch_internals import thread_state
 from optimizations.trees import inner_graphs, manager, reasons, streams
-from tests.optimizations.trees.test_lean import Training, W, call, full_ways, slow_reasons, steady
+from tests.optimizations.trees.test_lean import Training, W, call, slow_calls, slow_reasons, steady
 from tests.optimizations.trees.test_outlived import Outer
 
-__all__ = ["full_ways"]
+__all__ = ["slow_calls"]
 
 
 def in_a_thread(run: Callable[[], Any]) -> int:
@@ -39,10 +39,10 @@ def in_a_thread(run: Callable[[], Any]) -> int:
 
 
 def test_first_fast_call_of_a_thread_sets_the_context(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls of the driver fail in a thread without one."""
-    compiled = steady(cuda_on_cpu, full_ways)
+    compiled = steady(cuda_on_cpu, slow_calls)
     made: list[int] = []
     entered: list[int] = []
     enter = manager.EncoreManager.enter
@@ -61,15 +61,15 @@ def test_first_fast_call_of_a_thread_sets_the_context(
     thread = in_a_thread(serve)
     assert made == [thread]
     assert entered == [thread]
-    assert full_ways == []
+    assert slow_calls == []
 
 
-def test_thread_of_backwards_is_known_as_a_caller(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_thread_of_backwards_is_known_as_a_caller(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Autograd's threads are no callers. Where several threads call, nothing is captured again in between."""
     training = Training(cuda_on_cpu)
     for step in range(12):
         training.step(step)
-    full_ways.clear()
+    slow_calls.clear()
     callers: list[int] = []
 
     def backward_then_step() -> None:
@@ -84,27 +84,27 @@ def test_thread_of_backwards_is_known_as_a_caller(cuda_on_cpu: CudaOnCpu, full_w
     torch.compiler.cudagraph_mark_step_begin()
     forward = training.forward.function([values(1), values(2), W])
     in_a_thread(backward_then_step)
-    assert full_ways == []
+    assert slow_calls == []
     assert callers == [1, 2]
 
 
-def test_fast_call_on_another_stream_waits_for_the_last(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_fast_call_on_another_stream_waits_for_the_last(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Both calls use the same memory."""
-    compiled = steady(cuda_on_cpu, full_ways)
+    compiled = steady(cuda_on_cpu, slow_calls)
     for stream, waits in ((1, []), (2, [1]), (2, [1]), (3, [1, 2])):
         cuda_on_cpu.stream = stream
         call(compiled)
         assert cuda_on_cpu.waits == waits
-    assert full_ways == []
+    assert slow_calls == []
 
 
 @pytest.mark.parametrize("thread", ["this", "another"])
 @pytest.mark.parametrize("same_stream", [True, False])
 def test_fast_path_runs_no_graph_inside_a_capture(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], thread: str, same_stream: bool
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], thread: str, same_stream: bool
 ) -> None:
     """A graph cannot be launched there. `same_stream`: the program captures on the stream of the calls before."""
-    compiled = steady(cuda_on_cpu, full_ways)
+    compiled = steady(cuda_on_cpu, slow_calls)
     replays = cuda_on_cpu.replays
     stream = cuda_on_cpu.stream
     cuda_on_cpu.stream, cuda_on_cpu.inside_capture = stream if same_stream else 5, True
@@ -116,29 +116,29 @@ def test_fast_path_runs_no_graph_inside_a_capture(
     assert slow_reasons(compiled) == [reasons.CAPTURED]
     assert [one.reason for one in compiled.functions[0].uncaptured()] == [reasons.INSIDE_CAPTURE]
     cuda_on_cpu.stream, cuda_on_cpu.inside_capture = stream, False
-    full_ways.clear()
+    slow_calls.clear()
     check(compiled, W, calls=4)
     assert cuda_on_cpu.replays == replays + 4
 
 
-def test_fast_call_runs_the_function_while_graphs_rest(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_fast_call_runs_the_function_while_graphs_rest(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """It is part of a step that is captured; a graph cannot be launched there."""
     model = Model(cuda_on_cpu)
     compiled = Compiled(model)
     check(compiled, W, calls=8)
-    full_ways.clear()
+    slow_calls.clear()
     replays, runs = cuda_on_cpu.replays, len(model.runs)
     with inner_graphs.at_rest():
         call(compiled)
         assert (cuda_on_cpu.replays, model.runs[runs:]) == (replays, ["plain"])
     call(compiled)
     assert (cuda_on_cpu.replays, len(model.runs)) == (replays + 1, runs + 1)
-    assert full_ways == []
+    assert slow_calls == []
 
 
-def test_backward_in_another_thread_does_not_wait(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_backward_in_another_thread_does_not_wait(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """The turn is lent to it by a caller that waits for it: it neither takes the turn nor launches a graph."""
-    compiled = steady(cuda_on_cpu, full_ways)
+    compiled = steady(cuda_on_cpu, slow_calls)
     turn, replays = compiled.functions[0].turn, cuda_on_cpu.replays
     with turns.lending(turn):
         lent = thread_state.find(turns._TLS_KEY)

@@ -10,9 +10,9 @@ from simulated_gpu.trees import COUNT, Compiled, Model, nodes, values
 
 from optimizations.trees import reasons
 from optimizations.trees.containers import managers
-from tests.optimizations.trees.test_lean import W, full_ways, slow_reasons
+from tests.optimizations.trees.test_lean import W, slow_calls, slow_reasons
 
-__all__ = ["full_ways"]
+__all__ = ["slow_calls"]
 
 
 class WithAnother(Model):
@@ -40,7 +40,7 @@ class Reusing(Model):
             self.cuda.allocate = allocate  # type: ignore[method-assign]
 
 
-def test_held_result_in_written_memory_is_not_overwritten(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_held_result_in_written_memory_is_not_overwritten(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """It was dead when the graph behind it was recorded, and its memory given to that graph."""
     reusing = Reusing(cuda_on_cpu)
     first, second = Compiled(WithAnother(cuda_on_cpu), outputs=2), Compiled(reusing)
@@ -64,15 +64,15 @@ def test_held_result_in_written_memory_is_not_overwritten(cuda_on_cpu: CudaOnCpu
         iteration(start)
     (before, behind) = nodes()
     assert behind.parent is before
-    full_ways.clear()
+    slow_calls.clear()
     iteration(40)
-    assert full_ways == []
-    second.functions[0]._full_ways.clear()
+    assert slow_calls == []
+    second.functions[0]._slow_calls.clear()
     iteration(41, hold=True)
     assert slow_reasons(second) == [reasons.EARLIER_RESULT_HELD]
 
 
-def test_held_result_at_the_start_checks_the_next_call(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_held_result_at_the_start_checks_the_next_call(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Only the full way looks, and ends what began with the held result once nobody holds it."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
 
@@ -90,10 +90,10 @@ def test_held_result_at_the_start_checks_the_next_call(cuda_on_cpu: CudaOnCpu, f
 
     for start in range(40):
         iteration(start, let_go_of=[])
-    full_ways.clear()
+    slow_calls.clear()
     held = [iteration(40, let_go_of=[])]
-    assert full_ways == []
-    second.functions[0]._full_ways.clear()
+    assert slow_calls == []
+    second.functions[0]._slow_calls.clear()
     iteration(41, let_go_of=held)
     assert slow_reasons(second) == [reasons.RESULTS_HELD]
     assert [(one.reason, one.calls) for one in first.functions[0].uncaptured()] == [(reasons.KEPT, 1)]
@@ -102,9 +102,9 @@ def test_held_result_at_the_start_checks_the_next_call(cuda_on_cpu: CudaOnCpu, f
     assert one.held_in_generation is None
     for start in range(42, 46):
         iteration(start, let_go_of=[])
-    full_ways.clear()
+    slow_calls.clear()
     iteration(46, let_go_of=[])
-    assert full_ways == []
+    assert slow_calls == []
 
 
 def called_once_and_twice(cuda: CudaOnCpu, *, steady: bool) -> tuple[Compiled, list[int]]:
@@ -121,7 +121,7 @@ def called_once_and_twice(cuda: CudaOnCpu, *, steady: bool) -> tuple[Compiled, l
 
     for start in range(30):
         iteration(start, 2)
-    compiled.functions[0]._full_ways.clear()
+    compiled.functions[0]._slow_calls.clear()
     before = [node.replays for node in nodes()]
     for start in range(12):
         iteration(start, 2 if start % 5 == 0 else 1)
@@ -163,7 +163,7 @@ class Runs(torch.autograd.Function):
         return None, None, None
 
 
-def test_held_result_survives_another_losing_its_history(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_held_result_survives_another_losing_its_history(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     compiled, leaf = Compiled(Two(cuda_on_cpu), outputs=2, is_inference=False), torch.ones(1, requires_grad=True)
 
     def iteration(start: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,10 +176,10 @@ def test_held_result_survives_another_losing_its_history(cuda_on_cpu: CudaOnCpu,
 
     for start in range(40):
         iteration(start)
-    compiled.functions[0]._full_ways.clear()
-    full_ways.clear()
+    compiled.functions[0]._slow_calls.clear()
+    slow_calls.clear()
     held, expected = iteration(40)
-    assert full_ways == []
+    assert slow_calls == []
     for start in range(41, 44):
         iteration(start)
         assert torch.equal(held, expected)

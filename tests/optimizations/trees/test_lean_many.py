@@ -76,9 +76,9 @@ class Training:
 
     def ways(self) -> list[str]:
         """Why calls went the full way since it was asked last."""
-        found = [way.reason for function in self.functions for way in function.full_ways()]
+        found = [way.reason for function in self.functions for way in function.slow_calls()]
         for function in self.functions:
-            function._full_ways.clear()
+            function._slow_calls.clear()
         return found
 
 

@@ -73,8 +73,8 @@ def test_random_programs_compute_what_eager_does(cuda_on_cpu: CudaOnCpu, seed: i
     for index in range(STEPS):
         program.step(steady=index % 30 >= 15)
     steady = sum(report.steady_replays for one in program.functions for report in one.reports)
-    full = sum(way.calls for one in program.functions for way in one.functions[0].full_ways())
+    full = sum(way.calls for one in program.functions for way in one.functions[0].slow_calls())
     assert steady > STEPS / 4, "steady calls were tried, and left"
     assert full > STEPS / 8
-    reasons = {way.reason for one in program.functions for way in one.functions[0].full_ways()}
+    reasons = {way.reason for one in program.functions for way in one.functions[0].slow_calls()}
     assert len(reasons) >= 4, reasons

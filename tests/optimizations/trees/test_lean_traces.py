@@ -13,58 +13,58 @@ from simulated_gpu.trees import Compiled, Model, check, nodes, values
 from optimizations.in_place import budget
 from optimizations.trees import fast_calls
 from optimizations.trees.containers import managers
-from tests.optimizations.trees.test_lean import Training, W, full_ways, steady
+from tests.optimizations.trees.test_lean import Training, W, slow_calls, steady
 from tests.optimizations.trees.test_lean_held import Runs
 
-__all__ = ["full_ways"]
+__all__ = ["slow_calls"]
 
 
-def test_the_list_of_inputs_is_empty_after_a_steady_call(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_the_list_of_inputs_is_empty_after_a_steady_call(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Or its caller would keep them alive, and their memory taken, while what follows runs."""
-    compiled = steady(cuda_on_cpu, full_ways)
+    compiled = steady(cuda_on_cpu, slow_calls)
     torch.compiler.cudagraph_mark_step_begin()
     given = [values(1), values(2), W]
     compiled.function(given)
     assert given == []
-    assert full_ways == []
+    assert slow_calls == []
 
 
-def test_data_that_steady_calls_copy_is_counted(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_data_that_steady_calls_copy_is_counted(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     compiled = Compiled(Model(cuda_on_cpu, hides_y=True))
     check(compiled, W, calls=30)
-    full_ways.clear()
+    slow_calls.clear()
     before = compiled.reports[0].total_copied_bytes
     check(compiled, W, calls=4)
-    assert full_ways == []
+    assert slow_calls == []
     assert compiled.reports[0].total_copied_bytes == before + 4 * W.nbytes
 
 
-def test_forwards_without_backward_are_fast_with_step_marks(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_forwards_without_backward_are_fast_with_step_marks(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Marked, an iteration begins though the backward of the one before never came."""
     training = Training(cuda_on_cpu)
     for step in range(12):
         training.step(step)
-    full_ways.clear()
+    slow_calls.clear()
     replays = cuda_on_cpu.replays
     for step in range(6):
         training.step(step, backward=False)
-    assert full_ways == []
+    assert slow_calls == []
     assert cuda_on_cpu.replays == replays + 6
 
 
 def test_calls_are_steady_while_work_on_their_recording_waits(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "FEWEST_REPLAYS", 100)
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W, calls=4)
-    full_ways.clear()
+    slow_calls.clear()
     check(compiled, W, calls=20)
-    assert full_ways == []
+    assert slow_calls == []
     assert compiled.reports[0].stage == "waiting"
 
 
-def test_backward_of_the_last_results_is_released(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_backward_of_the_last_results_is_released(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """It refers to parameters that may have been swapped."""
     compiled, weights = Compiled(Model(cuda_on_cpu), is_inference=False), [values(5), values(6)]
 
@@ -78,15 +78,15 @@ def test_backward_of_the_last_results_is_released(cuda_on_cpu: CudaOnCpu, full_w
 
     for start in range(40):
         serve(start)
-    full_ways.clear()
+    slow_calls.clear()
     for start in range(40, 46):
         assert serve(start)() is None
-    assert full_ways == []
+    assert slow_calls == []
     assert len(nodes()) == 2
 
 
 def test_no_more_steady_calls_are_kept_than_there_may_be(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the sets of parameters that were recorded or went the full way last. The function may write them."""
     monkeypatch.setattr(fast_calls, "MOST_KEPT", 4)
@@ -98,8 +98,8 @@ def test_no_more_steady_calls_are_kept_than_there_may_be(
     assert len(nodes()) == 8
     kept = [calls for one in managers() for found in one.fast_calls._calls.values() for calls in found.values()]
     assert [len(calls) for calls in kept] == [4]
-    full_ways.clear()
+    slow_calls.clear()
     for step in range(4):
         y = parameters[4 + step % 4]
         assert torch.equal(compiled(values(step), y, W)[0], 2 * values(step) + y * W)
-    assert full_ways == []
+    assert slow_calls == []

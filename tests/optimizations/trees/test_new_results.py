@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import optimizations
 from optimizations.trees.containers import managers
-from tests.optimizations.trees.test_handed_out import CHANGES
+from tests.optimizations.trees.test_live_results import CHANGES
 from tests.optimizations.trees.test_parameters import Net
 from tests.optimizations.trees.test_parameters import values as rows
 

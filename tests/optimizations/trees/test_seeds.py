@@ -166,7 +166,7 @@ def test_seeds_on_the_host_are_never_captured(cuda_on_cpu: CudaOnCpu, host: Host
         training.step(step, on_host=True)
     assert training.models[1].runs == [*runs, *["plain"] * 3]
     assert len(nodes()) == recordings
-    said = {one.reason for one in training.backward.functions[0].full_ways()}
+    said = {one.reason for one in training.backward.functions[0].slow_calls()}
     assert (reasons.SEEDS_ON_HOST in said) == copied_out
 
 
@@ -231,10 +231,10 @@ def test_results_that_are_kept_leave_the_fast_path_to_others(cuda_on_cpu: CudaOn
     (one,) = managers()
     assert one.uncaptured_forwards.returned_any_of(kept[:1])
     training.step(2)
-    full = sum(one.calls for one in training.backward.functions[0].full_ways())
+    full = sum(one.calls for one in training.backward.functions[0].slow_calls())
     for step in range(4):
         training.step(step)
-    assert sum(one.calls for one in training.backward.functions[0].full_ways()) == full
+    assert sum(one.calls for one in training.backward.functions[0].slow_calls()) == full
 
 
 def test_parameters_and_dead_results_are_not_marked() -> None:

@@ -399,7 +399,7 @@ def test_backwards_with_copied_saved_tensors_stop_recording(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A backward between a forward and its own ends an iteration, so that what was saved is found kept."""
-    monkeypatch.setattr(moved_inputs, "BACKWARDS_RECORDED_IN_VAIN", 4)
+    monkeypatch.setattr(moved_inputs, "MOST_USELESS_BACKWARDS", 4)
     first, second = (torch.compile(Net(), backend="encore") for _ in range(2))
     recordings = []
     for step in range(20):
@@ -415,7 +415,7 @@ def test_backwards_with_copied_saved_tensors_stop_recording(
 def test_forwards_with_a_held_last_result_stop_recording(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moved_inputs, "RECORDED_IN_VAIN", 6)
+    monkeypatch.setattr(moved_inputs, "MOST_USELESS_RECORDINGS", 6)
     net = Net()
     run = torch.compile(net, backend="encore")
     for step in range(20):

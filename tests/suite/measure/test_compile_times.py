@@ -79,7 +79,7 @@ def test_who_is_told_nothing_finds_it_out_after_a_while(monkeypatch, tmp_path, c
     monkeypatch.setattr(compile_times, "MOST_WAIT_S", 0.1)
     compile_times.share_toolchain(None, str(tmp_path), being_asked=True)
     assert not kind.check_build(object(), "code")
-    assert "nobody has told" in capfd.readouterr().out
+    assert "no other process said" in capfd.readouterr().out
 
 
 def test_what_c_plus_plus_can_use_is_found_out_once(monkeypatch):

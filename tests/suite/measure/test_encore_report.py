@@ -11,7 +11,7 @@ import pytest
 
 from optimizations.report import LEDGER, CompiledGraph, Copy, Entry, Left, PlacementReport
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
-from optimizations.report.recordings import FullWay, KeptResults, RecordingReport, ReplayedInput, UncapturedCalls
+from optimizations.report.recordings import KeptResults, RecordingReport, ReplayedInput, SlowCalls, UncapturedCalls
 from optimizations.report.selection import SelectionReport
 from suite.measure.encore_report import encore_report
 from suite.results.schema import Metrics
@@ -88,7 +88,7 @@ def test_recordings_stand_in_the_row_and_are_read_back() -> None:
             kept=lambda: kept,
             uncaptured=lambda: [calls],
             selection=lambda: selection,
-            full_ways=lambda: [FullWay("inference", "the program holds a result", 3)],
+            slow_calls=lambda: [SlowCalls("inference", "the program holds a result", 3)],
         )
     )
     found = encore_report()
@@ -99,9 +99,9 @@ def test_recordings_stand_in_the_row_and_are_read_back() -> None:
     assert "order" not in found[0]["recordings"][0]["concurrency"]  # type: ignore[index, call-overload, operator]
     assert found[0]["kept"][0]["copies"] == 3  # type: ignore[index, call-overload]
     assert found[0]["uncaptured"][0]["calls"] == 2  # type: ignore[index, call-overload]
-    assert found[0]["full_ways"][0]["calls"] == 3  # type: ignore[index, call-overload]
+    assert found[0]["slow_calls"][0]["calls"] == 3  # type: ignore[index, call-overload]
     (chosen,) = found[0]["selection"]  # type: ignore[index, call-overload]
     assert (chosen["decision"], chosen["median_us"][0]) == ("copies", ["copies", 64.4])
     (recording,) = found[0]["recordings"]  # type: ignore[index, call-overload]
-    assert recording["inputs"][0]["appliers"] == ["host"]
+    assert recording["inputs"][0]["updaters"] == ["host"]
     assert recording["pointer_bytes"] == 24

@@ -27,8 +27,8 @@ from suite.micro.records import (
 from suite.report import micro_figure as figure
 from suite.report.chart import to_png
 from suite.results.errors import EXIT_WRONG_USE, WrongUse
-from tests.optimizations.graph.test_appliers import analysis_of
 from tests.optimizations.graph.test_plan import kernel, word
+from tests.optimizations.graph.test_updaters import analysis_of
 
 
 def run_of(*measured: MeasuredPoint) -> MicroRun:

@@ -289,20 +289,20 @@ def test_interrupted_setting_aside_keeps_each_row_in_one_file(
 
         return changed
 
-    def set_aside() -> None:
+    def offloaded() -> None:
         writer, run = RunWriter.reopen(path)
         with writer:
-            writer.set_aside(run.cells, lambda each: each.status is Status.CRASH)
+            writer.offloaded(run.cells, lambda each: each.status is Status.CRASH)
 
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         patch.setattr(run_writer, "write_atomically", killed_at(write_atomically))
         patch.setattr(Path, "replace", killed_at(Path.replace))
-        set_aside()
+        offloaded()
     assert steps == min(step + 1, 5)
     writer, run = RunWriter.reopen(path)
     writer.close()
     assert len(run.cells) + len(store.read_retried(path)) == 2
-    set_aside()
+    offloaded()
     assert (len(read_run(path).cells), len(store.read_retried(path))) == (1, 1)
     assert not list(path.glob("*next*"))
 
@@ -313,7 +313,7 @@ def test_cells_set_aside_are_kept_elsewhere_and_may_come_again(tmp_path: Path) -
     for _ in range(2):
         writer, run = RunWriter.reopen(path)
         with writer:
-            kept = writer.set_aside(run.cells, lambda each: each.status is Status.CRASH)
+            kept = writer.offloaded(run.cells, lambda each: each.status is Status.CRASH)
             assert [each.mode for each in kept] == ["compile"]
             assert [each.mode for each in read_run(path).cells] == ["compile"]
             writer.append(bad)

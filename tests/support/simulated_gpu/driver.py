@@ -1,4 +1,4 @@
-"""A driver that runs graphs on host memory: `cuda.bindings.driver` as far as the appliers use it, with its rules kept.
+"""A driver that runs graphs on host memory: `cuda.bindings.driver` as far as the updaters use it, with its rules kept.
 
 Kernels are Python functions of the bytes of their parameters. Structures, enumerations and handles are of the real
 bindings, which need no GPU. What CUDA calls undefined or forbids raises `RuleBroken`: writing a node's own parameter
@@ -64,7 +64,7 @@ class Node:
     fill: dict[str, int] = field(default_factory=dict)
     updatable: bool = False
     original: Node | None = None
-    handed_out: list[Any] = field(default_factory=list)
+    live_results: list[Any] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -190,7 +190,7 @@ class SimulatedDriver:
         assert record.function is not None
         buffers = [ctypes.create_string_buffer(content, len(content)) for content in record.parameters]
         array = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
-        record.handed_out.append((buffers, array, [bytes(buffer) for buffer in buffers]))
+        record.live_results.append((buffers, array, [bytes(buffer) for buffer in buffers]))
         launch = real.CUDA_KERNEL_NODE_PARAMS()
         launch.func = next(handle for handle, function in self.functions.items() if function is record.function)
         launch.gridDimX, launch.gridDimY, launch.gridDimZ = record.grid
@@ -254,7 +254,7 @@ class SimulatedDriver:
         for node in original.nodes:
             of = self.nodes[node]
             copy = replace(
-                of, parameters=list(of.parameters), copy=dict(of.copy), fill=dict(of.fill), original=of, handed_out=[]
+                of, parameters=list(of.parameters), copy=dict(of.copy), fill=dict(of.fill), original=of, live_results=[]
             )
             copies[node] = self.add_node(clone, copy)
         self.graphs[clone].edges = [(copies[source], copies[target]) for source, target in original.edges]
@@ -398,7 +398,7 @@ class SimulatedDriver:
     def check_node_memory(self) -> None:
         """No parameter memory that was handed out may have been written."""
         for node in self.nodes.values():
-            for buffers, _, contents in node.handed_out:
+            for buffers, _, contents in node.live_results:
                 if [bytes(buffer) for buffer in buffers] != contents:
                     raise RuleBroken("parameter memory of a node was written")
 

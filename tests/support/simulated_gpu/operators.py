@@ -51,15 +51,17 @@ ELSEWHERE: ContextVar[bool] = ContextVar("elsewhere", default=False)
 _launches = itertools.count(1)
 
 
-_by_graphs: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-"""What all graphs hold of storages, by their addresses in C++: references of C++, and of Python."""
+_BY_GRAPHS: ContextVar[dict[int, list[int]]] = ContextVar("by graphs", default=defaultdict(lambda: [0, 0]))  # noqa: B039
+"""What all graphs hold of storages, by their addresses in C++: references of C++, and of Python. Steps that reach the
+device do not look into it."""
 _counts = reference_counts.storage_counts
 
 
 def _without_graphs(cells: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> tuple[list[int], list[int]]:
     """A graph of the GPU holds addresses only, so what graphs of this one hold is no reference."""
     of_storages, of_objects = _counts(cells, storages)
-    held = [_by_graphs.get(cell, (0, 0)) for cell in cells]
+    by_graphs = _BY_GRAPHS.get()
+    held = [by_graphs.get(cell, (0, 0)) for cell in cells]
     return (
         [count - one for count, (one, _) in zip(of_storages, held, strict=True)],
         [count - one for count, (_, one) in zip(of_objects, held, strict=True)],
@@ -67,11 +69,12 @@ def _without_graphs(cells: Sequence[int], storages: Sequence[torch.UntypedStorag
 
 
 def _count(held: Mapping[int, tuple[int, int]], times: int) -> None:
+    by_graphs = _BY_GRAPHS.get()
     for cell, (of_storage, of_object) in held.items():
-        _by_graphs[cell][0] += times * of_storage
-        _by_graphs[cell][1] += times * of_object
-        if _by_graphs[cell] == [0, 0]:
-            del _by_graphs[cell]
+        by_graphs[cell][0] += times * of_storage
+        by_graphs[cell][1] += times * of_object
+        if by_graphs[cell] == [0, 0]:
+            del by_graphs[cell]
 
 
 reference_counts.storage_counts = _without_graphs
@@ -88,7 +91,7 @@ class CpuGraph:
         self.outlived: list[tuple[int, StorageWeakRef]] = []
         """What it made, once it was freed: others hold it, if anything does."""
         self.references: dict[int, tuple[int, int]] = {}
-        """What it holds of storages, as in `_by_graphs`."""
+        """What it holds of storages, as in `_BY_GRAPHS`."""
         self.held: Counter[int] = Counter()
         """How many tensors it holds over storages, by their addresses in C++."""
         self.led_elsewhere: set[tuple[int, int]] = set()

@@ -453,9 +453,9 @@ def test_own_generator_is_drawn_from_as_in_eager() -> None:
 
 AROUND_A_MODULE: dict[str, Callable[[nn.Module], Any]] = {
     "before the forward": lambda module: module.register_forward_pre_hook(lambda one, given: (given[0] * 2,)),
-    "behind the forward": lambda module: module.register_forward_hook(lambda one, given, result: result + 1),
+    "after the forward": lambda module: module.register_forward_hook(lambda one, given, result: result + 1),
     "before the backward": lambda module: module.register_full_backward_pre_hook(lambda one, slopes: (slopes[0] / 2,)),
-    "behind the backward": lambda module: module.register_full_backward_hook(lambda one, found, of: (found[0] * 3,)),
+    "after the backward": lambda module: module.register_full_backward_hook(lambda one, found, of: (found[0] * 3,)),
 }
 
 

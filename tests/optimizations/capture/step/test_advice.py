@@ -130,11 +130,11 @@ def with_a_mask_that_may_be_causal() -> Callable[..., Any]:
 
 PARTS: dict[str, tuple[Callable[[], Callable[..., Any]], str]] = {
     "a scaler that decides on the host": (lambda: with_a_scaler(fused=False, asks=False), "with fused=True"),
-    "a scaler whose scale is read": (lambda: with_a_scaler(fused=True, asks=True), "read the scale behind the step"),
+    "a scaler whose scale is read": (lambda: with_a_scaler(fused=True, asks=True), "read the scale after the step"),
     "clipping that raises": (with_a_check_of_the_norm, "leave error_if_nonfinite off"),
     "statistics over all batches": (with_statistics_over_all_batches, "a number as momentum"),
     "a transformer that looks whether a mask is causal": (with_a_mask_that_may_be_causal, "src_is_causal="),
-    "a scheduler that looks at the loss": (with_a_scheduler_that_looks_at_the_loss, "the scheduler behind the step"),
+    "a scheduler that looks at the loss": (with_a_scheduler_that_looks_at_the_loss, "the scheduler after the step"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Averages of weights behind a step and in it: those of PyTorch, whose first call is another one, and by hand."""
+"""Averages of weights after a step and in it: those of PyTorch, whose first call is another one, and by hand."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_host_count_is_refused_with_what_to_change() -> None:
     found, report = run(AVERAGES["exponential"], inside=True, graphed=True, on_the_host=True)
     assert all(map(torch.equal, found, expected))
     assert report.recordings == ()
-    assert "behind the step" in report.refusals[0].advice and "device=" in report.refusals[0].advice
+    assert "after the step" in report.refusals[0].advice and "device=" in report.refusals[0].advice
     assert "test_averages.py:" in report.refusals[0].source_line
 
 

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations.capture.step.earlier_gradients import EarlierGradients
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.set_aside import SetAside
+from optimizations.capture.step.offloaded import OffloadedGradients
 
 
 @pytest.mark.parametrize(
@@ -206,14 +206,14 @@ def test_memory_of_an_earlier_gradient_is_not_taken_for_it(monkeypatch: pytest.M
     model = network("cpu")
     weight = next(model.parameters())
     memory = array.array("f", [1.0] * weight.numel())
-    set_aside: list[int] = []
-    stock = SetAside.take
+    offloaded: list[int] = []
+    stock = OffloadedGradients.take
 
-    def take(self: SetAside, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        set_aside.append(len(gradients))
+    def take(self: OffloadedGradients, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        offloaded.append(len(gradients))
         return stock(self, gradients)
 
-    monkeypatch.setattr(SetAside, "take", take)
+    monkeypatch.setattr(OffloadedGradients, "take", take)
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         model.zero_grad()
@@ -225,4 +225,4 @@ def test_memory_of_an_earlier_gradient_is_not_taken_for_it(monkeypatch: pytest.M
     for args in batches("cpu", 4):
         weight.grad = torch.frombuffer(memory, dtype=torch.float32).view(weight.shape).detach()
         call(*args)
-    assert set_aside
+    assert offloaded

@@ -251,9 +251,12 @@ def test_a_step_that_compiles_in_each_call_is_refused_in_the_end() -> None:
 
 def timing_kernels(monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function whose first runs time a kernel as Inductor's runtime does, which waits for the GPU."""
-    waits: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: waits.append("wait"))
-    left = array.array("i", [times])
+    left, waits = array.array("i", [times]), array.array("i", [0])
+
+    def wait(*arguments: Any) -> None:
+        waits[0] += 1
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
     benchmarker = torch_internals.resolve("inductor_benchmarker")
 
     def doubled(x: torch.Tensor) -> torch.Tensor:
@@ -262,7 +265,7 @@ def timing_kernels(monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[tor
             try:
                 benchmarker().benchmark_gpu(lambda: None)
             except (RuntimeError, AssertionError):  # it goes on with events of a GPU
-                assert waits
+                assert waits[0]
         return x * 2
 
     return doubled

@@ -27,7 +27,7 @@ from optimizations.graph.plan import Choice, Plan
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import CapturedGraph, MemoryRange
 from optimizations.torch_internals import list_copies
-from tests.optimizations.capture.step.test_following import COLUMNS, ROWS, Kernel, on, tuned
+from tests.optimizations.capture.step.test_following import COLUMNS, ROWS, Kernel, generated, launching, on
 
 CALLS = 10
 AT_THE_RECORDING = 3
@@ -37,7 +37,7 @@ Batch = list[torch.Tensor]
 Make = Callable[[int], Batch]
 
 
-__all__ = ["copied", "settings"]
+__all__ = ["copied", "generated", "settings"]
 pytestmark = pytest.mark.usefixtures("settings")
 
 
@@ -303,11 +303,11 @@ def test_unchanged_input_is_read_in_place() -> None:
 def test_named_and_copied_inputs_move_together() -> None:
     def training(device: CpuDevice | None) -> Callable[..., torch.Tensor]:
         double = Kernel(on(device) if device is not None else on(CpuDevice()), "triton_double")
-        compiled = tuned(double)
+        launch = launching(double)
 
         def step(x: torch.Tensor, *batch: torch.Tensor) -> torch.Tensor:
             out = torch.empty(ROWS, COLUMNS)
-            compiled.run(x, out, stream=0)
+            launch(x, out, stream=0)
             return weighed(out, *batch)
 
         return step
@@ -326,11 +326,11 @@ def test_named_and_copied_inputs_move_together() -> None:
 
 def test_input_of_a_named_kernel_is_copied_with_its_type() -> None:
     def training(device: CpuDevice) -> Callable[..., torch.Tensor]:
-        compiled = tuned(Kernel(on(device), "triton_double"))
+        launch = launching(Kernel(on(device), "triton_double"))
 
         def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             out = torch.empty(ROWS, COLUMNS)
-            compiled.run(x, out, stream=0)
+            launch(x, out, stream=0)
             return weighed(out, y)
 
         return step

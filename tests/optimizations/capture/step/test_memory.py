@@ -253,7 +253,7 @@ def test_matrix_products_on_other_streams_are_refused(multiplies: bool) -> None:
 
 
 def test_workspaces_without_step_graphs_are_released() -> None:
-    """A step knows behind its capture whether it multiplies matrices, or has an address in a workspace otherwise."""
+    """A step knows after its capture whether it multiplies matrices, or has an address in a workspace otherwise."""
     weight, buffer = torch.randn(3, 3), torch.zeros(3)
     inside = [MemoryRange(address=buffer.data_ptr(), size_bytes=buffer.nbytes)]
     for what, workspaces, expected in (
@@ -347,7 +347,7 @@ def test_callables_are_refused_where_their_stream_changes() -> None:
     x = torch.randn(2, 3, requires_grad=True)
     changes_at = 1  # nothing is captured yet
     assert len(graph_callables(nn.Linear(3, 3), [(x,)], device=Changes()).report()) == 2
-    for number in (2, 3):  # behind a capture, and behind the last one
+    for number in (2, 3):  # after a capture, and behind the last one
         changes_at = number
         with pytest.raises(StepRefused, match="workspaces were freed"):
             graph_callables(nn.Linear(3, 3), [(x,)], device=Changes())

@@ -705,7 +705,7 @@ def test_a_step_cannot_free_its_own_graphs_while_it_runs(name: str) -> None:
         getattr(held["step"], name)()
 
     held["step"] = GraphedStep(step, device=CpuDevice())
-    with pytest.raises(RuntimeError, match=rf"{name}\(\) was called by the step .* itself; call it behind the step"):
+    with pytest.raises(RuntimeError, match=rf"{name}\(\) was called by the step .* itself; call it after the step"):
         held["step"](*batches("cpu", 1)[0])
     getattr(held["step"], name)()
 

@@ -306,7 +306,7 @@ def test_a_scheduler_in_the_step_is_to_be_called_behind_it(make: Make) -> None:
     for batch in batches("cpu", 12):
         step(*batch)
     (refusal,) = step.report().refusals
-    assert "call the scheduler behind the step" in refusal.advice
+    assert "call the scheduler after the step" in refusal.advice
 
 
 class Sign(torch.optim.Optimizer):
@@ -425,7 +425,7 @@ def test_scheduler_of_a_library_is_not_called_in_a_step() -> None:
     assert all(map(torch.equal, found, expected))
     (refusal,) = step.report().refusals
     assert "last_epoch changes" in refusal.reason
-    assert refusal.advice == "call the scheduler behind the step"
+    assert refusal.advice == "call the scheduler after the step"
 
 
 @pytest.mark.parametrize(

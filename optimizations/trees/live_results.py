@@ -42,7 +42,7 @@ def choosing(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
     return lambda values: (values[place],)
 
 
-class HandedOut:
+class LiveResults:
     """Hold the metadata that tensors of one recording have while unchanged. It holds none of the tensors.
 
     Args:

@@ -29,7 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
 from optimizations.capture.device import Device
-from optimizations.capture.held_alone import held_by_nobody_else, untyped_storage
+from optimizations.capture.sole_references import have_no_other_reference, untyped_storage
 from optimizations.capture.step.host_memory import spare_host_bytes
 from optimizations.lazy_view import is_lazy_view
 
@@ -49,7 +49,7 @@ class GradientsNeeded(RuntimeError):
     """Report that a captured call reads, or keeps, a gradient that was offloaded."""
 
 
-class SetAside:
+class OffloadedGradients:
     """Hold what is offloaded for one capture. Note [Offloaded gradients]. `needed`: something led to it."""
 
     def __init__(self, device: Device) -> None:
@@ -70,7 +70,7 @@ class SetAside:
         """
         chosen = [
             index
-            for index, alone in enumerate(held_by_nobody_else(gradients, as_gradients=True))
+            for index, alone in enumerate(have_no_other_reference(gradients, as_gradients=True))
             if alone and _may_go(gradients[index], self._device)
         ]
         storages = {index: untyped_storage(gradients[index]) for index in chosen}
@@ -112,7 +112,7 @@ class SetAside:
         """
         if not self:
             return
-        alone = held_by_nobody_else(stand_ins, as_gradients=False)
+        alone = have_no_other_reference(stand_ins, as_gradients=False)
         kept = any(
             not alone[index]
             for index, one in enumerate(stand_ins)

@@ -18,11 +18,11 @@ from simulated_gpu.operators import CpuDevice, CpuGraph
 from step_parts import batches, loss_of, network
 from torch.utils import dlpack
 
-from optimizations.capture.step import set_aside
+from optimizations.capture.step import offloaded
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.host_memory import spare_host_bytes
 from optimizations.capture.step.observer import StepRefused
-from optimizations.capture.step.set_aside import SetAside
+from optimizations.capture.step.offloaded import OffloadedGradients
 from optimizations.graph.driver import CudaCallFailed
 
 Hold = Callable[[torch.Tensor], Any]
@@ -32,14 +32,14 @@ Hold = Callable[[torch.Tensor], Any]
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many gradients are set aside, by recording that is tried."""
     found: list[int] = []
-    stock = SetAside.take
+    stock = OffloadedGradients.take
 
-    def take(self: SetAside, gradients: Any) -> Any:
+    def take(self: OffloadedGradients, gradients: Any) -> Any:
         placed = stock(self, gradients)
         found.append(sum(one is not other for one, other in zip(gradients, placed, strict=True)))
         return placed
 
-    monkeypatch.setattr(SetAside, "take", take)
+    monkeypatch.setattr(OffloadedGradients, "take", take)
     return found
 
 
@@ -199,7 +199,7 @@ def test_a_gradient_that_two_parameters_have_is_left_alone(taken: list[int]) -> 
 
 
 def test_there_has_to_be_room_in_host_memory(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
-    monkeypatch.setattr(set_aside, "spare_host_bytes", lambda: 100)
+    monkeypatch.setattr(offloaded, "spare_host_bytes", lambda: 100)
     mine = Training()
     step = GraphedStep(mine.step, device=CpuDevice())
     compare(mine, Training(), step)
@@ -212,7 +212,7 @@ def test_host_memory_that_is_not_there_after_all_changes_nothing(
     def full(storages: Any) -> Any:
         raise RuntimeError("can't allocate memory")
 
-    monkeypatch.setattr(set_aside, "_copies_of", full)
+    monkeypatch.setattr(offloaded, "_copies_of", full)
     mine = Training()
     step = GraphedStep(mine.step, device=CpuDevice())
     compare(mine, Training(), step)
@@ -245,7 +245,7 @@ def test_failed_recording_leaves_tensors_and_values(error: BaseException, taken:
 
 
 def test_interrupted_undo_of_a_capture_loses_no_gradient() -> None:
-    files = ("step/set_aside.py", "step/gradients.py", "step/graphed_step.py", "step/call_recorder.py")
+    files = ("step/offloaded.py", "step/gradients.py", "step/graphed_step.py", "step/call_recorder.py")
     given = batches("cpu", 4)
     for number in range(200):
         mine, device = Training(), CpuDevice()
@@ -437,15 +437,15 @@ def test_nothing_of_a_failed_capture_is_alive_in_the_next_one(captures: int) -> 
 def test_gradients_come_back_once_there_is_memory(
     times: int, monkeypatch: pytest.MonkeyPatch, taken: list[int]
 ) -> None:
-    stock, left = SetAside.restore, [times]
+    stock, left = OffloadedGradients.restore, [times]
 
-    def restore(self: SetAside) -> None:
+    def restore(self: OffloadedGradients) -> None:
         left[0] -= 1
         if left[0] >= 0:
             raise torch.OutOfMemoryError("no memory")
         stock(self)
 
-    monkeypatch.setattr(SetAside, "restore", restore)
+    monkeypatch.setattr(OffloadedGradients, "restore", restore)
     mine, device, step, given = about_to_record()
     values = [one.clone() for one in mine.gradients() if one is not None]
     device.fail_with = RuntimeError("for some reason")

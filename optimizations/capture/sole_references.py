@@ -12,7 +12,7 @@ import torch
 from optimizations import torch_internals
 
 
-def held_by_nobody_else(found: Sequence[torch.Tensor | None], *, as_gradients: bool) -> list[bool]:
+def have_no_other_reference(found: Sequence[torch.Tensor | None], *, as_gradients: bool) -> list[bool]:
     """Return, for each tensor in a list, whether only the list holds it. `as_gradients`: the list and a `.grad`."""
     with torch.inference_mode(False):
         parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))

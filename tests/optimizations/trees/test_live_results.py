@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from optimizations.torch_internals.tensor_guard import FEW
-from optimizations.trees import handed_out as handed_out_module
-from optimizations.trees.handed_out import FIRST_CALLS, MOST_LOOKS, HandedOut
+from optimizations.trees import live_results as handed_out_module
+from optimizations.trees.live_results import FIRST_CALLS, MOST_LOOKS, LiveResults
 
 CHANGES: list[Callable[[torch.Tensor], Any]] = [
     lambda y: y.t_() if y.ndim > 1 else y.unsqueeze_(0).t_(),
@@ -36,62 +36,62 @@ if hasattr(torch.Tensor, "rename_"):  # PyTorch 2.13 removed names of dimensions
     CHANGES.append(lambda y: y.rename_(*"abc"[: y.ndim]))
 
 
-def after(calls: int, count: int = 3, *, seen: bool = True) -> tuple[HandedOut, list[Any]]:
+def after(calls: int, count: int = 3, *, seen: bool = True) -> tuple[LiveResults, list[Any]]:
     """Tensors that were returned so often, with nothing changed but their values."""
     results: list[Any] = [torch.zeros(2, 3), None, *(torch.ones(2, 3) for _ in range(count - 2))]
-    handed_out = HandedOut(results, seen=seen)
+    live_results = LiveResults(results, seen=seen)
     for _ in range(calls):
         results[0].add_(1)
-        assert handed_out.changed(results) == []
-    return handed_out, results
+        assert live_results.changed(results) == []
+    return live_results, results
 
 
 @pytest.mark.parametrize("seen", [True, False])
 @pytest.mark.parametrize("calls", [0, FIRST_CALLS + 2])
 @pytest.mark.parametrize("change", CHANGES)
 def test_change_beyond_values_is_found(change: Callable[[torch.Tensor], Any], calls: int, seen: bool) -> None:
-    handed_out, results = after(calls, seen=seen)
+    live_results, results = after(calls, seen=seen)
     change(results[2])
-    assert handed_out.changed(results) == [2]
+    assert live_results.changed(results) == [2]
 
 
 @pytest.mark.parametrize("calls", [0, FIRST_CALLS + 2])
 @pytest.mark.parametrize("attach", ATTACHED)
 def test_what_is_attached_to_a_seen_tensor_is_found(attach: Callable[[torch.Tensor], Any], calls: int) -> None:
-    handed_out, results = after(calls)
+    live_results, results = after(calls)
     attach(results[2])
-    assert handed_out.changed(results) == [2]
-    handed_out, results = after(calls, seen=False)
+    assert live_results.changed(results) == [2]
+    live_results, results = after(calls, seen=False)
     attach(results[2])
-    assert handed_out.changed(results) == []
+    assert live_results.changed(results) == []
 
 
 @pytest.mark.parametrize("calls", [0, FIRST_CALLS + 2])
 def test_a_weak_reference_is_found_while_it_is_there(calls: int) -> None:
-    handed_out, results = after(calls)
+    live_results, results = after(calls)
     references = [weakref.ref(results[2])]
-    assert handed_out.changed(results) == [2]
+    assert live_results.changed(results) == [2]
     references.clear()
-    assert handed_out.changed(results) == []
+    assert live_results.changed(results) == []
 
 
 def test_what_surrounds_a_call_changes_nothing() -> None:
-    handed_out, results = after(0)
+    live_results, results = after(0)
     for _ in range(FIRST_CALLS + 2):
         for surroundings in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
             with surroundings:
-                assert handed_out.changed(results) == []
+                assert live_results.changed(results) == []
     results[0].t_()
     with torch.inference_mode():
-        assert handed_out.changed(results) == [0]
+        assert live_results.changed(results) == [0]
 
 
 def test_nothing_that_was_handed_out_is_held() -> None:
     results = [torch.zeros(2, 3)]
     before = sys.getrefcount(results[0])
-    handed_out = HandedOut(results, seen=True)
+    live_results = LiveResults(results, seen=True)
     for _ in range(FIRST_CALLS + 2):
-        assert handed_out.changed(results) == []
+        assert live_results.changed(results) == []
     after = sys.getrefcount(results[0])
     assert after == before
 
@@ -99,10 +99,10 @@ def test_nothing_that_was_handed_out_is_held() -> None:
 def test_looks_that_keep_changing_are_not_laid_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handed_out_module, "same_metadata_of_each", lambda tensors: laid_out.append(1) or _never)
     laid_out: list[int] = []
-    handed_out, results = after(40)
+    live_results, results = after(40)
     assert len(laid_out) == MOST_LOOKS
     results[2].t_()
-    assert handed_out.changed(results) == [2]
+    assert live_results.changed(results) == [2]
 
 
 def _never(*_: Any) -> bool:
@@ -111,8 +111,8 @@ def _never(*_: Any) -> bool:
 
 @pytest.mark.parametrize("count", [2, FEW + 1, FEW + 3])
 def test_few_results_and_many_are_looked_at_alike(count: int) -> None:
-    handed_out, results = after(FIRST_CALLS + 2, count)
+    live_results, results = after(FIRST_CALLS + 2, count)
     results[0].t_()
-    assert handed_out.changed(results) == [0]
+    assert live_results.changed(results) == [0]
     results[0].t_()
-    assert handed_out.changed(results) == []
+    assert live_results.changed(results) == []

@@ -1,0 +1,47 @@
+"""Every error, warning and reason that a user may read is in a table, and is written in plain words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from textwrap import dedent
+
+from tests.docs.messages import TABLE, collect, messages_of
+
+MOST_WORDS = 70
+UNCLEAR = re.compile(
+    r"\b(behind|another one|others? in each|nobody|somebody|whoever|in vain|looked at|handed|of before"
+    r"|in turns|dear|otherwise than)\b"
+)
+"""Words that a message must not have. Code may, where they mean something else."""
+
+
+def test_table_has_every_message() -> None:
+    assert collect() == TABLE.read_text(encoding="utf-8").splitlines(), "run python -m tests.docs.messages and read it"
+
+
+def test_messages_are_short_and_plain() -> None:
+    messages = [line.split(" | ", 2)[2] for line in collect()]
+    assert len(messages) > 300
+    assert [one for one in messages if UNCLEAR.search(one)] == []
+    assert [one for one in messages if len(one.split()) > MOST_WORDS] == []
+
+
+def test_errors_warnings_and_reasons_are_collected() -> None:
+    source = """
+        def read(path, parser):
+            if path is None:
+                raise ValueError(f"{path!r} is no file; " "name one")
+            warnings.warn("the file is empty", stacklevel=2)
+            parser.error("give --out FILE")
+            raise KeyError(path)
+            return Refusal("reads a clock", advice="read it before"), Finding(reason=f"it has {len(path)} parts")
+    """
+    assert list(messages_of(ast.parse(dedent(source)))) == [
+        ("ValueError", "{…} is no file; name one"),
+        ("warning", "the file is empty"),
+        ("wrong use", "give --out FILE"),
+        ("reason", "reads a clock"),
+        ("reason", "read it before"),
+        ("reason", "it has {…} parts"),
+    ]
