@@ -118,7 +118,8 @@ def main() -> int:
             optimizer.zero_grad()
         reports = group.report()
         forwards = [one.replays for one in reports if one.direction == "forward"]
-        print(f"rank {rank}: {forwards} forwards of graphs, {group.calls_without_graph} without", flush=True)
+        line = f"rank {rank}: {forwards} forwards of graphs, {group.calls_without_graph} without\n"
+        print(line, end="", flush=True)  # in one piece: the other rank writes too
         for mine, expected in zip(stage.parameters(), reference[rank].parameters(), strict=True):
             torch.testing.assert_close(mine, expected)
         assert sum(forwards) + group.calls_without_graph == (ITERATIONS - 1) * MICRO_BATCHES

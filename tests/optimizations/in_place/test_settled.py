@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from simulated_gpu.compiler import CompiledOnCpu
-from simulated_gpu.work import aligned
 from torch import nn
 
 import optimizations
@@ -35,8 +35,13 @@ class Net(nn.Module):
 
 @functools.cache
 def values(step: int, rows: int = 3) -> torch.Tensor:
-    """Return inputs that lie where kernels may read them, and apart from what was ever graph memory."""
-    return aligned(4 * rows).view(rows, 4).copy_(torch.arange(4.0) + 0.01 * step)
+    """Return inputs that lie where kernels may read them, and apart from what was ever graph memory.
+
+    Their storage begins there: Dynamo guards on an offset in it where sizes are dynamic.
+    """
+    memory = numpy.zeros(4 * rows + 128, numpy.float32)
+    skip = -(memory.ctypes.data // 4) % 128
+    return torch.from_numpy(memory[skip : skip + 4 * rows]).view(rows, 4).copy_(torch.arange(4.0) + 0.01 * step)
 
 
 @pytest.fixture(autouse=True)

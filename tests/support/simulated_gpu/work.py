@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy
 import torch
 from cuda.bindings import driver as real
 
@@ -31,11 +30,10 @@ BLOCK = 64
 
 
 def aligned(elements: int, offset: int = 0) -> torch.Tensor:
-    """Float memory aligned as PyTorch's CUDA allocator aligns it, `offset` elements on. Its storage begins there, for
-    Dynamo may guard on an offset in a storage."""
-    memory = numpy.zeros(elements + offset + 128, numpy.float32)
-    skip = -(memory.ctypes.data // 4) % 128 + offset
-    return torch.from_numpy(memory[skip : skip + elements])
+    """Float memory aligned as PyTorch's CUDA allocator aligns it, `offset` elements on."""
+    memory = torch.zeros(elements + offset + 128)
+    skip = -(memory.data_ptr() // 4) % 128 + offset
+    return memory[skip : skip + elements]
 
 
 def _at(pointer: bytes) -> Any:
