@@ -48,7 +48,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, int]]] = {
 def without_downloads() -> Iterator[None]:
     """Give models random weights inside the block where they would get downloaded ones.
 
-    Only what is imported is looked at: a model's file has imported its libraries, and the others take seconds each.
+    Only imported libraries are checked: a model's file has imported its libraries, and the others take seconds each.
     """
     with ExitStack() as stack:
         if torchvision := sys.modules.get("torchvision.models"):

@@ -54,6 +54,15 @@ def exact(value: Any) -> Hashable:
     return kind, repr(value) if isinstance(value, (float, complex)) and (value == 0 or value != value) else value
 
 
+def is_hashable(value: Any) -> bool:
+    """Return whether a value of the program's can be part of a key."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 class Same:
     """Stand for an object that is none of tensors, numbers and containers. Equal to itself only.
 

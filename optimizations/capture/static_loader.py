@@ -15,13 +15,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.signature import exact, is_hashable
 
 
 class Transfer(Protocol):
@@ -219,10 +220,15 @@ class Fetches:
         self._lend()
         return True
 
-    def run(self) -> AbstractContextManager[Any]:
-        """Return the block in which Python of the step runs, and fetches its batches from the first on."""
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Run Python of the step in the block. It fetches its batches from the first on."""
         self.is_open, self._is_cut_short, self._noted = True, False, []
-        return _Running(self)
+        before, _running.fetches = _running.fetches, self
+        try:
+            yield
+        finally:
+            _running.fetches = before
 
     def next(self, loader: StaticLoader) -> Any:
         """Return the batch that the step fetches now.
@@ -269,31 +275,18 @@ class _Thread(threading.local):
 _running = _Thread()
 
 
-class _Running:
-    def __init__(self, fetches: Fetches) -> None:
-        self._fetches = fetches
-
-    def __enter__(self) -> None:
-        self._before, _running.fetches = _running.fetches, self._fetches
-
-    def __exit__(self, *error: object) -> None:
-        _running.fetches = self._before
-
-
 def _hashable(value: Any) -> Hashable:
-    """Return a value that tells batches apart which are not tensors alone.
+    """Return a value of a batch that is no tensor, so that 1, 1.0 and True differ, and 0.0 and -0.0.
 
     Raises:
         TypeError: it cannot be compared.
     """
-    try:
-        hash(value)
-    except TypeError:
+    if not is_hashable(value):
         raise TypeError(
             f"a batch of a static loader holds a {type(value).__name__}, which has no hash; "
             "yield tensors, numbers and strings in tuples, lists and dicts"
-        ) from None
-    return type(value), value
+        )
+    return exact(value)
 
 
 def static_loader(loader: Iterable[Any], device: torch.device | str | int | None = None) -> StaticLoader:

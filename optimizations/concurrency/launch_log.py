@@ -41,7 +41,7 @@ LEAST_KEPT = 8
 """At least so many tensors fit into the memory that is kept. Note [Memory that is kept]."""
 
 MOST_LIVE = 1_000_000
-"""Of storages that are noted as live, over all launches. After that hidden memory counts as the whole segment."""
+"""Storages that are noted as live, at most, over all launches. After that hidden memory counts as the whole segment."""
 
 MADE_OF_OTHERS = "it is given a tensor that is made of others"
 """Why an operator on sparse or nested tensors is a barrier."""

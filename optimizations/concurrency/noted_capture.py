@@ -19,7 +19,7 @@ KEPT_SHARE = 0.02
 free on the device. Note [Memory that is kept] in `launch_log`."""
 
 LARGEST_SEGMENT_BYTES = 20 << 20
-"""Of a segment in which memory may be kept: PyTorch's allocator takes such segments for tensors of 1 to 10 MiB."""
+"""Memory is kept in segments of at most this size, which PyTorch's allocator takes for tensors of 1 to 10 MiB."""
 
 SWITCHED_OFF = "the option concurrency is 'off'"
 HAS_COLLECTIVES = "the function has collectives, which must run in the same order on all ranks"

@@ -47,7 +47,7 @@ class RecordingReport:
         fallbacks: node by node, why an updater that was tried earlier was not used.
         off: why nothing was indirected at all, where that is not for reasons of single inputs.
         indirection_s: host time spent on all of it, beyond the recording itself.
-        stage: "waiting" (not looked at yet), "racing" (a chain is timed against branches), or "done".
+        stage: "waiting" (not examined yet), "racing" (a chain is timed against branches), or "done".
         waiting: what is being waited for; None where nothing is.
         recording_s: how long the recording took.
         replays: calls served by the graph so far; `steady_replays` of them without what a call of stock's does.

@@ -119,7 +119,7 @@ NAMES: dict[str, Private] = {
     ),
     # steps: what a call is told, and when PyTorch's compiler is at work
     "compilation_callbacks": Private(
-        "torch._dynamo.callback:callback_handler", "notice compilations while a step is looked at"
+        "torch._dynamo.callback:callback_handler", "notice compilations while a step is observed"
     ),
     "compile_triton_kernel": Private(
         "torch._inductor.async_compile:AsyncCompile.triton", "wait before a module's first kernel"

@@ -4,7 +4,7 @@ A module calls `AsyncCompile.triton(self, kernel_name, source_code, device_str="
 which compiles the kernel or finds it in a cache, and `AsyncCompile.wait(self, scope)` once after them, whether it has
 kernels or not. With a pool of compilers the former is called before as well, while the code is generated.
 `PyCodeCache.modules` lists the modules that are loaded, and `PyCodeCache.linemaps` has their paths as keys.
-`PyCodeCache.stack_frames_for_code(path, line)` returns the frames of the program behind a line of one, innermost first,
+`PyCodeCache.stack_frames_for_code(path, line)` returns the program's frames for a line of one, innermost first,
 as dictionaries with "filename", "line" and "name"; None where it does not know them.
 `compilation_callbacks.register_start_callback(callback)` calls back when a compilation begins, that of a backward too,
 and not for one that begins inside of another. Checked on PyTorch 2.11.

@@ -26,7 +26,7 @@ from optimizations.torch_internals.replacing import Replacing
 _VIEWS = (torch_internals.conj_operator, torch_internals.neg_operator)
 
 _NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"
-"""Mark of saved tensors that the partitioner puts behind the others."""
+"""The partitioner sets this mark on saved tensors that it puts after the others."""
 
 
 def saving_without_flags(partition: Callable[..., Any]) -> Callable[..., Any]:

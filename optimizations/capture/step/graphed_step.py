@@ -25,7 +25,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
-from optimizations.capture.signature import class_of_objects, exact, signature, without_objects
+from optimizations.capture.signature import class_of_objects, exact, is_hashable, signature, without_objects
 from optimizations.capture.step.audit import CheckEvery, require_same
 from optimizations.capture.step.bound_steps import NAME, is_no_method, step_of, steps_of
 from optimizations.capture.step.call import Call, call_of, refused_call, refused_function
@@ -476,12 +476,10 @@ def _hashable(value: Any) -> Hashable:
     Raises:
         TypeError: it cannot be compared.
     """
-    try:
-        hash(value)
-    except TypeError:
+    if not is_hashable(value):
         raise TypeError(
             f"key() returned a {type(value).__name__}, which has no hash: return numbers, strings or tuples of these"
-        ) from None
+        )
     return exact(value)
 
 

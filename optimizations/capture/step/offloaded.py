@@ -42,7 +42,7 @@ ALIGNMENT = 512
 
 
 GONE = "this stood for a gradient while a step was recorded, and the recording failed: read .grad again"
-"""What is raised where a stand-in is read after the capture."""
+"""The message of the error if a stand-in is read after the capture."""
 
 
 class GradientsNeeded(RuntimeError):

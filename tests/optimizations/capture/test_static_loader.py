@@ -55,6 +55,12 @@ def test_batch_of_another_shape_has_buffers_of_its_own() -> None:
     assert found[0].mean() == 2.0 and found[2].mean() == 3.0
 
 
+def test_values_that_only_compare_equal_have_own_buffers() -> None:
+    loader = StaticLoader([(torch.ones(1), scale) for scale in (0.0, -0.0, 1, True, 0.0)], OnHost())
+    found = [tensor for tensor, _ in loader]
+    assert len({id(one) for one in found}) == 4 and found[0] is found[4]
+
+
 def test_next_batch_is_staged_ahead_and_a_new_epoch_begins() -> None:
     transfer = OnHost()
     loader = StaticLoader(numbered(3), transfer)

@@ -5,31 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fixtures.synthetic_results import cell, environment, metrics, selection_record
+from fixtures.synthetic_results import cell, metrics, selection_record
 
 from suite.report.chart import Chart, LineChart, draw
-from suite.report.compare import Ratios
-from suite.report.paper import EXHIBITS, Results
-from suite.report.paper.exhibit import Made
 from suite.report.published import load_published
-from suite.report.runs import Run
 from suite.report.selected import judged_groups
 from suite.results.schema import Cell
+from tests.suite.report.test_paper import made, results, row
 
 PUBLISHED = load_published()
-
-
-def made(name: str, results: Results) -> Made:
-    return EXHIBITS[name].make(EXHIBITS[name], results)
-
-
-def results(*cells: Cell) -> Results:
-    return Results(PUBLISHED, Ratios(Run(environment(), cells)))
-
-
-def row(table: Made, label: str, column: str = "workload") -> dict[str, object]:
-    (found,) = (dict(each) for each in table.table.frame.to_dict("records") if each[column] == label)
-    return found
 
 
 def test_distributions_and_classes_count_workloads() -> None:
