@@ -163,7 +163,6 @@ LONG_WITHOUT_A_GPU = frozenset(
         "suite/worker/test_worker.py",
         "test_end_to_end.py",
         "test_packaging.py",
-        "tools/test_broken_context.py",
         "tools/test_real_programs.py",
     )
 )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from textwrap import dedent
 
-from tests.docs.messages import TABLE, collect, messages_of
+from tests.docs.messages import TABLE, collect
 
 MOST_WORDS = 70
 UNCLEAR = re.compile(
@@ -25,23 +23,3 @@ def test_messages_are_short_and_plain() -> None:
     assert len(messages) > 300
     assert [one for one in messages if UNCLEAR.search(one)] == []
     assert [one for one in messages if len(one.split()) > MOST_WORDS] == []
-
-
-def test_errors_warnings_and_reasons_are_collected() -> None:
-    source = """
-        def read(path, parser):
-            if path is None:
-                raise ValueError(f"{path!r} is no file; " "name one")
-            warnings.warn("the file is empty", stacklevel=2)
-            parser.error("give --out FILE")
-            raise KeyError(path)
-            return Refusal("reads a clock", advice="read it before"), Finding(reason=f"it has {len(path)} parts")
-    """
-    assert list(messages_of(ast.parse(dedent(source)))) == [
-        ("ValueError", "{…} is no file; name one"),
-        ("warning", "the file is empty"),
-        ("wrong use", "give --out FILE"),
-        ("reason", "reads a clock"),
-        ("reason", "read it before"),
-        ("reason", "it has {…} parts"),
-    ]

@@ -22,34 +22,6 @@ def test_named_mutants_stand_in_their_file_once_and_compile(named: Named) -> Non
     assert all((mutants.REPOSITORY / test).is_file() for test in named.tests)
 
 
-def test_operators_comparisons_and_constants_are_mutated(tmp_path: Path) -> None:
-    path = tmp_path / "module.py"
-    path.write_text('x = 1 + 2  # 3 < 4\nif x < max(5, 6) and "7 < 8":\n    pass\n')
-    found = [(mutant.line, mutant.old, mutant.new) for mutant in mutants.mutants(path)]
-    assert found == [
-        (1, "1", "(1 + 1)"),
-        (1, "+", "-"),
-        (1, "2", "(2 + 1)"),
-        (2, "<", "<="),
-        (2, "max", "min"),
-        (2, "5", "(5 + 1)"),
-        (2, "6", "(6 + 1)"),
-        (2, "and", "or"),
-    ]
-    assert len({mutant.text for mutant in mutants.mutants(path)}) == len(found)
-
-
-def test_a_sample_repeats_with_its_seed() -> None:
-    files = [mutants.REPOSITORY / "suite" / "results" / "stats.py"]
-    assert mutants.sample(files, 5, seed=1) == mutants.sample(files, 5, seed=1)
-    assert mutants.sample(files, 5, seed=1) != mutants.sample(files, 5, seed=2)
-
-
-def test_modules_find_the_tests_that_import_them() -> None:
-    assert mutation.tests_of(mutants.REPOSITORY / "suite" / "stats.py")[0] == "tests/suite/results/test_stats.py"
-    assert "tests/suite/measure/test_kernels.py" in mutation.tests_of(mutants.REPOSITORY / "suite/measure/kernels.py")
-
-
 @pytest.mark.parametrize(("new", "verdict"), [("a - b", "killed"), ("b + a", "survived")])
 def test_a_change_that_a_test_notices_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: str, verdict: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
-import json
 import subprocess
 import sys
 import time
@@ -16,9 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches, Noted
+from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.launch_log import Logged
-from optimizations.concurrency.order import Launch
 from tests.optimizations.concurrency.test_branches import INDEPENDENT, Graph, captured
 from tests.optimizations.concurrency.test_graph_edges import Driver
 
@@ -87,15 +85,6 @@ class Program:
         pass
 
 
-def test_steering_serves_calls_both_ways() -> None:
-    program = Program()
-    for serve in (CHAIN, BRANCHES, CHAIN):
-        program.steering.serve = serve
-        program.iterate(0)
-        assert program.is_branched is (serve == BRANCHES)
-    assert program.branches.pending
-
-
 def test_equal_bits_are_told_from_others() -> None:
     program = Program()
     assert steered.compare_bits(program, program.steering)["equal"]
@@ -103,13 +92,6 @@ def test_equal_bits_are_told_from_others() -> None:
     found = steered.compare_bits(program, program.steering)
     assert not found["equal"]
     assert found["branches_differ"] == ["output"]
-
-
-def test_tensor_that_branches_leave_out_is_noticed() -> None:
-    program = Program()
-    program.bits_of = lambda branched: {"loss": "1"} if branched else {"loss": "1", "output": "2"}
-    found = steered.compare_bits(program, program.steering)
-    assert not found["equal"] and not found["same_names"]
 
 
 @pytest.mark.parametrize(("scale", "equal"), [(1.0, True), (100.0, False)])
@@ -127,37 +109,6 @@ def test_varying_tensor_is_judged_by_the_spread_of_the_chain(scale: float, equal
     assert found["equal"] is equal
 
 
-def test_times_are_of_the_launches_each_way() -> None:
-    program = Program()
-    found = steered.compare_times(program, program.steering)
-    assert found["graphs_us"] == {CHAIN: pytest.approx(1000.0), BRANCHES: pytest.approx(500.0)}
-    assert found["gain"] == pytest.approx(2.0)
-
-
-def test_race_decides_as_encore_does() -> None:
-    program = Program()
-    (found,) = steered.decide(program, program.steering, "race")
-    assert (found["winner"], found["median_us"][BRANCHES]) == (BRANCHES, pytest.approx(500.0))
-    assert not program.is_branched or program.branches.pending
-    program.iterate(0)
-    assert not program.is_branched, "the chain serves again"
-
-
-def test_chain_raced_against_itself_has_no_branches() -> None:
-    program = Program()
-    seen: set[bool] = set()
-
-    def took(branched: bool) -> float:
-        seen.add(branched)
-        return 1.0
-
-    program.launch_ms = took
-    found = steered.race_itself(program, program.steering, steered.Limit(60.0), races=3)
-    assert found == {"races": 3, "branches_won": 0}
-    assert seen == {False}
-    assert steered.race_itself(program, program.steering, steered.Limit(0.0), races=3)["races"] == 1
-
-
 def test_delays_that_change_bits_are_named_by_seed() -> None:
     program = Program()
     under_way: list[int] = []
@@ -173,22 +124,6 @@ def test_delays_that_change_bits_are_named_by_seed() -> None:
     found = steered.replay_delayed(program, program.steering, delayed, steered.Limit(60.0), replays=6)
     assert found == {"replays": 6, "differing_seeds": [4], "tensors": 2}
     assert steered.replay_delayed(program, program.steering, delayed, steered.Limit(0.0))["replays"] == 0
-
-
-def test_order_tells_what_makes_the_path_longer() -> None:
-    logged = [
-        Logged(Launch("mm", 0, writes=((0, 8),)), True),
-        Logged(Launch("mm", 1, writes=((8, 16),)), True),
-        Logged(Launch("custom", 2, writes=((16, 24),), barrier="it is a custom operator"), True),
-    ]
-    workspace = (100, 200)
-    hidden = [
-        Launch(one.launch.name, one.launch.first, writes=(*one.launch.writes, workspace), barrier=one.launch.barrier)
-        for one in logged
-    ]
-    found = steered.Ordered(logged, hidden)
-    assert found.paths() == {"without_barriers": 1, "declared": 2, "with_hidden_memory": 3}
-    assert found.hidden() == {"mm": 2, "custom": 1}
 
 
 SCRIPTS = {
@@ -224,45 +159,6 @@ def test_rows_are_written_and_not_made_again(tmp_path: Path) -> None:
     assert "B/current          failed: torch.OutOfMemoryError" in proof.table([failed])
 
 
-def test_workload_is_measured_while_others_are_prepared(tmp_path: Path) -> None:
-    start = started({"A": "hangs", "B": "fine"}, tmp_path)
-    one = proof.Proof(tmp_path / "rows.jsonl", tmp_path, 2, time.monotonic() + 5, start)
-    assert not one.run([proof.Chosen("A", "published"), proof.Chosen("B", "published")])
-    assert [(row["phase"], row["workload"]) for row in one.rows] == [("prepare", "B"), ("measure", "B")]
-
-
-def test_processes_end_when_time_is_over(tmp_path: Path) -> None:
-    start = started({"A": "hangs"}, tmp_path)
-    running: list[proof.Running] = []
-
-    def kept(*arguments: Any) -> proof.Running:
-        running.append(start(*arguments))
-        return running[-1]
-
-    one = proof.Proof(tmp_path / "rows.jsonl", tmp_path, 2, time.monotonic() + 1, kept)
-    assert not one.run([proof.Chosen("A", "published")])
-    assert running[0].process.returncode is not None
-    assert one.rows == []
-
-
-def test_process_that_takes_too_long_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "LONGEST_S", 0.5)
-    one = proof.Proof(tmp_path / "rows.jsonl", tmp_path, 2, time.monotonic() + 60, started({"A": "hangs"}, tmp_path))
-    assert one.run([proof.Chosen("A", "published")])
-    assert one.rows[0]["status"] == "failed"
-    assert one.rows[0]["error"].startswith("it took")
-
-
-def test_cut_off_line_is_left_out_and_others_are_refused(tmp_path: Path) -> None:
-    row = {"phase": "measure", "workload": "A", "status": "ok"}
-    path = tmp_path / "rows.jsonl"
-    path.write_text(f"{json.dumps(row)}\n{json.dumps(row)[:20]}")
-    assert proof.read_rows(path) == [row]
-    path.write_text(f"{{}}\n{json.dumps(row)}\n")
-    with pytest.raises(ValueError, match="line 1"):
-        proof.read_rows(path)
-
-
 def measured(**more: Any) -> dict[str, Any]:
     bits = {"equal": True, "chain_differs_from_itself": [], "branches_differ": [], "tensors": 3}
     times = {"graphs_us": {"chain": 100.0, "branches": 80.0}, "gain": 1.25}
@@ -286,40 +182,6 @@ def test_table_has_gain_memory_bits_and_mean() -> None:
     lines = proof.table([prepared, measured(), slower]).splitlines()
     assert lines[1].split() == ["A", "7", "4", "3", "100.0", "80.0", "1.250", "1/10", "0/100", "1.020", "equal"]
     assert "geometric mean of 2, the chain where it is faster: 1.118" in lines[-1]
-
-
-def test_other_bits_are_a_finding() -> None:
-    assert not proof.is_bad(measured())
-    assert proof.is_bad(measured(bits={"equal": False}))
-    assert proof.is_bad(measured(delays={"replays": 3, "differing_seeds": [1]}))
-    assert proof.is_bad({"status": "failed"})
-
-
-def test_dry_run_lists_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "rows.jsonl"
-    out.write_text(json.dumps({"phase": "prepare", "workload": "TKE", "status": "ok"}) + "\n")
-    assert proof.main(["--dry-run", "--out", str(out), "--only", "tke", "ALNET"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(maxsplit=1) for line in lines] == [
-        ["TKE", "measure, delayed kernels"],
-        ["ALNET", "prepare, measure"],
-    ]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["--only", "NOSUCH", "--dry-run"], ["--table", "nofile"], ["--out", "x", "--minutes", "0"], ["--jobs", "0"]],
-)
-def test_wrong_use_is_refused(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        proof.main(arguments)
-    assert ended.value.code == 2
-
-
-def test_every_workload_is_chosen_once_as_current() -> None:
-    chosen = proof.chosen_workloads([])
-    assert len({one.name for one in chosen}) == len(chosen) >= 39
-    assert proof.Chosen("MMC", "current") in chosen and proof.Chosen("TKE", "published") in chosen
 
 
 @pytest.mark.parametrize("script", ["concurrency_proof.py", "steered.py", "delayed_graphs.py"])

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-import ranks_on_cpu
 from ranks_on_cpu import RankProgram
 
 SCRIPT = """
@@ -81,15 +80,3 @@ def test_a_signal_ends_a_forked_rank_and_its_group(tmp_path: Path) -> None:
     while Path(f"/proc/{child}/stat").exists() and ") Z " not in Path(f"/proc/{child}/stat").read_text():
         assert time.monotonic() < deadline, "the group is killed, and not the rank alone"
         time.sleep(0.02)
-
-
-def test_other_variables_are_those_of_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has imported may have read them."""
-    monkeypatch.setattr(ranks_on_cpu, "_servers", {})
-    monkeypatch.setattr(ranks_on_cpu, "Server", dict)
-    server = ranks_on_cpu.current_server()
-    assert ranks_on_cpu.current_server() is server
-    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another")
-    assert ranks_on_cpu.current_server() is server
-    monkeypatch.setenv("ENCORE_OF_A_TEST", "1")
-    assert ranks_on_cpu.current_server() is not server

@@ -4,15 +4,12 @@ scripted workers."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
-import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,7 +19,6 @@ sys.path.insert(0, str(GPU_TESTS))
 
 from real_programs import floor  # noqa: E402
 from real_programs import rows as rows_of  # noqa: E402
-from real_programs.conduct import TURNS  # noqa: E402
 from real_programs.record import Body, Program, Setting, programs  # noqa: E402
 
 PROGRAMS = programs()
@@ -37,12 +33,6 @@ def flat(nest: Any) -> list[Any]:
     from real_programs.worker import _leaves
 
     return list(_leaves(nest))
-
-
-def test_enough_programs_need_nothing_but_the_lock():
-    unconditional = [program for program in PROGRAMS.values() if not program.missing()]
-    assert len(unconditional) >= 30
-    assert {program.family for program in unconditional} == {program.family for program in PROGRAMS.values()}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -76,47 +66,6 @@ def test_program_repeats_itself_unless_it_says_otherwise(name: str):
         ), "calls with one and the same result would hide a stale one"
 
 
-def test_eager_compiles_nothing_and_the_other_modes_do(monkeypatch: pytest.MonkeyPatch):
-    import torch
-
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(torch, "compile", lambda target, **keywords: (asked.append(keywords), target)[1])
-    for mode in ("eager", "compile", "stock", "encore"):
-        PROGRAMS["models_in_turns"].build(setting(mode))
-    assert asked == 3 * [{}] + 3 * [{"mode": "reduce-overhead"}] + 3 * [{"backend": "encore"}]
-
-
-def test_encores_own_counts_are_told_by_versions_that_have_them(monkeypatch: pytest.MonkeyPatch):
-    from real_programs import worker
-
-    import optimizations
-
-    reported: list[Any] = []
-    monkeypatch.setattr(optimizations, "report", lambda: reported)
-    monkeypatch.setitem(sys.modules, "optimizations.backend", optimizations)
-    old = SimpleNamespace(indirection_s=0.5, copied_bytes=8)
-    reported.append(SimpleNamespace(recordings=[old, old]))
-    assert worker._encore() == {"recordings": 2, "indirection_s": 1.0, "copied_bytes": 16}
-    new = SimpleNamespace(
-        stage="waiting", waiting="more calls", recording_s=0.1, replays=3, steady_replays=2, off="why"
-    )
-    reported[:] = [
-        SimpleNamespace(
-            recordings=[new],
-            kept=[SimpleNamespace(outputs=(0, 2), copied_bytes=64)],
-            uncaptured=[SimpleNamespace(reason="kept", calls=2), SimpleNamespace(reason="kept", calls=1)],
-            slow_calls=[SimpleNamespace(reason="changed", calls=4)],
-        )
-    ]
-    told = worker._encore()
-    assert told is not None
-    assert (told["kept_results"], told["kept_copied_bytes"], told["uncaptured"]) == (2, 64, {"kept": 3})
-    assert (told["stages"], told["waiting"], told["replays"]) == ({"waiting": 1}, {"more calls": 1}, 3)
-    assert (told["steady_replays"], told["slow_calls"], told["off"]) == (2, {"changed": 4}, {"why": 1})
-    monkeypatch.delitem(sys.modules, "optimizations.backend")
-    assert worker._encore() is None
-
-
 # --- comparing
 
 
@@ -126,16 +75,6 @@ def saved(folder: Path, name: str, **leaves: Any) -> Path:
     path = folder / name
     save_file(leaves, str(path))
     return path
-
-
-def test_equal_results_have_equal_bits(tmp_path: Path):
-    import torch
-    from real_programs.compare import Difference, difference
-
-    nan = torch.tensor([1.0, float("nan"), float("inf")])
-    left = saved(tmp_path, "left", a=nan, b=torch.tensor([True]), c=torch.empty(0))
-    right = saved(tmp_path, "right", a=nan.clone(), b=torch.tensor([True]), c=torch.empty(0))
-    assert difference(left, right) == Difference(0.0, None, True)
 
 
 def test_the_worst_leaf_is_named_and_minus_zero_is_another_bit(tmp_path: Path):
@@ -167,17 +106,6 @@ def test_results_that_cannot_be_near_are_infinitely_far(left: list[Any], right: 
     from real_programs.compare import relative_error
 
     assert relative_error(torch.tensor(left), torch.tensor(right)) == float("inf")
-
-
-def test_a_missing_result_is_an_error(tmp_path: Path):
-    import torch
-    from real_programs.compare import difference
-
-    one, two = torch.ones(1), torch.ones(2)
-    with pytest.raises(ValueError, match="on one side only: b"):
-        difference(saved(tmp_path, "left", a=one), saved(tmp_path, "right", a=one, b=two))
-    with pytest.raises(ValueError, match="0 results"):
-        difference(saved(tmp_path, "none"), saved(tmp_path, "neither"))
 
 
 # --- judging
@@ -234,24 +162,6 @@ def test_findings_exclude_stocks_and_eagers_failures():
     assert [finding.split(":")[0] for finding in found] == ["b, encore", "c, encore", "d, eager", "f, eager"]
 
 
-def test_runs_are_pooled_by_the_median_of_their_ratios():
-    def run(**encore_us: float) -> list[dict[str, Any]]:
-        rows = []
-        for program, whole in encore_us.items():
-            rows.append({"program": program, "mode": "stock", "status": "ok", "turns_us": [100.0] * 3})
-            rows.append({"program": program, "mode": "encore", "status": "ok", "turns_us": [whole] * 3})
-        return rows
-
-    lost = [{"program": "c", "mode": "encore", "status": "ok", "turns_us": [1.0]}]  # stock has no such row
-    text = rows_of.pooled([run(a=50.0, b=100.0), run(a=200.0, b=125.0), [*run(a=100.0), *lost]])
-    lines = [line.split() for line in text.splitlines()]
-    assert ["a", "encore", "3", "1.00", "2.00", "0.50", "1.00"] in lines
-    assert ["b", "encore", "2", "0.90", "1.00", "0.80"] in lines
-    assert "encore: by medians 0.95 times as fast as stock" in text
-    assert "of 2 programs; lowest 0.90 (b); below 0.95: 1" in text
-    assert "no run has" in rows_of.pooled([lost])
-
-
 def test_the_table_has_ratios_of_turns_and_their_geometric_mean():
     rows = [
         row("a", "eager", whole_us=40.0, turns_us=[40.0, 44.0]),
@@ -270,24 +180,6 @@ def test_the_table_has_ratios_of_turns_and_their_geometric_mean():
     assert "encore runs what stock does not: c" in text
     assert "encore: 2 right, 1 wrong" in text
     assert "c, stock: error: overwritten" in text
-
-
-def test_program_is_slower_if_the_interval_of_its_turns_says_so():
-    even = [10.0, 11.0, 10.5, 12.0, 10.0, 11.0, 10.0, 11.5]
-    rows = [
-        *(row(name, "stock", turns_us=even) for name in ("slow", "noisy", "few")),
-        row("slow", turns_us=[1.25 * turn for turn in even]),
-        row("noisy", turns_us=[2 * turn if index % 2 else turn for index, turn in enumerate(even)]),
-        row("few", turns_us=[20.0, 22.0]),
-    ]
-    text = rows_of.table(rows)
-    assert "below 0.95: 3, with their intervals 1" in text
-    slow, noisy, few = (
-        next(one for one in text.splitlines() if one.startswith(name)) for name in ("slow", "noisy", "few")
-    )
-    assert "0.80 [0.80, 0.80]" in slow
-    assert "[0.50, 1.00]" in noisy
-    assert "[" not in few
 
 
 def processes(**ratios: tuple[float, ...]) -> list[dict[str, Any]]:
@@ -314,39 +206,6 @@ def test_program_is_slow_by_its_interval_over_processes():
     assert "in the geometric mean of 3" in text
     text = floor.text(floor.speeds(floor.by_process([[*rows, *processes(once=(9.0,))]])))
     assert "encore over compile: 0.94 [" in text and "in the geometric mean of 4" not in text
-
-
-def test_speed_over_two_processes_has_no_interval():
-    speeds = floor.speeds(floor.by_process([processes(slow=(0.5, 0.5))]))
-    assert not floor.slow(speeds)
-    assert "no program is judged as slow: that takes 3 processes" in floor.text(speeds)
-    three = [*(processes(slow=(0.5,)) for _ in range(2)), processes(slow=(0.5001,))]
-    assert floor.slow(floor.speeds(floor.by_process(three))), "runs in several files are several processes"
-
-
-def test_later_row_of_a_process_stands_for_an_earlier_one():
-    rows = [row(status="not_run", process=1), row(process=2), row(process=1, whole_us=3.0)]
-    assert [[one.get("whole_us") for one in of] for of in floor.by_process([rows])] == [[3.0], [10.0]]
-
-
-def test_slow_program_is_told_and_ends_with_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "rows.jsonl"
-    module = loaded_script()
-    for ratio, code in ((0.8, 1), (1.1, 0)):
-        rows = processes(program=(ratio, ratio + 1e-3, ratio))
-        out.write_text("".join(json.dumps(one) + "\n" for one in rows))
-        assert module.main(["--table", str(out)]) == code
-        assert ("SLOW: program, encore: 0.80" in capsys.readouterr().out) == bool(code)
-
-
-def test_lines_that_are_no_rows_are_named(tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    for wrong in ("{}", "[]", "3", '{"program": ', "null"):
-        path.write_text(json.dumps(row()) + "\n" + wrong + "\n")
-        with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is no row"):
-            rows_of.read(path)
-    path.write_text(json.dumps(row()) + "\n")
-    assert rows_of.read(path) == [row()]
 
 
 # --- conducting
@@ -457,23 +316,6 @@ def test_a_process_that_hangs_costs_its_timeout_and_no_other_row(scripted: Scrip
     assert not scripted.alive()
 
 
-def test_encore_starts_after_stock_and_is_timed_alone(scripted: Scripted):
-    scripted.run("fine", "wrong", alive=2)
-    events = [line.rsplit(maxsplit=2) for line in scripted.started.read_text().splitlines()]
-    kinds = [(name, what == "timed") for name, what, _ in events]
-    began = [name for name, timed in kinds if not timed]
-    assert began.index("fine stock") < began.index("fine encore")
-    assert [timed for _, timed in kinds] == 6 * [False] + 2 * 3 * TURNS * [True]
-    assert [name for name, timed in kinds if timed][:6] == 2 * ["fine eager", "fine stock", "fine encore"]
-
-
-def test_what_the_budget_leaves_out_is_told(scripted: Scripted):
-    rows = scripted.run("hangs", "fine", "wrong", alive=1, budget_s=4.0)
-    assert rows["hangs", "encore"]["status"] in ("timed_out", "not_run")
-    assert rows["wrong", "eager"]["status"] == "not_run"
-    assert rows_of.findings(list(rows.values()))
-
-
 # --- the command
 
 
@@ -521,12 +363,6 @@ def test_run_of_several_processes_goes_on_where_it_ended(tmp_path: Path, monkeyp
     assert ran == [(1, both), (2, both), (1, left), (2, left)]
 
 
-def test_rows_need_not_be_kept():
-    done = script("--device", "cpu", "--tiny", "--only", "side_stream", "--modes", "eager", "--turn", "0.01")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "side_stream" in done.stdout
-
-
 def loaded_script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("programs_script", SCRIPT)
     assert spec and spec.loader
@@ -554,64 +390,3 @@ def test_wrong_use_is_told(arguments: list[str], words: str, capsys: pytest.Capt
         loaded_script().main(arguments)
     assert end.value.code == 2
     assert words in capsys.readouterr().err
-
-
-def test_a_gpu_is_asked_for_before_anything_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as end:
-        loaded_script().main(["--only", "side_stream"])
-    assert end.value.code == 2
-    assert "no NVIDIA GPU" in capsys.readouterr().err
-
-
-def test_rows_are_json_and_a_full_disk_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    from real_programs import conduct
-
-    async def run(conductor: Any, chosen: Any) -> None:
-        conductor.tell(row("a", "aot_eager", verdict="wrong", error_over_eager=float("inf"), worst="round 0: 1"))
-
-    monkeypatch.setattr(conduct.Conductor, "run", run)
-    out = tmp_path / "rows.jsonl"
-    options = ["--device", "cpu", "--tiny", "--only", "side_stream", "--out"]
-    module = loaded_script()
-    assert module.main([*options, str(out)]) == 1
-    assert "FINDING: a, aot_eager: results inf off eager's (round 0: 1)" in capsys.readouterr().out
-    text = out.read_text()
-    assert json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["verdict"] == "wrong"
-    assert module.main(["--table", str(out)]) == 1
-    capsys.readouterr()
-    assert module.main([*options, "/dev/full"]) == 1
-    assert "No space left on device" in capsys.readouterr().err
-
-
-def workers_of(pid: int) -> list[str]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    found = []
-    for child in children:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            if b"real_programs.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(child)
-    return found
-
-
-def test_interrupted_script_ends_workers_and_keeps_rows(tmp_path: Path):
-    out = tmp_path / "rows.jsonl"
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "--device", "cpu", "--tiny", "--only", "side_stream", "--out", str(out)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 100
-    while not (workers := workers_of(process.pid)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert workers
-    process.terminate()
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130, error
-    assert "0 rows were written" in error
-    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)

@@ -93,21 +93,6 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "run_all.sh",
-        "run_tests.sh",
-        "tests/gpu/pytest.sh",
-        "tests/versions.sh",
-        ".ci/run",
-    ],
-)
-def test_scripts_are_executable_bash(script: str) -> None:
-    assert os.access(REPOSITORY / script, os.X_OK)
-    assert (REPOSITORY / script).read_text().startswith("#!/usr/bin/env bash\n")
-
-
 def test_the_first_start_makes_the_environment_from_the_lock(checkout: Checkout) -> None:
     done = checkout.run("run_all.sh", STUB_GPU="NVIDIA H200")
     assert done.returncode == 0, done.stderr
@@ -336,10 +321,6 @@ def test_a_failed_check_fails_the_whole_although_the_tests_pass(checkout: Checko
     assert done.stdout.splitlines()[-1] == "=== 3 passed in 0.01s ==="
 
 
-def test_failed_tests_fail_the_script(checkout: Checkout) -> None:
-    assert checkout.run("run_tests.sh", STUB_PYTEST="1").returncode == 1
-
-
 def test_arguments_go_to_pytest_alone(checkout: Checkout) -> None:
     checkout.run("run_tests.sh", "tests/suite/results/test_store.py", "-k", "cut line")
     assert checkout.calls()[-1] == "<-m><pytest><tests/suite/results/test_store.py><-k><cut line>"
@@ -367,22 +348,6 @@ def test_gpu_tests_run_together_then_alone(checkout: Checkout) -> None:
         assert checkout.calls()[-2:] == [f"{in_turns}{files}", f"{ALONE}<-x>{files}"]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_compiler_features_are_found_once_for_gpu_tests(checkout: Checkout, fails: bool) -> None:
-    done = checkout.run("run_tests.sh", "--gpu", STUB_GPU="NVIDIA H200", STUB_TOOLCHAIN="1" if fails else "")
-    assert done.returncode == 0
-    made, *parts = checkout.calls()[-3:]
-    assert "<tests.gpu.toolchain>" in made and len(parts) == 2
-    assert ("each process finds out by itself" in done.stderr) == fails
-    folder = Path(made.split("<")[-1].rstrip(">"))
-    assert folder.is_absolute() and not folder.exists()
-    shared = checkout.folder / "shared by several runs"
-    for calls in (3, 2):
-        run = checkout.run("run_tests.sh", "--gpu", STUB_GPU="NVIDIA H200", ENCORE_TEST_TOOLCHAIN=str(shared))
-        assert run.returncode == 0 and (shared / "made").exists()
-        assert sum("toolchain" in call or "<pytest>" in call for call in checkout.calls()) == calls
-
-
 @pytest.mark.parametrize(
     ("together", "alone", "verdict"),
     [
@@ -407,11 +372,6 @@ def test_both_parts_of_the_gpu_tests_have_one_verdict(
     assert f"together: exit code {together}, alone: exit code {alone}" in done.stdout
 
 
-def test_an_interrupt_ends_both_parts(checkout: Checkout) -> None:
-    assert checkout.run("run_tests.sh", "--gpu", STUB_GPU="NVIDIA H200", STUB_PYTEST="2").returncode == 2
-    assert not any(ALONE in call for call in checkout.calls())
-
-
 @pytest.mark.parametrize(("locked", "newest", "code"), [(5, 0, 5), (0, 3, 3), (5, 3, 5), (0, 0, 0)])
 def test_ci_runs_both_rows(checkout: Checkout, locked: int, newest: int, code: int) -> None:
     row = checkout.root / "tests" / "versions.sh"
@@ -429,40 +389,3 @@ def test_help_needs_no_set_up(checkout: Checkout, script: str) -> None:
     assert done.returncode == 0
     assert f"Usage: ./{script}" in done.stdout
     assert checkout.calls() == []
-
-
-@pytest.mark.parametrize("arguments", [("--quick", "--help"), ("EOS", "-h")])
-def test_help_is_shown_wherever_it_is_asked_for(checkout: Checkout, arguments: tuple[str, ...]) -> None:
-    done = checkout.run("run_all.sh", *arguments)
-    assert done.returncode == 0
-    assert "Usage: ./run_all.sh" in done.stdout
-    assert checkout.calls() == []
-
-
-def earlier_stay(checkout: Checkout) -> str:
-    """The archive of a stay whose first shard has begun."""
-    earlier = checkout.folder / "shards" / "shard-1"
-    earlier.mkdir(parents=True)
-    (earlier / "environment.json").write_text("{}")
-    archive = checkout.folder / "shards.tar.gz"
-    subprocess.run(["tar", "-C", checkout.folder, "-czf", archive, "shards"], check=True)
-    return str(archive)
-
-
-ROUNDS = {
-    1: ["0 on 0-1", "0 on 2-3", "0 on 4-5", "0 on 0-7", "0 on 0-7", "0 on 0-7", "0 on 0-7"],
-    2: ["0 on 0-1", "1 on 2-3", "0 on 4-5", "0 on 0-3", "1 on 4-7", "0 on 0-3", "1 on 4-7"],
-    4: ["0 on 0-1", "1 on 2-3", "2 on 4-5", "3 on 6-7", "0 on 0-1", "1 on 2-3", "2 on 4-5"],
-}
-"""For each number of GPUs, where the tests and the random programs run on eight cores: all together, then alone."""
-
-
-def test_gpu_tests_need_the_installed_package_and_say_so(tmp_path: Path) -> None:
-    """Without its entry point each test would fail by itself: the backend has no name."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexit 1\n")
-    python.chmod(0o755)
-    script = REPOSITORY / "tests" / "gpu" / "pytest.sh"
-    done = subprocess.run([script, python], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 2
-    assert "has no package encore" in done.stderr
