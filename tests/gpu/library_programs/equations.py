@@ -8,12 +8,11 @@ import torch
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import capturable, many, on_the_device, program, state_of
+from library_programs.record import capturable, descend, many, on_the_device, program, state_of
 
 
 @program
 def pinn_burgers_second_derivatives(device: str) -> Program:
-    torch.manual_seed(12)
     layers = [2, 16, 16, 16, 1]
     net = nn.Sequential()
     for i in range(len(layers) - 1):
@@ -36,12 +35,8 @@ def pinn_burgers_second_derivatives(device: str) -> Program:
     def step(x, t, u):
         x = x.clone().requires_grad_(True)
         t = t.clone().requires_grad_(True)
-        optimizer.zero_grad()
         u_pred, f_pred = net_f(x, t)
-        loss = torch.mean((u - u_pred) ** 2) + torch.mean(f_pred**2)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(torch.mean((u - u_pred) ** 2) + torch.mean(f_pred**2), optimizer)
 
     data = many(
         lambda g: [torch.rand(20, 1, generator=g), torch.rand(20, 1, generator=g), torch.randn(20, 1, generator=g)],
@@ -52,7 +47,6 @@ def pinn_burgers_second_derivatives(device: str) -> Program:
 
 @program
 def neural_ode_by_rk4(device: str) -> Program:
-    torch.manual_seed(13)
 
     class ODEFunc(nn.Module):
         def __init__(self) -> None:
@@ -83,12 +77,8 @@ def neural_ode_by_rk4(device: str) -> Program:
     times = torch.linspace(0.0, 1.0, 5).to(device)
 
     def step(y0, y):
-        optimizer.zero_grad()
         pred = odeint(func, y0, times)
-        loss = torch.mean(torch.abs(pred - y))
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(torch.mean(torch.abs(pred - y)), optimizer)
 
     data = many(lambda g: [torch.randn(6, 1, 2, generator=g), torch.randn(5, 6, 1, 2, generator=g)], device)
     return Program(step, data, lambda: state_of(func, optimizer))

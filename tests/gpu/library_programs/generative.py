@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import drawn, many, on_the_device, program, state_of
+from library_programs.record import descend, drawn, many, on_the_device, program, state_of
 
 
 def small_generator(z=8):
@@ -36,7 +36,6 @@ def small_critic(norm=True):
 
 @program
 def dcgan_of_the_tutorial(device: str) -> Program:
-    torch.manual_seed(6)
     netG, netD = small_generator().to(device), nn.Sequential(small_critic(), nn.Sigmoid()).to(device)
     criterion = nn.BCELoss()
     optimizerD = torch.optim.Adam(netD.parameters(), lr=2e-4, betas=(0.5, 0.999), **on_the_device(device))
@@ -72,7 +71,6 @@ def dcgan_of_the_tutorial(device: str) -> Program:
 
 @program
 def wgan_gp_critic_five_times_by_an_argument(device: str) -> Program:
-    torch.manual_seed(7)
     G, D = small_generator().to(device), small_critic(False).to(device)
     opt_G = torch.optim.Adam(G.parameters(), lr=2e-4, betas=(0.5, 0.9), fused=True)
     opt_D = torch.optim.Adam(D.parameters(), lr=2e-4, betas=(0.5, 0.9), fused=True)
@@ -86,12 +84,10 @@ def wgan_gp_critic_five_times_by_an_argument(device: str) -> Program:
         return ((gradients.view(real.size(0), -1).norm(2, dim=1) - 1) ** 2).mean()
 
     def step(real, i):
-        opt_D.zero_grad()
         z = torch.randn(real.size(0), 8, 1, 1, device=real.device)
         fake = G(z)
         d_loss = -D(real).mean() + D(fake.detach()).mean() + 10 * compute_gradient_penalty(real, fake.detach())
-        d_loss.backward()
-        opt_D.step()
+        descend(d_loss, opt_D)
         opt_G.zero_grad()
         result = {"d": d_loss.detach()}
         if i % 2 == 0:
@@ -107,7 +103,6 @@ def wgan_gp_critic_five_times_by_an_argument(device: str) -> Program:
 
 @program
 def cyclegan_two_optimizers_linear_decay(device: str) -> Program:
-    torch.manual_seed(8)
 
     def gen():
         return nn.Sequential(
@@ -145,11 +140,9 @@ def cyclegan_two_optimizers_linear_decay(device: str) -> Program:
         fake_B, fake_A = G_A(real_A), G_B(real_B)
         rec_A, rec_B = G_B(fake_B), G_A(fake_A)
         set_requires_grad([D_A, D_B], False)
-        opt_G.zero_grad()
         idt = l1(G_A(real_B), real_B) * 5 + l1(G_B(real_A), real_A) * 5
         loss_G = gan(D_A(fake_B), True) + gan(D_B(fake_A), True) + 10 * (l1(rec_A, real_A) + l1(rec_B, real_B)) + idt
-        loss_G.backward()
-        opt_G.step()
+        descend(loss_G, opt_G)
         set_requires_grad([D_A, D_B], True)
         opt_D.zero_grad()
         loss_D_A = (gan(D_A(real_B), True) + gan(D_A(fake_B.detach()), False)) * 0.5
@@ -187,19 +180,16 @@ class VAE(nn.Module):
 
 @program
 def vae_of_the_examples(device: str) -> Program:
-    torch.manual_seed(9)
     model = VAE().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
 
     def step(data):
         model.train()
-        optimizer.zero_grad()
         recon, mu, logvar = model(data)
         BCE = F.binary_cross_entropy(recon, data.view(-1, 64), reduction="sum")
         KLD = -0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp())
         loss = BCE + KLD
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         return loss / len(data)
 
     return Program(
@@ -243,7 +233,6 @@ class VectorQuantizerEMA(nn.Module):
 
 @program
 def vq_vae_with_ema_codebook(device: str) -> Program:
-    torch.manual_seed(10)
     encoder = nn.Sequential(nn.Conv2d(1, 8, 4, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1)).to(device)
     vq = VectorQuantizerEMA().to(device)
     decoder = nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU(), nn.ConvTranspose2d(8, 1, 4, 2, 1)).to(device)
@@ -251,12 +240,10 @@ def vq_vae_with_ema_codebook(device: str) -> Program:
     optimizer = torch.optim.Adam(params, lr=1e-3, amsgrad=False, **on_the_device(device))
 
     def step(data):
-        optimizer.zero_grad()
         vq_loss, quantized, perplexity = vq(encoder(data))
         recon_error = F.mse_loss(decoder(quantized), data) / 0.06
         loss = recon_error + vq_loss
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         return {"recon": recon_error.detach(), "perplexity": perplexity}
 
     parts = (encoder, vq, decoder, optimizer)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, many, on_the_device, program, state_of
+from library_programs.record import CALLS, descend, many, on_the_device, program, state_of, variant
 
 
 def graphs(device: str, graphs_each: int = 4, nodes: int = 6, edges: int = 14) -> list[tuple[Any, ...]]:
@@ -30,8 +30,6 @@ def graphs(device: str, graphs_each: int = 4, nodes: int = 6, edges: int = 14) -
 
 def graph_network(device: str, kind: str, pool: str, given_size: bool, **options: Any) -> Program:
     from torch_geometric import nn as gnn
-
-    torch.manual_seed(43)
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -69,42 +67,16 @@ def graph_network(device: str, kind: str, pool: str, given_size: bool, **options
     return Program(train, graphs(device), lambda: state_of(model, optimizer))
 
 
-@program
-def pyg_gcn_mean_pool_with_given_size(device: str) -> Program:
-    return graph_network(device, "gcn", "mean", True)
-
-
-@program
-def pyg_gcn_without_self_loops(device: str) -> Program:
-    """GCNConv and GATConv with their own loops take edges by a boolean mask, and are refused."""
-    return graph_network(device, "gcn", "add", True, add_self_loops=False)
-
-
-@program
-def pyg_gat_without_self_loops(device: str) -> Program:
-    return graph_network(device, "gat", "mean", True, add_self_loops=False)
-
-
-@program
-def pyg_graphsage_without_size(device: str) -> Program:
-    """Refused is fine: the number of graphs is read on the host."""
-    return graph_network(device, "sage", "mean", False)
-
-
-@program
-def pyg_gcn_mean_pool_without_size(device: str) -> Program:
-    """Refused is fine: the number of graphs is read on the host."""
-    return graph_network(device, "gcn", "mean", False)
-
-
-@program
-def pyg_gat_add_pool(device: str) -> Program:
-    return graph_network(device, "gat", "add", True)
-
-
-@program
-def pyg_graphsage_max_pool(device: str) -> Program:
-    return graph_network(device, "sage", "max", True)
+variant("pyg_gcn_mean_pool_with_given_size", graph_network, "gcn", "mean", True)
+# GCNConv and GATConv with their own loops take edges by a boolean mask, and are refused.
+variant("pyg_gcn_without_self_loops", graph_network, "gcn", "add", True, add_self_loops=False)
+variant("pyg_gat_without_self_loops", graph_network, "gat", "mean", True, add_self_loops=False)
+# Refused is fine: the number of graphs is read on the host.
+variant("pyg_graphsage_without_size", graph_network, "sage", "mean", False)
+# Refused is fine: the number of graphs is read on the host.
+variant("pyg_gcn_mean_pool_without_size", graph_network, "gcn", "mean", False)
+variant("pyg_gat_add_pool", graph_network, "gat", "add", True)
+variant("pyg_graphsage_max_pool", graph_network, "sage", "max", True)
 
 
 @program
@@ -113,7 +85,6 @@ def pyg_gcn_on_a_data_batch(device: str) -> Program:
     from torch_geometric import nn as gnn
     from torch_geometric.data import Batch, Data
 
-    torch.manual_seed(44)
     model = gnn.GCN(5, 16, num_layers=2, out_channels=16, dropout=0.1).to(device)
     head = nn.Linear(16, 3).to(device)
     optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=0.01, fused=True)
@@ -129,33 +100,16 @@ def pyg_gcn_on_a_data_batch(device: str) -> Program:
     loader = [(Batch.from_data_list([one() for _ in range(4)]).to(device),) for _ in range(CALLS)]
 
     def train(data):
-        optimizer.zero_grad()
         out = model(data.x, data.edge_index)
         out = head(gnn.global_mean_pool(out, data.batch, size=data.num_graphs))
-        loss = F.cross_entropy(out, data.y)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(F.cross_entropy(out, data.y), optimizer)
 
     return Program(train, loader, lambda: state_of(model, head, optimizer))
-
-
-@program
-def pyg_node_classification_of_the_whole_graph(device: str) -> Program:
-    """Cora's way, the rows by index, as arguments."""
-    return node_classification(device, False)
-
-
-@program
-def pyg_node_classification_with_cached_normalisation(device: str) -> Program:
-    """The layers keep the normalised edges of the first call."""
-    return node_classification(device, True)
 
 
 def node_classification(device: str, cached: bool) -> Program:
     from torch_geometric import nn as gnn
 
-    torch.manual_seed(46)
     x, edge_index = torch.randn(24, 5).to(device), torch.randint(24, (2, 80)).to(device)
     y = torch.randint(3, (24,)).to(device)
     conv1, conv2 = gnn.GCNConv(5, 16, cached=cached).to(device), gnn.GCNConv(16, 3, cached=cached).to(device)
@@ -166,14 +120,16 @@ def node_classification(device: str, cached: bool) -> Program:
     )
 
     def train(rows):
-        optimizer.zero_grad()
         h = F.dropout(x, p=0.5)
         h = F.dropout(conv1(h, edge_index).relu(), p=0.5)
         out = conv2(h, edge_index)
-        loss = F.cross_entropy(out[rows], y[rows])
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(F.cross_entropy(out[rows], y[rows]), optimizer)
 
     data = many(lambda g: [torch.randperm(24, generator=g)[:10]], device)
     return Program(train, data, lambda: state_of(conv1, conv2, optimizer))
+
+
+# Cora's way, the rows by index, as arguments.
+variant("pyg_node_classification_of_the_whole_graph", node_classification, False)
+# The layers keep the normalised edges of the first call.
+variant("pyg_node_classification_with_cached_normalisation", node_classification, True)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import backend, capturable, drawn, many, program, state_of
+from library_programs.record import backend, capturable, descend, drawn, many, program, state_of, training, variant
 from library_programs.representations import small_encoder, two_views
 from library_programs.schedules import ConvNet, digits
 
@@ -81,7 +81,6 @@ def disable_running_stats(model, back=False):
 
 
 def sharpness_aware(device: str, adaptive: bool, in_place: bool) -> Program:
-    torch.manual_seed(30)
     model = ConvNet().to(device)
     optimizer = SAM(model.parameters(), torch.optim.SGD, rho=0.5, adaptive=adaptive, lr=0.05, momentum=0.9)
 
@@ -102,20 +101,13 @@ def sharpness_aware(device: str, adaptive: bool, in_place: bool) -> Program:
     return Program(step, digits(device), lambda: state_of(model, optimizer.base_optimizer))
 
 
-@program
-def sam_with_exchanged_data(device: str) -> Program:
-    """As in the repository. It may be refused: it sets `p.data = old`, and keeps another backup in each call."""
-    return sharpness_aware(device, False, False)
-
-
-@program
-def sam_adaptive_in_place(device: str) -> Program:
-    return sharpness_aware(device, True, True)
+# As in the repository. It may be refused: it sets `p.data = old`, and keeps another backup in each call.
+variant("sam_with_exchanged_data", sharpness_aware, False, False)
+variant("sam_adaptive_in_place", sharpness_aware, True, True)
 
 
 @program
 def lookahead_every_fifth_call_by_an_argument(device: str) -> Program:
-    torch.manual_seed(31)
     model = ConvNet().to(device)
     base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
     slow = [p.detach().clone() for p in model.parameters()]
@@ -139,7 +131,6 @@ def lookahead_every_fifth_call_by_an_argument(device: str) -> Program:
 @program
 def lookahead_that_counts_itself(device: str) -> Program:
     """Refused is fine: the optimizer counts its calls in Python."""
-    torch.manual_seed(32)
     model = ConvNet(dropout=False).to(device)
     base = torch.optim.SGD(model.parameters(), lr=0.05)
 
@@ -163,30 +154,23 @@ def lookahead_that_counts_itself(device: str) -> Program:
     optimizer = Lookahead()
 
     def step(x, y):
-        optimizer.zero_grad()
-        loss = F.nll_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(F.nll_loss(model(x), y), optimizer).detach()
 
     return Program(step, digits(device), lambda: [*state_of(model, base), *optimizer.slow])
 
 
 @program
 def siamese_triplets_with_hard_negatives(device: str) -> Program:
-    torch.manual_seed(33)
     net = small_encoder().to(device)
     optimizer = torch.optim.Adagrad(net.parameters(), lr=1e-2)
     triplet = nn.TripletMarginWithDistanceLoss(distance_function=lambda a, b: 1 - F.cosine_similarity(a, b), margin=0.5)
 
     def step(anchor, positive, pool):
-        optimizer.zero_grad()
         a, p, n = net(anchor), net(positive), net(pool)
         with torch.no_grad():
             hardest = torch.cdist(a, n).argmin(dim=1)
         loss = triplet(a, p, n[hardest])
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         return {"loss": loss.detach(), "hardest": hardest}
 
     data = many(lambda g: [drawn(g, size=8), drawn(g, size=8), drawn(g, 8, size=8)], device)
@@ -194,7 +178,6 @@ def siamese_triplets_with_hard_negatives(device: str) -> Program:
 
 
 def factorization(device: str, sparse: bool) -> Program:
-    torch.manual_seed(34)
 
     class MF(nn.Module):
         def __init__(self) -> None:
@@ -213,13 +196,6 @@ def factorization(device: str, sparse: bool) -> Program:
         else torch.optim.SGD(model.parameters(), lr=0.1, maximize=False)
     )
 
-    def step(u, i, rating):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(u, i), rating)
-        loss.backward()
-        optimizer.step()
-        return loss
-
     data = many(
         lambda g: [
             torch.randint(30, (8,), generator=g),
@@ -228,24 +204,17 @@ def factorization(device: str, sparse: bool) -> Program:
         ],
         device,
     )
-    return Program(step, data, lambda: state_of(model, optimizer))
+    return training(lambda u, i, rating: F.mse_loss(model(u, i), rating), optimizer, data, model)
 
 
-@program
-def matrix_factorization_with_sparse_adam(device: str) -> Program:
-    """Refused is fine: gradients are sparse."""
-    return factorization(device, True)
-
-
-@program
-def matrix_factorization_with_dense_gradients(device: str) -> Program:
-    return factorization(device, False)
+# Refused is fine: gradients are sparse.
+variant("matrix_factorization_with_sparse_adam", factorization, True)
+variant("matrix_factorization_with_dense_gradients", factorization, False)
 
 
 @program
 def lbfgs_with_a_closure(device: str) -> Program:
     """Refused is fine."""
-    torch.manual_seed(35)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
 
@@ -267,19 +236,11 @@ def swa_of_the_documentation(device: str) -> Program:
     """AveragedModel after the step from the sixth call on, and SWALR."""
     from torch.optim.swa_utils import SWALR, AveragedModel
 
-    torch.manual_seed(36)
     model = ConvNet().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
     swa_model = AveragedModel(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
     swa_scheduler = SWALR(optimizer, swa_lr=0.05, anneal_epochs=3)
-
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = F.nll_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
 
     def between(index: int) -> None:
         if index > 5:
@@ -288,23 +249,20 @@ def swa_of_the_documentation(device: str) -> Program:
         else:
             scheduler.step()
 
-    return Program(step, digits(device), lambda: state_of(model, swa_model, optimizer), between)
+    return training(lambda x, y: F.nll_loss(model(x), y), optimizer, digits(device), model, swa_model, between=between)
 
 
 @program
 def ema_by_averaged_model_in_the_step(device: str) -> Program:
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-    torch.manual_seed(37)
     model = ConvNet().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     ema = AveragedModel(model, device=torch.device(device), multi_avg_fn=get_ema_multi_avg_fn(0.99), use_buffers=True)
 
     def step(x, y):
-        optimizer.zero_grad()
         loss = F.nll_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         ema.update_parameters(model)
         return loss
 
@@ -314,7 +272,6 @@ def ema_by_averaged_model_in_the_step(device: str) -> Program:
 @program
 def scaler_that_overflows(device: str) -> Program:
     """A scale of 2**20 overflows float16 in the first calls; a batch of the middle holds an infinity."""
-    torch.manual_seed(38)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**20, growth_interval=3)
@@ -338,7 +295,6 @@ def scaler_that_overflows(device: str) -> Program:
 @program
 def gradient_noise_that_decays(device: str) -> Program:
     """Noise on the gradients by hooks, and its size by a tensor argument."""
-    torch.manual_seed(39)
     model = ConvNet().to(device)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.9, centered=True, **capturable(device))
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [6, 11], gamma=0.1)
@@ -358,25 +314,16 @@ def gradient_noise_that_decays(device: str) -> Program:
 
 @program
 def convnet_step_compiled_by_aot_eager(device: str) -> Program:
-    torch.manual_seed(40)
     model = ConvNet(dropout=False).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     called = torch.compile(model, backend="aot_eager")
 
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = F.nll_loss(called(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Program(step, digits(device), lambda: state_of(model, optimizer))
+    return training(lambda x, y: F.nll_loss(called(x), y), optimizer, digits(device), model)
 
 
 @program
 def mlp_and_optimizer_compiled_inside(device: str) -> Program:
     """The optimizer's step compiled too, as in the tutorial."""
-    torch.manual_seed(41)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3, device=device), **capturable(device))
     called = torch.compile(model, backend=backend(device))
@@ -398,7 +345,6 @@ def mlp_and_optimizer_compiled_inside(device: str) -> Program:
 
 @program
 def loss_compiled_inside(device: str) -> Program:
-    torch.manual_seed(42)
     model = small_encoder().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4)
 
@@ -409,11 +355,4 @@ def loss_compiled_inside(device: str) -> Program:
         on = (torch.diagonal(c) - 1).pow(2).sum()
         return on + 0.005 * (c.pow(2).sum() - torch.diagonal(c).pow(2).sum())
 
-    def step(a, b):
-        optimizer.zero_grad()
-        loss = barlow_twins(model(a), model(b))
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Program(step, two_views(device, 8), lambda: state_of(model, optimizer))
+    return training(lambda a, b: barlow_twins(model(a), model(b)), optimizer, two_views(device, 8), model)

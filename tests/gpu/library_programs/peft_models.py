@@ -8,14 +8,13 @@ import torch
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, on_gpu, program, state_of, tokens
+from library_programs.record import CALLS, descend, on_gpu, program, state_of, tokens
 from library_programs.transformers_models import SMALL, hf_step
 
 
-def gpt2(device: str, seed: int) -> nn.Module:
+def gpt2(device: str) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    torch.manual_seed(seed)
     return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2)).to(device)
 
 
@@ -37,7 +36,7 @@ def peft_lora_dropout_bfloat16_cosine(device: str) -> Program:
     config = LoraConfig(
         task_type="CAUSAL_LM", r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True
     )
-    model = get_peft_model(gpt2(device, 60), config).to(device).train()
+    model = get_peft_model(gpt2(device), config).to(device).train()
     optimizer = torch.optim.AdamW(trained(model), lr=3e-3, fused=True)
     scheduler = get_cosine_schedule_with_warmup(optimizer, 2, CALLS)
     step = hf_step(model, optimizer, 1.0, torch.bfloat16)
@@ -50,7 +49,6 @@ def peft_dora_on_llama_two_adapters_switched(device: str) -> Program:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(61)
     base = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=1, max_position_embeddings=32, **SMALL))
     config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"], use_dora=True)
     model = get_peft_model(base.to(device), config)
@@ -72,7 +70,7 @@ def peft_prompt_tuning_linear(device: str) -> Program:
     from peft import PromptTuningConfig, get_peft_model
     from transformers import get_linear_schedule_with_warmup
 
-    model = get_peft_model(gpt2(device, 62), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    model = get_peft_model(gpt2(device), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
     model.to(device).train()
     optimizer = torch.optim.AdamW(trained(model), lr=3e-2, fused=True)
     scheduler = get_linear_schedule_with_warmup(optimizer, 0, CALLS)
@@ -96,7 +94,7 @@ def peft_adalora_allocates_behind_the_step(device: str) -> Program:
         total_step=CALLS,
         lora_dropout=0.05,
     )
-    model = get_peft_model(gpt2(device, 63), config).to(device).train()
+    model = get_peft_model(gpt2(device), config).to(device).train()
     optimizer = torch.optim.AdamW(trained(model), lr=3e-3, fused=True)
 
     def step(batch):
@@ -117,7 +115,6 @@ def peft_ia3_on_t5_adamax(device: str) -> Program:
     from peft import IA3Config, get_peft_model
     from transformers import T5Config, T5ForConditionalGeneration
 
-    torch.manual_seed(64)
     base = T5ForConditionalGeneration(
         T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0)
     )
@@ -126,13 +123,9 @@ def peft_ia3_on_t5_adamax(device: str) -> Program:
     optimizer = torch.optim.Adamax(trained(model), lr=3e-2, capturable=on_gpu(device))
 
     def step(ids, target):
-        optimizer.zero_grad()
         labels = target.clone()
         labels[labels == 0] = -100
-        loss = model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss, optimizer).detach()
 
     batches = [(x, x.flip(0)[:, :7]) for x in tokens(device, pad=0)]
     return Program(step, batches, lambda: state_of(model, optimizer))

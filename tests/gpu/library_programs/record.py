@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,20 @@ _NO_PROGRAMS = frozenset({"compare", "record"})
 
 
 def program(make: Callable[[str], Program]) -> Callable[[str], Program]:
-    assert make.__name__ not in PROGRAMS
-    PROGRAMS[make.__name__] = make
+    """Register what makes a program. It is made from a seed of its own."""
+    variant(make.__name__, make)
     return make
+
+
+def variant(name: str, make: Callable[..., Program], *arguments: Any, **options: Any) -> None:
+    """Register a program that a function of several makes of these arguments, after the device."""
+
+    def seeded(device: str) -> Program:
+        torch.manual_seed(zlib.crc32(name.encode()))
+        return make(device, *arguments, **options)
+
+    assert name not in PROGRAMS
+    PROGRAMS[name] = seeded
 
 
 def programs() -> dict[str, Callable[[str], Program]]:
@@ -54,6 +66,39 @@ def state_of(*holders: Any) -> list[torch.Tensor]:
         else:
             found += tensors_in(holder)
     return found
+
+
+def descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer, clip: float | None = None) -> torch.Tensor:
+    """Update the parameters once: no gradients, backward, norm of gradients at most `clip`, step. Return the loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], clip)
+    optimizer.step()
+    return loss
+
+
+def training(
+    loss_of: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    batches: list[tuple[Any, ...]],
+    *holders: Any,
+    scheduler: Any = None,
+    between: Callable[[int], Any] | None = None,
+    clip: float | None = None,
+) -> Program:
+    """Return the plainest training, of which `holders` and the optimizer have the state."""
+
+    def step(*batch: Any) -> torch.Tensor:
+        return descend(loss_of(*batch), optimizer, clip)
+
+    def after(index: int) -> None:
+        if between is not None:
+            between(index)
+        elif scheduler is not None:
+            scheduler.step()
+
+    return Program(step, batches, lambda: state_of(*holders, optimizer), after)
 
 
 def on_gpu(device: str) -> bool:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, capturable, many, on_the_device, program, state_of
+from library_programs.record import CALLS, capturable, descend, many, on_the_device, program, state_of, variant
 
 
 class ActorCritic(nn.Module):
@@ -59,7 +59,6 @@ def rollouts(g):
 @program
 def ppo_of_cleanrl_with_annealed_rate(device: str) -> Program:
     """CleanRL: advantages in the step, two epochs of two minibatches by randperm on the device."""
-    torch.manual_seed(1)
     agent = ActorCritic().to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=1e-5, **on_the_device(device))
 
@@ -109,7 +108,6 @@ def ppo_of_cleanrl_with_annealed_rate(device: str) -> Program:
 
 @program
 def a2c_with_entropy_and_sampled_actions(device: str) -> Program:
-    torch.manual_seed(2)
     agent = ActorCritic().to(device)
     optimizer = torch.optim.RMSprop(agent.parameters(), lr=7e-4, alpha=0.99, eps=1e-5, **capturable(device))
 
@@ -129,10 +127,7 @@ def a2c_with_entropy_and_sampled_actions(device: str) -> Program:
         policy_loss = -(logprob.view(8, 4) * advantage.detach()).mean()
         value_loss = advantage.pow(2).mean()
         loss = policy_loss + 0.5 * value_loss - 0.01 * entropy.mean()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(agent.parameters(), max_norm=0.5)
-        optimizer.step()
+        descend(loss, optimizer, clip=0.5)
         return {"policy": policy_loss.detach(), "value": value_loss.detach(), "action": action}
 
     return Program(update, many(rollouts, device), lambda: state_of(agent, optimizer))
@@ -151,7 +146,6 @@ def transitions(g):
 @program
 def dqn_of_the_tutorial_with_soft_target(device: str) -> Program:
     """The tutorial's optimize_model; the mask of final states by where, and the soft update by load_state_dict."""
-    torch.manual_seed(3)
     policy_net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
     target_net = copy.deepcopy(policy_net)
     optimizer = torch.optim.AdamW(policy_net.parameters(), lr=1e-4, amsgrad=True, **on_the_device(device))
@@ -179,7 +173,6 @@ def dqn_of_the_tutorial_with_soft_target(device: str) -> Program:
 
 @program
 def double_dqn_prioritised_with_hard_target_between(device: str) -> Program:
-    torch.manual_seed(4)
     q = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
     target = copy.deepcopy(q).requires_grad_(False)
     optimizer = torch.optim.Adam(q.parameters(), lr=1e-3, fused=True)
@@ -227,7 +220,6 @@ class SoftActor(nn.Module):
 
 
 def soft_actor_critic(device: str) -> Program:
-    torch.manual_seed(5)
     actor = SoftActor().to(device)
 
     def critic():
@@ -250,21 +242,15 @@ def soft_actor_critic(device: str) -> Program:
         joined = torch.cat([state, action], 1)
         q1, q2 = qf1(joined).view(-1), qf2(joined).view(-1)
         qf_loss = F.mse_loss(q1, goal) + F.mse_loss(q2, goal)
-        q_optimizer.zero_grad()
-        qf_loss.backward()
-        q_optimizer.step()
+        descend(qf_loss, q_optimizer)
         pi, log_pi = actor.get_action(state)
         joined = torch.cat([state, pi], 1)
         actor_loss = ((alpha * log_pi) - torch.min(qf1(joined), qf2(joined))).mean()
-        actor_optimizer.zero_grad()
-        actor_loss.backward()
-        actor_optimizer.step()
+        descend(actor_loss, actor_optimizer)
         with torch.no_grad():
             _, log_pi = actor.get_action(state)
         alpha_loss = (-log_alpha.exp() * (log_pi - 2.0)).mean()
-        a_optimizer.zero_grad()
-        alpha_loss.backward()
-        a_optimizer.step()
+        descend(alpha_loss, a_optimizer)
         for net, net_target in ((qf1, qf1_target), (qf2, qf2_target)):
             for param, target_param in zip(net.parameters(), net_target.parameters(), strict=False):
                 target_param.data.copy_(0.005 * param.data + 0.995 * target_param.data)
@@ -275,6 +261,4 @@ def soft_actor_critic(device: str) -> Program:
     return Program(update, data, lambda: state_of(*parts))
 
 
-@program
-def sac_with_three_optimizers_and_tuned_temperature(device: str) -> Program:
-    return soft_actor_critic(device)
+variant("sac_with_three_optimizers_and_tuned_temperature", soft_actor_critic)

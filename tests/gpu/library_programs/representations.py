@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, drawn, many, on_the_device, program, state_of
+from library_programs.record import CALLS, descend, drawn, many, on_the_device, program, state_of, variant
 from library_programs.schedules import ConvNet, digits
 
 
@@ -63,7 +63,6 @@ class GaussianDiffusion(nn.Module):
 
 
 def ddpm(device: str) -> Program:
-    torch.manual_seed(21)
     diffusion = GaussianDiffusion(TinyUnet()).to(device)
     ema = copy.deepcopy(diffusion).requires_grad_(False)
     optimizer = torch.optim.Adam(diffusion.parameters(), lr=1e-3, betas=(0.9, 0.99), **on_the_device(device))
@@ -82,16 +81,13 @@ def ddpm(device: str) -> Program:
     return Program(step, many(lambda g: [drawn(g, size=8)], device), lambda: state_of(diffusion, ema, optimizer))
 
 
-@program
-def ddpm_with_timesteps_on_the_device(device: str) -> Program:
-    return ddpm(device)
+variant("ddpm_with_timesteps_on_the_device", ddpm)
 
 
 @program
 def maml_second_order_inner_loop(device: str) -> Program:
     from torch.func import functional_call
 
-    torch.manual_seed(22)
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)).to(device)
     meta_opt = torch.optim.Adam(net.parameters(), lr=1e-3, **on_the_device(device))
 
@@ -128,7 +124,6 @@ def maml_second_order_inner_loop(device: str) -> Program:
 def maml_by_vmap_of_grad(device: str) -> Program:
     from torch.func import functional_call, grad, vmap
 
-    torch.manual_seed(23)
     net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).to(device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
     params = dict(net.named_parameters())
@@ -142,11 +137,9 @@ def maml_by_vmap_of_grad(device: str) -> Program:
         return F.mse_loss(functional_call(net, adapted, (x2,)), y2)
 
     def step(x1, y1, x2, y2):
-        optimizer.zero_grad()
         losses = vmap(task_loss, in_dims=(None, 0, 0, 0, 0))(params, x1, y1, x2, y2)
         loss = losses.mean()
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         return {"loss": loss.detach(), "each": losses.detach()}
 
     data = many(lambda g: [torch.randn(3, 5, d, generator=g) for d in (4, 1, 4, 1)], device)
@@ -171,7 +164,6 @@ def two_views(device: str, n: int = 4) -> list[tuple[Any, ...]]:
 @program
 def simclr_with_scaler_and_boolean_masks(device: str) -> Program:
     """info_nce_loss of sthalles/SimCLR takes rows by boolean masks; refused is fine."""
-    torch.manual_seed(24)
     model = small_encoder().to(device)
     optimizer = torch.optim.Adam(model.parameters(), 3e-4, weight_decay=1e-4, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=CALLS, eta_min=0)
@@ -205,21 +197,18 @@ def simclr_with_scaler_and_boolean_masks(device: str) -> Program:
 
 @program
 def simclr_nt_xent_of_fixed_size(device: str) -> Program:
-    torch.manual_seed(25)
     model = small_encoder().to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=CALLS, eta_min=1e-4)
 
     def step(a, b):
-        optimizer.zero_grad()
         z = F.normalize(model(torch.cat([a, b])), dim=1)
         sim = z @ z.t() / 0.5
         sim.fill_diagonal_(float("-inf"))
         n = a.shape[0]
         target = torch.arange(2 * n, device=z.device).roll(n)
         loss = F.cross_entropy(sim, target)
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         return loss.detach(), (sim.argmax(1) == target).float().mean()
 
     return Program(step, two_views(device), lambda: state_of(model, optimizer), lambda i: scheduler.step())
@@ -227,7 +216,6 @@ def simclr_nt_xent_of_fixed_size(device: str) -> Program:
 
 @program
 def byol_with_target_average(device: str) -> Program:
-    torch.manual_seed(26)
 
     class BYOL(nn.Module):
         def __init__(self) -> None:
@@ -261,9 +249,7 @@ def byol_with_target_average(device: str) -> Program:
 
     def step(a, b):
         loss = learner(a, b)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         with torch.no_grad():
             for current, average in zip(learner.online.parameters(), learner.target.parameters(), strict=False):
                 average.mul_(0.99).add_(current, alpha=0.01)
@@ -273,7 +259,6 @@ def byol_with_target_average(device: str) -> Program:
 
 
 def moco(device: str, pointer: str) -> Program:
-    torch.manual_seed(27)
 
     class MoCo(nn.Module):
         def __init__(self, K: int = 20) -> None:
@@ -324,9 +309,7 @@ def moco(device: str, pointer: str) -> Program:
         loss = F.cross_entropy(output, target)
         _, pred = output.topk(5, 1, True, True)
         correct = pred.t().eq(target.view(1, -1).expand_as(pred.t()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         return {
             "loss": loss.detach(),
             "acc1": correct[:1].reshape(-1).float().sum(0),
@@ -341,15 +324,12 @@ def moco_queue_pointer_on_the_device(device: str) -> Program:
     return moco(device, "device")
 
 
-@program
-def moco_queue_pointer_read_on_the_host(device: str) -> Program:
-    """As in facebookresearch/moco; refused is fine: `int(self.queue_ptr)`, and `.data = ...`."""
-    return moco(device, "host")
+# As in facebookresearch/moco; refused is fine: `int(self.queue_ptr)`, and `.data = ...`.
+variant("moco_queue_pointer_read_on_the_host", moco, "host")
 
 
 @program
 def clip_contrastive_with_clamped_scale(device: str) -> Program:
-    torch.manual_seed(28)
     vision, text_model, proj = small_encoder().to(device), nn.Embedding(40, 16).to(device), nn.Linear(16, 16).to(device)
     logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07), device=device))
     params = [*vision.parameters(), *text_model.parameters(), *proj.parameters()]
@@ -358,15 +338,13 @@ def clip_contrastive_with_clamped_scale(device: str) -> Program:
     )
 
     def step(image, words):
-        optimizer.zero_grad()
         with torch.autocast(device, torch.bfloat16):
             f_i = F.normalize(vision(image), dim=-1)
             f_t = F.normalize(proj(text_model(words)[torch.arange(4, device=device), words.argmax(-1)]), dim=-1)
             logits = logit_scale.exp() * f_i @ f_t.T
             labels = torch.arange(logits.shape[0], device=device, dtype=torch.long)
             loss = (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         with torch.no_grad():
             logit_scale.clamp_(0, math.log(100))
         return {"loss": loss.detach(), "scale": logit_scale.detach().exp()}
@@ -377,7 +355,6 @@ def clip_contrastive_with_clamped_scale(device: str) -> Program:
 
 @program
 def distillation_of_the_tutorial(device: str) -> Program:
-    torch.manual_seed(29)
     teacher, student = ConvNet().to(device), ConvNet().to(device)
     ce_loss = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(student.parameters(), lr=1e-3, **on_the_device(device))
@@ -386,16 +363,12 @@ def distillation_of_the_tutorial(device: str) -> Program:
     student.train()
 
     def step(inputs, labels):
-        optimizer.zero_grad()
         with torch.no_grad():
             teacher_logits = teacher(inputs)
         student_logits = student(inputs)
         soft_targets = nn.functional.softmax(teacher_logits / T, dim=-1)
         soft_prob = nn.functional.log_softmax(student_logits / T, dim=-1)
         soft_loss = torch.sum(soft_targets * (soft_targets.log() - soft_prob)) / soft_prob.size()[0] * (T**2)
-        loss = 0.25 * soft_loss + 0.75 * ce_loss(student_logits, labels)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(0.25 * soft_loss + 0.75 * ce_loss(student_logits, labels), optimizer)
 
     return Program(step, digits(device), lambda: state_of(teacher, student, optimizer))

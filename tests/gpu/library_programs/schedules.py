@@ -8,10 +8,23 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.optim.lr_scheduler as rates
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, capturable, drawn, many, on_the_device, program, state_of
+from library_programs.record import (
+    CALLS,
+    capturable,
+    descend,
+    drawn,
+    many,
+    on_gpu,
+    on_the_device,
+    program,
+    state_of,
+    training,
+    variant,
+)
 
 
 class PositionalEncoding(nn.Module):
@@ -57,7 +70,6 @@ def padded(g, length, n=4, vocab=40):
 
 
 def translation(device: str, schedule: str, **causal: bool) -> Program:
-    torch.manual_seed(14)
     model = Seq2SeqTransformer().to(device)
     for p in model.parameters():
         if p.dim() > 1:
@@ -75,11 +87,9 @@ def translation(device: str, schedule: str, **causal: bool) -> Program:
         src_pad = (src == 1).transpose(0, 1)
         tgt_pad = (tgt_input == 1).transpose(0, 1).float().masked_fill((tgt_input == 1).transpose(0, 1), float("-inf"))
         logits = model(src, tgt_input, src_mask, tgt_mask, src_pad, tgt_pad, src_pad, **causal)
-        optimizer.zero_grad()
         tgt_out = tgt[1:, :]
         loss = loss_fn(logits.reshape(-1, logits.shape[-1]), tgt_out.reshape(-1))
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         if schedule == "inside":
             scheduler.step()
         return loss
@@ -92,21 +102,15 @@ def translation(device: str, schedule: str, **causal: bool) -> Program:
     return Program(step, data, lambda: state_of(model, optimizer), between)
 
 
-@program
-def transformer_translation_noam_outside(device: str) -> Program:
-    return translation(device, "outside")
-
-
-@program
-def transformer_translation_noam_told_what_is_causal(device: str) -> Program:
-    """nn.Transformer then does not compare the mask with a causal one on the host."""
-    return translation(device, "outside", src_is_causal=False, tgt_is_causal=True)
-
-
-@program
-def transformer_translation_noam_scheduler_in_the_step(device: str) -> Program:
-    """Refused is fine: `scheduler.step()` stands in the step."""
-    return translation(device, "inside", src_is_causal=False, tgt_is_causal=True)
+variant("transformer_translation_noam_outside", translation, "outside")
+# nn.Transformer then does not compare the mask with a causal one on the host.
+variant(
+    "transformer_translation_noam_told_what_is_causal", translation, "outside", src_is_causal=False, tgt_is_causal=True
+)
+# Refused is fine: `scheduler.step()` stands in the step.
+variant(
+    "transformer_translation_noam_scheduler_in_the_step", translation, "inside", src_is_causal=False, tgt_is_causal=True
+)
 
 
 class ConvNet(nn.Module):
@@ -131,23 +135,16 @@ def digits(device: str) -> list[tuple[Any, ...]]:
 
 
 def classify(
-    device: str,
-    make_optimizer: Callable[..., torch.optim.Optimizer],
-    make_scheduler: Callable[..., Any] | None = None,
-    every: int = 1,
-    seed: int = 15,
+    device: str, kind: str, options: dict[str, Any], make_scheduler: Callable[..., Any] | None = None, every: int = 1
 ) -> Program:
-    torch.manual_seed(seed)
     model = ConvNet().to(device)
-    optimizer = make_optimizer(model.parameters())
+    given = {name: value for name, value in options.items() if name != "capturable" or on_gpu(device)}
+    optimizer = getattr(torch.optim, kind)(model.parameters(), **given)
     scheduler = make_scheduler(optimizer) if make_scheduler else None
 
     def train(data, target):
-        optimizer.zero_grad()
         output = model(data)
-        loss = F.nll_loss(output, target)
-        loss.backward()
-        optimizer.step()
+        loss = descend(F.nll_loss(output, target), optimizer)
         pred = output.argmax(dim=1, keepdim=True)
         return {"loss": loss.detach(), "correct": pred.eq(target.view_as(pred)).sum()}
 
@@ -158,60 +155,69 @@ def classify(
     return Program(train, digits(device), lambda: state_of(model, optimizer), between)
 
 
-@program
-def one_cycle_with_adam_and_cycled_beta(device: str) -> Program:
-    return classify(
-        device,
-        lambda p: torch.optim.Adam(p, lr=1e-3, **capturable(device)),
-        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=1e-2, total_steps=CALLS + 1),
-    )
+def one_cycle(optimizer: torch.optim.Optimizer, **options: Any) -> Any:
+    return rates.OneCycleLR(optimizer, max_lr=1e-2, total_steps=CALLS + 1, **options)
 
 
-@program
-def one_cycle_with_adamw_and_constant_beta(device: str) -> Program:
-    return classify(
-        device,
-        lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
-        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=1e-2, total_steps=CALLS + 1, cycle_momentum=False),
-    )
+def cyclic(optimizer: torch.optim.Optimizer, up: int, **options: Any) -> Any:
+    return rates.CyclicLR(optimizer, base_lr=1e-3, max_lr=1e-1, step_size_up=up, **options)
 
 
-@program
-def cyclic_triangular_with_fused_sgd(device: str) -> Program:
-    return classify(
-        device,
-        lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, fused=True),
-        lambda o: torch.optim.lr_scheduler.CyclicLR(
-            o, base_lr=1e-3, max_lr=1e-1, step_size_up=3, mode="triangular2", cycle_momentum=False
-        ),
-    )
+def warm_up_then_cosine(optimizer: torch.optim.Optimizer) -> Any:
+    parts = [rates.LinearLR(optimizer, 0.1, total_iters=4), rates.CosineAnnealingLR(optimizer, 12)]
+    return rates.SequentialLR(optimizer, parts, [4])
 
 
-@program
-def cyclic_with_sgd_whose_momentum_is_cycled(device: str) -> Program:
-    """Refused is fine: the momentum of SGD changes in every call."""
-    return classify(
-        device,
-        lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, weight_decay=1e-4),
-        lambda o: torch.optim.lr_scheduler.CyclicLR(o, base_lr=1e-3, max_lr=1e-1, step_size_up=4),
-    )
+FUSED, CAPTURABLE = {"lr": 1e-3, "fused": True}, {"lr": 1e-3, "capturable": True}
+variant("one_cycle_with_adam_and_cycled_beta", classify, "Adam", CAPTURABLE, one_cycle)
+variant(
+    "one_cycle_with_adamw_and_constant_beta", classify, "AdamW", FUSED, lambda o: one_cycle(o, cycle_momentum=False)
+)
+variant(
+    "cyclic_triangular_with_fused_sgd",
+    classify,
+    "SGD",
+    {"momentum": 0.9, **FUSED},
+    lambda o: cyclic(o, 3, mode="triangular2", cycle_momentum=False),
+)
+# Refused is fine: the momentum of SGD changes in every call.
+variant(
+    "cyclic_with_sgd_whose_momentum_is_cycled",
+    classify,
+    "SGD",
+    {"lr": 1e-3, "momentum": 0.9, "weight_decay": 1e-4},
+    lambda o: cyclic(o, 4),
+)
+variant(
+    "cosine_warm_restarts_with_radam",
+    classify,
+    "RAdam",
+    {"decoupled_weight_decay": True, "weight_decay": 0.01, **CAPTURABLE},
+    lambda o: rates.CosineAnnealingWarmRestarts(o, T_0=3, T_mult=2),
+)
+variant("sequential_warm_up_then_cosine_with_fused_adamw", classify, "AdamW", FUSED, warm_up_then_cosine)
+variant(
+    "adadelta_of_the_mnist_example_with_step_rate",
+    classify,
+    "Adadelta",
+    {"lr": 1.0, "capturable": True},
+    lambda o: rates.StepLR(o, step_size=1, gamma=0.7),
+    every=5,
+)
+variant("adagrad_fused", classify, "Adagrad", {"lr": 1e-2, "fused": True})
+variant("asgd_averaging_early", classify, "ASGD", {"lr": 1e-2, "t0": 5, "capturable": True})
+variant("rprop_foreach", classify, "Rprop", {"foreach": True, **CAPTURABLE})
+variant("adamax_with_a_rate_in_a_tensor", classify, "Adamax", {"lr": 2e-3, "capturable": True})
+# Counts its steps on the CPU; refused is fine.
+variant("nadam_decoupled_plain", classify, "NAdam", {"lr": 2e-3, "decoupled_weight_decay": True, "weight_decay": 0.01})
 
 
 @program
 def plateau_by_a_validation_loss(device: str) -> Program:
-    torch.manual_seed(16)
     model = ConvNet().to(device)
     optimizer = torch.optim.NAdam(model.parameters(), lr=2e-3, **capturable(device))
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
     held_out = digits(device)[0]
-
-    def train(data, target):
-        optimizer.zero_grad()
-        loss = nn.functional.nll_loss(model(data), target)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss
 
     def between(index: int) -> None:
         if index % 3 == 2:
@@ -220,58 +226,11 @@ def plateau_by_a_validation_loss(device: str) -> Program:
                 scheduler.step(F.nll_loss(model(held_out[0]), held_out[1]).item())
             model.train()
 
-    return Program(train, digits(device), lambda: state_of(model, optimizer), between)
-
-
-@program
-def cosine_warm_restarts_with_radam(device: str) -> Program:
-    return classify(
-        device,
-        lambda p: torch.optim.RAdam(p, lr=1e-3, decoupled_weight_decay=True, weight_decay=0.01, **capturable(device)),
-        lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=3, T_mult=2),
+    return training(
+        lambda data, target: nn.functional.nll_loss(model(data), target),
+        optimizer,
+        digits(device),
+        model,
+        between=between,
+        clip=1.0,
     )
-
-
-@program
-def sequential_warm_up_then_cosine_with_fused_adamw(device: str) -> Program:
-    def make(o):
-        warm = torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=4)
-        return torch.optim.lr_scheduler.SequentialLR(o, [warm, torch.optim.lr_scheduler.CosineAnnealingLR(o, 12)], [4])
-
-    return classify(device, lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True), make)
-
-
-@program
-def adadelta_of_the_mnist_example_with_step_rate(device: str) -> Program:
-    return classify(
-        device,
-        lambda p: torch.optim.Adadelta(p, lr=1.0, **capturable(device)),
-        lambda o: torch.optim.lr_scheduler.StepLR(o, step_size=1, gamma=0.7),
-        every=5,
-    )
-
-
-@program
-def adagrad_fused(device: str) -> Program:
-    return classify(device, lambda p: torch.optim.Adagrad(p, lr=1e-2, fused=True))
-
-
-@program
-def asgd_averaging_early(device: str) -> Program:
-    return classify(device, lambda p: torch.optim.ASGD(p, lr=1e-2, t0=5, **capturable(device)))
-
-
-@program
-def rprop_foreach(device: str) -> Program:
-    return classify(device, lambda p: torch.optim.Rprop(p, lr=1e-3, foreach=True, **capturable(device)))
-
-
-@program
-def adamax_with_a_rate_in_a_tensor(device: str) -> Program:
-    return classify(device, lambda p: torch.optim.Adamax(p, lr=2e-3, **capturable(device)))
-
-
-@program
-def nadam_decoupled_plain(device: str) -> Program:
-    """Counts its steps on the CPU; refused is fine."""
-    return classify(device, lambda p: torch.optim.NAdam(p, lr=2e-3, decoupled_weight_decay=True, weight_decay=0.01))

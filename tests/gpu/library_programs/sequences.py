@@ -11,7 +11,7 @@ import torch.utils.checkpoint
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import backend, many, program, state_of
+from library_programs.record import backend, descend, many, program, state_of, variant
 
 
 class RNNModel(nn.Module):
@@ -40,7 +40,6 @@ def text(device: str, length: int = 6, n: int = 4) -> list[tuple[Any, ...]]:
 
 @program
 def gru_language_model_hidden_in_an_attribute(device: str) -> Program:
-    torch.manual_seed(17)
 
     class Trainer:
         def __init__(self) -> None:
@@ -80,20 +79,16 @@ def gru_language_model_hidden_in_an_attribute(device: str) -> Program:
 
 @program
 def lstm_language_model_states_in_two_attributes(device: str) -> Program:
-    torch.manual_seed(18)
     model = RNNModel("LSTM").to(device)
     model.h, model.c = torch.zeros(2, 4, 16, device=device), torch.zeros(2, 4, 16, device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=20.0, fused=True)
 
     def step(data, targets):
         model.train()
-        optimizer.zero_grad()
         output, (h, c) = model(data, (model.h, model.c))
         model.h, model.c = h.detach(), c.detach()
         loss = F.nll_loss(output, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
-        optimizer.step()
+        descend(loss, optimizer, clip=0.25)
         return {"loss": loss, "ppl": loss.detach().exp()}
 
     def between(index: int) -> None:
@@ -106,7 +101,6 @@ def lstm_language_model_states_in_two_attributes(device: str) -> Program:
 @program
 def lstm_language_model_states_in_a_new_tuple(device: str) -> Program:
     """repackage_hidden as in the example; refused is fine: a tuple is bound again."""
-    torch.manual_seed(18)
     model = RNNModel("LSTM").to(device)
     holder = {"hidden": (torch.zeros(2, 4, 16, device=device), torch.zeros(2, 4, 16, device=device))}
 
@@ -131,7 +125,6 @@ def lstm_language_model_states_in_a_new_tuple(device: str) -> Program:
 @program
 def ctc_speech_recogniser(device: str) -> Program:
     """Refused is fine on a GPU."""
-    torch.manual_seed(19)
     conv = nn.Conv1d(8, 16, 3, padding=1).to(device)
     rnn = nn.LSTM(16, 16, bidirectional=True, batch_first=True).to(device)
     head = nn.Linear(32, 12).to(device)
@@ -140,13 +133,9 @@ def ctc_speech_recogniser(device: str) -> Program:
     ctc = nn.CTCLoss(blank=0, zero_infinity=True)
 
     def step(x, targets, in_lengths, target_lengths):
-        optimizer.zero_grad()
         out, _ = rnn(F.relu(conv(x)).transpose(1, 2))
         log_probs = F.log_softmax(head(out), dim=2).transpose(0, 1)
-        loss = ctc(log_probs, targets, in_lengths, target_lengths)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(ctc(log_probs, targets, in_lengths, target_lengths), optimizer)
 
     data = many(
         lambda g: [
@@ -219,7 +208,6 @@ def tokens(device: str, micro: int = 2) -> list[tuple[Any, ...]]:
 
 
 def nano_gpt(device: str, *, compiled: bool = False, decay: bool = True, **options: Any) -> Program:
-    torch.manual_seed(20)
     model = GPT(**options).to(device)
     optimizer = model.configure_optimizers(0.1, 6e-4, fused=True)
     scaler = torch.amp.GradScaler(device, enabled=False)
@@ -253,22 +241,8 @@ def nano_gpt(device: str, *, compiled: bool = False, decay: bool = True, **optio
     return Program(step, tokens(device), lambda: state_of(model, optimizer), between)
 
 
-@program
-def nano_gpt_accumulating_with_fused_adamw(device: str) -> Program:
-    return nano_gpt(device)
-
-
-@program
-def nano_gpt_compiled_inside(device: str) -> Program:
-    return nano_gpt(device, compiled=True)
-
-
-@program
-def nano_gpt_checkpointed_blocks(device: str) -> Program:
-    return nano_gpt(device, decay=False, checkpoint=True)
-
-
-@program
-def nano_gpt_checkpointed_blocks_with_dropout(device: str) -> Program:
-    """Refused is fine: the recomputed part draws random numbers."""
-    return nano_gpt(device, decay=False, checkpoint=True, dropout=0.1)
+variant("nano_gpt_accumulating_with_fused_adamw", nano_gpt)
+variant("nano_gpt_compiled_inside", nano_gpt, compiled=True)
+variant("nano_gpt_checkpointed_blocks", nano_gpt, decay=False, checkpoint=True)
+# Refused is fine: the recomputed part draws random numbers.
+variant("nano_gpt_checkpointed_blocks_with_dropout", nano_gpt, decay=False, checkpoint=True, dropout=0.1)

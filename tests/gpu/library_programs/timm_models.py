@@ -10,19 +10,18 @@ import torch.nn.functional as F
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, images, on_gpu, program, state_of
+from library_programs.record import CALLS, descend, images, on_gpu, program, state_of, training, variant
 
 
-def timm_model(name: str, device: str, seed: int, **options: Any) -> nn.Module:
+def timm_model(name: str, device: str, **options: Any) -> nn.Module:
     import timm
 
-    torch.manual_seed(seed)
     return timm.create_model(name, pretrained=False, num_classes=5, **options).to(device)
 
 
-def small_vit(device: str, seed: int, **options: Any) -> nn.Module:
+def small_vit(device: str, **options: Any) -> nn.Module:
     given = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
-    return timm_model("vit_tiny_patch16_224", device, seed, **{**given, **options})
+    return timm_model("vit_tiny_patch16_224", device, **{**given, **options})
 
 
 def mixed(device: str, classes: int = 5, **options: Any) -> list[tuple[Any, ...]]:
@@ -42,7 +41,7 @@ def timm_vit_mixup_native_scaler_ema_cosine_updates(device: str) -> Program:
     from timm.scheduler import CosineLRScheduler
     from timm.utils import ModelEmaV3, NativeScaler
 
-    model = small_vit(device, 20, drop_path_rate=0.1)
+    model = small_vit(device, drop_path_rate=0.1)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05, fused=True)
     scheduler = CosineLRScheduler(optimizer, t_initial=12, warmup_t=3, warmup_lr_init=1e-5, t_in_epochs=False)
     scaler = NativeScaler(device=device)
@@ -70,7 +69,7 @@ def timm_resnet_ema_in_the_step_sgd(device: str) -> Program:
     from timm.optim import create_optimizer_v2
     from timm.utils import ModelEmaV3, dispatch_clip_grad
 
-    model = timm_model("resnet10t", device, 21, drop_rate=0.1)
+    model = timm_model("resnet10t", device, drop_rate=0.1)
     optimizer = create_optimizer_v2(model, opt="sgd", lr=0.02, momentum=0.9, weight_decay=1e-4)
     ema = ModelEmaV3(model, decay=0.9)
     loss_fn = LabelSmoothingCrossEntropy(0.1)
@@ -87,36 +86,26 @@ def timm_resnet_ema_in_the_step_sgd(device: str) -> Program:
     return Program(step, images(device), lambda: state_of(model, optimizer, ema))
 
 
-def timm_plain(opt: str, seed: int, name: str = "", lr: float = 1e-3, **options: Any):
+def timm_vit(device: str, opt: str, lr: float = 1e-3) -> Program:
     """A ViT with one of timm's own optimizers, at a fixed learning rate."""
+    from timm.optim import create_optimizer_v2
 
-    def make(device: str) -> Program:
-        from timm.optim import create_optimizer_v2
-
-        model = small_vit(device, seed)
-        optimizer = create_optimizer_v2(model, opt=opt, lr=lr, weight_decay=0.02, **options)
-
-        def step(inputs, target):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs), target)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return Program(step, images(device), lambda: state_of(model, optimizer))
-
-    make.__name__ = name or f"timm_vit_{opt}"
-    return program(make)
+    model = small_vit(device)
+    optimizer = create_optimizer_v2(model, opt=opt, lr=lr, weight_decay=0.02)
+    return training(lambda x, y: F.cross_entropy(model(x), y), optimizer, images(device), model)
 
 
-timm_plain("muon", 22, lr=0.02)
-timm_plain("lamb", 23)
-timm_plain("radabelief", 24)
-timm_plain("lion", 25, lr=1e-4)
-timm_plain("lookahead_sgd", 26, lr=0.05)
-timm_plain("adafactorbv", 27)
-timm_plain("rmsproptf", 28)
-timm_plain("lars", 29, lr=0.1)
+for name, options in {
+    "muon": {"lr": 0.02},
+    "lamb": {},
+    "radabelief": {},
+    "lion": {"lr": 1e-4},
+    "lookahead_sgd": {"lr": 0.05},
+    "adafactorbv": {},
+    "rmsproptf": {},
+    "lars": {"lr": 0.1},
+}.items():
+    variant(f"timm_vit_{name}", timm_vit, name, **options)
 
 
 @program
@@ -125,23 +114,18 @@ def timm_lookahead_adamw_step_schedule_epochs(device: str) -> Program:
     from timm.optim import create_optimizer_v2
     from timm.scheduler import StepLRScheduler
 
-    model = timm_model("mobilenetv3_small_050", device, 30, drop_rate=0.1)
+    model = timm_model("mobilenetv3_small_050", device, drop_rate=0.1)
     optimizer = create_optimizer_v2(model, opt="lookahead_adamw", lr=1e-3, weight_decay=0.05, fused=True)
     scheduler = StepLRScheduler(optimizer, decay_t=1, decay_rate=0.9, warmup_t=1, warmup_lr_init=1e-4)
-
-    def step(inputs, target):
-        loss = F.cross_entropy(model(inputs), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
 
     def between(index):
         if index % 4 == 3:
             optimizer.sync_lookahead()
             scheduler.step(index // 4 + 1)
 
-    return Program(step, images(device), lambda: state_of(model, optimizer), between)
+    return training(
+        lambda inputs, target: F.cross_entropy(model(inputs), target), optimizer, images(device), model, between=between
+    )
 
 
 @program
@@ -151,24 +135,18 @@ def timm_convnext_layer_decay_tanh_bce(device: str) -> Program:
     from timm.optim import create_optimizer_v2
     from timm.scheduler import TanhLRScheduler
 
-    model = timm_model("convnext_atto", device, 31, depths=(1, 1, 1, 1), dims=(8, 16, 24, 32))
+    model = timm_model("convnext_atto", device, depths=(1, 1, 1, 1), dims=(8, 16, 24, 32))
     model.set_grad_checkpointing(True)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.75, fused=True)
     scheduler = TanhLRScheduler(optimizer, t_initial=CALLS, t_in_epochs=False)
     loss_fn = BinaryCrossEntropy(target_threshold=0.2)
 
-    def step(inputs, target):
-        loss = loss_fn(model(inputs), target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Program(
-        step,
+    return training(
+        lambda inputs, target: loss_fn(model(inputs), target),
+        optimizer,
         mixed(device, mixup_alpha=0.2),
-        lambda: state_of(model, optimizer),
-        lambda index: scheduler.step_update(index + 1),
+        model,
+        between=lambda index: scheduler.step_update(index + 1),
     )
 
 
@@ -181,7 +159,6 @@ def timm_swin_accumulates_with_need_update(device: str) -> Program:
     model = timm_model(
         "swin_tiny_patch4_window7_224",
         device,
-        32,
         img_size=32,
         window_size=4,
         embed_dim=16,
@@ -209,37 +186,35 @@ def timm_swin_accumulates_with_need_update(device: str) -> Program:
 def timm_mixer_jsd_three_splits(device: str) -> Program:
     from timm.loss import JsdCrossEntropy
 
-    model = timm_model("mixer_s32_224", device, 33, img_size=64, drop_path_rate=0.1)
+    model = timm_model("mixer_s32_224", device, img_size=64, drop_path_rate=0.1)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=1e-2)
     loss_fn = JsdCrossEntropy(num_splits=3, smoothing=0.1)
 
-    def step(inputs, target):
-        optimizer.zero_grad()
-        loss = loss_fn(model(torch.cat([inputs, inputs.flip(-1), inputs + 0.1 * torch.randn_like(inputs)])), target)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Program(step, images(device, rows=2, size=64), lambda: state_of(model, optimizer))
+    return training(
+        lambda inputs, target: loss_fn(
+            model(torch.cat([inputs, inputs.flip(-1), inputs + 0.1 * torch.randn_like(inputs)])), target
+        ),
+        optimizer,
+        images(device, rows=2, size=64),
+        model,
+    )
 
 
 @program
 def timm_regnet_asymmetric_multi_label_metrics(device: str) -> Program:
     from timm.loss import AsymmetricLossMultiLabel
 
-    model = timm_model("regnetx_002", device, 34)
+    model = timm_model("regnetx_002", device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=True, capturable=on_gpu(device))
     loss_fn = AsymmetricLossMultiLabel()
     hits = torch.zeros(5, device=device)
 
     def step(inputs, target):
-        optimizer.zero_grad()
         labels = F.one_hot(target, 5).float()
         labels[labels == 0] = 0.05
         output = model(inputs)
         loss = loss_fn(output, labels)
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         hits.add_(((output.detach() > 0) == (labels > 0.5)).float().sum(0))
         return {"loss": loss.detach(), "hits": hits.clone()}
 
@@ -252,17 +227,13 @@ def timm_mixup_inside_of_the_step(device: str) -> Program:
     from timm.data import Mixup
     from timm.loss import SoftTargetCrossEntropy
 
-    model = small_vit(device, 35)
+    model = small_vit(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     mix, loss_fn = Mixup(mixup_alpha=0.8, num_classes=5), SoftTargetCrossEntropy()
     numpy.random.seed(8)
 
     def step(inputs, target):
         inputs, target = mix(inputs, target)
-        optimizer.zero_grad()
-        loss = loss_fn(model(inputs), target)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(loss_fn(model(inputs), target), optimizer).detach()
 
     return Program(step, images(device), lambda: state_of(model, optimizer))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, images, on_gpu, program, state_of
+from library_programs.record import CALLS, descend, images, on_gpu, program, state_of, training
 
 
 @program
@@ -15,7 +15,6 @@ def tv_resnet18_sgd_amp_scaler_cosine_epochs(device: str) -> Program:
     """torchvision's references/classification/train.py: GradScaler, clipping behind unscale_."""
     import torchvision
 
-    torch.manual_seed(0)
     model = torchvision.models.resnet18(weights=None, num_classes=5).to(device)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4, nesterov=True, fused=True)
@@ -53,7 +52,6 @@ def tv_mobilenet_v3_rmsprop_steplr_ema(device: str) -> Program:
 
             super().__init__(model, device, ema_avg, use_buffers=True)
 
-    torch.manual_seed(1)
     model = torchvision.models.mobilenet_v3_small(weights=None, num_classes=5).to(device)
     optimizer = torch.optim.RMSprop(
         model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5, eps=0.0316, alpha=0.9, capturable=on_gpu(device)
@@ -63,11 +61,7 @@ def tv_mobilenet_v3_rmsprop_steplr_ema(device: str) -> Program:
 
     def step(image, target):
         output = model(image)
-        loss = F.cross_entropy(output, target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(F.cross_entropy(output, target), optimizer).detach()
 
     def between(index):
         ema.update_parameters(model)
@@ -81,7 +75,6 @@ def tv_efficientnet_adamw_top1_top5(device: str) -> Program:
     """Stochastic depth and dropout; accuracy as in utils.accuracy, which is not read."""
     import torchvision
 
-    torch.manual_seed(2)
     model = torchvision.models.efficientnet_b0(weights=None, num_classes=8, stochastic_depth_prob=0.3).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
@@ -103,9 +96,7 @@ def tv_efficientnet_adamw_top1_top5(device: str) -> Program:
     def step(image, target):
         output = model(image)
         loss = F.cross_entropy(output, target)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         acc1, acc5 = accuracy(output, target, topk=(1, 5))
         return {"loss": loss, "acc1": acc1, "acc5": acc5}
 
@@ -116,7 +107,6 @@ def tv_efficientnet_adamw_top1_top5(device: str) -> Program:
 def tv_vit_adamw_linear_warm_up_sequential(device: str) -> Program:
     import torchvision
 
-    torch.manual_seed(3)
     model = torchvision.models.VisionTransformer(
         image_size=32,
         patch_size=8,
@@ -153,20 +143,12 @@ def tv_densenet_memory_efficient_nadam(device: str) -> Program:
     """Layers are checkpointed, without dropout."""
     import torchvision
 
-    torch.manual_seed(4)
     model = torchvision.models.DenseNet(
         growth_rate=8, block_config=(2, 3), num_init_features=16, memory_efficient=True, num_classes=5
     ).to(device)
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-3, capturable=on_gpu(device))
 
-    def step(image, target):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(image), target)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Program(step, images(device), lambda: state_of(model, optimizer))
+    return training(lambda image, target: F.cross_entropy(model(image), target), optimizer, images(device), model)
 
 
 @program
@@ -174,7 +156,6 @@ def tv_deeplab_aux_polynomial_confusion(device: str) -> Program:
     """references/segmentation/train.py, with a confusion matrix by bincount kept on the GPU."""
     import torchvision
 
-    torch.manual_seed(5)
     model = torchvision.models.segmentation.deeplabv3_mobilenet_v3_large(
         weights=None, weights_backbone=None, num_classes=5, aux_loss=True
     ).to(device)
@@ -194,9 +175,7 @@ def tv_deeplab_aux_polynomial_confusion(device: str) -> Program:
     def step(image, target):
         output = model(image)
         loss = criterion(output, target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         with torch.no_grad():
             guess = output["out"].argmax(1).flatten()
             valid = (target.flatten() < 5).to(torch.int64)
@@ -217,7 +196,6 @@ def tv_deeplab_aux_polynomial_confusion(device: str) -> Program:
 def tv_swin_adamw_onecycle_without_momentum(device: str) -> Program:
     import torchvision
 
-    torch.manual_seed(6)
     model = torchvision.models.SwinTransformer(
         patch_size=[4, 4],
         embed_dim=16,
@@ -231,11 +209,9 @@ def tv_swin_adamw_onecycle_without_momentum(device: str) -> Program:
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=CALLS + 1, cycle_momentum=False)
 
     def step(image, target):
-        optimizer.zero_grad()
         with torch.autocast(device, dtype=torch.bfloat16):
             loss = F.cross_entropy(model(image), target)
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         return loss.detach()
 
     return Program(step, images(device), lambda: state_of(model, optimizer), lambda index: scheduler.step())
@@ -245,7 +221,6 @@ def tv_swin_adamw_onecycle_without_momentum(device: str) -> Program:
 def tv_shufflenet_adadelta_accumulates_two(device: str) -> Program:
     import torchvision
 
-    torch.manual_seed(7)
     model = torchvision.models.shufflenet_v2_x0_5(weights=None, num_classes=5).to(device)
     optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0, capturable=on_gpu(device), foreach=True)
 
@@ -265,16 +240,13 @@ def tv_shufflenet_adadelta_accumulates_two(device: str) -> Program:
 def tv_squeezenet_asgd_focal_loss(device: str) -> Program:
     import torchvision
 
-    torch.manual_seed(8)
     model = torchvision.models.squeezenet1_1(weights=None, num_classes=5).to(device)
     optimizer = torch.optim.ASGD(model.parameters(), lr=1e-2, capturable=on_gpu(device))
 
     def step(image, target):
-        optimizer.zero_grad()
         hot = F.one_hot(target, 5).float()
         loss = torchvision.ops.sigmoid_focal_loss(model(image), hot, reduction="mean")
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         return {"loss": loss.detach(), "hits": (target == target.mode().values).sum()}
 
     return Program(step, images(device), lambda: state_of(model, optimizer))
@@ -284,22 +256,18 @@ def tv_squeezenet_asgd_focal_loss(device: str) -> Program:
 def tv_googlenet_aux_heads_multistep(device: str) -> Program:
     import torchvision
 
-    torch.manual_seed(9)
     model = torchvision.models.googlenet(weights=None, num_classes=5, aux_logits=True, init_weights=False).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, fused=True)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [5, 9], gamma=0.1)
 
     def step(image, target):
-        optimizer.zero_grad()
         out = model(image)
-        loss = (
+        return descend(
             F.cross_entropy(out.logits, target)
             + 0.3 * F.cross_entropy(out.aux_logits1, target)
-            + 0.3 * F.cross_entropy(out.aux_logits2, target)
-        )
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+            + 0.3 * F.cross_entropy(out.aux_logits2, target),
+            optimizer,
+        ).detach()
 
     return Program(step, images(device), lambda: state_of(model, optimizer), lambda index: scheduler.step())
 
@@ -309,7 +277,6 @@ def tv_frozen_backbone_batchnorm_eval_head_radam(device: str) -> Program:
     """Transfer learning: the backbone in eval mode, a new head."""
     import torchvision
 
-    torch.manual_seed(10)
     model = torchvision.models.resnet18(weights=None)
     for p in model.parameters():
         p.requires_grad = False
@@ -336,7 +303,6 @@ def tv_detection_head_iou_losses_two_optimizers(device: str) -> Program:
     """A one-box detector: roi_align, giou loss; backbone by SGD, head by Adamax."""
     import torchvision
 
-    torch.manual_seed(11)
     body = nn.Sequential(
         torchvision.ops.Conv2dNormActivation(3, 16, stride=2),
         torchvision.ops.SqueezeExcitation(16, 4),
@@ -373,7 +339,6 @@ def tv_detection_head_iou_losses_two_optimizers(device: str) -> Program:
 def tv_r2plus1d_video_rprop(device: str) -> Program:
     import torchvision
 
-    torch.manual_seed(12)
     model = torchvision.models.video.VideoResNet(
         block=torchvision.models.video.resnet.BasicBlock,
         conv_makers=[torchvision.models.video.resnet.Conv2Plus1D] * 4,
@@ -385,11 +350,7 @@ def tv_r2plus1d_video_rprop(device: str) -> Program:
     optimizer = torch.optim.Rprop(head, lr=1e-4, capturable=on_gpu(device))
 
     def step(image, target):
-        optimizer.zero_grad()
         clip = image[:, :, None].expand(-1, -1, 4, -1, -1)
-        loss = F.cross_entropy(model(clip), target)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(F.cross_entropy(model(clip), target), optimizer).detach()
 
     return Program(step, images(device, rows=2, size=16), lambda: state_of(model, optimizer))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, drawn, many, program, state_of
+from library_programs.record import CALLS, descend, drawn, many, program, state_of, variant
 from library_programs.schedules import ConvNet, digits
 
 
@@ -39,18 +39,7 @@ def lit_classifier(device: str) -> Any:
     return LitClassifier().to(device)
 
 
-@program
-def lightning_module_by_hand_with_batch_index(device: str) -> Program:
-    return lightning_by_hand(device, True)
-
-
-@program
-def lightning_module_by_hand(device: str) -> Program:
-    return lightning_by_hand(device, False)
-
-
 def lightning_by_hand(device: str, indexed: bool) -> Program:
-    torch.manual_seed(47)
     module = lit_classifier(device)
     (optimizer,), (scheduler,) = module.configure_optimizers()
 
@@ -66,21 +55,9 @@ def lightning_by_hand(device: str, indexed: bool) -> Program:
     return Program(step, data, lambda: state_of(module, optimizer), lambda i: scheduler.step())
 
 
-@program
-def lightning_module_by_fabric_checked_clip(device: str) -> Program:
-    """Fabric's `clip_gradients` reads the norm unless told otherwise; refused is fine."""
-    return by_fabric(device)
-
-
-@program
-def lightning_module_by_fabric(device: str) -> Program:
-    return by_fabric(device, error_if_nonfinite=False)
-
-
 def by_fabric(device: str, **clip: bool) -> Program:
     from lightning.fabric import Fabric
 
-    torch.manual_seed(48)
     fabric = Fabric(accelerator=device, devices=1, precision="bf16-mixed")
     fabric.launch()
     module = lit_classifier(device)
@@ -113,7 +90,6 @@ def accelerate_accumulating(device: str) -> Program:
 
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
-    torch.manual_seed(49)
     accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision="bf16", cpu=device == "cpu")
     model = ConvNet().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -132,23 +108,12 @@ def accelerate_accumulating(device: str) -> Program:
     return Program(step, digits(device), lambda: state_of(model, optimizer))
 
 
-@program
-def accelerate_with_accumulate_around_and_scheduler(device: str) -> Program:
-    return accumulate_around(device, 1)
-
-
-@program
-def accelerate_accumulating_two_around_and_scheduler(device: str) -> Program:
-    return accumulate_around(device, 2)
-
-
 def accumulate_around(device: str, steps: int) -> Program:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
-    torch.manual_seed(50)
     accelerator = Accelerator(gradient_accumulation_steps=steps, cpu=device == "cpu")
     model = ConvNet().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -193,7 +158,6 @@ def diffusers_unet_with_ddpm_scheduler(device: str) -> Program:
     from diffusers import DDPMScheduler
     from diffusers.optimization import get_cosine_schedule_with_warmup
 
-    torch.manual_seed(51)
     model = small_unet("AttnDownBlock2D", "AttnUpBlock2D", attention_head_dim=8).to(device)
     noise_scheduler = DDPMScheduler(num_train_timesteps=100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -222,7 +186,6 @@ def diffusers_unet_with_ema_model(device: str) -> Program:
     from diffusers import DDPMScheduler
     from diffusers.training_utils import EMAModel, compute_snr
 
-    torch.manual_seed(52)
     model = small_unet("DownBlock2D", "UpBlock2D", add_attention=False).to(device)
     noise_scheduler = DDPMScheduler(num_train_timesteps=100, prediction_type="v_prediction")
     noise_scheduler.alphas_cumprod = noise_scheduler.alphas_cumprod.to(device)
@@ -237,13 +200,20 @@ def diffusers_unet_with_ema_model(device: str) -> Program:
         pred = model(noisy, timesteps).sample
         snr = compute_snr(noise_scheduler, timesteps)
         weights = torch.stack([snr, 5.0 * torch.ones_like(timesteps)], dim=1).min(dim=1)[0] / (snr + 1)
-        loss = (F.mse_loss(pred.float(), target.float(), reduction="none").mean(dim=[1, 2, 3]) * weights).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(
+            (F.mse_loss(pred.float(), target.float(), reduction="none").mean(dim=[1, 2, 3]) * weights).mean(), optimizer
+        ).detach()
 
     data = many(lambda g: [drawn(g, 2, size=8)], device)
     return Program(
         step, data, lambda: [*state_of(model, optimizer), *ema.shadow_params], lambda i: ema.step(model.parameters())
     )
+
+
+variant("lightning_module_by_hand_with_batch_index", lightning_by_hand, True)
+variant("lightning_module_by_hand", lightning_by_hand, False)
+# Fabric's `clip_gradients` reads the norm unless told otherwise; refused is fine.
+variant("lightning_module_by_fabric_checked_clip", by_fabric)
+variant("lightning_module_by_fabric", by_fabric, error_if_nonfinite=False)
+variant("accelerate_with_accumulate_around_and_scheduler", accumulate_around, 1)
+variant("accelerate_accumulating_two_around_and_scheduler", accumulate_around, 2)

@@ -18,7 +18,6 @@ from library_programs.transformers_models import SMALL, hf_step
 def hf_whisper_features_label_smoothing(device: str) -> Program:
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-    torch.manual_seed(49)
     config = WhisperConfig(
         vocab_size=64,
         num_mel_bins=8,
@@ -57,7 +56,6 @@ def hf_whisper_features_label_smoothing(device: str) -> Program:
 def hf_vit_classification_loss_kept_by_trainer_class(device: str) -> Program:
     from transformers import ViTConfig, ViTForImageClassification
 
-    torch.manual_seed(50)
     model = ViTForImageClassification(ViTConfig(image_size=32, patch_size=8, num_labels=5, **SMALL)).to(device).train()
 
     class Trainer:
@@ -82,7 +80,6 @@ def hf_vit_classification_loss_kept_by_trainer_class(device: str) -> Program:
 def hf_vit_mae_noise_drawn_on_the_gpu(device: str) -> Program:
     from transformers import ViTMAEConfig, ViTMAEForPreTraining, get_cosine_with_hard_restarts_schedule_with_warmup
 
-    torch.manual_seed(51)
     config = ViTMAEConfig(
         image_size=32,
         patch_size=8,
@@ -105,7 +102,6 @@ def hf_vit_mae_noise_drawn_on_the_gpu(device: str) -> Program:
 def hf_clip_contrastive_logit_scale_clamped(device: str) -> Program:
     from transformers import CLIPConfig, CLIPModel
 
-    torch.manual_seed(52)
     config = CLIPConfig(
         text_config=dict(vocab_size=64, max_position_embeddings=16, eos_token_id=2, bos_token_id=1, **SMALL),
         vision_config=dict(image_size=32, patch_size=8, **SMALL),
@@ -129,10 +125,9 @@ def hf_clip_contrastive_logit_scale_clamped(device: str) -> Program:
     return Program(step, batches, lambda: state_of(model, optimizer))
 
 
-def wav2vec2(device: str, seed: int, kind: str, **options: Any):
+def wav2vec2(device: str, kind: str, **options: Any):
     import transformers
 
-    torch.manual_seed(seed)
     config = transformers.Wav2Vec2Config(
         vocab_size=16,
         conv_dim=(16, 16),
@@ -158,7 +153,7 @@ def audio(device: str, rows: int = 2, length: int = 800) -> list[torch.Tensor]:
 
 @program
 def hf_wav2vec2_classification_frozen_encoder(device: str) -> Program:
-    model = wav2vec2(device, 53, "Wav2Vec2ForSequenceClassification", apply_spec_augment=False, layerdrop=0.0)
+    model = wav2vec2(device, "Wav2Vec2ForSequenceClassification", apply_spec_augment=False, layerdrop=0.0)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True)
     batches = [
         ({"input_values": x, "labels": torch.tensor([i % 4, (i * i) % 4], device=device)},)
@@ -170,7 +165,7 @@ def hf_wav2vec2_classification_frozen_encoder(device: str) -> Program:
 @program
 def hf_wav2vec2_ctc_spec_augment_of_numpy(device: str) -> Program:
     """CTC, masks drawn by NumPy and LayerDrop: a refusal is expected."""
-    model = wav2vec2(device, 54, "Wav2Vec2ForCTC", mask_time_prob=0.2, mask_time_length=2, ctc_zero_infinity=True)
+    model = wav2vec2(device, "Wav2Vec2ForCTC", mask_time_prob=0.2, mask_time_length=2, ctc_zero_infinity=True)
     numpy.random.seed(9)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True)
     batches = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from step_parts import Program
 
-from library_programs.record import CALLS, on_gpu, program, state_of, tokens
+from library_programs.record import CALLS, descend, on_gpu, program, state_of, tokens
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
@@ -31,7 +31,6 @@ def hf_step(model, optimizer, clip=None, dtype=None):
 def hf_gpt2_adamw_cosine_warm_up(device: str) -> Program:
     from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_warmup
 
-    torch.manual_seed(40)
     model = (
         GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2)).to(device).train()
     )
@@ -46,7 +45,6 @@ def hf_gpt2_adamw_cosine_warm_up(device: str) -> Program:
 def hf_llama_pad_labels_assigned_linear_schedule(device: str) -> Program:
     from transformers import LlamaConfig, LlamaForCausalLM, get_linear_schedule_with_warmup
 
-    torch.manual_seed(41)
     config = LlamaConfig(vocab_size=64, num_key_value_heads=1, max_position_embeddings=32, pad_token_id=0, **SMALL)
     model = LlamaForCausalLM(config).to(device).train()
     optimizer = torch.optim.AdamW(
@@ -72,7 +70,6 @@ def hf_llama_pad_labels_assigned_linear_schedule(device: str) -> Program:
 def hf_mistral_sliding_window_checkpointed(device: str) -> Program:
     from transformers import MistralConfig, MistralForCausalLM
 
-    torch.manual_seed(42)
     config = MistralConfig(vocab_size=64, num_key_value_heads=1, max_position_embeddings=32, sliding_window=4, **SMALL)
     model = MistralForCausalLM(config).to(device).train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -81,17 +78,16 @@ def hf_mistral_sliding_window_checkpointed(device: str) -> Program:
     return Program(hf_step(model, optimizer, 1.0), batches, lambda: state_of(model, optimizer))
 
 
-def bert_mlm(device: str, seed: int):
+def bert_mlm(device: str):
     from transformers import BertConfig, BertForMaskedLM
 
-    torch.manual_seed(seed)
     return BertForMaskedLM(BertConfig(vocab_size=64, max_position_embeddings=32, **SMALL)).to(device).train()
 
 
 @program
 def hf_bert_mlm_masks_of_the_collator_on_the_gpu(device: str) -> Program:
     """`torch_mask_tokens` as it stands in the collator; its last line reads by a mask."""
-    model = bert_mlm(device, 43)
+    model = bert_mlm(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
     def mask_tokens(inputs):
@@ -109,11 +105,7 @@ def hf_bert_mlm_masks_of_the_collator_on_the_gpu(device: str) -> Program:
 
     def step(ids):
         ids, labels = mask_tokens(ids.clone())
-        optimizer.zero_grad()
-        loss = model(input_ids=ids, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(model(input_ids=ids, labels=labels).loss, optimizer).detach()
 
     return Program(step, [(ids,) for ids in tokens(device, rows=8)], lambda: state_of(model, optimizer))
 
@@ -122,7 +114,7 @@ def hf_bert_mlm_masks_of_the_collator_on_the_gpu(device: str) -> Program:
 def hf_bert_mlm_masks_by_where_amp_scaler(device: str) -> Program:
     from transformers import get_constant_schedule_with_warmup
 
-    model = bert_mlm(device, 44)
+    model = bert_mlm(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scheduler = get_constant_schedule_with_warmup(optimizer, 5)
     scaler = torch.amp.GradScaler(device, init_scale=256.0, growth_interval=4)
@@ -155,7 +147,6 @@ def hf_roberta_classification_adafactor_fixed_lr(device: str) -> Program:
     from transformers import RobertaConfig, RobertaForSequenceClassification
     from transformers.optimization import Adafactor
 
-    torch.manual_seed(45)
     config = RobertaConfig(vocab_size=64, max_position_embeddings=32, num_labels=3, pad_token_id=1, **SMALL)
     model = RobertaForSequenceClassification(config).to(device).train()
     optimizer = Adafactor(model.parameters(), lr=1e-3, scale_parameter=False, relative_step=False, warmup_init=False)
@@ -172,19 +163,14 @@ def hf_t5_adafactor_relative_step(device: str) -> Program:
     from transformers import T5Config, T5ForConditionalGeneration
     from transformers.optimization import Adafactor
 
-    torch.manual_seed(46)
     config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0)
     model = T5ForConditionalGeneration(config).to(device).train()
     optimizer = Adafactor(model.parameters(), scale_parameter=True, relative_step=True, warmup_init=True, lr=None)
 
     def step(ids, target):
-        optimizer.zero_grad()
         labels = target.clone()
         labels[labels == model.config.pad_token_id] = -100
-        loss = model(input_ids=ids, attention_mask=ids.ne(0), labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return descend(model(input_ids=ids, attention_mask=ids.ne(0), labels=labels).loss, optimizer).detach()
 
     ids = tokens(device, pad=0)
     return Program(step, [(x, x.flip(0)[:, :8]) for x in ids], lambda: state_of(model, optimizer))
@@ -195,7 +181,6 @@ def hf_t5_torch_adafactor_inverse_sqrt(device: str) -> Program:
     """PyTorch's own Adafactor."""
     from transformers import T5Config, T5ForConditionalGeneration, get_inverse_sqrt_schedule
 
-    torch.manual_seed(47)
     config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0)
     model = T5ForConditionalGeneration(config).to(device).train()
     optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-2)
@@ -210,7 +195,6 @@ def hf_bart_draws_for_layerdrop(device: str) -> Program:
     """The encoder draws on the host for each layer: refused without host_draws."""
     from transformers import BartConfig, BartForConditionalGeneration
 
-    torch.manual_seed(48)
     config = BartConfig(
         vocab_size=64,
         d_model=32,
@@ -235,7 +219,6 @@ def hf_bart_draws_for_layerdrop(device: str) -> Program:
 def hf_deberta_v2_token_classification(device: str) -> Program:
     from transformers import DebertaV2Config, DebertaV2ForTokenClassification
 
-    torch.manual_seed(55)
     config = DebertaV2Config(
         vocab_size=64,
         max_position_embeddings=32,
@@ -268,7 +251,6 @@ def hf_deberta_v2_token_classification(device: str) -> Program:
 def hf_mamba_in_plain_torch(device: str) -> Program:
     from transformers import MambaConfig, MambaForCausalLM
 
-    torch.manual_seed(56)
     config = MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=2, use_cache=False)
     model = MambaForCausalLM(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=on_gpu(device))
@@ -280,7 +262,6 @@ def hf_mamba_in_plain_torch(device: str) -> Program:
 def hf_albert_question_answering_swa_two_groups(device: str) -> Program:
     from transformers import AlbertConfig, AlbertForQuestionAnswering
 
-    torch.manual_seed(57)
     config = AlbertConfig(vocab_size=64, embedding_size=16, max_position_embeddings=32, **SMALL)
     model = AlbertForQuestionAnswering(config).to(device).train()
     named = list(model.named_parameters())
@@ -318,7 +299,6 @@ def hf_gpt2_micro_batches_label_smoother(device: str) -> Program:
     from transformers import GPT2Config, GPT2LMHeadModel
     from transformers.trainer_pt_utils import LabelSmoother
 
-    torch.manual_seed(58)
     config = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=1, n_head=2)
     model = GPT2LMHeadModel(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
