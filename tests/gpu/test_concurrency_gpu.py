@@ -12,9 +12,7 @@ from forced_branches import BranchesAtOnce
 from torch import nn
 
 import optimizations
-from optimizations import race
 from optimizations.capture import device as capture_device
-from optimizations.concurrency import branches
 from optimizations.trees import node
 from optimizations.trees.containers import managers
 
@@ -360,23 +358,3 @@ def test_kernels_with_scratch_memory_have_the_bits_of_the_chain() -> None:
             call = torch.compile(program, backend="encore", options=options)
             found.append([one.clone() for seed in range(CALLS) for one in call(drawn(128, 128, seed=seed))])
     assert all(map(torch.equal, *found))
-
-
-def test_chain_against_itself_rarely_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A race between the chain and the chain ends with branches in at most one of twenty."""
-    monkeypatch.setattr(node, "Race", race.Race)
-    monkeypatch.setattr(branches.LaunchOrder, "node_edges", lambda order: [
-        (node, node + 1) for node in range(order.launches[-1].last)
-    ])  # fmt: skip
-    model = Heads().cuda()
-    decisions = []
-    with torch.no_grad():
-        for width in range(20):
-            torch.compiler.reset()
-            optimizations.reset()
-            call = compiled(model, "auto")
-            for seed in range(CALLS):
-                call(drawn(8 + width, 128, seed=seed))
-            decisions += [one.decision for one in concurrency()]
-    assert len(decisions) == 20
-    assert decisions.count("branches") <= 1, decisions

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,38 +149,6 @@ def test_a_driver_too_old_for_the_prelude_costs_the_prelude_only(
 # Inputs of all sorts.
 
 
-def test_misaligned_inputs_are_copied_and_aligned_ones_are_not(weights: dict[str, Any]) -> None:
-    function = encore(lambda x: x * 3)
-    memory = torch.arange(4096.0, device="cuda")
-    for offset in (0, 1, 0, 3, 64, 2, 0):
-        x = memory[offset : offset + 1024]
-        assert same(call(function, x), [x * 3]), offset
-
-
-def test_inputs_that_overlap_stay_correct() -> None:
-    function = encore(lambda x, y: x * 2 + y)
-    memory = torch.randn(8192, device="cuda")
-    for first, second in ((0, 0), (0, 64), (64, 0), (0, 1024), (512, 512), (0, 4)):
-        x, y = memory[first : first + 2048], memory[second : second + 2048]
-        assert same(call(function, x, y), [x * 2 + y]), (first, second)
-
-
-def test_a_mutated_input_is_written_where_the_caller_has_it() -> None:
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x.add_(y)
-        return x * 2
-
-    compiled = encore(function)
-    x = torch.empty(2048, device="cuda")
-    for step in range(8):
-        x.fill_(float(step))
-        y = torch.ones(2048, device="cuda")
-        (result,) = call(compiled, x, y)
-        assert torch.equal(x, torch.full_like(x, step + 1.0)), step
-        assert torch.equal(result, 2 * x)
-    assert any(one.steady_replays for one in recordings()), "captured, although stock skips it"
-
-
 def test_view_of_a_written_buffer_is_copied_as_by_stock() -> None:
     class Averaging(torch.nn.Module):
         mean: torch.Tensor
@@ -205,41 +172,6 @@ def test_view_of_a_written_buffer_is_copied_as_by_stock() -> None:
     for step in range(4):
         assert same(call(function, net.mean.view(4096), places), call(reference, twin.mean.clone(), places)), step
         assert torch.equal(net.mean, twin.mean)
-
-
-def test_a_dead_input_changes_nothing() -> None:
-    function = encore(lambda x, unused: x + 1)
-    for step in range(6):
-        x, unused = torch.randn(512, device="cuda"), torch.full((512,), float("nan"), device="cuda")
-        assert same(call(function, x, unused), [x + 1]), step
-
-
-def test_an_input_that_is_returned_stays_what_the_caller_passed() -> None:
-    function = encore(lambda x: (x.view(32, 32), x + 1))
-    kept = []
-    for step in range(6):
-        x = torch.randn(1024, device="cuda")
-        kept.append(x)
-        assert same(call(function, x), [x.view(32, 32), x + 1]), step
-
-
-def test_results_can_be_passed_back_in_and_be_kept() -> None:
-    """Stock refuses a result of the step before right after a recording, and overwrites it later."""
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return torch.roll(x, 1) * 1.5
-
-    compiled = encore(program)
-    value = expected = torch.arange(1024.0, device="cuda")
-    kept = []
-    for _ in range(12):
-        with torch.no_grad():
-            value, expected = compiled(value), program(expected)
-        kept.append((value, expected))
-    assert all(torch.equal(one, other) for one, other in kept)
-    (graph,) = optimizations.report()
-    assert graph.kept[0].outputs == (0,)
-    assert sum(one.calls for one in graph.uncaptured) <= 5
 
 
 def test_swapped_weights_become_ordinary_inputs(weights: dict[str, Any]) -> None:
@@ -287,33 +219,6 @@ def test_layers_that_share_a_block_have_a_recording_each(weights: dict[str, Any]
     assert all(one.replays for one in recordings())
 
 
-def test_threads_that_share_a_model_get_their_own_results(weights: dict[str, Any]) -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).cuda()
-    module.requires_grad_(False)
-    compiled = encore(module)
-    for _ in range(5):
-        call(compiled, torch.randn(8, 64, device="cuda"))
-    wrong: list[Any] = []
-
-    def serve(number: int) -> None:
-        try:
-            generator = torch.Generator("cuda").manual_seed(number)
-            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
-                for step in range(1000):
-                    x = torch.randn(8, 64, device="cuda", generator=generator)
-                    if not torch.allclose(compiled(x), module(x), atol=1e-4):
-                        wrong.append((number, step))
-        except Exception as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=serve, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
 # Programs of all sorts.
 
 
@@ -359,56 +264,6 @@ def test_encore_goes_on_after_stocks_graphs_were_ended(ends: Callable[[], None],
         assert torch.allclose(kept[-1], module(x), atol=1e-4), size
     assert len(recordings()) > before, "graphs were recorded after it"
     assert any(list(manager.nodes()) for manager in managers())
-
-
-def test_random_numbers_are_those_of_stock() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.dropout(x, 0.5, training=True)
-
-    def drawn(compiled: Function) -> list[torch.Tensor]:
-        results = []
-        for step in range(6):
-            torch.manual_seed(step)
-            results += call(compiled, torch.ones(4096, device="cuda"))
-        torch.manual_seed(99)
-        return (
-            results + call(compiled, torch.ones(4096, device="cuda")) + call(compiled, torch.ones(4096, device="cuda"))
-        )
-
-    ours, theirs = drawn(encore(function)), drawn(stock(function))
-    assert same(ours[2:], theirs[2:]), "from the third call on both replay"
-    assert not torch.equal(ours[-1], ours[-2]), "each call draws anew"
-
-
-def test_each_size_has_a_recording() -> None:
-    function = encore(lambda x: x * 2 + x.sum(), dynamic=True)
-    for size in (256, 512, 256, 1024, 512, 256, 1024, 1024):
-        x = torch.randn(size, device="cuda")
-        assert torch.allclose(call(function, x)[0], x * 2 + x.sum(), atol=1e-4)
-    assert len(recordings()) == 3
-
-
-def test_calls_may_come_on_several_streams() -> None:
-    function = encore(lambda x: x * 2 + 1)
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    for step in range(12):
-        x = torch.full((1 << 16,), float(step), device="cuda")
-        torch.cuda.synchronize()
-        with torch.cuda.stream(streams[step % 2]):
-            (result,) = call(function, x)
-        torch.cuda.synchronize()
-        assert torch.equal(result, x * 2 + 1), step
-
-
-def test_functions_of_stock_in_the_same_process_are_stocks() -> None:
-    ours, theirs = encore(lambda x: x * 2), stock(lambda x: x * 3)
-    for _ in range(4):
-        x = torch.randn(256, device="cuda")
-        assert same(call(ours, x) + call(theirs, x), [x * 2, x * 3])
-    trees = torch_internals.cudagraph_trees
-    manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
-    assert [type(node) for node in manager.get_roots()] == [trees.CUDAGraphNode]
-    assert len(list(managers()[0].nodes())) == 1
 
 
 # Memory and the end.

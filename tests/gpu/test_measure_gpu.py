@@ -87,29 +87,6 @@ def test_input_is_copied_into_its_placeholder_in_one_piece(cell, mode):
     assert metrics.graphs.not_captured == []
 
 
-def test_without_cuda_graphs_no_kernel_is_covered(cell):
-    metrics = metrics_of(cell(Mlp, "compile"))
-    assert metrics.coverage is not None and metrics.copies is not None and metrics.graphs is not None
-    assert (metrics.coverage.percent, metrics.coverage.graph_launches) == (0.0, 0)
-    assert metrics.copies.placeholder_bytes is None
-    assert metrics.graphs.cuda_graphs == 0
-
-
-def test_training_records_a_forward_and_a_backward_graph(cell):
-    live = cell(Mlp, task="training", loss=lambda output: output.square().mean())
-    correctness = live.prepare().correctness
-    assert correctness.passed and correctness.deterministic
-    assert correctness.compared_tensors == 7  # output, loss, four gradients, the buffer
-    metrics = live.once.whole()
-    assert metrics.graphs is not None and metrics.coverage is not None and metrics.copies is not None
-    assert (metrics.graphs.partitions, metrics.graphs.cuda_graphs) == (2, 2)
-    assert metrics.coverage.graph_launches == 2
-    # The input in the forward, the output's gradient in the backward, and the input once more if the backward was
-    # given the caller's tensor instead of the placeholder. Activations lie where the forward graph left them.
-    tangent, given = 32 * 16 * 4, 32 * 64 * 4
-    assert metrics.copies.placeholder_bytes in (tangent + given, tangent + 2 * given)
-
-
 def test_dropout_under_cuda_graphs_agrees_with_eager(cell):
     class Dropping(Mlp):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -117,17 +94,6 @@ def test_dropout_under_cuda_graphs_agrees_with_eager(cell):
 
     correctness = cell(Dropping, task="training", stochastic=True).prepare().correctness
     assert correctness.passed and correctness.fallback_random and correctness.deterministic
-
-
-def test_graphs_with_and_without_partitions_give_the_same_bits(cell):
-    """As far as two processes with the same graphs do: kernels are tuned by time, and a busy GPU draws others."""
-    found = []
-    for mode in ("graph", "graph", "graph-unpartitioned"):
-        live = cell(Mlp, mode)
-        correctness = live.prepare().correctness
-        found.append((correctness.digests, correctness.deterministic, live.once.whole().kernels))
-    *stock, own = (digests for digests, _, _ in found)
-    assert own in stock and len(set(own)) == 2, found
 
 
 class TableOnTheCpu(torch.nn.Module):
@@ -150,28 +116,6 @@ def test_blocking_copy_is_seen_with_the_users_line(cell):
     assert metrics.graphs.not_captured
     assert any("self.table.to(x.device)" in (each.source_line or "") for each in metrics.graphs.not_captured)
     assert metrics.graphs.partitions is not None and metrics.graphs.partitions >= 1
-
-
-def test_unpartitioned_the_same_module_is_not_captured_at_all(cell):
-    metrics = metrics_of(cell(TableOnTheCpu, "graph-unpartitioned"))
-    assert metrics.graphs is not None and metrics.coverage is not None
-    assert (metrics.graphs.partitions, metrics.graphs.cuda_graphs, metrics.coverage.percent) == (0, 0, 0.0)
-    (reason,) = metrics.graphs.not_captured
-    assert "cpu" in reason.reason and "self.table.to(x.device)" in (reason.source_line or "")
-
-
-def test_a_mutated_input_is_a_reason_with_the_users_line(cell):
-    class InPlace(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.add_(1.0).sum(0)  # the line that the reason must name
-
-    live = cell(InPlace)
-    assert live.prepare().correctness.passed
-    metrics = live.once.whole()
-    assert metrics.graphs is not None and metrics.coverage is not None
-    assert metrics.coverage.percent == 0.0
-    (reason,) = [each for each in metrics.graphs.not_captured if "mutated" in each.reason]
-    assert "x.add_(1.0).sum(0)" in (reason.source_line or "")
 
 
 def test_pinned_memory_does_not_block_and_pageable_does():

@@ -120,23 +120,6 @@ def test_results_are_stocks_bit_for_bit(name: str) -> None:
             assert torch.equal(one, two)
 
 
-def test_copies_of_one_value_are_no_aliases() -> None:
-    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        step, back = torch.arange(3), (x * 2).cpu()
-        return step.to(x.device), back.to(x.device), step.to(x.device), back.to(x.device), x + 1
-
-    compiled = encore(program, fullgraph=True)
-    for seed in range(CALLS):
-        x = torch.full((3,), float(seed), device="cuda")
-        torch.compiler.cudagraph_mark_step_begin()
-        with torch.no_grad():
-            found = compiled(x)
-        found[0].fill_(99)
-        found[1].fill_(99.0)
-        for one, other in zip(found[2:], program(x)[2:], strict=True):
-            assert torch.equal(one, other)
-
-
 def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
     """Names of runtime calls and of device activities in one steady call."""
     for _ in range(WARM_UP):
@@ -149,21 +132,6 @@ def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
     calls = [event.name for event in events if event.name.startswith("cuda")]
     on_device = [event.name for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
     return calls, on_device
-
-
-def test_code_that_inductor_keeps_as_written_is_compiled_so() -> None:
-    """Found by random programs: with the linspace on the GPU, Inductor 2.11 has no code for the largest number's place.
-    Where a later one has, this is placed."""
-
-    class Place(nn.Module):
-        def forward(self, h: torch.Tensor) -> torch.Tensor:
-            numbers = torch.linspace(0.0, 1.0, 3).to(h.device)
-            return numbers.unsqueeze(0).argmax() + h
-
-    compiled = encore(Place())
-    for seed in range(CALLS):
-        h = torch.randn(4, generator=torch.Generator().manual_seed(seed)).cuda()
-        assert torch.equal(compiled(h), h + 2)
 
 
 @pytest.mark.alone
@@ -204,23 +172,6 @@ def test_arguments_of_calls_in_flight_are_not_overwritten() -> None:
         ids.fill_(-1)
     torch.cuda.synchronize()
     assert [value[0].item() for value in found] == [2.0 * seed for seed in range(64)]
-
-
-def test_calls_may_change_the_stream() -> None:
-    module = TimedDenoiser().cuda().eval()
-    compiled = encore(module)
-    streams = [torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.current_stream()]
-    for seed in range(CALLS):
-        given = _step(seed)
-        if seed % 5 == 0:
-            _change_table(module)
-        expected = results(module, *given)
-        stream = streams[seed % 3]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            found = results(compiled, *given)
-        torch.cuda.current_stream().wait_stream(stream)
-        close(found, expected)
 
 
 class Scored(nn.Module):
@@ -282,80 +233,6 @@ def test_forwards_may_wait_for_backwards_as_attributes_change() -> None:
         sum(losses).backward()  # type: ignore[union-attr]
         sum(expected).backward()  # type: ignore[union-attr]
         close(_gradients(module), _gradients(eager))
-
-
-@pytest.mark.parametrize("surroundings", [torch.no_grad, torch.inference_mode])
-def test_modes_may_alternate(surroundings: Any) -> None:
-    module = TimedDenoiser().cuda().eval()
-    compiled = encore(module)
-    for seed in range(8):
-        given = _step(seed)
-        with surroundings():
-            expected = module(*given)
-            torch.compiler.cudagraph_mark_step_begin()
-            close([compiled(*given).clone()], [expected])
-        close(results(compiled, *given), results(module, *given))
-
-
-def test_sizes_may_differ_between_calls() -> None:
-    def program(x: torch.Tensor, t: torch.Tensor, index: torch.Tensor) -> Any:
-        positions = torch.arange(x.shape[0])
-        return x + t.float().to(x.device)[:, None] + positions.to(x.device)[:, None], x[index]
-
-    compiled = encore(program, dynamic=True)
-    for rows, picked in ((5, 3), (7, 2), (2, 6), (7, 2), (5, 3), (9, 9)) * 3:
-        x = torch.randn(rows, 4, device="cuda")
-        t, index = torch.randint(0, 9, (rows,)), torch.randint(0, rows, (picked,))
-        close(results(compiled, x, t, index), results(program, x, t, index))
-
-
-def test_graph_breaks_and_several_functions_keep_to_themselves() -> None:
-    @torch.compiler.disable
-    def outside(x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    class Broken(MaskedBlocks):
-        def forward(self, text: torch.Tensor) -> torch.Tensor:
-            x = super().forward(text) * self.mask.to(text.device).isfinite().sum()
-            return outside(x) + self.mask[:1, :1].to(text.device)
-
-    modules = [Broken().cuda().eval(), Broken().cuda().eval()]
-    compiled = [encore(module) for module in modules]
-    plain = stock(copy.deepcopy(modules[0]))
-    unchanged = copy.deepcopy(modules[0])
-    for seed in range(CALLS):
-        given = _text(seed)
-        for module, function in zip(modules, compiled, strict=True):
-            close(results(function, *given), results(module, *given))
-            if seed % 6 == 5:
-                module.mask[0, 0] += 1.0
-        # Stock functions of the same process are what they were.
-        close(results(plain, *given), results(unchanged, *given))
-
-
-def test_results_do_not_change_when_hoisted_values_do() -> None:
-    """A copy of an attribute that the caller gets is the caller's, also when the attribute changes afterwards."""
-    table = torch.arange(4.0)
-
-    class Giving(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = table
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            copied = self.table.to(x.device)
-            return copied, copied + x
-
-    module = Giving().cuda()
-    compiled = encore(module)
-    x = torch.ones(4, device="cuda")
-    for _ in range(WARM_UP):
-        results(compiled, x)
-    first = results(compiled, x)
-    first[0].fill_(99.0)
-    assert results(compiled, x)[0].tolist() == [0.0, 1.0, 2.0, 3.0]
-    table.add_(1)
-    assert results(compiled, x)[0].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
 @pytest.mark.alone

@@ -28,7 +28,6 @@ from step_parts import (
 )
 from step_programs import PROGRAMS
 from step_refusals import REFUSED
-from tiny_workloads import WholeCell
 from torch import nn
 
 import optimizations
@@ -37,7 +36,6 @@ from models.registry import find
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
 from optimizations.graph.pools import others_have_graphs
-from suite.worker.protocol import CellSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -242,30 +240,6 @@ def test_what_only_a_gpu_can_refuse(extra: Callable[[Any], Any], words: str) -> 
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_optimizer_that_counts_on_the_cpu_is_refused() -> None:
-    model = network("cuda")
-    step = unaudited(plain(model, torch.optim.Adam(model.parameters()), lambda loss: loss))
-    for batch in batches("cuda"):
-        step(*batch)
-    (refusal, *_) = step.report().refusals
-    assert "CPU tensor" in refusal.reason
-    assert "capturable=True" in refusal.advice
-
-
-@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_a_batch_on_the_cpu_is_refused() -> None:
-    model = network("cuda")
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return loss_of(model, {key: value.cuda() for key, value in batch.items()}).detach()
-
-    graphed = unaudited(step)
-    for batch in batches("cpu"):
-        graphed(*batch)
-    assert "is on cpu" in graphed.report().refusals[0].reason
-
-
-@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 def test_broken_capture_leaves_the_programs_random_numbers() -> None:
     """The break passes no operator: the driver itself is waited for, which a capture forbids. Nor does the question
     whether there is one pass PyTorch, which would tell what eager is told."""
@@ -407,48 +381,6 @@ def test_cublas_workspaces_are_kept_for_matrix_products(multiplies: bool) -> Non
     assert bool(workspaces) == multiplies
 
 
-def test_weights_that_move_are_recorded_again() -> None:
-    model = network("cuda")
-    step = unaudited(plain(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda loss: loss))
-    calls = batches("cuda", 16)
-    for batch in calls[:6]:
-        step(*batch)
-    assert step.report().replays == 3
-    fresh = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        parameter.data = fresh[name].clone()
-    expected = loss_of(model, calls[6][0]).detach()
-    assert torch.equal(step(*calls[6]), expected)
-    for batch in calls[7:]:
-        step(*batch)
-    report = step.report()
-    assert report.dropped_recordings == 1 and report.replays > 3
-
-
-@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_checkpoint_that_draws_random_numbers_is_refused() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    for dropout in (0.0, 0.3):
-        model = network("cuda", dropout=dropout)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(batch: dict[str, torch.Tensor], model: Any = model, optimizer: Any = optimizer) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(checkpoint(model, batch["x"], use_reentrant=False), batch["y"])
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        graphed = unaudited(step)
-        for batch in batches("cuda"):
-            graphed(*batch)
-        if dropout:
-            assert "random state" in graphed.report().refusals[0].reason
-        else:
-            assert graphed.report().replays == CALLS - 3
-
-
 def test_distributed_data_parallel_is_recorded_late(tmp_path: Path) -> None:
     torch.distributed.init_process_group(
         "nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1, device_id=torch.device("cuda:0")
@@ -573,36 +505,6 @@ def test_two_hundred_steps_follow_eagers_loss_curve(name: str, fp16: bool) -> No
     assert found[-1] < 0.5 * found[0]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("workload", "mode"), [("DCGAN", "step"), ("DGPT2", "step"), ("DCGAN", "callables")])
-def test_a_workload_in_a_mode_that_captures_its_iteration(tmp_path: Path, workload: str, mode: str) -> None:
-    spec = CellSpec(
-        workload=workload, variant="published", size="tiny", mode=mode, device="cuda", with_optimizer=True, seed=1337,
-        input_sets=3, warm_up=6, check_inputs=2, cpu_threads=2, cache_dir=str(tmp_path), warm_cache=False,
-    )  # fmt: skip
-    live = WholeCell(spec, lambda phase: None)
-    prepared = live.prepare()
-    assert prepared.correctness is not None and prepared.correctness.passed
-    coverage = live.once.whole().coverage
-    assert coverage is not None
-    assert coverage.graph_launches == (1 if mode == "step" else 2)
-    torch.compiler.reset()
-
-
-@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_loss_held_from_before_costs_the_graph_and_is_named() -> None:
-    model = network("cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train = plain(model, optimizer, lambda loss: loss)
-    calls = batches("cpu", 8)
-    held = train(*[{name: value.cuda() for name, value in call.items()} for call in calls[0]])
-    step = unaudited(train)
-    for call in calls:
-        loss = step(*[{name: value.cuda() for name, value in each.items()} for each in call])
-    assert held.grad_fn is not None and loss.isfinite()
-    assert step.report().replays or "default stream" in step.report().refusals[0].reason
-
-
 @pytest.mark.alone
 def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
     model = network("cuda")
@@ -629,63 +531,7 @@ def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
     launch = median_us(recording.graph.replay)
     print(f"host time of a call {whole:.1f} us ({same:.1f} us with one batch), of its launch {launch:.1f} us")
     assert step.report().replays == 5 + 2 * 300
-    known = recording.arguments.tensors_of(calls[0], {})
-    assert known is not None
-    batches_in_turn = itertools.cycle([found for call in calls if (found := recording.arguments.tensors_of(call, {}))])
-
-    def bind() -> None:
-        recording.inputs.bind(next(batches_in_turn))
-
-    parts = {
-        "addresses of what it reaches": recording.watch.in_place,
-        "arguments": lambda: recording.arguments.tensors_of(calls[0], {}),
-        "what the step reaches": recording.watch.unchanged,
-        "gradients that fit": recording.gradients.fit,
-        "all checks": lambda: recording.fits(known),
-        "memory of results": recording.outputs.prepare,
-        "that and the launch": lambda: (recording.outputs.prepare(), recording.graph.replay()),
-        "gradients": recording.gradients.leave,
-        "a batch that moved": bind,
-        "that and the launch behind it": lambda: (bind(), recording.graph.replay()),
-    }
-    print({name: round(median_us(part), 1) for name, part in parts.items()})
     assert whole - launch <= 80  # no Python loop
-
-
-@pytest.mark.alone
-def test_memory_stays_near_that_of_eager() -> None:
-    def peak(graphed: bool) -> int:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        torch.manual_seed(0)
-        model = SmallGpt(width=512, layers=8).cuda()
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
-
-        def step(tokens: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        call = unaudited(step) if graphed else step
-        tokens = torch.randint(256, (32, 65), device="cuda")
-        for _ in range(4):
-            call(tokens)
-        torch.cuda.reset_peak_memory_stats()
-        for _ in range(4):
-            call(tokens)
-        torch.cuda.synchronize()
-        held = torch.cuda.max_memory_reserved()
-        if isinstance(call, GraphedStep):
-            assert call.report().replays == 5, call.report().refusals
-            call.close()
-        return held - before
-
-    eager, graphed = peak(False), peak(True)
-    print(f"reserved: eager {eager / 2**20:.0f} MiB, one graph {graphed / 2**20:.0f} MiB")
-    assert graphed <= 1.1 * eager
 
 
 @pytest.mark.alone

@@ -5,24 +5,17 @@ The databases are imported in processes of their own: their modules change setti
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
-import tarfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from judges import page, plugin, projects, rows, trial
+from judges import page, rows, trial
 from judges.cases import copied
-from judges.databases import Task
-from judges.plugin import given_compiler
 from judges.pool import Pool
-from judges.wheel import begun_rows, failed_tasks, remaining
 
 SIMULATED = (
     "custom_op_db|NumpyMulCustomOp|opcheck|float32|0",
@@ -101,29 +94,6 @@ def test_crash_costs_one_compiler_of_a_sample(tmp_path: Path) -> None:
     assert found["crash eager"]["eager"]["skipped"] == "eager ends the process: exit code 3"
 
 
-def test_samples_with_rows_are_not_run_again() -> None:
-    tasks = [Task("op_db", name, "function", "float32", 0) for name in ("add", "mul", "sub")]
-    done = [
-        {"task": tasks[0].key, "compiler": "compile", "passed": True},
-        {"task": tasks[1].key, "compiler": "eager", "skipped": "there are 0 samples"},
-    ]
-    assert remaining(tasks, done, ("compile", "encore")) == [
-        (tasks[0].key, ("encore",)),
-        (tasks[2].key, ("compile", "encore")),
-    ]
-    assert all(Task.parse(task.key) == task for task in tasks)
-
-
-def test_recorded_rows_begin_a_run_once(tmp_path: Path) -> None:
-    recorded, path = tmp_path / "recorded.jsonl.gz", tmp_path / "rows.jsonl"
-    recorded.write_bytes(gzip.compress("".join(json.dumps(one) + "\n" for one in RECORDED).encode()))
-    assert begun_rows(path, recorded) == RECORDED == rows.read(path)
-    more = row("op_db|div|function|float32|0", "compile", passed=True)
-    path.write_text(path.read_text() + json.dumps(more) + "\n")
-    assert begun_rows(path, recorded) == [*RECORDED, more], "rows that are there already are kept"
-    assert failed_tasks(RECORDED) == {"op_db|mul|function|float32|0", "op_db|sub|function|float32|0"}
-
-
 def row(task: str, compiler: str, **facts: Any) -> dict[str, Any]:
     return {"task": task, "compiler": compiler, "passed": True, "replays": 0, **facts}
 
@@ -144,16 +114,6 @@ def test_table_counts_passes_graphs_and_failures() -> None:
     assert "| op_db | compile | 3 | 3 | 2 | - | - | 0 |" in rows.table(RECORDED)
     assert "| op_db | encore | 3 | 3 | 1 | 1 | 1 | 0 |" in rows.table(RECORDED)
     assert rows.table(RECORDED[::-1]) == rows.table(RECORDED), "compilers stand in the same order"
-
-
-def test_rows_are_read_up_to_a_line_that_was_cut_off(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    text = "".join(json.dumps(one) + "\n" for one in RECORDED)
-    file.write_text(text + '{"task": "op_d')
-    assert rows.read(file) == RECORDED
-    file.write_text('{"task": "op_d\n' + text)
-    with pytest.raises(ValueError, match="line 1 is no row"):
-        rows.read(file)
 
 
 def test_page_has_the_tables_of_recorded_rows(tmp_path: Path) -> None:
@@ -179,14 +139,6 @@ def test_copied_inputs_lie_as_the_originals_do() -> None:
     assert memory.min() == 0
 
 
-def test_shifted_inputs_are_misaligned() -> None:
-    memory = torch.arange(12.0)
-    one, other = copied((memory[2:6].view(2, 2), memory[5:]), shifted=True)
-    assert one.data_ptr() % 16 == 12 and torch.equal(one, memory[2:6].view(2, 2))
-    assert other.data_ptr() - one.data_ptr() == 12 and torch.equal(other, memory[5:])
-    assert copied(memory).data_ptr() % 16 == 0
-
-
 def outcome(*values: torch.Tensor, error: str | None = None) -> trial.Outcome:
     return trial.Outcome([[trial.Leaf.of(value) for value in values]], error)
 
@@ -200,97 +152,3 @@ def test_outcomes_differ_by_values_shapes_and_errors() -> None:
         assert trial.difference(outcome(other), outcome(ones), None, None)
     assert trial.difference(outcome(ones + 0.1), outcome(ones), 0.2, 0.2) is None
     assert trial.difference(outcome(error="RuntimeError: no"), outcome(ones), None, None) == "RuntimeError: no"
-
-
-def test_projects_compile_with_the_chosen_compiler() -> None:
-    calls: list[Any] = []
-
-    def stock(model: Any, **keywords: Any) -> Any:
-        calls.append(keywords)
-        return model
-
-    compile_ = given_compiler(stock, {"backend": "encore"})
-    compile_(len, fullgraph=True, mode="max-autotune")
-    compile_(dynamic=True)(len)
-    compile_(len, backend="eager")
-    assert calls == [
-        {"fullgraph": True, "backend": "encore"},
-        {"dynamic": True, "backend": "encore"},
-        {"backend": "eager"},
-    ]
-
-
-def test_calls_of_what_is_compiled_are_repeated() -> None:
-    calls: list[int] = []
-    compile_ = given_compiler(lambda model: model, {}, calls=4)
-    assert compile_(lambda value: calls.append(value) or len(calls))(7) == 4 and calls == [7] * 4
-    module = torch.nn.Identity()
-    module.register_forward_hook(lambda *given: calls.append(0))
-    assert compile_(module) is module and module(5) == 5 and len(calls) == 5
-
-
-@pytest.mark.parametrize("name", projects.PROJECTS)
-def test_cut_of_a_checkout_has_what_tests_need(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkout, needed = tmp_path / "checkout", projects.PROJECTS[name].needed
-    for path in needed:
-        (checkout / path).parent.mkdir(parents=True, exist_ok=True)
-        if path.endswith(".py") or path.endswith(".toml"):
-            (checkout / path).write_text("x")
-        else:
-            (checkout / path).mkdir(parents=True)
-    folder = next(path for path in needed if (checkout / path).is_dir())
-    (checkout / folder / "picture.png").write_bytes(os.urandom(2**20 + 1))
-    (checkout / folder / "module.py").write_text("x")
-    (checkout / "other").mkdir()
-    to = tmp_path / "cut.tar.gz"
-    assert projects.main([name, "--cut", str(checkout), "--to", str(to)]) == 0
-    with tarfile.open(to) as archive:
-        names = archive.getnames()
-    assert set(needed) | {f"{folder}/module.py"} <= set(names)
-    assert f"{folder}/picture.png" not in names and "other" not in names
-    assert projects.main([name, "--list"]) == 0
-    assert all(path in capsys.readouterr().out for path in needed[:1])
-    with pytest.raises(SystemExit):
-        projects.main([name, str(tmp_path / "out"), "--checkout", str(checkout / "other")])
-    assert f"has no {needed[0]}" in capsys.readouterr().err
-
-
-def test_only_files_with_tests_that_compile_are_run(tmp_path: Path) -> None:
-    (tmp_path / "tests" / "deep").mkdir(parents=True)
-    (tmp_path / "tests" / "test_plain.py").write_text("def test_smoke(): pass")
-    (tmp_path / "tests" / "deep" / "test_compiled.py").write_text("    def test_some_dynamo(self): pass")
-    assert projects.chosen_files(projects.PROJECTS["kornia"], tmp_path) == ["tests/deep/test_compiled.py"]
-    assert projects.chosen_files(projects.PROJECTS["tensordict"], tmp_path) == ["test/compile/test_compile.py"]
-
-
-@dataclass(frozen=True)
-class Item:
-    nodeid: str
-
-
-def test_first_test_of_each_class_runs_first() -> None:
-    items: list[Any] = [Item(name) for name in ("a.py::A::1", "a.py::A::2", "a.py::B::1", "b.py::A::1")]
-    plugin.pytest_collection_modifyitems(items)
-    assert [one.nodeid for one in items] == ["a.py::A::1", "a.py::B::1", "b.py::A::1", "a.py::A::2"]
-
-
-def test_a_projects_tests_run_under_each_compiler(tmp_path: Path) -> None:
-    compilers = "compile,encore"
-    checkout, out = tmp_path / "checkout", tmp_path / "out"
-    for path in projects.PROJECTS["kornia"].needed:
-        (checkout / path).mkdir(parents=True) if "." not in path else (checkout / path).write_text("")
-    (checkout / "tests" / "test_it.py").write_text(
-        "import torch\n\ndef test_dynamo():\n    assert torch.compile.__wrapped__\n\n"
-        "def test_dynamo_fails():\n    raise ValueError('no')\n"
-    )
-    given = ["kornia", str(out), "--checkout", str(checkout), "--device", "cpu", "--compilers", compilers]
-    assert projects.main([*given, "--jobs", "1", "--seconds", "300"]) == 0
-    first, *found = rows.read(out / "rows.jsonl")
-    assert first["run"]["compilers"] == compilers.split(",")
-    passed = {(one["task"].rpartition("::")[2], one["compiler"]): one["passed"] for one in found}
-    assert passed == {
-        (name, compiler): name == "test_dynamo"
-        for name in ("test_dynamo", "test_dynamo_fails") for compiler in compilers.split(",")
-    }  # fmt: skip
-    assert projects.main([*given, "--jobs", "1", "--seconds", "300"]) == 0
-    assert rows.read(out / "rows.jsonl") == [first, *found], "nothing is run twice"

@@ -3,70 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixtures.synthetic_results import cell, failed_cell, metrics, write_run
 
-from judges import projects, torchbench
+from judges import torchbench
 from suite.results.schema import HostUse, Status
 
 QUIET, BUSY = (HostUse(cpu_cores=cores, gpus_at_work=0, gpu_processes=0) for cores in (0.1, 5.0))
-
-
-class Process:
-    """Stand in for a run of the suite, which lasts until it is interrupted."""
-
-    def __init__(self, command: list[str], *, env: dict[str, str], **given: Any) -> None:
-        self.words, self.checkout = command[5:], env["PYTHONPATH"].partition(":")[0]
-        self.signals: list[int] = []
-        started.append(self)
-
-    def wait(self, seconds: float) -> None:
-        if not self.signals:
-            raise subprocess.TimeoutExpired("suite", seconds)
-
-    def send_signal(self, number: int) -> None:
-        self.signals.append(number)
-
-
-started: list[Process] = []
-
-
-def test_models_are_judged_side_by_side_and_timed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchbench.subprocess, "Popen", Process)
-    started.clear()
-    for path in projects.PROJECTS["torchbench"].needed:
-        (tmp_path / path).mkdir()
-    out = tmp_path / "out"
-    given = ["torchbench", str(out), "--checkout", str(tmp_path), "--seconds", "60", "--timed-seconds", "20"]
-    assert projects.main([*given, "--only", "alexnet,vgg16,hf_T5", "--jobs", "2"]) == 1, "nothing was judged"
-    assert [one.words[:2] for one in started[:2]] == [
-        ["torchbench:alexnet", "torchbench:hf_T5"], ["torchbench:vgg16", "--variant"],
-    ]  # fmt: skip
-    assert started[2].words[0] == "torchbench:alexnet" and started[2].words[1] == "--variant", "what is timed"
-    assert "eager,compile,graph,encore" in started[2].words
-    assert all(one.checkout == str(tmp_path) and one.signals == [signal.SIGINT] for one in started)
-    assert [Path(one.words[-1]).name for one in started] == ["part1", "part2", "run"]
-    assert all("random-weights" in one.words for one in started)
-    (out / "run").mkdir()
-    (out / "run" / "environment.json").write_text("{}")
-    started.clear()
-    monkeypatch.setattr(torchbench, "write_rows", lambda folder: 0)
-    assert projects.main([*given, "--only", "alexnet", "--jobs", "1"]) == 0
-    assert started[-1].words == ["--resume", str(out / "run")]
-    started.clear()
-    projects.main([*given, "--jobs", "3"])
-    begun = [f"torchbench:{name}" for name in torchbench.MODELS[:3]]
-    assert [one.words[0] for one in started] == [*begun, "EOS", "--resume"]
-
-
-def test_every_model_is_named_once() -> None:
-    assert len(set(torchbench.MODELS)) == len(torchbench.MODELS) >= 25
-    assert set(torchbench.TIMED) <= set(torchbench.MODELS) and len(torchbench.TIMED) >= 15
 
 
 def rows_of(tmp_path: Path) -> dict[tuple[str, str], dict[str, Any]]:
