@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import struct
 import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -33,7 +32,7 @@ from optimizations.graph.pools import (
     used_memory,
 )
 from optimizations.graph.read import captured_nodes, read_graph
-from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
+from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, words_of
 from optimizations.in_place.addresses import Pointers
 from optimizations.race import Race, mark
 from optimizations.trees.inner_graphs import at_rest
@@ -335,15 +334,3 @@ def kernels_for_lists(graph: CapturedGraph) -> list[int]:
 
 _FOR_LISTS = re.compile(r"_ZN2at6native.*multi_tensor_apply_kernel")
 """How a compiler has the name of `at::native::(anonymous namespace)::multi_tensor_apply_kernel`."""
-
-
-def words_of(node: object) -> Iterator[int]:
-    """Yield everything in a node that may be an address."""
-    if isinstance(node, KernelNode):
-        for parameter in node.parameters:
-            for offset in range(0, len(parameter.data) - 7, 4):
-                yield struct.unpack_from("<Q", parameter.data, offset)[0]
-    elif isinstance(node, MemcpyNode):
-        yield from (node.source.address + node.source.x_bytes, node.destination.address + node.destination.x_bytes)
-    elif isinstance(node, MemsetNode):
-        yield node.address

@@ -27,14 +27,13 @@ too large.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
 from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import Launch, Span
-from optimizations.graph.named_uses import STEP_BYTES
-from optimizations.graph.records import WORD_BYTES, CapturedGraph, KernelNode, MemcpyNode, MemsetNode, Node
+from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyNode, MemsetNode, Node, words_of
 
 
 def with_hidden_memory(
@@ -62,7 +61,7 @@ def with_hidden_memory(
             continue
         nodes = graph.nodes[launch.first : launch.first + launch.count]
         declared, blocks = _Spans((*launch.reads, *launch.writes)), blocks_without(one.freed)
-        words = [list(_words(node)) for node in nodes]
+        words = [list(words_of(node)) for node in nodes]
         barrier = next((reason for node in nodes if (reason := _unreadable(node))), None)
         if barrier is None and one.is_operator:
             barrier = _without_addresses(launch, nodes, words, segments, declared)
@@ -155,18 +154,6 @@ def _unreadable(node: Node) -> str | None:
             return None if ends == {"device"} else f"it copies between {' and '.join(sorted(ends))} memory"
         case _:
             return f"a node of it is of the kind {getattr(node, 'type_name', node.kind)}"
-
-
-def _words(node: Node) -> Iterator[int]:
-    if isinstance(node, KernelNode):
-        for parameter in node.parameters:
-            for offset in range(0, parameter.size - WORD_BYTES + 1, STEP_BYTES):
-                yield int.from_bytes(parameter.data[offset : offset + WORD_BYTES], "little")
-    elif isinstance(node, MemsetNode):
-        yield node.address
-    elif isinstance(node, MemcpyNode):
-        yield node.source.address + node.source.x_bytes
-        yield node.destination.address + node.destination.x_bytes
 
 
 class _Spans:

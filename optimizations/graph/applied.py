@@ -11,29 +11,28 @@ from typing import Any
 
 import torch
 
+from optimizations.graph.device import DeviceTools
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph
-from optimizations.graph.host import HostUpdates, node_update
+from optimizations.graph.host import HostUpdates, NodeUpdate, node_update
 from optimizations.graph.plan import Choice, Plan
 from optimizations.graph.prelude import Prelude
-from optimizations.graph.protocol import NodeUpdate, UpdaterTools
 from optimizations.graph.table import PointerTable
 
 
 class AppliedPlan:
     """Hold a plan on one graph. It is an `in_place.addresses.Pointers` once `instantiated` was called."""
 
-    def __init__(self, target: EditableGraph, plan: Plan, tools: UpdaterTools) -> None:
+    def __init__(self, target: EditableGraph, plan: Plan, tools: DeviceTools) -> None:
         self._target = target
         self._tools = tools
-        self._executable: Any = None
         self._table: PointerTable | None = None
         self._prelude: Prelude | None = None
         self._updates: list[NodeUpdate] = [
             node_update(target, node, tools.replace_address) for node in plan.of(Choice.HOST)
         ]
         if plan.slots:
-            self._table = PointerTable(target, plan.slots, tools.table_function, tools.device, tools.replace_address)
+            self._table = PointerTable(target, plan.slots, tools)
             self._prelude = Prelude(target, plan.of(Choice.PRELUDE), self._table.address, tools)
             self._updates += self._table.nodes
             target.begin_with([*(node.handle for node in self._table.nodes), self._prelude.handle])

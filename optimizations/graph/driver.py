@@ -6,7 +6,6 @@ shares `bytes` of length 1 across the whole process: an empty log (one NUL) woul
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,8 +46,8 @@ def check(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
     return result[1] if len(result) == 2 else tuple(result[1:])
 
 
-class CompilationFailed(RuntimeError):
-    """NVRTC refused the source, the target or an option; the message holds what it said."""
+class KernelUnavailable(RuntimeError):
+    """One of Encore's own kernels cannot be built here; the message holds what the compiler or linker said."""
 
 
 def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequence[str] = ()) -> Compiled:
@@ -59,7 +58,7 @@ def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequ
         name: what the source is called in messages.
 
     Raises:
-        CompilationFailed: NVRTC did not compile it.
+        KernelUnavailable: NVRTC did not compile it.
         CudaCallFailed: another call failed.
     """
     flags = [flag.encode() for flag in (f"--gpu-architecture={target}", "--std=c++17", *options)]
@@ -68,7 +67,7 @@ def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequ
         try:
             check(nvrtc.nvrtcCompileProgram, program, len(flags), flags)
         except CudaCallFailed as error:
-            raise CompilationFailed(f"NVRTC for {target}: {error}: {_log(nvrtc, program)}") from error
+            raise KernelUnavailable(f"NVRTC for {target}: {error}: {_log(nvrtc, program)}") from error
         cubin = bytearray(check(nvrtc.nvrtcGetCUBINSize, program))  # Note [Buffers NVRTC writes to]
         check(nvrtc.nvrtcGetCUBIN, program, cubin)
         return Compiled(bytes(cubin), _log(nvrtc, program))
@@ -80,28 +79,3 @@ def _log(nvrtc: Any, program: Any) -> str:
     said = bytearray(check(nvrtc.nvrtcGetProgramLogSize, program))
     check(nvrtc.nvrtcGetProgramLog, program, said)
     return bytes(said).rstrip(b"\0").decode(errors="replace").strip()
-
-
-class LoadedModules:
-    """Keep the loaded modules of one device."""
-
-    def __init__(self, driver: Any) -> None:
-        self._driver = driver
-        self._modules: dict[str, Any] = {}
-
-    def function(self, image: bytes, name: str) -> Any:
-        """Return kernel `name` of the cubin `image`, a `CUfunction`.
-
-        Raises:
-            CudaCallFailed: the driver does not load the image, or it has no such kernel.
-        """
-        digest = hashlib.sha256(image).hexdigest()
-        if digest not in self._modules:
-            self._modules[digest] = check(self._driver.cuModuleLoadData, image)
-        return check(self._driver.cuModuleGetFunction, self._modules[digest], name.encode())
-
-    def unload(self) -> None:
-        """Unload all modules. No graph may use their kernels any more."""
-        while self._modules:
-            _, module = self._modules.popitem()
-            check(self._driver.cuModuleUnload, module)

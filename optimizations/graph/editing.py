@@ -10,7 +10,7 @@ from typing import Any
 
 from optimizations.graph.driver import check
 from optimizations.graph.read import node_handles
-from optimizations.graph.records import WORD_BYTES, CapturedGraph, KernelNode, NodePath
+from optimizations.graph.records import WORD_BYTES, CapturedGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,7 @@ class EditableGraph:
         launch.gridDimX, launch.gridDimY, launch.gridDimZ = blocks, 1, 1
         launch.blockDimX, launch.blockDimY, launch.blockDimZ = threads, 1, 1
         launch.sharedMemBytes = 0
-        launch.kernelParams = arguments.address
-        launch.extra = 0
+        arguments.given_to(launch)
         return check(self.driver.cuGraphAddKernelNode, self.graph, None, 0, launch), launch
 
     def begin_with(self, added: Sequence[Any]) -> None:
@@ -57,23 +56,6 @@ class EditableGraph:
         edges = [*pairwise(added), *((added[-1], root) for root in roots)]
         sources, targets = ([edge[side] for edge in edges] for side in (0, 1))
         check(self.driver.cuGraphAddDependencies, self.graph, sources, targets, None, len(edges))
-
-    def handle(self, node: NodePath) -> Any:
-        """Return the handle of a node of the graph itself; nodes of child graphs cannot be changed one by one."""
-        (index,) = node
-        return self.handles[index]
-
-    def kernel(self, node: NodePath) -> KernelNode:
-        """Return the record of a kernel node.
-
-        Raises:
-            TypeError: the node is of another type.
-        """
-        (index,) = node
-        record = self.captured.nodes[index]
-        if not isinstance(record, KernelNode):
-            raise TypeError(f"node {index} is a {record.kind} node, not a kernel")
-        return record
 
 
 def pointer(address: int) -> bytes:
@@ -97,10 +79,11 @@ class LaunchParameters:
         self._addresses = [ctypes.addressof(buffer) for buffer in self._buffers]
         self._array = (ctypes.c_void_p * len(contents))(*self._addresses)
 
-    @property
-    def address(self) -> int:
-        """Return the address for the field `kernelParams`."""
-        return ctypes.addressof(self._array)
+    def given_to(self, launch: Any) -> Any:
+        """Return a launch of the driver's, which reads its arguments here from now on."""
+        launch.kernelParams = ctypes.addressof(self._array)
+        launch.extra = 0
+        return launch
 
     def word(self, parameter: int, offset: int) -> ctypes.c_uint64:
         """Return the eight bytes at `offset` bytes into a parameter; setting its `value` writes them."""

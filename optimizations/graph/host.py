@@ -6,24 +6,77 @@ node, with every launch field as it was; only `kernelParams` points to these buf
 written). Attributes, such as cluster dimensions, belong to the node and are left alone by setting its parameters.
 Launches already enqueued keep what they were launched with (CUDA driver API, `cuGraphExecKernelNodeSetParams`).
 
-Note [Cells]. A call with moved inputs goes over the places that hold their addresses and nothing else. So each place
-is prepared as a cell, a view of the eight bytes (or what makes a tensor map of an address), and the call only assigns
-to its `value`.
+Note [Places of addresses]. A call with moved inputs goes over the places that hold their addresses and nothing else. So
+each place is prepared as an object whose attribute is set: eight bytes of a buffer, a tensor map, or a structure of
+the driver's.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters
 from optimizations.graph.plan import PlannedNode
-from optimizations.graph.pointers import UseKind
-from optimizations.graph.protocol import AddressCell, AddressPlace, NodeUpdate
+from optimizations.graph.pointers import PointerUse, UseKind
 from optimizations.graph.records import WORD_BYTES, KernelNode, MemcpyNode
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, TensorMapCell
+
+
+@dataclass(frozen=True, slots=True)
+class AddressPlace:
+    """Hold a place, `size_bytes` long, for the address of `input` plus `delta`. Setting `attribute` writes it."""
+
+    input: int
+    delta: int
+    size_bytes: int
+    holder: Any
+    attribute: str = "value"
+
+
+class NodeUpdate:
+    """Set one node, and write the addresses that it holds.
+
+    Args:
+        target: the graph.
+        handle: the node.
+        set_parameters: the driver's function that sets it in an executable graph, and `settings` what that takes.
+        places: everything that depends on an address.
+        parameters: of a kernel, which `settings` point to; they are kept.
+    """
+
+    def __init__(
+        self,
+        target: EditableGraph,
+        handle: Any,
+        set_parameters: Any,
+        settings: tuple[Any, ...],
+        places: Sequence[AddressPlace],
+        parameters: LaunchParameters | None = None,
+    ) -> None:
+        self.handle = handle
+        self.places = places
+        self._parameters = parameters
+        self._set_parameters = set_parameters
+        self._settings = settings
+        self._set_enabled = target.driver.cuGraphNodeSetEnabled
+        self._enabled = True
+
+    def set(self, executable: Any) -> None:
+        """Give what the places hold now to the node in `executable`, and enable it."""
+        check(self._set_parameters, executable, self.handle, *self._settings)
+        if not self._enabled:
+            check(self._set_enabled, executable, self.handle, 1)
+            self._enabled = True
+
+    def rest(self, executable: Any) -> None:
+        """Disable the node in the next launches."""
+        if self._enabled:
+            self._enabled = False  # first: an interrupt after the driver call must not leave it off and taken for on
+            check(self._set_enabled, executable, self.handle, 0)
 
 
 class HostUpdates:
@@ -32,10 +85,10 @@ class HostUpdates:
     def __init__(self, updates: Sequence[NodeUpdate], executable: Any) -> None:
         self._executable = executable
         self._updates = tuple(updates)
-        self._places: dict[int, list[tuple[AddressCell, int, int, NodeUpdate]]] = defaultdict(list)
+        self._places: dict[int, list[tuple[AddressPlace, NodeUpdate]]] = defaultdict(list)
         for update in updates:
             for place in update.places:
-                self._places[place.input].append((place.cell, place.delta, place.size_bytes, update))
+                self._places[place.input].append((place, update))
 
     def point(self, addresses: Mapping[int, int]) -> int:
         """Write these addresses (by input), set each node that uses one of them once, and return the bytes written.
@@ -46,9 +99,9 @@ class HostUpdates:
         concerned: dict[NodeUpdate, None] = {}
         written = 0
         for index, address in addresses.items():
-            for cell, delta, size, update in self._places.get(index, ()):
-                cell.value = address + delta
-                written += size
+            for place, update in self._places.get(index, ()):
+                setattr(place.holder, place.attribute, address + place.delta)
+                written += place.size_bytes
                 concerned[update] = None
         for update in concerned:
             update.set(self._executable)
@@ -71,76 +124,30 @@ class HostUpdates:
 def node_update(target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> NodeUpdate:
     """Return the update of a node of `target` from the host: one driver call sets it."""
     (index,) = node.node
-    record = target.captured.nodes[index]
+    driver, handle, record = target.driver, target.handles[index], target.captured.nodes[index]
     if isinstance(record, KernelNode):
-        return _KernelUpdate(target, node, replace_address)
+        parameters = LaunchParameters([parameter.data for parameter in record.parameters])
+        launch = parameters.given_to(check(driver.cuGraphKernelNodeGetParams, handle))
+        places = [_place_in_kernel(use, record, parameters, replace_address) for use in node.uses]
+        return NodeUpdate(target, handle, driver.cuGraphExecKernelNodeSetParams, (launch,), places, parameters)
     if isinstance(record, MemcpyNode):
-        return _MemcpyUpdate(target, node)
-    return _MemsetUpdate(target, node)
+        structure = check(driver.cuGraphMemcpyNodeGetParams, handle)
+        set_parameters = driver.cuGraphExecMemcpyNodeSetParams
+    else:
+        structure = check(driver.cuGraphMemsetNodeGetParams, handle)
+        set_parameters = driver.cuGraphExecMemsetNodeSetParams
+    places = [AddressPlace(use.input, use.delta, WORD_BYTES, structure, _FIELDS[use.kind]) for use in node.uses]
+    return NodeUpdate(target, handle, set_parameters, (structure, target.context), places)
 
 
-class _KernelUpdate:
-    def __init__(self, target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> None:
-        record = target.kernel(node.node)
-        self._call = target.driver.cuGraphExecKernelNodeSetParams
-        self._handle = target.handle(node.node)
-        self._parameters = LaunchParameters([parameter.data for parameter in record.parameters])
-        self._launch = check(target.driver.cuGraphKernelNodeGetParams, self._handle)
-        self._launch.kernelParams = self._parameters.address
-        self._launch.extra = 0
-        self.places = []
-        for use in node.uses:
-            if use.kind is UseKind.TENSOR_MAP:
-                data = record.parameters[use.parameter].data[use.byte_offset : use.byte_offset + TENSOR_MAP_BYTES]
-                where = self._parameters.place(use.parameter, use.byte_offset, TENSOR_MAP_BYTES)
-                cell: AddressCell = TensorMapCell(where, data, replace_address)
-                self.places.append(AddressPlace(use.input, use.delta, TENSOR_MAP_BYTES, cell))
-            else:
-                cell = self._parameters.word(use.parameter, use.byte_offset)
-                self.places.append(AddressPlace(use.input, use.delta, WORD_BYTES, cell))
-
-    def set(self, executable: Any) -> None:
-        check(self._call, executable, self._handle, self._launch)
+_FIELDS = {UseKind.MEMCPY_SOURCE: "srcDevice", UseKind.MEMCPY_DESTINATION: "dstDevice", UseKind.MEMSET: "dst"}
 
 
-class _Field:
-    """Give a field of one of the driver's structures the interface of a cell."""
-
-    def __init__(self, structure: Any, name: str) -> None:
-        self._structure = structure
-        self._name = name
-
-    @property
-    def value(self) -> int:
-        return int(getattr(self._structure, self._name))
-
-    @value.setter
-    def value(self, address: int) -> None:
-        setattr(self._structure, self._name, address)
-
-
-class _MemcpyUpdate:
-    def __init__(self, target: EditableGraph, node: PlannedNode) -> None:
-        self._call = target.driver.cuGraphExecMemcpyNodeSetParams
-        self._handle = target.handle(node.node)
-        self._context = target.context
-        self._copy = check(target.driver.cuGraphMemcpyNodeGetParams, self._handle)
-        fields = {UseKind.MEMCPY_SOURCE: "srcDevice", UseKind.MEMCPY_DESTINATION: "dstDevice"}
-        self.places = [
-            AddressPlace(use.input, use.delta, WORD_BYTES, _Field(self._copy, fields[use.kind])) for use in node.uses
-        ]
-
-    def set(self, executable: Any) -> None:
-        check(self._call, executable, self._handle, self._copy, self._context)
-
-
-class _MemsetUpdate:
-    def __init__(self, target: EditableGraph, node: PlannedNode) -> None:
-        self._call = target.driver.cuGraphExecMemsetNodeSetParams
-        self._handle = target.handle(node.node)
-        self._context = target.context
-        self._fill = check(target.driver.cuGraphMemsetNodeGetParams, self._handle)
-        self.places = [AddressPlace(use.input, use.delta, WORD_BYTES, _Field(self._fill, "dst")) for use in node.uses]
-
-    def set(self, executable: Any) -> None:
-        check(self._call, executable, self._handle, self._fill, self._context)
+def _place_in_kernel(
+    use: PointerUse, record: KernelNode, parameters: LaunchParameters, replace_address: ReplaceAddress | None
+) -> AddressPlace:
+    if use.kind is not UseKind.TENSOR_MAP:
+        return AddressPlace(use.input, use.delta, WORD_BYTES, parameters.word(use.parameter, use.byte_offset))
+    captured = record.parameters[use.parameter].data[use.byte_offset : use.byte_offset + TENSOR_MAP_BYTES]
+    where = parameters.place(use.parameter, use.byte_offset, TENSOR_MAP_BYTES)
+    return AddressPlace(use.input, use.delta, TENSOR_MAP_BYTES, TensorMapCell(where, captured, replace_address))

@@ -25,10 +25,8 @@ from optimizations.graph.records import (
     KernelNode,
     MemoryRange,
     NodePath,
+    words_in,
 )
-
-STEP_BYTES = 4
-"""Addresses are looked for at each multiple of it: one across two words may lie in a packed structure."""
 
 
 def find_named_uses(
@@ -111,7 +109,6 @@ def _listed_as_captured(graph: CapturedGraph) -> bool:
 def _addresses(node: KernelNode, memory: MemoryRange) -> Iterator[tuple[int, int, int]]:
     """Yield parameter, byte offset and value of everything in a node that points into `memory`."""
     for index, parameter in enumerate(node.parameters):
-        for offset in range(0, parameter.size - WORD_BYTES + 1, STEP_BYTES):
-            value = int.from_bytes(parameter.data[offset : offset + WORD_BYTES], "little")
+        for offset, value in words_in(parameter):
             if value in memory:
                 yield index, offset, value

@@ -122,18 +122,13 @@ class PlannedNode:
     Attributes:
         updater: the updater that replaces the pointers of this node.
         uses: all pointers that are replaced.
-        updates: what the prelude writes. The host writes each use instead where it is empty.
+        updates: what the prelude writes; none where the host writes each use.
     """
 
     node: NodePath
     updater: Choice
     uses: tuple[PointerUse, ...]
     updates: tuple[ParameterUpdate, ...] = ()
-
-    @property
-    def through_table(self) -> bool:
-        """Return whether the node gets its addresses from the pointer table; else the host writes each use."""
-        return bool(self.updates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +152,10 @@ class InputPlan:
 class Plan:
     """Hold the patch plan of a recording. `fallbacks` says, by node, why a prelude does not update it."""
 
-    choice: Choice
     inputs: tuple[InputPlan, ...]
     slots: tuple[Slot, ...]
     nodes: tuple[PlannedNode, ...]
     fallbacks: tuple[tuple[NodePath, str], ...]
-
-    @property
-    def table_bytes(self) -> int:
-        """Return the size of the pointer table in bytes."""
-        return sum(slot.size_bytes for slot in self.slots)
 
     def of(self, updater: Choice) -> tuple[PlannedNode, ...]:
         """Return the nodes of one updater."""
@@ -195,7 +184,8 @@ def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, availabl
         if not against[use.input]:
             uses[use.node].append(use)
     wants_prelude = choice is Choice.PRELUDE or (choice is Choice.AUTO and len(uses) > AUTO_HOST_NODES)
-    slots, records, nodes, fallbacks = Slots(), dict(graph.walk()), [], []
+    records, nodes, fallbacks = dict(graph.walk()), [], []
+    slots: dict[tuple[int, int, bytes | None], Slot] = {}
     for node, found in uses.items():
         refusal = _against_prelude(found, available) if wants_prelude else None
         record = records[node]
@@ -210,7 +200,7 @@ def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, availabl
         InputPlan(verdict.input, tuple(against[verdict.input]), _alignment_bytes(verdict.uses, available.triton))
         for verdict in analysis.verdicts
     )
-    return Plan(choice, inputs, tuple(slots.all), tuple(nodes), tuple(fallbacks))
+    return Plan(inputs, tuple(slots.values()), tuple(nodes), tuple(fallbacks))
 
 
 def _against_prelude(uses: Iterable[PointerUse], available: Available) -> str | None:
@@ -220,11 +210,15 @@ def _against_prelude(uses: Iterable[PointerUse], available: Available) -> str | 
     return available.against_prelude()
 
 
-def _update(record: KernelNode, use: PointerUse, slots: Slots) -> ParameterUpdate:
+def _update(record: KernelNode, use: PointerUse, slots: dict[tuple[int, int, bytes | None], Slot]) -> ParameterUpdate:
+    """Return what the prelude writes for a use. Each distinct content has one slot, in order."""
     parameter = record.parameters[use.parameter]
     window = parameter.data[use.byte_offset : use.byte_offset + TENSOR_MAP_BYTES]
-    slot = slots.slot(use.input, use.delta, window if use.kind is UseKind.TENSOR_MAP else None)
-    return ParameterUpdate(parameter.offset + use.byte_offset, slot)
+    key = (use.input, use.delta, window if use.kind is UseKind.TENSOR_MAP else None)
+    if key not in slots:
+        last = next(reversed(slots.values()), None)
+        slots[key] = Slot(last.offset_bytes + last.size_bytes if last is not None else 0, *key)
+    return ParameterUpdate(parameter.offset + use.byte_offset, slots[key])
 
 
 def _alignment_bytes(uses: Collection[PointerUse], triton: Collection[NodePath]) -> int:
@@ -241,24 +235,6 @@ def _alignment_bytes(uses: Collection[PointerUse], triton: Collection[NodePath])
     if any(use.kind in IN_KERNELS and use.node not in triton for use in uses):
         return LIBRARY_ALIGNMENT_BYTES
     return TENSOR_MAP_ALIGNMENT_BYTES if UseKind.TENSOR_MAP in kinds else ALIGNMENT_BYTES
-
-
-class Slots:
-    """Collect the slots of a pointer table in order, one for each distinct content."""
-
-    def __init__(self) -> None:
-        self.all: list[Slot] = []
-        self._end_bytes = 0
-        self._known: dict[tuple[int, int, bytes | None], Slot] = {}
-
-    def slot(self, index: int, delta: int, tensor_map: bytes | None = None) -> Slot:
-        """Return the slot for the address of input `index` plus `delta`, or for a tensor map of it; see `Slot`."""
-        key = (index, delta, tensor_map)
-        if key not in self._known:
-            slot = self._known[key] = Slot(self._end_bytes, index, delta, tensor_map)
-            self.all.append(slot)
-            self._end_bytes += slot.size_bytes
-        return self._known[key]
 
 
 def limit(analysis: Analysis, graph: CapturedGraph, aliased: Collection[int]) -> Analysis:

@@ -21,22 +21,19 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from optimizations.compiled_cache import Compiled, CompiledCache
-from optimizations.graph.driver import CompilationFailed, check, compile_cubin
+from optimizations.graph.device import DeviceTools
+from optimizations.graph.driver import KernelUnavailable, check, compile_cubin
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.graph.plan import ParameterUpdate, PlannedNode
-from optimizations.graph.protocol import UpdaterTools
 
 KERNEL_NAME = "encore_prelude"
 THREADS_PER_BLOCK = 128
-MINIMUM_DRIVER = 12040
-"""First driver version (12.4, as `cuDriverGetVersion` counts) with device-updatable kernel nodes."""
 
 SOURCE = """
 struct Node {
@@ -73,147 +70,61 @@ _NODE = struct.Struct("<QII")
 _UPDATE = struct.Struct("<III")
 
 
-class PreludeUnavailable(RuntimeError):
-    """The prelude cannot be used here; the message says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """Hold the bytes of the `Node` and the `Update` array of a launch, and the number of thread blocks it takes."""
-
-    nodes: bytes
-    updates: bytes
-    node_count: int
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.node_count // THREADS_PER_BLOCK)
-
-
-def pack_tables(nodes: Sequence[tuple[int, Sequence[ParameterUpdate]]]) -> Tables:
-    """Return the arrays for these nodes: the `devNode` handle of each, and what is written into it."""
+def pack_tables(nodes: Sequence[tuple[int, Sequence[ParameterUpdate]]]) -> tuple[bytes, bytes]:
+    """Return the arrays of `Node` and `Update`: the `devNode` handle of each node, and what is written into it."""
     packed_nodes, packed_updates, count = bytearray(), bytearray(), 0
     for handle, updates in nodes:
         packed_nodes += _NODE.pack(handle, count, len(updates))
         for update in updates:
             packed_updates += _UPDATE.pack(update.buffer_offset, update.slot.offset_bytes, update.slot.size_bytes)
         count += len(updates)
-    return Tables(bytes(packed_nodes), bytes(packed_updates), len(nodes))
-
-
-def against_prelude(driver_version: int, target: str, cache: CompiledCache) -> str | None:
-    """Return why there can be no prelude; None where there can. The kernel is built. See `unavailable_reason`."""
-    reason = unavailable_reason(driver_version, target)
-    if reason is None:
-        try:
-            build_prelude(target, cache)
-        except PreludeUnavailable as error:
-            reason = str(error)
-    return reason
-
-
-def unavailable_reason(driver_version: int, target: str) -> str | None:
-    """Return why the prelude cannot be used with this driver (as `cuDriverGetVersion` counts) on `target` (`sm_90`).
-
-    None where it can be used.
-    """
-    if driver_version < MINIMUM_DRIVER:
-        have, need = _dotted(driver_version), _dotted(MINIMUM_DRIVER)
-        return f"device-updatable kernel nodes need a driver for CUDA {need} or newer, and this one is for {have}"
-    try:
-        toolchain = _Toolchain.find()
-    except PreludeUnavailable as error:
-        return str(error)
-    if target not in toolchain.targets:
-        return f"NVRTC {toolchain.nvrtc_version} compiles for {', '.join(toolchain.targets)}, not for {target}"
-    return None
+    return bytes(packed_nodes), bytes(packed_updates)
 
 
 def build_prelude(target: str, cache: CompiledCache) -> bytes:
     """Return the cubin of the prelude for `target` (`sm_90`), from the cache or compiled and linked.
 
     Raises:
-        PreludeUnavailable: a library is missing, or it refused the target; the message holds what it said.
+        KernelUnavailable: a library is missing, or it refused the target; the message holds what it said.
     """
-    toolchain = _Toolchain.find()
-    key = ("prelude", SOURCE, target, toolchain.nvrtc_version, toolchain.nvjitlink_version, toolchain.runtime_sha256)
-    return cache.get_or_build(key, lambda: toolchain.build(target)).image
+    try:
+        from cuda.bindings import nvjitlink, nvrtc
+        from cuda.pathfinder import find_static_lib
+
+        device_runtime = Path(find_static_lib("cudadevrt"))
+        versions = [".".join(map(str, one)) for one in (check(nvrtc.nvrtcVersion), nvjitlink.version())]
+        digest = hashlib.sha256(device_runtime.read_bytes()).hexdigest()
+    except (ImportError, RuntimeError, OSError) as error:
+        raise KernelUnavailable(
+            f"the prelude needs NVRTC, nvJitLink and libcudadevrt.a, which come with torch's CUDA wheels ({error})"
+        ) from error
+
+    def build() -> Compiled:
+        compiled = compile_cubin(nvrtc, SOURCE, f"{KERNEL_NAME}.cu", target, ("-rdc=true", "-default-device"))
+        return Compiled(_linked(nvjitlink, compiled.image, device_runtime, target), compiled.compiler_log)
+
+    return cache.get_or_build(("prelude", SOURCE, target, *versions, digest), build).image
 
 
-def _dotted(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Toolchain:
-    """Hold NVRTC, nvJitLink and the device runtime library, with their versions."""
-
-    nvrtc: Any
-    nvjitlink: Any
-    device_runtime: Path
-    nvrtc_version: str
-    nvjitlink_version: str
-    runtime_sha256: str
-    targets: tuple[str, ...]
-
-    @classmethod
-    def find(cls) -> _Toolchain:
-        """Return the libraries of the installed wheels.
-
-        Raises:
-            PreludeUnavailable: one of them is missing.
-        """
-        try:
-            from cuda.bindings import nvjitlink, nvrtc
-            from cuda.pathfinder import find_static_lib
-
-            device_runtime = Path(find_static_lib("cudadevrt"))
-            nvrtc_version = check(nvrtc.nvrtcVersion)
-            nvjitlink_version = nvjitlink.version()
-            targets = tuple(f"sm_{arch}" for arch in check(nvrtc.nvrtcGetSupportedArchs))
-            digest = hashlib.sha256(device_runtime.read_bytes()).hexdigest()
-        except (ImportError, RuntimeError, OSError) as error:
-            raise PreludeUnavailable(
-                f"the prelude needs NVRTC, nvJitLink and libcudadevrt.a, which come with torch's CUDA wheels ({error})"
-            ) from error
-        return cls(
-            nvrtc,
-            nvjitlink,
-            device_runtime,
-            ".".join(str(part) for part in nvrtc_version),
-            ".".join(str(part) for part in nvjitlink_version),
-            digest,
-            targets,
-        )
-
-    def build(self, target: str) -> Compiled:
-        options = ("-rdc=true", "-default-device")
-        try:
-            compiled = compile_cubin(self.nvrtc, SOURCE, f"{KERNEL_NAME}.cu", target, options)
-        except CompilationFailed as error:
-            raise PreludeUnavailable(str(error)) from error
-        return Compiled(self._link(compiled.image, target), compiled.compiler_log)
-
-    def _link(self, compiled: bytes, target: str) -> bytes:
-        linker = self.nvjitlink
-        try:
-            handle = linker.create(1, [f"-arch={target}"])
-        except linker.nvJitLinkError as error:
-            raise PreludeUnavailable(f"nvJitLink for {target}: {error}") from error
-        try:
-            linker.add_data(handle, linker.InputType.CUBIN, compiled, len(compiled), KERNEL_NAME)
-            linker.add_file(handle, linker.InputType.LIBRARY, str(self.device_runtime))
-            linker.complete(handle)
-            image = bytearray(linker.get_linked_cubin_size(handle))
-            linker.get_linked_cubin(handle, image)
-            return bytes(image)
-        except linker.nvJitLinkError as error:
-            said = bytearray(linker.get_error_log_size(handle))
-            linker.get_error_log(handle, said)
-            text = bytes(said).rstrip(b"\0").decode(errors="replace").strip()
-            raise PreludeUnavailable(f"nvJitLink for {target}: {error}: {text}") from error
-        finally:
-            linker.destroy(handle)
+def _linked(linker: Any, compiled: bytes, device_runtime: Path, target: str) -> bytes:
+    try:
+        handle = linker.create(1, [f"-arch={target}"])
+    except linker.nvJitLinkError as error:
+        raise KernelUnavailable(f"nvJitLink for {target}: {error}") from error
+    try:
+        linker.add_data(handle, linker.InputType.CUBIN, compiled, len(compiled), KERNEL_NAME)
+        linker.add_file(handle, linker.InputType.LIBRARY, str(device_runtime))
+        linker.complete(handle)
+        image = bytearray(linker.get_linked_cubin_size(handle))
+        linker.get_linked_cubin(handle, image)
+        return bytes(image)
+    except linker.nvJitLinkError as error:
+        said = bytearray(linker.get_error_log_size(handle))
+        linker.get_error_log(handle, said)
+        text = bytes(said).rstrip(b"\0").decode(errors="replace").strip()
+        raise KernelUnavailable(f"nvJitLink for {target}: {error}: {text}") from error
+    finally:
+        linker.destroy(handle)
 
 
 class Prelude:
@@ -231,26 +142,25 @@ class Prelude:
         target: EditableGraph,
         nodes: Sequence[PlannedNode],
         table_address: int,
-        tools: UpdaterTools,
+        tools: DeviceTools,
     ) -> None:
-        function = tools.own_function(build_prelude, KERNEL_NAME)
+        function = tools.function(build_prelude, KERNEL_NAME)
         tables = pack_tables(
-            [(_make_updatable(target.driver, target.handle(node.node)), node.updates) for node in nodes]
+            [(_make_updatable(target.driver, target.handles[node.node[0]]), node.updates) for node in nodes]
         )
-        self._nodes = _on_device(tables.nodes, tools.device)
-        self._updates = _on_device(tables.updates, tools.device)
+        self._nodes, self._updates = (_on_device(table, tools.device) for table in tables)
         self._status = torch.zeros(1, dtype=torch.int32, device=tools.device)
         arguments = LaunchParameters(
             [
                 pointer(table_address),
                 pointer(self._nodes.data_ptr()),
                 pointer(self._updates.data_ptr()),
-                unsigned(tables.node_count),
+                unsigned(len(nodes)),
                 pointer(self._status.data_ptr()),
             ]
         )
         self.memory = (self._nodes, self._updates, self._status)
-        self.handle, _ = target.add_kernel(function, tables.blocks, THREADS_PER_BLOCK, arguments)
+        self.handle, _ = target.add_kernel(function, -(-len(nodes) // THREADS_PER_BLOCK), THREADS_PER_BLOCK, arguments)
 
     def failure(self) -> str | None:
         """Return the first update that failed in an earlier launch; None where none did. Waits for the device."""

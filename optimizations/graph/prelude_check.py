@@ -1,4 +1,4 @@
-"""Check once on each device that a prelude updates a node of a graph, before any graph of a program relies on it.
+"""Say which node updaters a device has: a prelude only where it was seen to update a node of a graph.
 
 A prelude that fails tells so in a status word, which no call waits for. So a small graph shows that it works: a kernel
 that writes a number to one address is updated to write it to another one.
@@ -6,24 +6,65 @@ that writes a number to one address is updated to write it to another one.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from optimizations.graph.applied import AppliedPlan
+from optimizations.graph.device import DeviceTools
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.graph.plan import Available, Choice, make_plan
 from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse
-from optimizations.graph.protocol import UpdaterTools
 from optimizations.graph.read import read_graph
-from optimizations.graph.records import WORD_BYTES, CapturedGraph
-from optimizations.graph.table import CAPACITIES
+from optimizations.graph.records import WORD_BYTES, CapturedGraph, KernelNode
+from optimizations.graph.table import CAPACITIES, KERNEL_NAME, build_table_kernel
+from optimizations.one_line import one_line
 
 NUMBER = 0x5EED
 
+_DEVICES: dict[int, DeviceTools] = {}
 
-def failed_prelude(driver: Any, tools: UpdaterTools, stream: Any) -> str | None:
+
+def device_tools(index: int) -> DeviceTools:
+    """Return the tools of CUDA device `index`, the same ones until `unload_kernels`.
+
+    Raises:
+        ImportError: `cuda.bindings` is missing; it comes with torch's CUDA wheels.
+    """
+    from cuda.bindings import driver
+
+    if index not in _DEVICES:
+        _DEVICES[index] = DeviceTools(driver, torch.device("cuda", index), against_prelude)
+    return _DEVICES[index]
+
+
+def unload_kernels() -> None:
+    """Unload Encore's kernels on all devices. No graph may use them any more."""
+    while _DEVICES:
+        _, tools = _DEVICES.popitem()
+        tools.unload()
+
+
+def available(tools: DeviceTools, graph: CapturedGraph, kernels: Collection[str]) -> Available:
+    """Return what can be used on the nodes of `graph`; `kernels` are the driver's names of its Triton kernels."""
+    nodes = (path for path, node in graph.walk() if isinstance(node, KernelNode) and node.name in kernels)
+    return Available(frozenset(nodes), lambda: tools.against_prelude)
+
+
+def against_prelude(tools: DeviceTools) -> str | None:
+    """Return why graphs can have no prelude on a GPU; None where its kernels are built, and a small graph worked."""
+    try:
+        for capacity in CAPACITIES:
+            tools.function(build_table_kernel, KERNEL_NAME, capacity)
+        with torch.cuda.stream(torch.cuda.Stream(tools.device)):
+            return failed_prelude(tools.driver, tools, tools.stream())
+    except RuntimeError as error:
+        return one_line(error)
+
+
+def failed_prelude(driver: Any, tools: DeviceTools, stream: Any) -> str | None:
     """Return what goes wrong when a prelude updates a node; None where it works. Waits for `stream` (`CUstream`).
 
     Raises:
@@ -37,7 +78,7 @@ def failed_prelude(driver: Any, tools: UpdaterTools, stream: Any) -> str | None:
         words = NUMBER.to_bytes(WORD_BYTES, "little").ljust(CAPACITIES[0] * WORD_BYTES, b"\0")
         arguments = LaunchParameters([pointer(recorded.data_ptr()), unsigned(1), words])
         empty = EditableGraph(driver, raw, (), CapturedGraph(nodes=(), edges=()), context)
-        empty.add_kernel(tools.table_function(CAPACITIES[0]), 1, 1, arguments)
+        empty.add_kernel(tools.function(build_table_kernel, KERNEL_NAME, CAPACITIES[0]), 1, 1, arguments)
         captured = read_graph(driver, raw)
         found = Analysis((InputVerdict(0, (PointerUse((0,), 0, 0, 0, 0),), ()),), ())
         plan = make_plan(captured, found, Choice.PRELUDE, Available())

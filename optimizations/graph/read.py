@@ -7,31 +7,20 @@ once. Functions take the driver as an argument (`cuda.bindings.driver`, or what 
 from __future__ import annotations
 
 import ctypes
-import struct
 from typing import Any
 
 from optimizations.graph.driver import CudaCallFailed, check
 from optimizations.graph.records import (
     CapturedGraph,
     ChildGraphNode,
-    Dim3,
     Edge,
     KernelNode,
-    LaunchAttribute,
     MemcpyEnd,
     MemcpyNode,
     MemsetNode,
     OtherNode,
     Parameter,
 )
-
-ATTRIBUTE_VALUE_BYTES = 64
-"""Size of `CUlaunchAttributeValue` (cuda.h)."""
-
-UNREADABLE = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_NOT_SUPPORTED")
-"""How the driver answers for an attribute it does not know, or that this GPU does not have."""
-
-CLUSTER_DIMENSION = "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION"
 
 LAUNCH_PARAM_END, LAUNCH_PARAM_BUFFER_POINTER, LAUNCH_PARAM_BUFFER_SIZE = 0, 1, 2
 """Markers in the `extra` array of a kernel launched with one packed parameter buffer (cuda.h)."""
@@ -48,8 +37,7 @@ def read_graph(driver: Any, graph: Any) -> CapturedGraph:
         CudaCallFailed: a call failed, for example because the driver is older than 12.4 and cannot tell how a kernel's
             parameters are laid out.
     """
-    _, count = check(driver.cuGraphGetNodes, graph, 0)
-    handles = check(driver.cuGraphGetNodes, graph, count)[0] if count else []
+    handles = node_handles(driver, graph)
     position = {int(handle): index for index, handle in enumerate(handles)}
     return CapturedGraph(
         nodes=tuple(_read_node(driver, handle) for handle in handles), edges=_read_edges(driver, graph, position)
@@ -104,16 +92,12 @@ def _read_kernel(driver: Any, handle: Any) -> KernelNode:
     launch = check(driver.cuGraphKernelNodeGetParams, handle)
     by_library = not int(launch.func)
     function = launch.kern if by_library else launch.func
-    attributes = _read_attributes(driver, handle)
     return KernelNode(
         name=_function_name(driver.cuKernelGetName if by_library else driver.cuFuncGetName, function),
         function=int(function),
-        by_library=by_library,
         grid=(launch.gridDimX, launch.gridDimY, launch.gridDimZ),
         block=(launch.blockDimX, launch.blockDimY, launch.blockDimZ),
         shared_bytes=launch.sharedMemBytes,
-        cluster=_cluster(attributes),
-        attributes=attributes,
         parameters=_read_parameters(
             driver, driver.cuKernelGetParamInfo if by_library else driver.cuFuncGetParamInfo, function, launch
         ),
@@ -167,32 +151,6 @@ def _packed_buffer(extra: int) -> int:
             return words[index + 1] or 0
         index += 2
     raise ValueError("a kernel node has an `extra` array without CU_LAUNCH_PARAM_BUFFER_POINTER")
-
-
-def _read_attributes(driver: Any, handle: Any) -> tuple[LaunchAttribute, ...]:
-    """Return the attributes whose value is not all zero. A kind that cannot be read is left out."""
-    found = []
-    for kind in driver.CUkernelNodeAttrID:
-        if kind.name == "CU_LAUNCH_ATTRIBUTE_IGNORE":
-            continue
-        try:
-            value = check(driver.cuGraphKernelNodeGetAttribute, handle, kind)
-        except CudaCallFailed as error:
-            if error.result in UNREADABLE:
-                continue
-            raise
-        content = ctypes.string_at(int(value.getPtr()), ATTRIBUTE_VALUE_BYTES)
-        if any(content):
-            found.append(LaunchAttribute(name=kind.name, value=content))
-    return tuple(found)
-
-
-def _cluster(attributes: tuple[LaunchAttribute, ...]) -> Dim3 | None:
-    for attribute in attributes:
-        if attribute.name == CLUSTER_DIMENSION:
-            x, y, z = struct.unpack_from("<3I", attribute.value)
-            return (x, y, z)
-    return None
 
 
 def _read_memcpy(driver: Any, handle: Any) -> MemcpyNode:

@@ -54,23 +54,14 @@ GRANULE_BYTES = 512
 """The alignment of PyTorch's allocator."""
 
 
-@dataclass(frozen=True, slots=True)
-class Displacement:
-    """Hold where each input lies relative to the start of the shared buffer, and the buffer's length, in bytes."""
-
-    offsets: Mapping[int, int]
-    size_bytes: int
-
-
-def displace(memory: Mapping[int, MemoryRange], start: int) -> Displacement:
+def displace(memory: Mapping[int, MemoryRange], start: int) -> dict[int, int]:
     """Return the places for inputs that lay at `memory` (by input) in a buffer that begins at address `start`.
 
-    `start` is a multiple of `GRANULE_BYTES`. Note [Displacements].
+    Places are bytes from there. `start` is a multiple of `GRANULE_BYTES`. Note [Displacements].
     """
     offsets: dict[int, int] = {}
     taken: set[int] = set()
     granule = 0
-    end = 0
     for index, where in sorted(memory.items()):
         residue = where.address % GRANULE_BYTES
         while True:
@@ -81,8 +72,7 @@ def displace(memory: Mapping[int, MemoryRange], start: int) -> Displacement:
                 break
         taken.add(distance)
         offsets[index] = offset
-        end = max(end, offset + where.size_bytes)
-    return Displacement(offsets, end)
+    return offsets
 
 
 def buffer_bytes(memory: Mapping[int, MemoryRange]) -> int:

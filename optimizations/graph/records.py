@@ -1,36 +1,31 @@
 """Describe a captured CUDA graph as plain records: what its nodes launch, and every byte they were given.
 
 All analysis works on these records, so that it runs, and is tested, without a GPU. `read` fills them from a
-`CUgraph`. `RecordedCaptures` is their form on disk (JSON, bytes as hex): a capture made on one machine is test data on
-another.
+`CUgraph`. They have a form in JSON (bytes as hex): a capture made on one machine is test data on another.
 
 Records are immutable and validated when they are built or loaded: an edge that leads nowhere, a parameter whose bytes
-do not fit its size, or a field of another schema version is an error, never a surprise later.
+do not fit its size, or an unknown field is an error, never a surprise later.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from optimizations.atomic_file import write_atomically
-
-SCHEMA_VERSION: Final = 1
 WORD_BYTES = 8
 """Size of a device address, and so of the parameter words that may hold one."""
+
+STEP_BYTES = 4
+"""The smallest distance between two places where an address may begin."""
 
 Uint32 = Annotated[int, Field(ge=0, lt=2**32)]
 Uint64 = Annotated[int, Field(ge=0, lt=2**64)]
 Dim3 = tuple[Uint32, Uint32, Uint32]
 NodePath = tuple[int, ...]
 """Index of a node in its graph; in a child graph, the indices of the child-graph nodes that lead to it come first."""
-
-
-class CaptureFileError(ValueError):
-    """A file of recorded captures cannot be used; the message says which one and why."""
 
 
 class _Record(BaseModel):
@@ -78,33 +73,19 @@ class Parameter(_Record):
         return self
 
 
-class LaunchAttribute(_Record):
-    """Hold a launch attribute whose value is not all zero, by the driver's name, with the bytes of the value.
-
-    Setting a node's parameters leaves its attributes as they are; a new node has to be given them.
-    """
-
-    name: str
-    value: bytes
-
-
 class KernelNode(_Record):
     """Describe a kernel launch.
 
     `function` is the driver's handle: it tells functions apart within one process and means nothing in another.
-    `by_library` says that it is a `CUkernel` (of a library loaded context-free) rather than a `CUfunction`. `name` is
-    the mangled name, None where the driver does not know it. `cluster` is None for a launch without clusters.
+    `name` is the mangled name, None where the driver does not know it.
     """
 
     kind: Literal["kernel"] = "kernel"
     name: str | None
     function: Uint64
-    by_library: bool
     grid: Dim3
     block: Dim3
     shared_bytes: Uint32
-    cluster: Dim3 | None
-    attributes: tuple[LaunchAttribute, ...]
     parameters: tuple[Parameter, ...]
 
 
@@ -219,53 +200,6 @@ class Capture(_Record):
         return self
 
 
-class Provenance(_Record):
-    """Name the program that was captured, and the machine."""
-
-    label: str
-    gpu: str
-    driver: str
-    torch: str
-
-
-class RecordedCaptures(_Record):
-    """Hold the captures of one recording, which are saved as one JSON file.
-
-    They are two at different placeholder addresses and, where needed, a `control` at the addresses of the first and a
-    `repeat` at those of the second.
-    """
-
-    schema_version: Literal[1] = SCHEMA_VERSION
-    provenance: Provenance
-    first: Capture
-    second: Capture
-    control: Capture | None = None
-    repeat: Capture | None = None
-
-    def save(self, path: Path) -> None:
-        """Write to `path`, atomically."""
-        write_atomically(path, self.model_dump_json(indent=1).encode())
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read what `save` wrote.
-
-        Raises:
-            CaptureFileError: the file cannot be read, does not hold such captures, or is of another schema version.
-        """
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise CaptureFileError(f"cannot read recorded captures {path}: {error.strerror}") from error
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise CaptureFileError(
-                f"{path} holds no recorded captures of schema version {SCHEMA_VERSION}: {where}: {first['msg']} "
-                f"({error.error_count()} problems); record them again with this version"
-            ) from error
-
-
 def difference(first: CapturedGraph, second: CapturedGraph, path: NodePath = ()) -> str | None:
     """Return in words what differs between the graphs but addresses and parameter bytes; None where nothing does."""
     where = f" in the child graph at node {format_path(path)}" if path else ""
@@ -299,14 +233,28 @@ def _node_difference(first: Node, second: Node, path: NodePath) -> str | None:
 
 def _shape(node: Node) -> dict[str, Any]:
     """Return the fields of a node that must agree, without addresses and parameter bytes."""
-    match node:
-        case KernelNode():
-            shape = node.model_dump(exclude={"parameters"})
-            shape["parameter layout"] = [(parameter.offset, parameter.size) for parameter in node.parameters]
-            return shape
-        case MemcpyNode():
-            return node.model_dump(exclude={"source": {"address"}, "destination": {"address"}})
-        case MemsetNode():
-            return node.model_dump(exclude={"address"})
-        case _:
-            return node.model_dump()
+    shape = node.model_dump(
+        exclude={"parameters": True, "address": True, "source": {"address"}, "destination": {"address"}}
+    )
+    if isinstance(node, KernelNode):
+        shape["parameter layout"] = [(parameter.offset, parameter.size) for parameter in node.parameters]
+    return shape
+
+
+def words_of(node: Node) -> Iterator[int]:
+    """Yield everything in a node that may be an address. In a kernel's parameters every fourth byte may begin one."""
+    if isinstance(node, KernelNode):
+        for parameter in node.parameters:
+            for _, word in words_in(parameter):
+                yield word
+    elif isinstance(node, MemsetNode):
+        yield node.address
+    elif isinstance(node, MemcpyNode):
+        yield node.source.address + node.source.x_bytes
+        yield node.destination.address + node.destination.x_bytes
+
+
+def words_in(parameter: Parameter) -> Iterator[tuple[int, int]]:
+    """Yield byte offset and value of each word. A word across two aligned ones may lie in a packed structure."""
+    for offset in range(0, parameter.size - WORD_BYTES + 1, STEP_BYTES):
+        yield offset, struct.unpack_from("<Q", parameter.data, offset)[0]

@@ -15,18 +15,19 @@ there is a kernel for small tables that has few.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from optimizations.compiled_cache import CompiledCache
-from optimizations.graph.driver import check, compile_cubin
+from optimizations.graph.device import DeviceTools
+from optimizations.graph.driver import KernelUnavailable, check, compile_cubin
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
+from optimizations.graph.host import AddressPlace, NodeUpdate
 from optimizations.graph.plan import Slot
-from optimizations.graph.protocol import AddressCell, AddressPlace
 from optimizations.graph.records import WORD_BYTES
-from optimizations.graph.tensor_map import ReplaceAddress, TensorMapCell
+from optimizations.graph.tensor_map import TensorMapCell
 
 KERNEL_NAME = "encore_write_pointers"
 THREADS_PER_BLOCK = 128
@@ -46,22 +47,15 @@ extern "C" __global__ void {name}(unsigned long long* destination, unsigned coun
 }}
 """
 
-TableFunction = Callable[[int], Any]
-"""The kernel for a capacity, loaded."""
-
 _WORDS = 2
 """Which parameter of the kernel the words are."""
-
-
-class TableUnavailable(RuntimeError):
-    """No pointer table can be written here; the message says why."""
 
 
 def build_table_kernel(target: str, cache: CompiledCache, capacity: int) -> bytes:
     """Return the cubin, cached or compiled, of the kernel that writes up to `capacity` words, for `target` (`sm_90`).
 
     Raises:
-        TableUnavailable: NVRTC is missing, or it refused the target; the message holds what it said.
+        KernelUnavailable: NVRTC is missing, or it refused the target; the message holds what it said.
     """
     try:
         from cuda.bindings import nvrtc
@@ -71,82 +65,42 @@ def build_table_kernel(target: str, cache: CompiledCache, capacity: int) -> byte
         key = ("table", source, target, version)
         return cache.get_or_build(key, lambda: compile_cubin(nvrtc, source, f"{KERNEL_NAME}.cu", target)).image
     except (ImportError, RuntimeError, OSError) as error:
-        raise TableUnavailable(
+        raise KernelUnavailable(
             f"the pointer table needs NVRTC, which comes with torch's CUDA wheels ({error})"
         ) from error
 
 
 class PointerTable:
-    """Hold a table on the device, and the nodes at the start of `target` that write it.
+    """Hold a table on the device, and the nodes at the start of `target`, not instantiated yet, that write it.
 
-    Args:
-        target: the graph, not instantiated yet.
-        slots: all slots; together they fill the table without gaps.
-        function: gives the kernels, loaded.
-        device: where the table is.
-        replace_address: how a tensor map's address is replaced; None where there are no tensor maps.
+    All `slots` together fill the table without gaps.
     """
 
-    def __init__(
-        self,
-        target: EditableGraph,
-        slots: Sequence[Slot],
-        function: TableFunction,
-        device: torch.device,
-        replace_address: ReplaceAddress | None,
-    ) -> None:
+    def __init__(self, target: EditableGraph, slots: Sequence[Slot], tools: DeviceTools) -> None:
         size = sum(slot.size_bytes for slot in slots)
-        self.memory = torch.zeros(size // WORD_BYTES, dtype=torch.int64, device=device)
+        self.memory = torch.zeros(size // WORD_BYTES, dtype=torch.int64, device=tools.device)
         self.address = self.memory.data_ptr()
-        self.nodes = tuple(TableNode(target, part, function, self.address, replace_address) for part in _parts(slots))
+        self.nodes = tuple(_table_node(target, part, self.address, tools) for part in _parts(slots))
 
 
-class TableNode:
-    """Update a node that writes some adjoining slots of the table. It is a `protocol.NodeUpdate`."""
-
-    def __init__(
-        self,
-        target: EditableGraph,
-        slots: Sequence[Slot],
-        function: TableFunction,
-        table_address: int,
-        replace_address: ReplaceAddress | None,
-    ) -> None:
-        start = slots[0].offset_bytes
-        count = sum(slot.size_bytes for slot in slots) // WORD_BYTES
-        capacity = next(capacity for capacity in CAPACITIES if count <= capacity)
-        self._parameters = LaunchParameters(
-            [pointer(table_address + start), unsigned(count), bytes(capacity * WORD_BYTES)]
-        )
-        self.places = [
-            AddressPlace(
-                slot.input, slot.delta, slot.size_bytes, self._cell(slot, slot.offset_bytes - start, replace_address)
-            )
-            for slot in slots
-        ]
-        blocks = -(-count // THREADS_PER_BLOCK)
-        self.handle, self._launch = target.add_kernel(function(capacity), blocks, THREADS_PER_BLOCK, self._parameters)
-        self._set = target.driver.cuGraphExecKernelNodeSetParams
-        self._set_enabled = target.driver.cuGraphNodeSetEnabled
-        self._enabled = True
-
-    def _cell(self, slot: Slot, offset: int, replace_address: ReplaceAddress | None) -> AddressCell:
-        if slot.tensor_map is None:
-            return self._parameters.word(_WORDS, offset)
-        return TensorMapCell(self._parameters.place(_WORDS, offset, slot.size_bytes), slot.tensor_map, replace_address)
-
-    def set(self, executable: Any) -> None:
-        """Give what the cells hold now to the node in `executable`, and enable it."""
-        check(self._set, executable, self.handle, self._launch)
-        if not self._enabled:
-            check(self._set_enabled, executable, self.handle, 1)
-            self._enabled = True
-
-    def rest(self, executable: Any) -> None:
-        """Disable the node in the next launches, because the table is up to date."""
-        if self._enabled:
-            self._enabled = False  # first: an interrupt after the driver call must not leave it off and taken for on
-            check(self._set_enabled, executable, self.handle, 0)
+def _table_node(target: EditableGraph, slots: Sequence[Slot], table_address: int, tools: DeviceTools) -> NodeUpdate:
+    """Add a node that writes some adjoining slots of the table."""
+    start = slots[0].offset_bytes
+    count = sum(slot.size_bytes for slot in slots) // WORD_BYTES
+    capacity = next(capacity for capacity in CAPACITIES if count <= capacity)
+    parameters = LaunchParameters([pointer(table_address + start), unsigned(count), bytes(capacity * WORD_BYTES)])
+    places = []
+    for slot in slots:
+        offset = slot.offset_bytes - start
+        holder: Any = parameters.word(_WORDS, offset)
+        if slot.tensor_map is not None:
+            where = parameters.place(_WORDS, offset, slot.size_bytes)
+            holder = TensorMapCell(where, slot.tensor_map, tools.replace_address)
+        places.append(AddressPlace(slot.input, slot.delta, slot.size_bytes, holder))
+    function = tools.function(build_table_kernel, KERNEL_NAME, capacity)
+    blocks = -(-count // THREADS_PER_BLOCK)
+    handle, launch = target.add_kernel(function, blocks, THREADS_PER_BLOCK, parameters)
+    return NodeUpdate(target, handle, target.driver.cuGraphExecKernelNodeSetParams, (launch,), places, parameters)
 
 
 def _parts(slots: Sequence[Slot]) -> list[list[Slot]]:

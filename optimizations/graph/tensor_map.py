@@ -73,7 +73,7 @@ def _candidates(before: bytes, after: bytes, moves: Moves) -> Iterator[Origin]:
 
 
 class TensorMapCell:
-    """Hold a tensor map as a cell (`host`, Note [Cells]): the one captured, with the address put in.
+    """Hold a tensor map: the one captured, with an address put in (`host`, Note [Places of addresses]).
 
     Args:
         place: where the 128 bytes go.

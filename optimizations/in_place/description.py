@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizations.graph.memory import size_bytes
-from optimizations.graph.plan import Plan, PlannedNode
+from optimizations.graph.plan import Choice, Plan, PlannedNode
 from optimizations.graph.pointers import PointerUse, UseKind
 from optimizations.graph.records import WORD_BYTES, NodePath, format_path
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
@@ -133,9 +133,9 @@ def _pointer_bytes(plan: Plan | None, planned: Mapping[NodePath, PlannedNode], u
     from_host = (
         TENSOR_MAP_BYTES if use.kind is UseKind.TENSOR_MAP else WORD_BYTES
         for use in uses
-        if use.node in planned and not planned[use.node].through_table
+        if use.node in planned and planned[use.node].updater is Choice.HOST
     )
-    return sum(from_host) + (plan.table_bytes if plan is not None else 0)
+    return sum(from_host) + (sum(slot.size_bytes for slot in plan.slots) if plan is not None else 0)
 
 
 def _fallbacks(plan: Plan | None) -> tuple[str, ...]:

@@ -19,13 +19,14 @@ from typing import Any, Protocol
 
 import torch
 
+from optimizations.graph.device import DeviceTools
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.memory import MemoryRanges, memory_of, size_bytes, storage_of
 from optimizations.graph.named_uses import find_named_uses
 from optimizations.graph.plan import Available, Choice, Plan, limit, make_plan, with_reasons
 from optimizations.graph.pointers import Analysis, ReasonCode, find_pointer_uses
 from optimizations.graph.pools import pool_memory
-from optimizations.graph.protocol import UpdaterTools
+from optimizations.graph.prelude_check import available
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import Recaptured, buffer_bytes, displace
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
@@ -37,21 +38,6 @@ from optimizations.lazy_view import is_lazy_view
 
 SHIFT_BYTES = 4096
 """The distance by which all inputs move once more for the last capture; it keeps their alignment."""
-
-
-class Tools(UpdaterTools, Protocol):
-    """Define the tools that a recording uses of its device and function; `graph.device.RecordingTools` has them."""
-
-    driver: Any
-
-    def stream(self) -> Any:
-        """Return the current stream (`CUstream`)."""
-
-    def available(self, graph: CapturedGraph) -> Available:
-        """Return what can be used on the nodes of `graph`."""
-
-    def free_bytes(self) -> int:
-        """Return the bytes of device memory that are free."""
 
 
 class KeptGraph(Protocol):
@@ -139,7 +125,7 @@ class Examination:
         host: Host,
         code: Callable[[], GeneratedCode],
         capture: Callable[[Sequence[Any]], Recaptured],
-        tools: Callable[[], Tools],
+        tools: Callable[[], DeviceTools],
         alone: Callable[[], bool],
     ) -> None:
         self.recorded = recorded
@@ -148,12 +134,12 @@ class Examination:
         self._capture = capture
         self._tools_of = tools
         self._alone = alone
-        self._tools: Tools | None = None
+        self._tools: DeviceTools | None = None
         self._code: GeneratedCode | None = None
         self._editable: EditableGraph | None = None
 
     @property
-    def tools(self) -> Tools:
+    def tools(self) -> DeviceTools:
         """Return what is needed of the device."""
         if self._tools is None:
             self._tools = self._tools_of()
@@ -188,9 +174,12 @@ class Examination:
             CudaCallFailed: the graph cannot be read.
         """
         captured = self.read()
-        available = self.tools.available(captured)
-        analysis = self._named_analysis(captured, candidates, available, others)
-        return self._findings(captured, analysis, choice, available)
+        usable = self._available(captured)
+        analysis = self._named_analysis(captured, candidates, usable, others)
+        return self._findings(captured, analysis, choice, usable)
+
+    def _available(self, captured: CapturedGraph) -> Available:
+        return available(self.tools, captured, self.code.triton_kernels)
 
     def _named_analysis(
         self, captured: CapturedGraph, candidates: Mapping[int, MemoryRange], available: Available, others: str
@@ -225,10 +214,10 @@ class Examination:
             torch.OutOfMemoryError, CudaCallFailed: no memory, or a graph that cannot be read.
         """
         captured = self.read()
-        available = self.tools.available(captured)
+        usable = self._available(captured)
         analysis = self._analysis(captured, candidates)
         if any(not verdict.indirect for verdict in analysis.verdicts):
-            named = self._named_analysis(captured, candidates, available, "it has other uses")
+            named = self._named_analysis(captured, candidates, usable, "it has other uses")
             analysis = replace(
                 analysis,
                 verdicts=tuple(
@@ -236,7 +225,7 @@ class Examination:
                     for one, other in zip(analysis.verdicts, named.verdicts, strict=True)
                 ),
             )
-        return self._findings(captured, analysis, choice, available)
+        return self._findings(captured, analysis, choice, usable)
 
     def _findings(self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available) -> Findings:
         """Return the findings that follow from an analysis, with reasons against inputs that must be copied."""
@@ -276,7 +265,7 @@ class Examination:
         device = self.tools.device
         buffer = torch.empty(buffer_bytes(candidates) + 512 + 2 * SHIFT_BYTES, dtype=torch.uint8, device=device)
         start = -(-buffer.data_ptr() // 512) * 512
-        offsets = displace(candidates, start).offsets
+        offsets = displace(candidates, start)
         recorded = self.recorded.inputs
         first = Capture(graph=captured, placeholders=_placeholders(candidates), owned=pool_memory(self.recorded.pool))
 

@@ -32,6 +32,7 @@ import torch
 
 from optimizations.concurrency.branches import Branches
 from optimizations.graph.applied import AppliedPlan
+from optimizations.graph.device import DeviceTools
 from optimizations.graph.memory import size_bytes
 from optimizations.graph.plan import Choice, Plan, with_reasons
 from optimizations.graph.pointers import ReasonCode
@@ -45,7 +46,6 @@ from optimizations.in_place.examination import (
     Findings,
     Host,
     Recorded,
-    Tools,
     ineligible_reason,
 )
 from optimizations.in_place.generated import GeneratedCode
@@ -104,7 +104,7 @@ class Session:
         choice: Choice,
         code: Callable[[], GeneratedCode],
         capture: Callable[[Sequence[Any]], Recaptured],
-        tools: Callable[[], Tools],
+        tools: Callable[[], DeviceTools],
         alone: Callable[[], bool] = lambda: True,
         inside: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
@@ -409,8 +409,8 @@ class Session:
             using = [node for node in nodes if any(use.input == index for use in node.uses)]
             candidate = CopiedInput(
                 data_bytes=size_bytes(self.recorded.inputs[index]),
-                updates=sum(not node.through_table for node in using) if plan is not None else 1,
-                through_table=any(node.through_table for node in using),
+                updates=sum(node.updater is Choice.HOST for node in using) if plan is not None else 1,
+                through_table=any(node.updater is Choice.PRELUDE for node in using),
                 moves=sum(before[index] != now[index] for before, now in pairwise(self._seen)),
                 calls=max(0, len(self._seen) - 1),
                 copied_inputs=max(1, len(self.recorded.copied)),

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from optimizations.graph.device import unload_kernels
 from optimizations.graph.plan import Choice
+from optimizations.graph.prelude_check import unload_kernels
 from optimizations.options import Concurrency
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction

@@ -32,9 +32,9 @@ import torch
 from optimizations import torch_internals
 from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF, NotedCapture
-from optimizations.graph.device import RecordingTools, device_tools
 from optimizations.graph.memory import MemoryRanges, storage_of
 from optimizations.graph.pools import in_order, pool_memory
+from optimizations.graph.prelude_check import device_tools
 from optimizations.graph.recapture import recapture, register_generators
 from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.budget import waiting_for_memory
@@ -318,7 +318,7 @@ class EncoreNode(CUDAGraphNode):
                 stream=stream,
                 driver=device_tools(device).driver,
             ),
-            lambda: RecordingTools(device_tools(device), function.code().triton_kernels),
+            lambda: device_tools(device),
             lambda: len(function.callers) <= 1,
             lambda: torch.cuda.is_current_stream_capturing(),
             is_seldom=is_seldom,

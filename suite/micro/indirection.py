@@ -20,11 +20,11 @@ import triton.language as tl
 from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
 from optimizations.graph.applied import AppliedPlan
-from optimizations.graph.device import RecordingTools, device_tools, unload_kernels
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.memory import MemoryRanges, memory_of
 from optimizations.graph.plan import Choice, Plan, make_plan
 from optimizations.graph.pointers import find_pointer_uses
+from optimizations.graph.prelude_check import available, device_tools, unload_kernels
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import GRANULE_BYTES, buffer_bytes, displace
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
@@ -62,7 +62,7 @@ class Bench:
         self._rounds = rounds
         properties = torch.cuda.get_device_properties(self._device)
         self._read_gpu = gpu_reader(f"GPU-{properties.uuid}")
-        self._tools = RecordingTools(device_tools(device), {consume.fn.__name__})
+        self._tools = device_tools(device)
 
     def close(self) -> None:
         """Unload what was loaded for the variants."""
@@ -146,7 +146,8 @@ class Bench:
             {index: memory_of(one) for index, one in enumerate(elsewhere)},
         )
         analysis = find_pointer_uses(first, second)
-        plan = make_plan(first.graph, analysis, Choice(variant), self._tools.available(first.graph))
+        usable = available(self._tools, first.graph, {consume.fn.__name__})
+        plan = make_plan(first.graph, analysis, Choice(variant), usable)
         objection = _objection(plan, variant)
         if objection is not None:
             return objection
@@ -220,8 +221,7 @@ def _displaced(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     skip = -buffer.data_ptr() % GRANULE_BYTES
     places = displace(memory, buffer.data_ptr() + skip)
     return [
-        buffer[skip + places.offsets[index] :][: one.nbytes].view(one.dtype).view(one.shape)
-        for index, one in enumerate(inputs)
+        buffer[skip + places[index] :][: one.nbytes].view(one.dtype).view(one.shape) for index, one in enumerate(inputs)
     ]
 
 

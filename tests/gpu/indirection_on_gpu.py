@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recorded_captures import RecordedCaptures
 from torch._inductor.codecache import PyCodeCache
 
 import optimizations
 from optimizations import torch_internals
-from optimizations.graph.records import Capture, Provenance, RecordedCaptures
+from optimizations.graph.records import Capture
 from optimizations.report.recordings import RecordingReport
 from suite.measure.gpu import find_gpu
 
@@ -51,12 +52,12 @@ Searched = tuple[Capture, Capture, Capture | None, Capture | None]
 def save_captures(label: str, captures: Searched, path: Path) -> None:
     """As a file for tests without a GPU."""
     gpu = find_gpu()
-    provenance = Provenance(
-        label=label,
-        gpu=f"{gpu.info.name} (compute capability {gpu.info.compute_capability})",
-        driver=gpu.driver,
-        torch=torch.__version__,
-    )
+    provenance = {
+        "label": label,
+        "gpu": f"{gpu.info.name} (compute capability {gpu.info.compute_capability})",
+        "driver": gpu.driver,
+        "torch": torch.__version__,
+    }
     first, second, control, repeat = captures
     path.parent.mkdir(parents=True, exist_ok=True)
     RecordedCaptures(provenance=provenance, first=first, second=second, control=control, repeat=repeat).save(path)

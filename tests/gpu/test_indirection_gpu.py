@@ -33,13 +33,12 @@ from indirection_on_gpu import (
     save_captures,
     stock,
 )
+from recorded_captures import load_captures
 
 import optimizations
 from optimizations import torch_internals
 from optimizations.graph.device import TENSOR_MAP_CAPABILITY
 from optimizations.graph.pointers import find_pointer_uses
-from optimizations.graph.prelude import MINIMUM_DRIVER
-from optimizations.graph.records import RecordedCaptures
 from optimizations.graph.tensor_map import driver_replace_address
 from optimizations.in_place.session import OTHER_USES, Session
 from optimizations.trees.containers import managers
@@ -137,12 +136,15 @@ def test_a_driver_too_old_for_the_prelude_costs_the_prelude_only(
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x * 2, -1) + x @ WEIGHTS["single"]
 
+    def cuGraphKernelNodeSetAttribute(*_: Any) -> tuple[Any, ...]:
+        return (driver.CUresult.CUDA_ERROR_NOT_SUPPORTED,)
+
     forget()  # what was found out about the driver before
-    monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (driver.CUresult.CUDA_SUCCESS, MINIMUM_DRIVER - 10))
+    monkeypatch.setattr(driver, "cuGraphKernelNodeSetAttribute", cuGraphKernelNodeSetAttribute)
     assert_like_stock(function, randn(256, 512), choice)
     (report,) = recordings()
     assert {updater for one in report.inputs for updater in one.updaters} == {"host"}
-    refused = [reason for reason in report.fallbacks if "need a driver for CUDA 12.4 or newer" in reason]
+    refused = [reason for reason in report.fallbacks if "cuGraphKernelNodeSetAttribute failed" in reason]
     assert bool(refused) == (choice != "auto"), report.fallbacks
 
 
@@ -372,7 +374,7 @@ def test_real_captures_are_worth_keeping(
         call(compiled, *make(step))
     path = Path(os.environ.get("ENCORE_CAPTURES") or tmp_path) / f"{program.replace(' ', '_')}.json"
     save_captures(program, searched[-1], path)
-    loaded = RecordedCaptures.load(path)
+    loaded = load_captures(path)
     replace = driver_replace_address(driver) if torch.cuda.get_device_capability() >= TENSOR_MAP_CAPABILITY else None
     first, second, control, repeat = searched[-1]
     found = find_pointer_uses(first, second, further=[control, repeat], replace_address=replace)

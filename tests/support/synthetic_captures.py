@@ -176,12 +176,9 @@ def kernel(parameters: Sequence[bytes], **fields: Any) -> KernelNode:
     base = KernelNode(
         name="k",
         function=11,
-        by_library=False,
         grid=(1, 1, 1),
         block=(128, 1, 1),
         shared_bytes=0,
-        cluster=None,
-        attributes=(),
         parameters=tuple(records),
     )
     return base.model_copy(update=fields)

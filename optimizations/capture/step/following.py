@@ -17,7 +17,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 
-from optimizations.capture.device import words_of
 from optimizations.capture.step.launches import Launches
 from optimizations.graph.named_uses import find_named_uses
 from optimizations.graph.plan import Available, Choice, Plan, make_plan, with_reasons
@@ -30,6 +29,7 @@ from optimizations.graph.records import (
     Node,
     NodePath,
     Placeholder,
+    words_of,
 )
 
 MOST_NODES = 4

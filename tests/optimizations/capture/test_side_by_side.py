@@ -19,8 +19,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.concurrency import branches as branches_module
 from optimizations.concurrency.launch_log import LaunchLog, Logged
 from optimizations.concurrency.order import Launch, LaunchOrder
-from optimizations.graph.host import HostUpdates
-from optimizations.graph.protocol import AddressPlace
+from optimizations.graph.host import AddressPlace, HostUpdates
 
 
 class Towers(nn.Module):

@@ -23,8 +23,8 @@ BRANCHED_EDGES: set[tuple[int, int]] = set()
 
 def captured(nodes: int) -> CapturedGraph:
     node = KernelNode(
-        name="k", function=1, by_library=True, grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, cluster=None,
-        attributes=(), parameters=(),
+        name="k", function=1, grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0,
+        parameters=(),
     )  # fmt: skip
     edges = tuple(Edge(source=index, target=index + 1) for index in range(nodes - 1))
     return CapturedGraph(nodes=(node,) * nodes, edges=edges)

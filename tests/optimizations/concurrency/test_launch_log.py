@@ -298,8 +298,8 @@ def test_workspace_of_an_operator_is_measured(graph: Graph) -> None:
 def kernel_node(*words: int) -> KernelNode:
     data = b"".join(word.to_bytes(8, "little") for word in words)
     return KernelNode(
-        name="gemm", function=1, by_library=True, grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, cluster=None,
-        attributes=(), parameters=(Parameter(offset=0, size=len(data), data=data),),
+        name="gemm", function=1, grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0,
+        parameters=(Parameter(offset=0, size=len(data), data=data),),
     )  # fmt: skip
 
 

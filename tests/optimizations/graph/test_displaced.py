@@ -27,16 +27,13 @@ ranges = st.dictionaries(
 def test_distances_differ_and_no_difference_of_two_is_a_distance(memory: dict[int, MemoryRange], start: int) -> None:
     start *= GRANULE_BYTES
     places = displace(memory, start)
-    distances = [start + places.offsets[index] - one.address for index, one in memory.items()]
+    distances = [start + places[index] - one.address for index, one in memory.items()]
     assert len(set(distances)) == len(distances)
     assert 0 not in distances
     differences = {one - other for one, other in itertools.permutations(distances, 2)}
     assert differences.isdisjoint(distances)
-    assert all(
-        (start + places.offsets[index]) % GRANULE_BYTES == one.address % GRANULE_BYTES for index, one in memory.items()
-    )
-    assert all(places.offsets[index] + one.size_bytes <= places.size_bytes for index, one in memory.items())
-    assert places.size_bytes <= buffer_bytes(memory)
+    assert all((start + places[index]) % GRANULE_BYTES == one.address % GRANULE_BYTES for index, one in memory.items())
+    assert all(places[index] + one.size_bytes <= buffer_bytes(memory) for index, one in memory.items())
 
 
 def test_many_small_inputs_take_little_memory() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from cuda.bindings import nvrtc
 
-from optimizations.graph.driver import CompilationFailed, compile_cubin
+from optimizations.graph.driver import KernelUnavailable, compile_cubin
 
 KERNEL = 'extern "C" __global__ void set(int* place) { *place = 1; }'
 
@@ -18,5 +18,5 @@ def test_compiled_kernel_with_an_empty_log_keeps_the_process() -> None:
 
 
 def test_what_nvrtc_said_is_in_the_error() -> None:
-    with pytest.raises(CompilationFailed, match=r"sm_90.*set\.cu\(1\): error"):
+    with pytest.raises(KernelUnavailable, match=r"sm_90.*set\.cu\(1\): error"):
         compile_cubin(nvrtc, "no declaration", "set.cu", "sm_90")

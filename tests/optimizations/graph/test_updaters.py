@@ -14,7 +14,7 @@ from simulated_gpu.driver import Function, Node, SimulatedDriver, SimulatedGraph
 
 from optimizations.compiled_cache import CompiledCache
 from optimizations.graph.applied import AppliedPlan
-from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.driver import CudaCallFailed, KernelUnavailable
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.host import HostUpdates
 from optimizations.graph.plan import Available, Choice, Plan, Slot, make_plan
@@ -24,7 +24,6 @@ from optimizations.graph.table import (
     CAPACITIES,
     WORDS_PER_NODE,
     PointerTable,
-    TableUnavailable,
     build_table_kernel,
 )
 from optimizations.graph.tensor_map import AddressRefused
@@ -283,10 +282,7 @@ def test_table_is_written_by_few_nodes_and_only_where_it_changed(slots: int) -> 
     reader = driver.add_node(graph, Node("MEMSET", fill={"address": torch.zeros(1).data_ptr(), "bytes": 0}))
     captured = read_graph(driver, real.CUgraph(graph))
     target = EditableGraph.of(driver, real.CUgraph(graph), captured)
-    function = SimulatedTools(driver).table_function
-    table = PointerTable(
-        target, [Slot(8 * index, index, index) for index in range(slots)], function, torch.device("cpu"), None
-    )
+    table = PointerTable(target, [Slot(8 * index, index, index) for index in range(slots)], SimulatedTools(driver))
     target.begin_with([node.handle for node in table.nodes])
     assert len(table.nodes) == -(-slots // WORDS_PER_NODE)
     run = SimulatedGraph(driver, graph)
@@ -366,5 +362,5 @@ def test_the_table_kernel_compiles(tmp_path: Any, target: str) -> None:
     assert first.startswith(b"\x7fELF")
     assert first not in others
     assert build_table_kernel(target, cache, CAPACITIES[0]) == first
-    with pytest.raises(TableUnavailable, match="sm_1"):
+    with pytest.raises(KernelUnavailable, match="sm_1"):
         build_table_kernel("sm_1", cache, CAPACITIES[0])

@@ -19,9 +19,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver as real
 
-from optimizations.graph.plan import Available
 from optimizations.graph.prelude import KERNEL_NAME
-from optimizations.graph.records import CapturedGraph
 from optimizations.graph.table import CAPACITIES
 from optimizations.graph.table import KERNEL_NAME as TABLE_KERNEL
 
@@ -473,9 +471,6 @@ class SimulatedTools:
     def stream(self) -> Any:
         return real.CUstream(0)
 
-    def synchronize(self) -> None:
-        pass
-
     def free_bytes(self) -> int:
         return 2**40
 
@@ -483,14 +478,10 @@ class SimulatedTools:
         read_on = self.current_stream if stream is None else stream.cuda_stream
         self.read_on += [(tensor.data_ptr(), read_on) for tensor in memory]
 
-    def table_function(self, capacity: int) -> Any:
-        return real.CUfunction(self.driver.table_functions[capacity])
-
-    def own_function(self, build: Any, name: str) -> Any:
-        return real.CUfunction({KERNEL_NAME: self.driver.prelude_function}[name])
-
-    def available(self, graph: CapturedGraph) -> Available:
-        return Available(against_prelude=lambda: self.against_prelude)
+    def function(self, build: Any, name: str, *arguments: Any) -> Any:
+        """The table's kernel for a capacity, or the prelude."""
+        known = {TABLE_KERNEL: self.driver.table_functions, KERNEL_NAME: {(): self.driver.prelude_function}}
+        return real.CUfunction(known[name][arguments[0] if arguments else ()])
 
 
 class SimulatedGraph:

@@ -310,12 +310,9 @@ def graph_of_kernel(data: bytes, name: str | None = "kernel") -> CapturedGraph:
     node = KernelNode(
         name=name,
         function=1,
-        by_library=False,
         grid=(1, 1, 1),
         block=(1, 1, 1),
         shared_bytes=0,
-        cluster=None,
-        attributes=(),
         parameters=(Parameter(offset=0, size=len(data), data=data),),
     )
     return CapturedGraph(nodes=(node,), edges=())
