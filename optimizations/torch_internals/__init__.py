@@ -130,10 +130,6 @@ NAMES: dict[str, Private] = {
     ),
     "cuda_graphs": Private("torch.cuda.graphs", "tell code whether it is captured"),
     "set_grad_enabled": Private("torch:_C._set_grad_enabled", "see that a graph switches gradients on"),
-    "storage_at": Private("torch:_C._construct_storage_from_data_pointer", "let a tensor stand in for another"),
-    "storage_refuses": Private(
-        "torch:_C._set_storage_data_ptr_access_error_msg", "let no one read memory that is not there any more"
-    ),
     "storage_of_weak": Private("torch:UntypedStorage._new_with_weak_ptr", "find a storage that has other references"),
     "storage_use_count": Private("torch:_C._storage_Use_Count", "see that a value is saved for backward"),
     "tensor_use_count": Private("torch:Tensor._use_count", "see that a value is saved for backward"),

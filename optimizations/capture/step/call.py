@@ -65,10 +65,10 @@ class Call:
         paths = {id(tensor): path for path, tensor in self.state.tensors.items()}
         return [paths[id(parameter)] for parameter in self.parameters]
 
-    def gradients_as_they_are(self, before: Iterable[torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        """Return, by path, those gradients from before the call in whose places `before` has no others."""
-        found = zip(self.parameter_names(), self.before, before, strict=True)
-        return {f"{name}.grad": there for name, there, now in found if there is not None and there is now}
+    def named_gradients(self) -> dict[str, torch.Tensor]:
+        """Return the gradients from before the call, by path."""
+        found = zip(self.parameter_names(), self.before, strict=True)
+        return {f"{name}.grad": one for name, one in found if one is not None}
 
 
 def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], state: HostState) -> Call:

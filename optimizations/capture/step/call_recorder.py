@@ -4,40 +4,33 @@ Note [Nothing twice, nothing lost]. A capture runs the Python of a call and exec
 that follows is the work of that call. If it fails, what Python changed is put back (`HostState.restore`, gradients, the
 states of random generators) and the call runs from its beginning, when nothing of the capture is alive any more. So it
 is where the launch fails, or is interrupted before it; only gradients from before that the step does not depend on are
-gone by then, and are None.
+gone by then, and are None. During the capture they are alive next to those that it makes.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 import time
-import traceback
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.signature import texts
 from optimizations.capture.static_loader import Fetches
-from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.call import Call, refused_iterators
 from optimizations.capture.step.changes import Changes, tokens_of, with_changed
 from optimizations.capture.step.failed_captures import cause, is_programs_own, why
-from optimizations.capture.step.gradients import copied, put
+from optimizations.capture.step.gradients import put
 from optimizations.capture.step.host_random import HostRandom, decides
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.mentioned import GradientsMentioned
 from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused
 from optimizations.capture.step.observing import Observed, observe
-from optimizations.capture.step.offloaded import OffloadedGradients
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.progress import OBSERVED, Progress
 from optimizations.capture.step.recording import capture
@@ -45,15 +38,6 @@ from optimizations.capture.step.surroundings import alone
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.used_names import RanCode
 from optimizations.report.steps import Refusal
-
-
-class Mentioned(enum.Enum):
-    """Name what captures of a call had in them of gradients from before. Note [Words that are left over] in
-    `gradients`."""
-
-    NOT_SEEN = enum.auto()
-    ONCE = enum.auto()
-    ALWAYS = enum.auto()
 
 
 class CallRecorder(ABC):
@@ -161,8 +145,6 @@ class CallRecorder(ABC):
         key: Hashable,
         call: Call,
         progress: Progress,
-        *,
-        mentioned: Mentioned = Mentioned.NOT_SEEN,
     ) -> Any:
         """Capture the call and launch it, or run it as it is. Note [Nothing twice, nothing lost]."""
         if len(self._recordings) >= self._options.limit and not self._recordings.drop_idle():
@@ -179,80 +161,46 @@ class CallRecorder(ABC):
         except RuntimeError as not_ready:
             return self._refuse_and_run_call(key, why(not_ready), call)
         began = time.perf_counter()
-        host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
-        snapshot, states = call.state.snapshot(), device.random_states()
-        marks = TensorMarks(call.state.tensors, to_restore=True)
+        undo, snapshot = _undo(device, call), call.state.snapshot()
+        marks = TensorMarks({**call.state.tensors, **call.named_gradients()}, to_restore=True)
         pool = self._recordings.pool_for(call.parameters) or device.new_pool()
-        elsewhere = sum(device.pool_bytes(other) for other in self._recordings.pools() if other != pool)
         graph = device.new_graph()
-        in_place = progress.in_place(call.tensors) - self._recordings.copied_inputs(key)
-        offloaded, captured = OffloadedGradients(device), call
-        of_gradients: TensorMarks | None = None
         try:
-            if mentioned is Mentioned.ONCE:
-                captured = replace(call, before=copied(call.before))
-            elif mentioned is Mentioned.NOT_SEEN and progress.drops_gradients and not progress.needs_gradients:
-                captured = replace(call, before=offloaded.take(call.before))
-            if captured is not call:
-                put(call.parameters, captured.before)
-            of_gradients = TensorMarks(call.gradients_as_they_are(captured.before), to_restore=True)
-            if offloaded:
-                device.give_back()
             with alone():
                 recording = capture(
                     device,
                     self._run,
-                    captured,
+                    call,
                     graph,
                     pool,
                     self._rates,
                     progress,
-                    self._options.memory_budget_bytes,
-                    in_place,
-                    pool_bytes_elsewhere=elsewhere,
+                    self._options,
+                    in_place=progress.in_place(call.tensors) - self._recordings.copied_inputs(key),
+                    pool_bytes_elsewhere=sum(map(device.pool_bytes, self._recordings.pools(but=pool))),
                     carry=self._carries,
-                    marks=(marks, of_gradients),
-                    draws_unused=self._draws_unused,
-                    may_mention=mentioned is Mentioned.ALWAYS,
-                    offloaded=offloaded,
+                    marks=marks,
                     dropped=self._changes.dropped,
-                    audits=Audits(self._options.check_every),
-                    concurrency=self._options.concurrency if self._carries else "off",
                 )
             recording.key_value = self._key_value
-            if mentioned is Mentioned.ONCE and any(recording.gradients.stay(captured.before)):
-                raise GradientsMentioned("the step reads gradients from before the call")
         except BaseException as raised:
             error = cause(raised)
-            if captured is not call:
-                captured.before.clear()
-            undo: list[Callable[[], Any]] = [
-                graph.reset,
-                functools.partial(self._recordings.spoil, pool),  # the allocator may still take it for one in a capture
-                functools.partial(call.state.restore, snapshot),
-                marks.restore,
-                *([of_gradients.restore] if of_gradients else []),
-                functools.partial(put, call.parameters, call.before),
-                host_random.restore,
-                functools.partial(device.restore_random_states, states),
-                functools.partial(_bring_back, device, offloaded, call, raised),
-            ]
-            _do_all(undo)
-            of_gradients = None  # it holds their memory
+            # The allocator may still take a pool for one in a capture.
+            freed = [graph.reset, functools.partial(self._recordings.spoil, pool)]
+            _do_all([*freed, functools.partial(call.state.restore, snapshot), marks.restore, *undo])
+            del marks, undo  # which hold the memory of gradients
             if not isinstance(error, Exception):
                 raise error  # noqa: B904 (with its own cause and context, as the program would see it)
-            instead = self._instead(device, key, call, progress, error, offloaded, mentioned)
+            instead = self._instead(device, key, call, progress, error)
             del error  # and with it what the capture made: its frames hold that
         else:
-            of_gradients = None
+            del marks, undo
             try:
                 recording.report = replace(recording.report, record_s=time.perf_counter() - began)
                 self._recordings.add(device, key, recording)
                 progress.recorded()
                 stay = recording.gradients.stay(call.before)
                 call.before.clear()  # gradients that are unused from now on
-                captured.before.clear()
-                offloaded.drop()
                 if not any(one.in_workspace for one in self._recordings):
                     device.let_go_of_workspaces()
                 recording.inputs.free()
@@ -275,29 +223,12 @@ class CallRecorder(ABC):
         return instead()
 
     def _instead(
-        self,
-        device: Device,
-        key: Hashable,
-        call: Call,
-        progress: Progress,
-        error: Exception,
-        offloaded: OffloadedGradients,
-        mentioned: Mentioned,
+        self, device: Device, key: Hashable, call: Call, progress: Progress, error: Exception
     ) -> Callable[[], Any]:
         """Return what does the work of a call whose capture failed with `error`, which it does not hold."""
-        record = functools.partial(self._record, device, key, call, progress)
-        mentions = isinstance(error, GradientsMentioned)
-        in_compiled_code = call.state.compiled and is_programs_own(error) and not isinstance(error, NotCarried)
-        if offloaded and (offloaded.needed or mentions or in_compiled_code):
-            progress.needs_gradients = True
-            return functools.partial(record, mentioned=Mentioned.ONCE if mentions else mentioned)
-        if mentioned is Mentioned.ONCE:
-            return functools.partial(record, mentioned=Mentioned.ALWAYS)
-        if mentions:
-            return functools.partial(record, mentioned=Mentioned.ONCE)
         if isinstance(error, NotCarried):
             self._carries = False
-            return functools.partial(record, mentioned=mentioned)
+            return functools.partial(self._record, device, key, call, progress)
         if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
             raise error  # the call would have raised it too; nothing of it was done
         refusal = why(error)
@@ -384,21 +315,12 @@ def _do_all(actions: list[Callable[[], Any]]) -> None:
         raise
 
 
-def _bring_back(device: Device, offloaded: OffloadedGradients, call: Call, error: BaseException) -> None:
-    """Give offloaded gradients their memory back. `error` ended the capture.
-
-    Raises:
-        torch.OutOfMemoryError: there is none, which others must have taken meanwhile. Gradients without are None.
-    """
-    try:
-        offloaded.restore()
-        return
-    except torch.OutOfMemoryError:
-        traceback.clear_frames(error.__traceback__)  # which hold what the capture made
-        device.give_back()
-    try:
-        offloaded.restore()
-    except torch.OutOfMemoryError:
-        lost = set(map(id, offloaded.lost()))
-        put(call.parameters, [None if id(gradient) in lost else gradient for gradient in call.before])
-        raise
+def _undo(device: Device, call: Call) -> list[Callable[[], Any]]:
+    """Return what puts gradients and the states of random generators back to what they are now."""
+    host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
+    before, states = [*call.before], device.random_states()
+    return [
+        functools.partial(put, call.parameters, before),
+        host_random.restore,
+        functools.partial(device.restore_random_states, states),
+    ]

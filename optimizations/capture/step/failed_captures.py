@@ -34,7 +34,10 @@ def why(error: Exception) -> Refusal:
     if isinstance(error, StepRefused):
         return error.refusal
     if isinstance(error, torch.OutOfMemoryError):
-        return Refusal("needs more memory for its capture than is free", "make the batch smaller, or free some before")
+        return Refusal(
+            "needs more memory for its capture than is free",
+            "make the batch smaller, or call zero_grad() at the end of the step and not at its beginning",
+        )
     text = str(error).strip().split("\n")[0][:300]
     if "legacy stream depend on a capturing" in text:
         return HELD_NODES

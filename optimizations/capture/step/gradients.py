@@ -14,9 +14,8 @@ such as a view of a flat buffer, is the program's, and eager writes it as well.
 
 Note [Words that are left over]. What launches a kernel may leave a part of its parameters as it finds the memory, with
 an address of before in it. Kernels of operators read what these were given (Note [What an operator was given] in
-`launches`), so their words do not count where the origin of each node is known. Where only another word leads to the
-gradients, the call is captured once more with copies of them in their place: code that reads them leads to the copies
-then. If nothing does, they are unused.
+`launches`), so their words do not count where the origin of each node is known. Where it is not, such a word means that
+the gradient is needed.
 """
 
 from __future__ import annotations
@@ -76,12 +75,6 @@ def put(parameters: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor | None
     for parameter, gradient in zip(parameters, wanted, strict=True):
         if _get(parameter) is not gradient:
             parameter.grad = gradient
-
-
-def copied(found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Return copies of these, one where several are the same."""
-    copies = {id(gradient): gradient.clone() for gradient in found if gradient is not None}
-    return [None if gradient is None else copies[id(gradient)] for gradient in found]
 
 
 def held(name: str) -> Refusal:

@@ -63,11 +63,11 @@ class KeptRecordings:
         """Return how often recordings were launched, those included that are freed."""
         return self._freed_replays + sum(recording.replays for recording in self)
 
-    def pools(self) -> list[Any]:
-        """Return the memory pools of all, each once."""
+    def pools(self, but: Any) -> list[Any]:
+        """Return the memory pools of all, each once, `but` this one."""
         found: list[Any] = []
         for recording in self:
-            if recording.pool not in found:
+            if recording.pool not in [but, *found]:
                 found.append(recording.pool)
         return found
 

@@ -30,10 +30,6 @@ from optimizations.graph.memory import MemoryRanges, size_bytes
 from optimizations.graph.records import MemoryRange
 
 
-class GradientsMentioned(RuntimeError):
-    """Report a captured graph that may hold the address of a gradient from before, where no operator reads these."""
-
-
 def check_unread(
     device: Device,
     graph: Any,
@@ -67,15 +63,11 @@ def uses_of(
     after: Sequence[torch.Tensor | None],
     writes: Callable[[torch.Tensor], bool],
     beside: Collection[int],
-    *,
-    may_mention: bool,
 ) -> list[Use]:
     """Return how a call used each gradient that it found. Note [Gradients before and after] in `gradients`.
 
-    `writes`: whether it wrote one that is still there. `beside`: indices of the nodes that only copy inputs.
-
-    Raises:
-        GradientsMentioned: unless it `may_mention` gradients that it drops, where nothing else leads to them.
+    `writes`: whether it wrote one that is still there. `beside`: indices of the nodes that only copy inputs. Gradients
+    whose address may stand in a node of unknown origin count as needed.
     """
     found = []
     for old, new in zip(before, after, strict=True):
@@ -90,8 +82,6 @@ def uses_of(
     for unread in (Use.DROPPED, Use.LEFT_ALONE):
         ranges = memory(old for old, use in zip(before, found, strict=True) if use is unread)
         if device.mentions(graph, ranges, beside) and not _only_left_over(device, graph, launches, ranges):
-            if unread is Use.DROPPED and not may_mention:
-                raise GradientsMentioned("a kernel argument may point to a gradient from before the call")
             found = [Use.NEEDED if use is unread else use for use in found]
     return found
 

@@ -34,7 +34,6 @@ from optimizations import torch_internals
 from optimizations.capture.step import casts
 from optimizations.capture.step.drawing import draws
 from optimizations.capture.step.launches import numbers_of
-from optimizations.capture.step.offloaded import OffloadedGradients
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.source_lines import (
@@ -83,10 +82,6 @@ class Observer(torch_internals.TorchDispatchMode):
         log: notes what puts nodes into a graph that is being captured; None where none is.
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
-        followed: storages by address, to which those are added that hold values computed from these. None: it is not
-            asked for.
-        read_followed: whether a value of these was read on the host.
-        offloaded: gradients that are offloaded meanwhile, which no operator may read.
         sparse: names of sparse tensors that were there before, by their identities: no operator may be given one.
         gone: whether what lay at an address before the call is gone, and with it the name of what lies there.
         taken_over: those of `outside` where that was so when they were read first: of what lay there nothing was read.
@@ -132,9 +127,6 @@ class Observer(torch_internals.TorchDispatchMode):
         self.generators = list(generators)
         self.first_states: list[torch.Tensor] = []
         self.before_write: Callable[[torch.Tensor], None] | None = None
-        self.followed: set[int] | None = None
-        self.read_followed = False
-        self.offloaded: OffloadedGradients | None = None
         self.sparse: Mapping[int, str] = {}
         self.gone: Callable[[int], bool] = lambda address: False
         self.taken_over: set[int] = set()
@@ -218,8 +210,6 @@ class Observer(torch_internals.TorchDispatchMode):
         if self._assigned is not None and name.startswith((*_INDEXING[1:], _LIFTS)):
             inputs = [tensor for tensor in inputs if self.holds(tensor)]  # without PyTorch's own of the number
             assigned = (self._assigned,)
-        if self.offloaded is not None:
-            self.offloaded.look(set(map(storage, inputs)))
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
         drawing = draws(func, args, kwargs)
         self._look(name, func, args, kwargs, inputs, drawing=drawing)
@@ -257,9 +247,6 @@ class Observer(torch_internals.TorchDispatchMode):
             for tensor in _written(func, args, kwargs):
                 self._from_rates.pop(storage(tensor), None)
                 self._numbers.pop(id(tensor), None)
-        if self.followed is not None:
-            written = [] if made_from.isdisjoint(self.followed) else list(_written(func, args, kwargs))
-            _follow(self.followed, name, made_from, list(_tensors((result,))), written)
         for number, tensor in enumerate(_tensors((result,))):
             made = storage(tensor) not in made_from
             if made:
@@ -363,7 +350,6 @@ class Observer(torch_internals.TorchDispatchMode):
         for path in filter(None, map(self.sparse.get, map(id, inputs))):
             self.refuse(*uses_sparse(path))
         if on_gpu and (name in _HOST_READS or torch.Tag.data_dependent_output in tags):
-            self.read_followed |= self.followed is not None and any(storage(one) in self.followed for one in on_gpu)
             self.refuse(
                 "reads a value of the GPU on the host (`.item()`, `float()`, `print` or `if` of a tensor)",
                 "return the tensor and read it after the step, or decide on the GPU with torch.where",
@@ -564,21 +550,6 @@ _SETS_MEMORY = "aten.set_."
 """Leads a tensor to memory, which may be given without a tensor."""
 _COPIES = ("aten.clone", "aten._to_copy", _LIFTS, "aten.empty", "aten.full")
 """What makes a tensor of a number."""
-
-
-def _follow(
-    followed: set[int],
-    name: str,
-    made_from: set[int],
-    results: Sequence[torch.Tensor],
-    written: Iterable[torch.Tensor],
-) -> None:
-    """Note whether what an operator made or wrote holds values of what is followed."""
-    from_values = not (made_from.isdisjoint(followed) or name.startswith("aten.new_") or "_like." in name)
-    if from_values:
-        followed.update(storage(tensor) for tensor in (*results, *written) if storage(tensor))
-    else:  # what lay there before is gone
-        followed.difference_update({storage(tensor) for tensor in results} - made_from)
 
 
 def _short(name: str) -> str:

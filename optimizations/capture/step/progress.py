@@ -47,9 +47,8 @@ class Progress:
     the host, where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them.
     `asked`: it asks whether it is captured, and gets `as_captured` for an answer. `numbers`: what the last observed
     call compared of Python. `drops_gradients`: it let go of gradients from before, unread. `gradients`: which
-    parameters (identities) had one after it. `needs_gradients`: a capture did not let go of them, so they are not
-    offloaded again. `refusal`: why its calls run as they are, where others of their signature are replayed, or may
-    be."""
+    parameters (identities) had one after it. `refusal`: why its calls run as they are, where others of their signature
+    are replayed, or may be."""
 
     trace: Sequence[Operation] = ()
     returned: Hashable = None
@@ -72,7 +71,6 @@ class Progress:
     numbers: Tokens = field(default_factory=dict)
     drops_gradients: bool = False
     gradients: frozenset[int] = frozenset()
-    needs_gradients: bool = False
     refusal: Refusal | None = None
 
     def note(

@@ -46,8 +46,8 @@ from optimizations.capture.step.observing import (
     kept_results,
     storages_of,
 )
-from optimizations.capture.step.offloaded import OffloadedGradients
 from optimizations.capture.step.operations import Operation, first_difference
+from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.steady import Arguments
@@ -58,7 +58,6 @@ from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import memory_of
 from optimizations.graph.plan import PlannedNode
 from optimizations.in_place.addresses import Pointers, TrackedInput
-from optimizations.options import Concurrency
 from optimizations.report.steps import RecordedStep, Refusal
 from optimizations.torch_internals.generated_modules import loaded_modules
 
@@ -194,37 +193,29 @@ def capture(
     pool: Any,
     rates: LearningRates,
     progress: Progress,
-    memory_budget_bytes: int | None,
-    in_place: Collection[int] = (),
+    options: StepOptions,
     *,
-    pool_bytes_elsewhere: int = 0,
-    carry: bool = True,
-    marks: Collection[TensorMarks] = (),
-    draws_unused: bool = False,
-    may_mention: bool = False,
-    offloaded: OffloadedGradients | None = None,
-    dropped: set[str] | None = None,
-    audits: Audits | None = None,
-    concurrency: Concurrency = "off",
+    in_place: Collection[int],
+    pool_bytes_elsewhere: int,
+    carry: bool,
+    marks: TensorMarks,
+    dropped: set[str],
 ) -> Recording:
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
     `carry`: copies of inputs and results are part of the graph where that is possible. See `copy_nodes`. `marks` are of
     the tensors that the step reaches, and of the gradients that it finds, from before the call. `pool_bytes_elsewhere`:
-    of the step's other graphs. `draws_unused`: what it draws on the host decides nothing. `may_mention`: gradients from
-    before are a part of the call where the graph mentions them. `offloaded` are those of them that stand-ins are in the
-    place of.
-    `dropped`: names of entries that are not compared. `audits`: when its calls are audited. `concurrency`: whether
-    kernels that do not depend on each other may run at the same time.
+    of the step's other graphs. `dropped`: names of entries that are not compared.
 
     Raises:
-        GradientsMentioned: it does, and no operator reads them.
-        GradientsNeeded: the call reads or keeps what was offloaded.
         NotCarried: copies are not part of the graph in a way that they can be led elsewhere.
         StepDiffers: the captured call is not what was observed.
         StepRefused: it cannot be repeated, or does not fit into the budget.
         Exception: what the capture raised.
     """
+    memory_budget_bytes = options.memory_budget_bytes
+    draws_unused = options.host_draws == "unused"
+    concurrency = options.concurrency if carry else "off"
     with device.here():
         inputs = CopiedInputs(call.tensors, in_place)
     placeholders = list(inputs.recording_inputs)
@@ -241,7 +232,7 @@ def capture(
         keeps_workspace=device.keeps_workspace,
     )
     observer.rates = rates.storages()
-    observer.offloaded, observer.sparse = offloaded, sparse_tensors(call.state)
+    observer.sparse = sparse_tensors(call.state)
     if draws_unused:
         observer.compare_values(host_generators(device, call.state), placeholders)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
@@ -292,8 +283,7 @@ def capture(
     _check(observer, asked, progress, changes)
     if draws_unused:
         _check_results(observer, progress, returned, results)
-    changed = (path for one in marks for path in one.changed())
-    for refusal in [*map(changed_itself, changed), *given.changes(args, kwargs)]:
+    for refusal in [*map(changed_itself, marks.changed()), *given.changes(args, kwargs)]:
         raise StepRefused(refusal)
     copies = _fused_nodes(device, graph, launches, fused, len(to_carry))
     beside = set(launches.own)  # they read inputs, which lie elsewhere in the next call
@@ -309,11 +299,7 @@ def capture(
             )
         )
     after = gradients(call.parameters)
-    uses = uses_of(
-        device, graph, observer, launches, call.before, after, writes.include, beside, may_mention=may_mention
-    )
-    if offloaded is not None:
-        offloaded.require_gone(call.before, indifferent={*uses} <= {Use.ABSENT, Use.DROPPED})
+    uses = uses_of(device, graph, observer, launches, call.before, after, writes.include, beside)
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
     unread = _storages(old for old, use in zip(call.before, uses, strict=True) if use is Use.DROPPED)
     kept = [
@@ -390,7 +376,7 @@ def capture(
         arguments=Arguments(call.args, call.kwargs, call.tensors),
         trace=observer.operations,
         progress=progress,
-        audits=audits or Audits(None),
+        audits=Audits(options.check_every),
         bound=BoundResults(results, {id(tensor): weakref.ref(tensor) for tensor in state} if results else {}),
         region=_mark(call) if observer.kept_casts else None,
         side_by_side=side_by_side(device, graph, pool, log if concurrency == "auto" else None, renew),

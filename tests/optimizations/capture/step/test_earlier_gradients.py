@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy
@@ -17,7 +17,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations.capture.step.earlier_gradients import EarlierGradients
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.offloaded import OffloadedGradients
 
 
 @pytest.mark.parametrize(
@@ -199,30 +198,3 @@ def test_gradients_of_other_classes_are_refused() -> None:
     assert isinstance(call, GraphedStep)
     (refusal,) = call.report().refusals
     assert "no plain tensor" in refusal.reason
-
-
-def test_memory_of_an_earlier_gradient_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled code allocates by itself, where memory is free: operators are given what no operator made."""
-    model = network("cpu")
-    weight = next(model.parameters())
-    memory = array.array("f", [1.0] * weight.numel())
-    offloaded: list[int] = []
-    stock = OffloadedGradients.take
-
-    def take(self: OffloadedGradients, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        offloaded.append(len(gradients))
-        return stock(self, gradients)
-
-    monkeypatch.setattr(OffloadedGradients, "take", take)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        model.zero_grad()
-        loss = loss_of(model, batch) + 0 * torch.frombuffer(memory, dtype=torch.float32).sum()
-        loss.backward()
-        return loss.detach()
-
-    call = GraphedStep(step, device=CpuDevice())
-    for args in batches("cpu", 4):
-        weight.grad = torch.frombuffer(memory, dtype=torch.float32).view(weight.shape).detach()
-        call(*args)
-    assert offloaded

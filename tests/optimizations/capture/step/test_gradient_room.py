@@ -10,9 +10,8 @@ import torch
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
-from optimizations.capture.step.gradient_room import SMALL, carves, room_for_gradients
+from optimizations.capture.step.gradient_room import ALIGNMENT, SMALL, carves, room_for_gradients
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.offloaded import ALIGNMENT
 
 LARGE, ODD, LITTLE = 3 * SMALL // 4, SMALL // 4 + 1, SMALL // 4
 """Elements of float32: 3 MiB, one more than 1 MiB, and 1 MiB, which is small."""
