@@ -41,9 +41,7 @@ app.command("compare", epilog="Example: encore compare 20260101-120000-h200 2026
 app.command("record", epilog="Example: encore record 20260102-120000-h200 --retire 20260101-120000-h200")(
     cli_history.record
 )
-app.command("history", epilog="Example: encore history --mode encore --over compile --figure history.png")(
-    cli_history.history
-)
+app.command("history", epilog="Example: encore history --mode encore --over compile")(cli_history.history)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

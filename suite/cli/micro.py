@@ -5,19 +5,15 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from suite.results.errors import WrongUse
 
-if TYPE_CHECKING:
-    from suite.micro.records import MicroRun
-
 app = typer.Typer(no_args_is_help=True, help="Measure one mechanism alone, over sizes that no single workload has.")
 
 RESULTS = "indirection.json"
-FIGURE = "indirection.png"
 QUICK_SAMPLES = 20
 
 
@@ -34,23 +30,15 @@ def indirection(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder in results/runs.")
     ] = None,
-    draw: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measure nothing; draw the figure of FILE again.")
-    ] = None,
 ) -> None:
     """Time replays with copied inputs and with inputs read in place, over inputs, bytes and nodes. Needs a GPU."""
-    from suite.micro.records import read_micro_run
-
-    if draw is not None:
-        _draw(read_micro_run(draw), out or draw.parent)
-        return
     if rounds > samples:
         raise WrongUse(f"--rounds {rounds} is more than --samples {samples}: each round needs at least one sample")
     measure_indirection(out, samples=QUICK_SAMPLES if quick else samples, rounds=rounds, quick=quick)
 
 
 def measure_indirection(out: Path | None, *, samples: int, rounds: int, quick: bool) -> None:
-    """Measure and draw. The file is renewed after each point, so that an interrupt costs one.
+    """Measure all points. The file is renewed after each point, so that an interrupt costs one.
 
     Raises:
         WrongUse: nothing can be written into the folder, or it holds results already.
@@ -79,14 +67,6 @@ def measure_indirection(out: Path | None, *, samples: int, rounds: int, quick: b
             print(f"{number} of {len(wanted)}: {point.sweep}, {point.x}", file=sys.stderr, flush=True)
     finally:
         bench.close()
-    print(f"{describe(path)}: {len(run.points)} points")
-    _draw(run, path.parent)
-
-
-def _draw(run: MicroRun, folder: Path) -> None:
-    from suite.report import micro_figure
-    from suite.report.chart import to_png
-    from suite.results.store import describe, write_atomically
-
-    write_atomically(folder / FIGURE, to_png(micro_figure.draw(run)))
-    print(describe(folder / FIGURE))
+    print(
+        f"{describe(path)}: {len(run.points)} points; `encore report --only fig9 --micro {describe(path)}` draws them"
+    )

@@ -11,7 +11,6 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from optimizations.byte_units import parse_bytes
 from suite.results.errors import EncoreError
 from suite.results.schema import Record
 
@@ -52,16 +51,15 @@ class PublishedCopies(Record):
 
 
 class PublishedWorkload(Record):
-    """Hold a row of a paper's table of workloads. `printed` is the paper's acronym where ours has the batch in it."""
+    """Hold a row of a paper's table of workloads."""
 
     name: str
     task: str
     batch: int
-    printed: str | None = None
 
 
 class Published(Record):
-    """Hold `results/published.json`. Outer keys are those of `sources`, inner ones acronyms of workloads."""
+    """Hold `results/published.json`. Outer keys are those of `sources`, inner ones this suite's acronyms."""
 
     sources: dict[str, Source]
     headline: dict[str, dict[str, int | float | str]]
@@ -70,7 +68,6 @@ class Published(Record):
     coverage_percent: dict[str, dict[str, PublishedCoverage]]
     bytes_copied: dict[str, dict[str, PublishedCopies]]
     workloads: dict[str, dict[str, PublishedWorkload]]
-    """Inner keys are this suite's acronyms."""
     rewritten_program: dict[str, dict[str, dict[str, float]]]
     """Speed-ups of the program with its CPU tensors on the GPU: `without_graphs` and `with_graphs`."""
     copy_share_percent: dict[str, dict[str, float]]
@@ -85,24 +82,10 @@ class Published(Record):
         counterpart = "graph" if mode == "graph-unpartitioned" else mode
         return self.speedups.get(source, {}).get(workload, {}).get(f"{counterpart}_over_{baseline}")
 
-    def printed(self, source: str, workload: str) -> str:
-        """Return the acronym under which the source prints a workload of this suite."""
-        row = self.workloads.get(source, {}).get(workload)
-        return workload if row is None or row.printed is None else row.printed
-
     def coverage(self, source: str, workload: str, system: Literal["stock", "placement"]) -> float | None:
         """Return the coverage in percent of stock's graphs, or of those after placement."""
         row = self.coverage_percent.get(source, {}).get(workload)
         return None if row is None else getattr(row, system)
-
-    def copied_bytes(self, source: str, workload: str) -> int | None:
-        """Return bytes copied per iteration before indirection."""
-        row = self.bytes_copied.get(source, {}).get(workload)
-        return None if row is None else parse_bytes(row.before)
-
-    def caption(self, *sources: str) -> str:
-        """Return one sentence that names the sources and what they measured on."""
-        return "Published values from " + "; ".join(self.sources[source].setting for source in sources) + "."
 
 
 def load_published(path: Path = PUBLISHED_PATH) -> Published:

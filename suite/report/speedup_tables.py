@@ -9,7 +9,6 @@ copied as much.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from suite.measure.metrics import floor
 from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, MODES, REFERENCE_MODE
@@ -22,12 +21,10 @@ from suite.report.compare import (
     TimeKind,
     baselines,
     mean_text,
-    samples_by_process,
 )
 from suite.report.published import Published
-from suite.report.runs import Run, cell_label, row_groups
+from suite.report.runs import cell_label, row_groups
 from suite.report.table import Detailed, Table, make_table
-from suite.results import stats
 from suite.results.schema import Cell, Status
 from suite.results.stats import GeometricMean, Verdict
 
@@ -73,9 +70,9 @@ def overview(ratios: Ratios, published: Published, baseline: str = REFERENCE_MOD
         f"Host time of {baseline} (median) and how many times faster each mode is, with its 95 % interval and "
         f"verdict, and that by device time where it is another. A cell without a ratio has the reason. {KERNELS_NOTE} "
         f"{_MEANS_NOTE}",
-        ["workload", time_column, *modes],
         rows,
         _group_means(ratios, published, modes, baseline),
+        ["workload", time_column],
     )
 
 
@@ -124,12 +121,6 @@ def headline(ratios: Ratios, published: Published) -> Table:
         "host time, with the 95 % interval and verdict. Geometric means go over the rows with the same kernels and a "
         f"settled {DEFAULT_MODE}; {UNSETTLED}: it was not, so that the row has no verdict. over floor: how "
         "many times as long as its graphs alone an iteration takes.",
-        [
-            "workload",
-            f"{REFERENCE_MODE}_us",
-            *(f"over_{baseline}" for baseline in _STOCK),
-            *(f"{mode}_over_floor" for mode in (GRAPH_MODE, DEFAULT_MODE)),
-        ],
         rows,
         [{"workload": "geometric mean", **means}, {"workload": "verdicts", **verdicts}] if means else [],
     )
@@ -150,15 +141,12 @@ def _mean_cell(mean: GeometricMean) -> Detailed:
 
 def speedups(ratios: Iterable[Comparison]) -> Table:
     """List each mode over each of its baselines, in all metrics."""
-    columns = ["workload", "mode", "baseline", "metric", "speedup", "low", "high", "verdict"]
-    columns += ["kernels", "processes", "blocks", "alternating", "missing"]
     return make_table(
         "speedups",
         "Every mode over its baselines",
         "latency: host time to completion; device: CUDA events around it; throughput: iterations issued back to back. "
         "low and high bound the 95 % interval; blocks: the fewest of a process. Where modes were not measured in turn, "
         "drift is in the ratio.",
-        columns,
         map(_speedup_row, ratios),
     )
 
@@ -184,47 +172,25 @@ def ratio_text(ratios: Ratios, label: str, mode: str, baseline: str) -> Detailed
 
 
 def _speedup_row(item: Comparison) -> Row:
-    row: Row = {
+    ratio = item.ratio
+    return {
         "workload": cell_label(item.cell),
         "mode": item.cell.mode,
         "baseline": item.baseline,
         "metric": item.metric.value,
+        "speedup": ratio and ratio.value,
+        "low": ratio and ratio.low,
+        "high": ratio and ratio.high,
+        "verdict": item.verdict and item.verdict.value,
+        "kernels": item.kernels and item.kernels.value,
+        "processes": ratio and ratio.processes,
+        "blocks": ratio and ratio.blocks,
+        "alternating": item.alternating if ratio else None,
         "missing": item.missing,
     }
-    if item.ratio is not None:
-        row |= {
-            "speedup": item.ratio.value,
-            "low": item.ratio.low,
-            "high": item.ratio.high,
-            "verdict": item.verdict.value if item.verdict else None,
-            "kernels": item.kernels.value if item.kernels else None,
-            "processes": item.ratio.processes,
-            "blocks": item.ratio.blocks,
-            "alternating": item.alternating,
-        }
-    return row
 
 
 METRICS = (TimeKind.LATENCY, TimeKind.DEVICE)
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessPair:
-    """Hold two processes of a cell, numbered from 1: how many times faster the later one was, in host time; None where
-    one of them has no sample of that."""
-
-    cell: Cell
-    first: int
-    second: int
-    ratio: stats.Ratio | None
-
-    @property
-    def differ(self) -> bool:
-        """Return whether they differ by more than the margin, as far as their blocks tell."""
-        if self.ratio is None:
-            return False
-        beyond = not 1 / (1 + stats.MARGIN) <= self.ratio.value <= 1 + stats.MARGIN
-        return beyond and (self.ratio.low > 1 or self.ratio.high < 1)
 
 
 def same_program_pairs(ratios: Ratios) -> list[Comparison]:
@@ -255,61 +221,20 @@ def same_work(cell: Cell, other: Cell) -> bool:
     )
 
 
-def process_pairs(run: Run) -> list[ProcessPair]:
-    """Compare the first process of each passed cell with each of its others. They did not run at the same time."""
-    found = []
-    for cell in run.cells:
-        by_process = samples_by_process(cell.blocks, TimeKind.LATENCY) if cell.status is Status.PASS else {}
-        numbers = sorted({block.process for block in cell.blocks}) if by_process else []
-        for number in numbers[1:]:
-            first, second = by_process.get(numbers[0]), by_process.get(number)
-            ratio = stats.speed_up([first], [second]) if first and second else None
-            found.append(ProcessPair(cell, numbers[0] + 1, number + 1, ratio))
-    return found
-
-
 def false_findings(pairs: list[Comparison]) -> list[Comparison]:
     """Return those of the same program that were called faster or slower."""
-    return [pair for pair in pairs if pair.verdict in (stats.Verdict.FAST, stats.Verdict.SLOW)]
+    return [pair for pair in pairs if pair.verdict in (Verdict.FAST, Verdict.SLOW)]
 
 
 def same_program(ratios: Ratios) -> Table:
-    """Show both kinds of pairs, with the rate of false findings."""
-    modes, processes = same_program_pairs(ratios), process_pairs(ratios.run)
-    timed = [pair for pair in processes if pair.ratio is not None]
-    wrong, apart = len(false_findings(modes)), sum(pair.differ for pair in timed)
-    rate = f" ({100 * wrong / len(modes):.1f} %)" if modes else ""
-    undecided = sum(pair.verdict is stats.Verdict.AMBG for pair in modes)
+    """Show the ratios of modes that are the same program, with the rate of false findings."""
+    pairs = same_program_pairs(ratios)
+    wrong, undecided = len(false_findings(pairs)), sum(pair.verdict is Verdict.AMBG for pair in pairs)
+    rate = f" ({100 * wrong / len(pairs):.1f} %)" if pairs else ""
     return make_table(
         "same_program",
         "The same against the same",
-        f"False findings: {wrong} of {len(modes)} verdicts{rate} on modes that are the same program (host and device "
-        f"time) are FAST or SLOW, {undecided} are AMBG. Of {len(timed)} pairs of processes of one mode, which ran "
-        f"one after another, {apart} differ by more than {100 * stats.MARGIN:g} % beyond what their blocks scatter; "
-        "that is why verdicts go by several processes.",
-        ["workload", "mode", "against", "metric", "ratio", "low", "high", "verdict"],
-        [
-            *(
-                _pair_row(pair.cell, pair.baseline, pair.metric, pair.ratio, pair.verdict and pair.verdict.value)
-                for pair in modes
-            ),
-            *(
-                _pair_row(
-                    pair.cell,
-                    f"process {pair.second} over {pair.first}",
-                    TimeKind.LATENCY,
-                    pair.ratio,
-                    "not measured" if pair.ratio is None else "differ" if pair.differ else None,
-                )
-                for pair in processes
-            ),
-        ],
+        f"False findings: {wrong} of {len(pairs)} verdicts{rate} on modes that are the same program (host and device "
+        f"time) are FAST or SLOW, {undecided} are AMBG.",
+        map(_speedup_row, pairs),
     )
-
-
-def _pair_row(
-    cell: Cell, against: str, metric: TimeKind, ratio: stats.Ratio | None, verdict: str | None
-) -> dict[str, object]:
-    row: dict[str, object] = {"workload": cell_label(cell), "mode": cell.mode, "against": against}
-    row |= {"metric": metric.value, "verdict": verdict}
-    return row | ({"ratio": ratio.value, "low": ratio.low, "high": ratio.high} if ratio else {})

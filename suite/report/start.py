@@ -21,12 +21,6 @@ OVER = (REFERENCE_MODE, GRAPH_MODE)
 
 NEVER = "never"
 
-COLUMNS = (
-    "workload", "mode", "settled_after_calls", "settled_after_s", "first_calls_s",
-    *(column for mode in OVER for column in (f"first_calls_over_{mode}_ratio", f"pays_after_{mode}_calls")),
-    "compiled",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -68,7 +62,6 @@ def start_table(run: Run) -> Table:
         f"calls: the first {CALLS_OF_START} with compilation, later ones at the steady time, and how many "
         "times as long as in another mode. pays after: from which call on all calls so far took no longer than in that "
         "mode; never: a call is slower in the steady state too. compiled: what was cached then.",
-        COLUMNS,
         _rows(run),
     )
 
@@ -78,22 +71,20 @@ def _rows(run: Run) -> Iterator[dict[str, object]]:
         start, times = start_of(cell), cell.compile
         if start is None or times is None:
             continue
+        settled = times.settled and times.warm_up_calls is not None
         row: dict[str, object] = {
             "workload": cell_label(cell),
             "mode": cell.mode,
-            "compiled": compile_conditions(times),
+            "settled_after_calls": (times.warm_up_calls or 0) + (times.settle_calls or 0) if settled else None,
+            "settled_after_s": times.warm_up_s + (times.settle_s or 0.0) if settled else None,
+            "first_calls_s": start.sum_s(CALLS_OF_START),
         }
-        row["first_calls_s"] = start.sum_s(CALLS_OF_START)
-        if times.settled and times.warm_up_calls is not None:
-            row["settled_after_calls"] = times.warm_up_calls + (times.settle_calls or 0)
-            row["settled_after_s"] = times.warm_up_s + (times.settle_s or 0.0)
         for mode in OVER:
             other = start_in(mode, cell, run)
-            if other is not None:
-                row[f"first_calls_over_{mode}_ratio"] = start.sum_s(CALLS_OF_START) / other.sum_s(CALLS_OF_START)
-                paid = start.pays_after(other)
-                row[f"pays_after_{mode}_calls"] = NEVER if paid is None else paid
-        yield row
+            ratio = other and start.sum_s(CALLS_OF_START) / other.sum_s(CALLS_OF_START)
+            row |= {f"first_calls_over_{mode}_ratio": ratio}
+            row |= {f"pays_after_{mode}_calls": other and (start.pays_after(other) or NEVER)}
+        yield row | {"compiled": compile_conditions(times)}
 
 
 def start_in(mode: str, cell: Cell, run: Run) -> Start | None:

@@ -8,7 +8,7 @@ with the provenance above: of several runs, with the workloads of each.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -46,26 +46,23 @@ class Table:
     summary_rows: int = 0
 
 
-def make_table(
-    name: str,
-    title: str,
-    note: str,
-    columns: Sequence[str],
-    rows: Iterable[Mapping[str, object]],
-    summary: Iterable[Mapping[str, object]] = (),
-) -> Table:
-    """Return a table of these rows; a row may leave out some of the columns.
+Row = Mapping[str, object]
 
-    Raises:
-        KeyError: a row has a column that is not in `columns`.
+
+def make_table(
+    name: str, title: str, note: str, rows: Iterable[Row], summary: Iterable[Row] = (), columns: Iterable[str] = ()
+) -> Table:
+    """Return a table with the columns that its rows have, in the order of their first appearance.
+
+    Args:
+        summary: rows that sum up the others, below them.
+        columns: these stand first, whether a row has them or not.
     """
     body, end = list(rows), list(summary)
-    for row in (*body, *end):
-        if unknown := row.keys() - set(columns):
-            raise KeyError(f"table {name!r} has no column {', '.join(sorted(unknown))}")
-    values = [[row.get(column) for column in columns] for row in (*body, *end)]
+    names = list(dict.fromkeys([*columns, *(column for row in (*body, *end) for column in row)])) or ["workload"]
+    values = [[row.get(column) for column in names] for row in (*body, *end)]
     # dtype object: pandas would turn a count in a column with a None into a float
-    return Table(name, title, note, pd.DataFrame(values, columns=list(columns), dtype=object), len(end))
+    return Table(name, title, note, pd.DataFrame(values, columns=names, dtype=object), len(end))
 
 
 def to_csv(table: Table, provenance: Provenance) -> str:

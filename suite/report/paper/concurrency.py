@@ -21,11 +21,9 @@ from suite.report.paper.exhibit import (
     Results,
     Series,
     Value,
-    geomean,
-    labels_of,
+    count_note,
     make_grid,
-    plain_means,
-    ratio_means,
+    plain_mean,
     ratio_series,
 )
 from suite.report.runs import row_label
@@ -73,9 +71,8 @@ def _proved(row: dict[str, Any], chain_bytes: int | None) -> Proved:
 
 def make(exhibit: Exhibit, results: Results) -> Made:
     """Show two bars for each workload."""
-    published, proved = labels_of(results, exhibit.source), results.proved
-    measured = results.run.labels if results.run is not None else ()
-    further = [one for one in measured if one not in published and results.cell(one, LANES_MODE) is not None]
+    published, proved = exhibit.labels(results), results.proved
+    further = [one for one in results.labels if one not in published and results.cell(one, LANES_MODE) is not None]
     labels = (*published, *dict.fromkeys([*further, *(one for one in proved if one not in published)]))
 
     def of_graphs(label: str) -> Value:
@@ -83,12 +80,7 @@ def make(exhibit: Exhibit, results: Results) -> Made:
             return Value(missing=NOT_MEASURED)
         return Value(found.gain) if found.gain is not None else Value(missing="each kernel needs the one before it")
 
-    def more(label: str) -> dict[str, object]:
-        found = proved.get(label)
-        return {} if found is None else {name: getattr(found, name) for name in _MORE}
-
-    means, count = ratio_means(results, labels, [(LANES_MODE, LANES_MODE, LEAN_MODE)])
-    note = f"Whiskers: 95 % intervals. Geomean: the {count} workloads that both modes have." if count else ""
+    means = results.means(labels, [LANES_MODE], LEAN_MODE)
     grid = Grid(
         "speedup",
         f"times faster than {LEAN_MODE}, or than chains",
@@ -98,15 +90,13 @@ def make(exhibit: Exhibit, results: Results) -> Made:
             ratio_series(results, exhibit.source, LANES_MODE, LEAN_MODE, published=None),
             Series(GRAPHS, of_graphs, column="graphs_alone"),
         ),
-        more_columns=_MORE,
-        more=more,
-        note=note,
+        more=lambda label: {name: getattr(proved.get(label), name, None) for name in _MORE},
+        note=count_note(means),
         shown=(1 / 2, 2),
     )
-    all_means = means | {name: mean for name, mean in plain_means(grid).items() if name == GRAPHS}
+    of_chains = {name: mean for name, mean in grid.plain_means().items() if name == GRAPHS}
     gains = [max(1.0, one.gain) for one in proved.values() if one.gain is not None]
     judged = [one.same_bits for one in proved.values() if one.same_bits is not None]
-    same = f"{sum(judged)} of {len(judged)}" if judged else NOT_MEASURED
     devices = ", ".join(sorted({one.device for one in proved.values()}))
     points = [
         Point(f"{LANES_MODE} over {LEAN_MODE}", None, results.mean_text(labels, LANES_MODE, LEAN_MODE)),
@@ -114,11 +104,13 @@ def make(exhibit: Exhibit, results: Results) -> Made:
         Point(
             "device time of graphs, the chain where it is faster",
             None,
-            f"{geomean(gains):.2f} of {len(gains)}, {devices}" if gains else NOT_MEASURED,
+            f"{plain_mean(gains).value:.2f} of {len(gains)}, {devices}" if gains else NOT_MEASURED,
         ),
-        Point("workloads with the bits of the chain", None, same),
+        Point(
+            "workloads with the bits of the chain", None, f"{sum(judged)} of {len(judged)}" if judged else NOT_MEASURED
+        ),
     ]
-    return make_grid(exhibit, results, grid, all_means, points)
+    return make_grid(exhibit, results, grid, points, means | of_chains)
 
 
 _MORE = ("graphs", "branched", "same_bits", "memory_ratio")

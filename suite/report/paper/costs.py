@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 
 from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
-from suite.micro.records import VARIANTS, MicroRun, Sweep
+from suite.micro.records import VARIANTS
 from suite.report.cell_tables import compile_conditions
 from suite.report.chart import Line, LineChart, Scale
-from suite.report.micro_figure import lines as micro_lines
 from suite.report.paper.exhibit import (
     NOT_MEASURED,
     Exhibit,
     Grid,
     Made,
-    Mean,
     Point,
     Results,
     Series,
     Value,
-    geomean,
     known,
-    labels_of,
     make_grid,
-    plain_means,
+    plain_mean,
 )
-from suite.report.provenance import Provenance, of_environment
-from suite.report.selected import judged_groups
-from suite.report.table import make_table
+from suite.report.provenance import of_environment
 from suite.results.errors import WrongUse
+from suite.results.stats import GeometricMean
 from suite.results.store import describe, read_unpacked
 
 _PHASES = {"compiling": ("compile", "recording"), "replaying": ("replay", "steady")}
@@ -51,34 +47,36 @@ def make_memory(exhibit: Exhibit, results: Results) -> Made:
         why = results.state(label, whole) or results.state(label, GRAPH_MODE)
         return known(ours / stock if ours is not None and stock else None, why)
 
-    sides = {f"{phase}_{mode}_bytes": (mode, phase) for phase in _PHASES for mode in (GRAPH_MODE, whole)}
     grid = Grid(
         "ratio",
         f"times {GRAPH_MODE}'s bytes (lower is better)",
         Scale.RATIO,
-        labels_of(results, exhibit.source),
+        exhibit.labels(results),
         tuple(Series(phase, lambda label, phase=phase: measure(label, phase)) for phase in _PHASES),  # type: ignore[misc]
-        more_columns=tuple(sides),
-        more=lambda label: {column: of(label, *side) for column, side in sides.items()},
+        more=lambda label: {
+            f"{phase}_{mode}_bytes": of(label, mode, phase) for phase in _PHASES for mode in (GRAPH_MODE, whole)
+        },
         note=f"Mode {whole}.",
         shown=(1 / 8, 8),
     )
-    means = plain_means(grid)
+    means = grid.plain_means()
     headline = results.published.headline[exhibit.source]
-    published = {"compiling": f"{headline['compile_peak_memory']} in the mean"}
-    published["replaying"] = f"{headline['replay_peak_memory_best']} in the best case"
+    published = {
+        "compiling": f"{headline['compile_peak_memory']} in the mean",
+        "replaying": f"{headline['replay_peak_memory_best']} in the best case",
+    }
 
-    def text(mean: Mean | None) -> str:
-        return f"{mean.value:.2f} times stock's, of {mean.count}" if mean else NOT_MEASURED
+    def points(of_what: str, found: Mapping[str, GeometricMean], papers: Mapping[str, str]) -> list[Point]:
+        texts = {phase: f"{mean.value:.2f} times stock's, of {mean.count}" for phase, mean in found.items()}
+        return [Point(f"{of_what}, {phase}", papers.get(phase), texts.get(phase, NOT_MEASURED)) for phase in _PHASES]
 
-    points = [Point(f"workloads, {phase}", published[phase], text(means.get(phase))) for phase in _PHASES]
-    footer = []
+    found, footer = points("workloads", means, published), []
     for device, ratios in results.programs.items():
-        small = {phase: Mean(geomean(own), len(own)) for phase, own in ratios.items() if own}
-        points += [Point(f"programs on {device}, {phase}", None, text(small.get(phase))) for phase in _PHASES]
+        small = {phase: plain_mean(own) for phase, own in ratios.items() if own}
+        found += points(f"programs on {device}", small, {})
         row = {f"{phase}_ratio": mean.value for phase, mean in small.items()}
         footer.append({"workload": f"programs on {device}", **row})
-    return make_grid(exhibit, results, grid, means, points, footer)
+    return make_grid(exhibit, results, grid, found, means, footer)
 
 
 def read_programs(path: Path) -> tuple[str, dict[str, list[float]]]:
@@ -109,9 +107,6 @@ def read_programs(path: Path) -> tuple[str, dict[str, list[float]]]:
     }
 
 
-_COLD = "cold"
-
-
 def make_compile_time(exhibit: Exhibit, results: Results) -> Made:
     """Show bars of warm-up time over stock's where both compiled with cold caches; with cached kernels, in the
     table."""
@@ -129,56 +124,36 @@ def make_compile_time(exhibit: Exhibit, results: Results) -> Made:
             return Value(missing=way if own is None else stocks_way)
         if way != stocks_way:
             return Value(missing="other conditions")
-        is_cold = way.startswith(_COLD)
-        return Value(own / stock) if is_cold is cold else Value(missing=way)
+        return Value(own / stock) if way.startswith("cold") is cold else Value(missing=way)
 
     def series(mode: str, *, cold: bool) -> Series:
-        column = mode if cold else f"{mode}_cached"
-        return Series(
-            mode if cold else column, lambda label: measure(label, mode, cold=cold), column=column, drawn=cold
-        )
+        name = mode if cold else f"{mode}_cached"
+        return Series(name, lambda label: measure(label, mode, cold=cold), drawn=cold)
 
     def more(label: str) -> dict[str, object]:
         paper = results.published.compile_s.get(exhibit.source, {}).get(label, {})
         row: dict[str, object] = {f"{mode}_s": times(label, mode)[0] for mode in (UNPARTITIONED_MODE, *modes)}
         row |= {"graphs_published_s": paper.get("graph"), "whole_published_s": paper.get("encore")}
-        row["conditions"] = times(label, UNPARTITIONED_MODE)[1]
-        whole, stock = results.passed(label, DEFAULT_MODE), times(label, UNPARTITIONED_MODE)[0]
-        if whole is not None and (groups := judged_groups(whole)):
-            excess_s = math.fsum(group.excess_s for group in groups)
-            row |= {"selection_s": excess_s, "selection_share": excess_s / stock if stock else None}
-        return row
+        return row | {"conditions": times(label, UNPARTITIONED_MODE)[1]}
 
     grid = Grid(
         "ratio",
         f"times {UNPARTITIONED_MODE}'s seconds (lower is better)",
         Scale.RATIO,
-        labels_of(results, exhibit.source),
-        (*(series(mode, cold=True) for mode in modes), *(series(mode, cold=False) for mode in modes)),
-        more_columns=(
-            *(f"{mode}_s" for mode in (UNPARTITIONED_MODE, *modes)),
-            "graphs_published_s",
-            "whole_published_s",
-            "selection_s",
-            "selection_share",
-            "conditions",
-        ),
+        exhibit.labels(results),
+        tuple(series(mode, cold=cold) for cold in (True, False) for mode in modes),
         more=more,
         shown=(1 / 8, 16),
     )
-    means = plain_means(grid)
+    means = grid.plain_means()
+    texts = {name: f"{mean.value:.2f} of {mean.count}" for name, mean in means.items()}
     headline = results.published.headline[exhibit.source]
     published = f"{headline['compile_time_ratio']} in the mean, up to {headline['compile_time_ratio_max']}"
-
-    def text(name: str) -> str:
-        mean = means.get(name)
-        return NOT_MEASURED if mean is None else f"{mean.value:.2f} of {mean.count}"
-
     points = [
-        Point("caches cold", published, text(DEFAULT_MODE)),
-        Point("kernels cached", None, text(f"{DEFAULT_MODE}_cached")),
+        Point("caches cold", published, texts.get(DEFAULT_MODE, NOT_MEASURED)),
+        Point("kernels cached", None, texts.get(f"{DEFAULT_MODE}_cached", NOT_MEASURED)),
     ]
-    return make_grid(exhibit, results, grid, means, points)
+    return make_grid(exhibit, results, grid, points, means)
 
 
 _MEMORY = (
@@ -188,12 +163,10 @@ _MEMORY = (
 _COMPILE = (
     f"Time is from the first call to the end of warm-up, recordings included, over that of {UNPARTITIONED_MODE}. It is "
     "one measurement per cell and has no interval. The paper's caches were cold: only where both modes' were, there is "
-    "a bar. cached: the same ratio where the kernels had been compiled before. selection: what measuring took beyond "
-    f"the fastest way to serve those calls; its share is of {UNPARTITIONED_MODE}'s seconds."
+    "a bar. cached: the same ratio where the kernels had been compiled before."
 )
 
 
-_SWEEP: Sweep = "inputs"
 _LATENCY = (
     "From encore micro indirection: time of one replay of a graph whose inputs have all moved, against their number; "
     "the paper shows the added latency of its two ways alone, and says that the prelude exceeds 10 \N{MICRO SIGN}s at "
@@ -204,10 +177,14 @@ _LATENCY = (
 
 def make_latency(exhibit: Exhibit, results: Results) -> Made:
     """Show lines of time per replay by the number of inputs."""
-    title = exhibit.title(results.published)
-    columns = ["inputs", *(f"{variant}_us" for variant in VARIANTS), "missing"]
-    micro = results.micro
-    found = {variant: dict(line) for (variant, moved), line in _lines(micro).items() if moved}
+    micro, where = results.micro, results.provenance()
+    found: dict[str, dict[int, float]] = {}
+    if micro is not None:
+        where = of_environment(micro.environment, None if micro.environment.gpu else "on the CPU")
+        for measured in micro.points:
+            for series in measured.series if measured.sweep == "inputs" else ():
+                if series.moved and series.host_us:
+                    found.setdefault(series.variant, {})[measured.inputs] = median(series.host_us)
     counts = sorted({count for line in found.values() for count in line})
     rows = [
         {
@@ -216,20 +193,18 @@ def make_latency(exhibit: Exhibit, results: Results) -> Made:
             "missing": "; ".join(f"{v}: {NOT_MEASURED}" for v in VARIANTS if count not in found.get(v, {})) or None,
         }
         for count in counts
-    ] or [{"missing": NOT_MEASURED}]
-    where = results.provenance() if micro is None else _origin(micro)
-    table = make_table(exhibit.stem, title, exhibit.note(results, where), columns, rows)
-    drawn = tuple(
-        Line(variant, tuple(sorted(found[variant].items())), shade=place)
-        for place, variant in enumerate(VARIANTS)
-        if found.get(variant)
-    )
+    ]
+    table = exhibit.table(results, rows or [{"missing": NOT_MEASURED}], origin=where)
     chart = LineChart(
         exhibit.stem,
-        title,
+        exhibit.title(results.published),
         "inputs that moved",
         "time per replay, \N{MICRO SIGN}s (median)",
-        drawn,
+        tuple(
+            Line(variant, tuple(sorted(found[variant].items())), shade=place)
+            for place, variant in enumerate(VARIANTS)
+            if variant in found
+        ),
         x_log=True,
         y_log=True,
     )
@@ -243,15 +218,7 @@ def make_latency(exhibit: Exhibit, results: Results) -> Made:
         )
         for variant in VARIANTS
     ]
-    return Made(table, chart if drawn else None, where, tuple(points))
-
-
-def _lines(micro: MicroRun | None) -> dict[tuple[str, bool], list[tuple[int, float]]]:
-    return {} if micro is None else {(str(v), moved): line for (v, moved), line in micro_lines(micro, _SWEEP).items()}
-
-
-def _origin(micro: MicroRun) -> Provenance:
-    return of_environment(micro.environment, None if micro.environment.gpu else "on the CPU")
+    return Made(table, chart if found else None, where, tuple(points))
 
 
 EXHIBITS = (

@@ -14,20 +14,21 @@ from suite.measure.modes import DEFAULT_MODE, INDIRECTION_MODE, REFERENCE_MODE, 
 from suite.micro.records import MicroRun
 from suite.report import compare, provenance
 from suite.report.chart import Bar, Chart, LineChart, Scale
-from suite.report.compare import COMPARABLE, Comparison, Ratios
+from suite.report.compare import Ratios
 from suite.report.provenance import Provenance
 from suite.report.published import Published
 from suite.report.runs import Run
-from suite.report.table import Table, make_table
-from suite.results import stats
+from suite.report.table import Row, Table, make_table
 from suite.results.schema import Cell, Status
-from suite.results.stats import Verdict
+from suite.results.stats import GeometricMean, Verdict
 
 NOT_MEASURED = "not measured"
 NOT_HELD = "not known here"
 """Stands for values that a paper prints and `results/published.json` lacks."""
 NOTHING = Provenance("no run was given", "nothing measured", None, "none", None, count=0)
 """Provenance of what rests on no result at all."""
+WHISKERS = "Whiskers: 95 % intervals."
+GEOMEAN = "geomean"
 _VERDICTS = {
     Verdict.FAST: "faster",
     Verdict.SAME: "the same",
@@ -35,9 +36,6 @@ _VERDICTS = {
     Verdict.AMBG: "undecided",
     None: "without a verdict",
 }
-
-
-Means = dict[tuple[str, str], stats.GeometricMean]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,16 @@ class Proved:
     device: str
 
 
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Hold a number with its interval, or why there is none. `missing` may stand next to a number that no mean has."""
+
+    number: float | None = None
+    interval: tuple[float, float] | None = None
+    missing: str | None = None
+    undecided: bool = False
+
+
 @dataclass(frozen=True)
 class Results:
     """Hold everything exhibits are made of. Whatever was not given is missing, and is marked so."""
@@ -76,6 +84,11 @@ class Results:
     @property
     def run(self) -> Run | None:
         return self.ratios.run if self.ratios is not None else None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return what the rows of the run are called."""
+        return self.run.labels if self.run is not None else ()
 
     @property
     def whole_mode(self) -> str:
@@ -98,46 +111,40 @@ class Results:
             return NOT_MEASURED
         return None if cell.status is Status.PASS else cell.status.value
 
-    def against(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> Comparison | None:
-        """Compare a mode with another by host time; None where the mode was not run."""
-        return None if self.ratios is None else self.ratios.find(label, mode, baseline)
+    def ratio(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> Value:
+        """Return how many times faster than the baseline the mode is by host time.
 
-    def ratio(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> stats.Ratio | None:
-        """Return how many times faster than the baseline it is, where both ran."""
-        item = self.against(label, mode, baseline)
-        return None if item is None else item.ratio
+        A ratio that is not one of modes (other kernels, or not settled) has `missing` set: it is in no mean.
+        """
+        item = None if self.ratios is None else self.ratios.find(label, mode, baseline)
+        if item is None or item.ratio is None:
+            return Value(missing=(item and item.missing) or NOT_MEASURED)
+        interval = (item.ratio.low, item.ratio.high)
+        why = None if item.is_gain else item.mark
+        return Value(item.ratio.value, interval, why, item.verdict in (Verdict.AMBG, None))
 
-    def gain(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> stats.Ratio | None:
-        """Return the ratio where it is one of modes; see `Ratios.gain`."""
-        return None if self.ratios is None else self.ratios.gain(label, mode, baseline)
-
-    def why_no_ratio(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> str | None:
-        """Return the reason where `ratio` is None, or where it is in no mean."""
-        item = self.against(label, mode, baseline)
-        if item is None:
-            return NOT_MEASURED
-        if item.ratio is None:
-            return item.missing
-        if item.kernels is not None and item.kernels not in COMPARABLE:
-            return item.kernels.value
-        return None if item.settled else compare.UNSETTLED
+    def gains(self, labels: Iterable[str], mode: str, baseline: str = REFERENCE_MODE) -> dict[str, float]:
+        """Return the ratios of these rows that are ratios of modes."""
+        found = {label: self.ratio(label, mode, baseline) for label in labels}
+        return {label: one.number for label, one in found.items() if one.number is not None and one.missing is None}
 
     def published_ratio(self, source: str, label: str, mode: str, baseline: str) -> float | None:
         """Return the paper's ratio of two modes' counterparts: its CUDA graphs are `graph`, its whole system
         `encore`."""
         names = {UNPARTITIONED_MODE: "graph", self.whole_mode: "encore"}
-        printed = self.published.printed(source, label)
         key = f"{names.get(mode, mode)}_over_{names.get(baseline, baseline)}"
-        return self.published.speedups.get(source, {}).get(printed, {}).get(key)
+        return self.published.speedups.get(source, {}).get(label, {}).get(key)
 
-    def means(self, labels: Iterable[str], pairs: Sequence[tuple[str, str]]) -> Means:
-        """Return the means of (mode, baseline) over the workloads that all of them have; see `Ratios.means`."""
-        return {} if self.ratios is None else self.ratios.means(labels, pairs)
+    def means(self, labels: Iterable[str], modes: Sequence[str], baseline: str) -> dict[str, GeometricMean]:
+        """Return the means of these modes over the workloads that all of them have; see `Ratios.means`."""
+        pairs = [(mode, baseline) for mode in modes]
+        found = {} if self.ratios is None else self.ratios.means(labels, pairs)
+        return {mode: mean for (mode, _), mean in found.items()}
 
     def mean_text(self, labels: Iterable[str], mode: str, baseline: str) -> str:
         """Write the geometric mean over these workloads with interval and count, or "not measured"."""
-        found = self.means(labels, [(mode, baseline)])
-        return compare.mean_text(found[mode, baseline]) if found else NOT_MEASURED
+        found = self.means(labels, [mode], baseline)
+        return compare.mean_text(found[mode]) if found else NOT_MEASURED
 
     def verdicts_text(self, labels: Iterable[str], mode: str, baseline: str) -> str:
         """Say in how many workloads the mode is faster, the same, slower or undecided."""
@@ -146,7 +153,7 @@ class Results:
 
     def extreme_text(self, labels: Iterable[str], mode: str, baseline: str, *, largest: bool = True) -> str:
         """Write the largest (or smallest) gain and its workload."""
-        gains = {label: gain.value for label in labels if (gain := self.gain(label, mode, baseline)) is not None}
+        gains = self.gains(labels, mode, baseline)
         if not gains:
             return NOT_MEASURED
         label = (max if largest else min)(gains, key=gains.__getitem__)
@@ -209,43 +216,34 @@ class Exhibit:
     def title(self, published: Published) -> str:
         return f"{published.sources[self.source].label} {self.number}: {self.shows}"
 
-    def note(self, results: Results, origin: Provenance | None = None) -> str:
-        """Return the line on what differs: machine and versions of both sides, then the way of measuring."""
+    def setting(self, published: Published) -> str:
+        return published.sources[self.source].setting
+
+    def labels(self, results: Results) -> tuple[str, ...]:
+        """Return the paper's workloads in this suite's order, measured or not."""
+        return tuple(sorted(results.published.workloads[self.source]))
+
+    def table(
+        self,
+        results: Results,
+        rows: Iterable[Row],
+        summary: Iterable[Row] = (),
+        columns: Iterable[str] = (),
+        origin: Provenance | None = None,
+        more: str = "",
+    ) -> Table:
+        """Make the exhibit's table. Its note says what differs: machines, versions, measuring, and `more`."""
         here = origin or results.provenance()
-        measured = f"Measured: {here.device}, PyTorch {here.torch}. " if here is not NOTHING else ""
-        return f"{measured}Published: {results.published.sources[self.source].setting}. {self.differs}"
+        note = f"Measured: {here.device}, PyTorch {here.torch}. " if here is not NOTHING else ""
+        note += f"Published: {self.setting(results.published)}. {self.differs}"
+        title = self.title(results.published)
+        return make_table(self.stem, title, f"{note} {more}" if more else note, rows, summary, columns)
 
 
-def labels_of(results: Results, source: str) -> tuple[str, ...]:
-    """Return the paper's workloads in this suite's order, measured or not."""
-    return tuple(sorted(results.published.workloads[source]))
-
-
-def geomean(values: Sequence[float]) -> float:
+def plain_mean(values: Sequence[float]) -> GeometricMean:
     """Return the geometric mean of positive numbers that have no interval."""
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
-
-
-def reasons(found: Mapping[str, str | None]) -> str | None:
-    """Return which modes lack a number, and why: "indirection: fail_accuracy"; of equal reasons only one."""
-    if not (lacking := {mode: why for mode, why in found.items() if why}):
-        return None
-    if len(lacking) == len(found) and len(set(lacking.values())) == 1:
-        return next(iter(lacking.values()))
-    return "; ".join(f"{mode}: {why}" for mode, why in lacking.items())
-
-
-GEOMEAN = "geomean"
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """Hold a number with its interval, or why there is none. `missing` may stand next to a number that no mean has."""
-
-    number: float | None = None
-    interval: tuple[float, float] | None = None
-    missing: str | None = None
-    undecided: bool = False
+    value = math.exp(math.fsum(map(math.log, values)) / len(values))
+    return GeometricMean(value, math.nan, math.nan, len(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,15 +271,15 @@ class Series:
     def stem(self) -> str:
         return self.column or self.name
 
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """Hold the mean of a series in the group of means. `low` and `high` are None where it has no interval."""
-
-    value: float
-    count: int
-    low: float | None = None
-    high: float | None = None
+    def columns(
+        self, unit: str, number: float | None, interval: tuple[float, float] | None, paper: float | None = None
+    ) -> dict[str, object]:
+        """Return a value as columns of the table."""
+        found: dict[str, object] = {f"{self.stem}_{unit}": number}
+        if unit in ("speedup", "percent"):
+            low, high = interval or (None, None)
+            found |= {f"{self.stem}_low": low, f"{self.stem}_high": high}
+        return found | ({f"{self.stem}_published_{unit}": paper} if self.published else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +290,7 @@ class Grid:
         unit: how the table's columns end: "speedup", "percent", "bytes", "ratio".
         axis, scale, shown: of the figure.
         published: what the marked values are, before their source.
-        more: further columns of a row; `more_columns` names them.
+        more: further columns of a row.
         note: what a reader of the figure must know.
     """
 
@@ -302,28 +300,25 @@ class Grid:
     labels: tuple[str, ...]
     series: tuple[Series, ...]
     published: str = ""
-    more_columns: tuple[str, ...] = ()
-    more: Callable[[str], Mapping[str, object]] = lambda label: {}
+    more: Callable[[str], Row] = lambda label: {}
     note: str = ""
     shown: tuple[float, float] = (-math.inf, math.inf)
+
+    def plain_means(self) -> dict[str, GeometricMean]:
+        """Return the geometric means of each series over the workloads that have it."""
+        found = {series.name: [series.measure(label).number for label in self.labels] for series in self.series}
+        values = {name: [value for value in own if value] for name, own in found.items()}
+        return {name: plain_mean(own) for name, own in values.items() if own}
 
 
 def ratio_series(results: Results, source: str, mode: str, baseline: str, **changes: object) -> Series:
     """Return how many times faster a mode is than another, with the paper's ratio of their counterparts."""
     series = Series(
         mode,
-        lambda label: ratio_value(results, label, mode, baseline),
+        lambda label: results.ratio(label, mode, baseline),
         lambda label: results.published_ratio(source, label, mode, baseline),
     )
     return replace(series, **changes)  # type: ignore[arg-type]
-
-
-def ratio_value(results: Results, label: str, mode: str, baseline: str) -> Value:
-    ratio, item = results.ratio(label, mode, baseline), results.against(label, mode, baseline)
-    why = results.why_no_ratio(label, mode, baseline)
-    if ratio is None or item is None:
-        return Value(missing=why or NOT_MEASURED)
-    return Value(ratio.value, (ratio.low, ratio.high), why, item.verdict in (Verdict.AMBG, None))
 
 
 def known(number: float | None, why: str | None) -> Value:
@@ -331,34 +326,19 @@ def known(number: float | None, why: str | None) -> Value:
     return Value(missing=why or NOT_MEASURED) if number is None else Value(number)
 
 
-def ratio_means(
-    results: Results, labels: Sequence[str], series: Iterable[tuple[str, str, str]]
-) -> tuple[dict[str, Mean], int]:
-    """Return by name means of (name, mode, baseline) over the workloads that all of them have, and their number."""
-    named = list(series)
-    found = results.means(labels, [(mode, baseline) for _, mode, baseline in named])
-    means = {
-        name: Mean(mean.value, mean.count, mean.low, mean.high)
-        for name, mode, baseline in named
-        if (mean := found.get((mode, baseline))) is not None
-    }
-    return means, max((mean.count for mean in means.values()), default=0)
-
-
-def plain_means(grid: Grid) -> dict[str, Mean]:
-    """Return the geometric means of each series over the workloads that have it."""
-    found = {series.name: [series.measure(label).number for label in grid.labels] for series in grid.series}
-    values = {name: [value for value in own if value] for name, own in found.items()}
-    return {name: Mean(geomean(own), len(own)) for name, own in values.items() if own}
+def count_note(means: Mapping[str, GeometricMean]) -> str:
+    """Say below a figure what its whiskers and its means are."""
+    count = max((mean.count for mean in means.values()), default=0)
+    return f"{WHISKERS} Geomean: the {count} workloads that all modes have." if count else ""
 
 
 def make_grid(
     exhibit: Exhibit,
     results: Results,
     grid: Grid,
-    means: Mapping[str, Mean] | None = None,
-    points: Sequence[Point] = (),
-    footer: Sequence[Mapping[str, object]] = (),
+    points: Sequence[Point],
+    means: Mapping[str, GeometricMean] | None = None,
+    footer: Sequence[Row] = (),
 ) -> Made:
     """Make the exhibit: its table, its figure if a drawn series has any number, and what it comes to.
 
@@ -369,7 +349,7 @@ def make_grid(
     means = means or {}
     drawn = tuple(series for series in grid.series if series.drawn)
     bars: dict[tuple[str, str], Bar] = {}
-    rows = []
+    rows: list[Row] = []
     for label in grid.labels:
         row: dict[str, object] = {"workload": label, **grid.more(label)}
         whys: dict[str, str | None] = {}
@@ -378,32 +358,42 @@ def make_grid(
             if series.drawn:
                 bars[label, series.name] = _bar(series, value, paper)
             if series.listed:
-                row |= _columns(series, grid.unit, value.number, value.interval, paper)
+                row |= series.columns(grid.unit, value.number, value.interval, paper)
                 whys[series.stem] = value.missing
         rows.append(row | {"missing": reasons(whys)})
-    for series in drawn:
-        if mean := means.get(series.name):
-            interval = (mean.low, mean.high) if mean.low is not None and mean.high is not None else None
+    ends: dict[str, object] = {"workload": f"geomean of {max((mean.count for mean in means.values()), default=0)}"}
+    for series in grid.series:
+        if (mean := means.get(series.name)) is None:
+            continue
+        interval = (mean.low, mean.high) if math.isfinite(mean.low) else None
+        if series.drawn:
             bars[GEOMEAN, series.name] = Bar(mean.value, interval, label=f"{mean.value:.2f}")
-    title = exhibit.title(results.published)
-    origin = results.provenance(grid.labels)
+        if series.listed:
+            ends |= replace(series, published=None).columns(grid.unit, mean.value, interval)
     chart = Chart(
         exhibit.stem,
-        title,
+        exhibit.title(results.published),
         grid.axis,
         grid.scale,
         (*grid.labels, GEOMEAN) if means else grid.labels,
         tuple(series.name for series in drawn),
         bars,
         summary_groups=1 if means else 0,
-        published=f"{grid.published}{results.published.sources[exhibit.source].setting}",
+        published=f"{grid.published}{exhibit.setting(results.published)}",
         note=grid.note,
         shown=grid.shown,
     )
-    summary = [_mean_row(grid, means), *footer] if means else [*footer]
-    table = make_table(exhibit.stem, title, exhibit.note(results), _all_columns(grid), rows, summary)
-    has_values = any(bar.value is not None for bar in bars.values())
-    return Made(table, chart if has_values else None, origin, tuple(points))
+    table = exhibit.table(results, rows, [*([ends] if means else []), *footer])
+    return Made(table, chart if chart.has_values else None, results.provenance(grid.labels), tuple(points))
+
+
+def reasons(found: Mapping[str, str | None]) -> str | None:
+    """Return which modes lack a number, and why: "indirection: fail_accuracy"; of equal reasons only one."""
+    if not (lacking := {mode: why for mode, why in found.items() if why}):
+        return None
+    if len(lacking) == len(found) and len(set(lacking.values())) == 1:
+        return next(iter(lacking.values()))
+    return "; ".join(f"{mode}: {why}" for mode, why in lacking.items())
 
 
 def _bar(series: Series, value: Value, paper: float | None) -> Bar:
@@ -412,37 +402,3 @@ def _bar(series: Series, value: Value, paper: float | None) -> Bar:
         return Bar(failure=NOT_MEASURED if why.endswith(NOT_MEASURED) else why, published=paper)
     interval = value.interval if value.interval and all(map(math.isfinite, value.interval)) else None
     return Bar(value.number, interval, None, paper, undecided=value.undecided, label=series.text(value.number) or None)
-
-
-def _columns(
-    series: Series,
-    unit: str,
-    number: object,
-    interval: tuple[float | None, float | None] | None = None,
-    paper: object = None,
-) -> dict[str, object]:
-    found = {f"{series.stem}_{unit}": number}
-    if unit in ("speedup", "percent"):
-        low, high = interval or (None, None)
-        found |= {f"{series.stem}_low": low, f"{series.stem}_high": high}
-    return found | ({f"{series.stem}_published_{unit}": paper} if series.published else {})
-
-
-def _all_columns(grid: Grid) -> list[str]:
-    columns = ["workload", *grid.more_columns]
-    for series in grid.series:
-        if series.listed:
-            columns += _columns(series, grid.unit, None)
-    return [*columns, "missing"]
-
-
-def _mean_row(grid: Grid, means: Mapping[str, Mean]) -> dict[str, object]:
-    row: dict[str, object] = {"workload": f"geomean of {max((mean.count for mean in means.values()), default=0)}"}
-    for series in grid.series:
-        if series.listed and (mean := means.get(series.name)):
-            row |= {
-                column: value
-                for column, value in _columns(series, grid.unit, mean.value, (mean.low, mean.high)).items()
-                if "published" not in column
-            }
-    return row

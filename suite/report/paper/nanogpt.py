@@ -14,11 +14,10 @@ from models.nanogpt.configurations import NAMED, SWEEP, Configuration
 from suite.measure.modes import EAGER_MODE, GRAPH_MODE
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.compare import Ratios
-from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Point, Results
+from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Point, Results, Value
 from suite.report.provenance import Provenance
 from suite.report.runs import cell_label, mode_order
-from suite.report.table import Detailed, make_table
-from suite.results import stats
+from suite.report.table import Detailed
 
 BY_HAND = "by-hand"
 """The article's graph: the step captured by hand and replayed."""
@@ -52,54 +51,48 @@ def _of_configurations(
 ) -> Made:
     """Make a row for each configuration: steps of each mode in ms and over eager, and whole generations."""
     modes = _modes(results)
-    others = [mode for mode in modes if mode != EAGER_MODE]
     as_published = all(_label(results, one) in (None, one.workload) for one in (*NAMED, *SWEEP))
     bars: dict[tuple[str, str], Bar] = {}
-    rows, points = [], []
+    rows: list[dict[str, object]] = []
+    points = []
     for one in configurations:
-        row_label = _label(results, one)
+        row_label, label = _label(results, one), one.name.replace("_", " ")
         paper = published[one.name] if as_published else {}
-        label = one.name.replace("_", " ")
-        row: dict[str, object] = {"case": label, "prompt": one.prompt, "generated": one.new_tokens}
-        row |= {f"{mode}_published_ms": paper.get(f"{mode}_ms") for mode in (EAGER_MODE, BY_HAND)}
-        row |= {"step_published_speedup": paper.get("step"), "end_to_end_published_speedup": paper.get("end_to_end")}
         steps = {mode: _decode(results, one, mode).get("step_us") for mode in modes}
         missing = {mode: results.state(row_label or one.workload, mode) for mode in modes}
+        row: dict[str, object] = {"case": label, "prompt": one.prompt, "generated": one.new_tokens}
+        over_eager: dict[str, object] = {}
         for mode, step_us in steps.items():
             row[f"{mode}_ms"] = None if step_us is None else step_us / 1e3
-            bar = Bar(failure=missing[mode] or NOT_MEASURED) if step_us is None else Bar(step_us / 1e3)
-            bars[label, mode] = replace(
-                bar, label=None if step_us is None else f"{step_us / 1e3:.3f}", published=paper.get(f"{mode}_ms")
+            bars[label, mode] = (
+                Bar(failure=missing[mode] or NOT_MEASURED, published=paper.get(f"{mode}_ms"))
+                if step_us is None
+                else Bar(step_us / 1e3, label=f"{step_us / 1e3:.3f}", published=paper.get(f"{mode}_ms"))
             )
-        for mode in others:
-            row[f"{mode}_step_over_eager"] = _over(steps, mode)
-            row |= {
-                f"{mode}_end_to_end_over_{base}": _detailed(results, row_label, mode, base)
-                for base in _bases(mode, modes)
-            }
+            if mode != EAGER_MODE:
+                over_eager[f"{mode}_step_over_eager"] = _over(steps, mode)
+                for base in _bases(mode, modes):
+                    over_eager[f"{mode}_end_to_end_over_{base}"] = _detailed(results, row_label, mode, base)
+        row |= {f"{mode}_published_ms": paper.get(f"{mode}_ms") for mode in (EAGER_MODE, BY_HAND)} | over_eager
+        row |= {f"{name}_published_speedup": paper.get(name) for name in ("step", "end_to_end")}
         rows.append(row | {"missing": "; ".join(f"{mode}: {why}" for mode, why in missing.items() if why) or None})
         step, whole = _over(steps, BY_HAND), _detailed(results, row_label, BY_HAND, EAGER_MODE)
         for name, text in (("step", None if step is None else f"{step:.2f}"), ("end_to_end", whole)):
             if name in published[one.name]:
                 what = f"{label}, {name.replace('_', ' ')}, {BY_HAND} over eager"
                 points.append(Point(what, paper.get(name), str(text or NOT_MEASURED)))
-    columns = ["case", "prompt", "generated", *(f"{mode}_ms" for mode in modes)]
-    columns += [f"{mode}_published_ms" for mode in (EAGER_MODE, BY_HAND)]
-    for mode in others:
-        columns += [f"{mode}_step_over_eager", *(f"{mode}_end_to_end_over_{base}" for base in _bases(mode, modes))]
-    columns += ["step_published_speedup", "end_to_end_published_speedup", "missing"]
-    title, origin = exhibit.title(results.published), _origin(results)
+    origin = _origin(results)
     chart = Chart(
         exhibit.stem,
-        title,
+        exhibit.title(results.published),
         "ms per decode step (median)",
         Scale.LINEAR,
         tuple(str(row["case"]) for row in rows),
         modes,
         bars,
-        published=results.published.sources[exhibit.source].setting,
+        published=exhibit.setting(results.published),
     )
-    table = make_table(exhibit.stem, title, exhibit.note(results, origin), columns, rows)
+    table = exhibit.table(results, rows, origin=origin)
     return Made(table, chart if chart.has_values else None, origin, tuple(points))
 
 
@@ -110,31 +103,25 @@ def make_costs(exhibit: Exhibit, results: Results) -> Made:
     whole = {mode: _decode(results, _AMORTISED, mode).get("generation_us") for mode in _modes(results)}
     warm = {mode: cell.compile.first_call_s for mode in whole if (cell := results.cell(label, mode)) and cell.compile}
     rows: list[dict[str, object]] = []
+    points = []
     for mode, own_us in whole.items():
         row: dict[str, object] = {"mode": mode, "warm_up_s": warm.get(mode)}
+        text = NOT_MEASURED
         if own_us is None:
-            rows.append(row | {"missing": results.state(label, mode) or NOT_MEASURED})
-            continue
-        decode, eager_us = _decode(results, _AMORTISED, mode), whole.get(EAGER_MODE)
-        row |= {"prompt_us": decode["prompt_us"], "generation_us": own_us, "tokens_per_s": decode["tokens_per_s"]}
-        if mode != EAGER_MODE and eager_us is not None:
-            saved_s, extra_s = (eager_us - own_us) / 1e6, warm.get(mode, 0.0) - warm.get(EAGER_MODE, 0.0)
-            row["paid_after"] = f"{max(0, round(extra_s / saved_s)):,} generations" if saved_s > 0 else "never"
+            row["missing"] = results.state(label, mode) or NOT_MEASURED
+        else:
+            decode, eager_us = _decode(results, _AMORTISED, mode), whole.get(EAGER_MODE)
+            prompt_us, speed = decode["prompt_us"], decode["tokens_per_s"]
+            row |= {"prompt_us": prompt_us, "generation_us": own_us, "tokens_per_s": speed}
+            if mode != EAGER_MODE and eager_us is not None:
+                saved_s, extra_s = (eager_us - own_us) / 1e6, warm.get(mode, 0.0) - warm.get(EAGER_MODE, 0.0)
+                row["paid_after"] = f"{max(0, round(extra_s / saved_s)):,} generations" if saved_s > 0 else "never"
+            if mode in warm and prompt_us is not None and speed is not None:
+                text = f"{speed:,.0f}, {prompt_us / 1e3:.2f} ms, {warm[mode]:.1f} s, {row.get('paid_after', 'at once')}"
         rows.append(row)
-    title, origin = exhibit.title(results.published), _origin(results)
-    columns = ["mode", "warm_up_s", "prompt_us", "generation_us", "tokens_per_s", "paid_after", "missing"]
-    table = make_table(exhibit.stem, title, exhibit.note(results, origin), columns, rows)
-    points = tuple(
-        Point(f"{row['mode']}: tokens/s, prompt, warm-up, paid for after", None, _cost_text(row)) for row in rows
-    )
-    return Made(table, None, origin, points)
-
-
-def _cost_text(row: Mapping[str, object]) -> str:
-    speed, prompt_us, warm_up_s = (row.get(name) for name in ("tokens_per_s", "prompt_us", "warm_up_s"))
-    if not (isinstance(speed, float) and isinstance(prompt_us, float) and isinstance(warm_up_s, float)):
-        return NOT_MEASURED
-    return f"{speed:,.0f}, {prompt_us / 1e3:.2f} ms, {warm_up_s:.1f} s, {row.get('paid_after', 'at once')}"
+        points.append(Point(f"{mode}: tokens/s, prompt, warm-up, paid for after", None, text))
+    origin = _origin(results)
+    return Made(exhibit.table(results, rows, origin=origin), None, origin, tuple(points))
 
 
 def _with_rows(results: Results) -> Results:
@@ -177,13 +164,14 @@ def _bases(mode: str, modes: tuple[str, ...]) -> list[str]:
 
 
 def _detailed(results: Results, label: str | None, mode: str, base: str) -> Detailed | None:
-    ratio: stats.Ratio | None = None if label is None else results.ratio(label, mode, base)
-    if ratio is None:
+    found = Value() if label is None else results.ratio(label, mode, base)
+    if found.number is None or found.interval is None:
         return None
-    if not all(math.isfinite(bound) for bound in (ratio.low, ratio.high)):
-        return Detailed(f"{ratio.value:.2f}", {"speedup": ratio.value, "low": None, "high": None})
-    text = f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
-    return Detailed(text, {"speedup": ratio.value, "low": ratio.low, "high": ratio.high})
+    low, high = found.interval
+    if not math.isfinite(low + high):
+        return Detailed(f"{found.number:.2f}", {"speedup": found.number, "low": None, "high": None})
+    text = f"{found.number:.2f} [{low:.2f}, {high:.2f}]"
+    return Detailed(text, {"speedup": found.number, "low": low, "high": high})
 
 
 def _origin(results: Results) -> Provenance:
@@ -203,15 +191,9 @@ _COSTS = (
     "for: generations until what the mode saves over eager makes up for its longer warm-up. The article gives none."
 )
 
+_SHOWS_COSTS = "tokens per second, and what a mode costs first"
 EXHIBITS = (
     Exhibit("nanogpt-table1", "nanogpt", "first table", "time of a decode step", _DIFFERS, make_steps),
     Exhibit("nanogpt-table2", "nanogpt", "second table", "speed-up by generated tokens", _DIFFERS, make_sweep),
-    Exhibit(
-        "nanogpt-costs",
-        "nanogpt",
-        "further numbers",
-        "tokens per second, and what a mode costs first",
-        _COSTS,
-        make_costs,
-    ),
+    Exhibit("nanogpt-costs", "nanogpt", "further numbers", _SHOWS_COSTS, _COSTS, make_costs),
 )

@@ -1,8 +1,9 @@
-"""Show speed-ups of the papers: GraCE Figs. 3, 10, 11 and 12 (over several GPUs), PyGraph Figs. 7 and 8."""
+"""Show speed-ups of the papers: GraCE Figs. 3, 10, 11 and 12 (tensor parallelism), PyGraph Figs. 7 and 8."""
 
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 from models.registry import TP_MARK
 from suite.measure.modes import (
@@ -20,6 +21,7 @@ from suite.report.compare import TimeKind, samples_by_process
 from suite.report.paper.exhibit import (
     NOT_HELD,
     NOT_MEASURED,
+    WHISKERS,
     Exhibit,
     Grid,
     Made,
@@ -27,25 +29,23 @@ from suite.report.paper.exhibit import (
     Results,
     Series,
     Value,
-    labels_of,
+    count_note,
     make_grid,
-    ratio_means,
     ratio_series,
-    ratio_value,
 )
 from suite.report.runs import row_label
 from suite.results import stats
 from suite.results.errors import EncoreError
 
-SHOWN = (1 / 8, 8)
-WHISKERS = "Whiskers: 95 % intervals."
+
+def _grid(axis: str, labels: tuple[str, ...], series: tuple[Series, ...]) -> Grid:
+    return Grid("speedup", f"times faster than {axis}", Scale.RATIO, labels, series, shown=(1 / 8, 8))
 
 
 def make_overall(exhibit: Exhibit, results: Results) -> Made:
     """Show bars over compile; the geometric mean is over the workloads that all modes have."""
-    whole = results.whole_mode
+    whole, labels = results.whole_mode, exhibit.labels(results)
     modes = (UNPARTITIONED_MODE, GRAPH_MODE, whole)
-    labels = labels_of(results, exhibit.source)
     series = [
         ratio_series(
             results, exhibit.source, mode, REFERENCE_MODE, **({"published": None} if mode == GRAPH_MODE else {})
@@ -53,11 +53,7 @@ def make_overall(exhibit: Exhibit, results: Results) -> Made:
         for mode in modes
     ]
     over = ratio_series(results, exhibit.source, whole, UNPARTITIONED_MODE, column="over_graphs", drawn=False)
-    means, count = ratio_means(results, labels, [(mode, mode, REFERENCE_MODE) for mode in modes])
-    note = f"{WHISKERS} Geomean: the {count} workloads that all modes have." if count else ""
-    grid = Grid(
-        "speedup", f"times faster than {REFERENCE_MODE}", Scale.RATIO, labels, (*series, over), note=note, shown=SHOWN
-    )
+    means = results.means(labels, modes, REFERENCE_MODE)
     headline = results.published.headline[exhibit.source]
     largest = f"{headline['max_vs_graph']} ({headline['max_vs_graph_workload']})"
     points = [
@@ -78,7 +74,8 @@ def make_overall(exhibit: Exhibit, results: Results) -> Made:
             Point(f"RTX A6000: CUDA graphs over {REFERENCE_MODE}", other),
             Point(f"RTX A6000: whole system over {REFERENCE_MODE}", headline["a6000_geomean_vs_compile"]),
         ]
-    return make_grid(exhibit, results, grid, means, points)
+    grid = replace(_grid(REFERENCE_MODE, labels, (*series, over)), note=count_note(means))
+    return make_grid(exhibit, results, grid, points, means)
 
 
 _STEPS = (
@@ -92,40 +89,36 @@ _STEPS = (
 
 def make_steps(exhibit: Exhibit, results: Results) -> Made:
     """Show bars over compile, and in the table what each step gains over the one before."""
-    labels = labels_of(results, exhibit.source)
+    labels = exhibit.labels(results)
     modes = (UNPARTITIONED_MODE, *(mode for _, mode, _, _ in _STEPS))
     measured = tuple(mode for mode in modes if results.run is not None and mode in results.run.modes)
     bars = [
         ratio_series(results, exhibit.source, mode, REFERENCE_MODE, published=None, listed=False)
         for mode in measured or modes
     ]
-
-    def printed(label: str, ratio: str) -> float | None:
-        rows = results.published.speedups.get(exhibit.source, {})
-        return rows.get(results.published.printed(exhibit.source, label), {}).get(ratio)
-
+    rows = results.published.speedups.get(exhibit.source, {})
     steps = [
-        Series(
+        ratio_series(
+            results,
+            exhibit.source,
             mode,
-            lambda label, mode=mode, before=before: ratio_value(results, label, mode, before),  # type: ignore[misc]
-            lambda label, ratio=ratio: printed(label, ratio),  # type: ignore[misc]
+            before,
+            published=lambda label, ratio=ratio: rows.get(label, {}).get(ratio),
             column=name,
             drawn=False,
         )
         for name, mode, before, ratio in _STEPS
     ]
-    means, count = ratio_means(results, labels, [(mode, mode, REFERENCE_MODE) for mode in modes])
+    means = results.means(labels, modes, REFERENCE_MODE)
     lacking = [mode for mode in modes if mode not in measured]
-    note = f"{WHISKERS} Geomean: the {count} workloads that all modes have." if count else ""
-    note += f" Not measured: {', '.join(lacking)}." if lacking else ""
-    axis = f"times faster than {REFERENCE_MODE}"
-    grid = Grid("speedup", axis, Scale.RATIO, labels, (*bars, *steps), note=note.strip(), shown=SHOWN)
+    note = f"{count_note(means)} Not measured: {', '.join(lacking)}." if lacking else count_note(means)
     lacks = NOT_HELD if exhibit.source == "pygraph" else None
     points = [
         Point(f"{name} over {before}", lacks if ratio else None, results.mean_text(labels, mode, before))
         for name, mode, before, ratio in _STEPS
     ]
-    return make_grid(exhibit, results, grid, means, points)
+    grid = replace(_grid(REFERENCE_MODE, labels, (*bars, *steps)), note=note.strip())
+    return make_grid(exhibit, results, grid, points, means)
 
 
 _REWRITTEN = "current"
@@ -135,10 +128,9 @@ _REWRITABLE = ("DALLE2", "MMC", "ST", "VM", "XLNET-I")
 
 def make_rewritten(exhibit: Exhibit, results: Results) -> Made:
     """Show bars of published over rewritten program, without and with CUDA graphs, and of Encore's placement."""
-    source = exhibit.source
+    printed = results.published.rewritten_program.get(exhibit.source, {})
 
     def series(name: str, mode: str, column: str) -> Series:
-        printed = results.published.rewritten_program.get(source, {})
         return Series(
             name,
             lambda label: _rewritten(results, label, mode),
@@ -148,27 +140,25 @@ def make_rewritten(exhibit: Exhibit, results: Results) -> Made:
 
     without = series("rewritten, no graphs", REFERENCE_MODE, "without_graphs")
     whole = series("rewritten, whole graphs", UNPARTITIONED_MODE, "with_graphs")
-    placed = ratio_series(results, source, PLACEMENT_MODE, UNPARTITIONED_MODE, published=None)
-    grid = Grid(
-        "speedup",
-        "times faster than the program as it is",
-        Scale.RATIO,
-        _REWRITABLE,
-        (without, whole, placed),
+    placed = ratio_series(results, exhibit.source, PLACEMENT_MODE, UNPARTITIONED_MODE, published=None)
+    grid = replace(
+        _grid("the program as it is", _REWRITABLE, (without, whole, placed)),
         note="Each bar compares two programs, or two modes, under the same use of CUDA graphs.",
-        shown=SHOWN,
     )
-    mean = results.mean_text(_REWRITABLE, PLACEMENT_MODE, UNPARTITIONED_MODE)
     found = [value.number for label in _REWRITABLE if (value := without.measure(label)).number is not None]
     points = [
         Point(
             "rewritten program, without graphs",
-            results.published.headline[source]["rewritten_program_without_graphs"],
+            results.published.headline[exhibit.source]["rewritten_program_without_graphs"],
             f"in {len(found)} workloads" if found else NOT_MEASURED,
         ),
-        Point(f"{PLACEMENT_MODE} over {UNPARTITIONED_MODE}, program as it is", None, mean),
+        Point(
+            f"{PLACEMENT_MODE} over {UNPARTITIONED_MODE}, program as it is",
+            None,
+            results.mean_text(_REWRITABLE, PLACEMENT_MODE, UNPARTITIONED_MODE),
+        ),
     ]
-    return make_grid(exhibit, results, grid, points=points)
+    return make_grid(exhibit, results, grid, points)
 
 
 def _rewritten(results: Results, label: str, mode: str) -> Value:
@@ -181,8 +171,7 @@ def _rewritten(results: Results, label: str, mode: str) -> Value:
         if why := results.state(row, mode):
             return Value(missing=why if row == label or why != NOT_MEASURED else f"variant {_REWRITTEN} {NOT_MEASURED}")
     before, after = results.passed(label, mode), results.passed(there, mode)
-    if before is None or after is None:
-        return Value(missing=NOT_MEASURED)
+    assert before is not None and after is not None, "both have passed"
     slow, fast = (list(samples_by_process(cell.blocks, TimeKind.LATENCY).values()) for cell in (before, after))
     count = min(len(slow), len(fast))
     if not count:
@@ -193,23 +182,6 @@ def _rewritten(results: Results, label: str, mode: str) -> Value:
     except ValueError as error:
         raise EncoreError(f"the recorded samples of {label} in {mode} cannot be compared: {error}") from error
     return Value(ratio.value, (ratio.low, ratio.high))
-
-
-_OVERALL = (
-    f"The paper's CUDA graphs take a whole FX graph or nothing: {UNPARTITIONED_MODE}; {GRAPH_MODE} is today's stock. "
-    "Inputs rotate over several addresses here, in the papers they stayed where they were. Bars of the papers' figures "
-    "carry no numbers: a published value is here only where the text gives it."
-)
-_ADDED = (
-    "Each step is its own mode: placement adds to stock's whole-graph capture, indirection to placement, "
-    "lean replay to indirection, encore (which chooses) to that. Published values are those that the text gives, of a "
-    "step over the one before."
-)
-_MOVED = (
-    f"The rewritten program is the variant {_REWRITTEN} where a workload has one (measured in another group, so "
-    f"drift is in the ratio). The third bar is Encore's placement over {UNPARTITIONED_MODE} with the program as it is. "
-    "MMC is not in the paper's figure."
-)
 
 
 MODELS = ("DALLE2", "ST", "VM", "XLNET-I", "DECODER")
@@ -235,62 +207,49 @@ def make_split(exhibit: Exhibit, results: Results) -> Made:
             "ranks_equal": all(known) if known else None,
         }
 
-    grid = Grid(
-        "speedup",
-        f"times faster than {REFERENCE_MODE}",
-        Scale.RATIO,
-        LABELS,
-        tuple(ratio_series(results, exhibit.source, mode, REFERENCE_MODE, published=None) for mode in modes),
-        more_columns=("model", "tp", "compile_us", "ranks_equal"),
-        more=more,
-        note=f"Each on as many GPUs as its name says, over compile on as many. {WHISKERS}",
-        shown=SHOWN,
-    )
+    series = tuple(ratio_series(results, exhibit.source, mode, REFERENCE_MODE, published=None) for mode in modes)
+    note = f"Each on as many GPUs as its name says, over compile on as many. {WHISKERS}"
+    grid = replace(_grid(REFERENCE_MODE, LABELS, series), more=more, note=note)
     text = results.published.headline[exhibit.source]["tensor_parallel"]
     largest = results.extreme_text(LABELS, results.whole_mode, REFERENCE_MODE)
     points = [
         Point("speed-ups that the text names", text, NOT_MEASURED),
         Point(f"largest over {REFERENCE_MODE}", None, largest),
-        *(
-            Point(
-                f"over stock CUDA graphs, {degree} GPU{'s' * (degree > 1)}",
-                None,
-                results.mean_text(
-                    [label for label in LABELS if label.endswith(f"{TP_MARK}{degree}")], results.whole_mode, GRAPH_MODE
-                ),
-            )
-            for degree in DEGREES
-        ),
     ]
-    return make_grid(exhibit, results, grid, points=points)
+    for degree in DEGREES:
+        labels = [label for label in LABELS if label.endswith(f"{TP_MARK}{degree}")]
+        measured = results.mean_text(labels, results.whole_mode, GRAPH_MODE)
+        points.append(Point(f"over stock CUDA graphs, {degree} GPU{'s' * (degree > 1)}", None, measured))
+    return make_grid(exhibit, results, grid, points)
 
 
+_OVERALL = (
+    f"The paper's CUDA graphs take a whole FX graph or nothing: {UNPARTITIONED_MODE}; {GRAPH_MODE} is today's stock. "
+    "Inputs rotate over several addresses here, in the papers they stayed where they were. Bars of the papers' figures "
+    "carry no numbers: a published value is here only where the text gives it."
+)
+_ADDED = (
+    "Each step is its own mode: placement adds to stock's whole-graph capture, indirection to placement, "
+    "lean replay to indirection, encore (which chooses) to that. Published values are those that the text gives, of a "
+    "step over the one before."
+)
+_MOVED = (
+    f"The rewritten program is the variant {_REWRITTEN} where a workload has one (measured in another group, so "
+    f"drift is in the ratio). The third bar is Encore's placement over {UNPARTITIONED_MODE} with the program as it is. "
+    "MMC is not in the paper's figure."
+)
 _SPLIT = (
     "Times are of the slowest rank, sample by sample, all ranks having started together; the paper takes the largest "
     "of the ranks' medians. Which modules of DALLE2, ST and VM the paper splits is not published. Its bars carry no "
     "numbers, and of which bars the text's are is not recorded here. DECODER is of no paper."
 )
+_STEPS_UNKNOWN = f"{_ADDED} The paper's text prints five values; they are not known here."
+_SHOWS_OVERALL = "stock CUDA graphs and {} over PyTorch 2 without graphs"
 EXHIBITS = (
     Exhibit("fig3", "grace", "Fig. 3", "what moving a few tensors to the GPU is worth", _MOVED, make_rewritten),
-    Exhibit(
-        "fig10", "grace", "Fig. 10", "stock CUDA graphs and GraCE over PyTorch 2 without graphs", _OVERALL, make_overall
-    ),
+    Exhibit("fig10", "grace", "Fig. 10", _SHOWS_OVERALL.format("GraCE"), _OVERALL, make_overall),
     Exhibit("fig11", "grace", "Fig. 11", "what each optimisation adds", _ADDED, make_steps),
-    Exhibit(
-        "pygraph-fig7",
-        "pygraph",
-        "Fig. 7",
-        "stock CUDA graphs and PyGraph over PyTorch 2 without graphs",
-        _OVERALL,
-        make_overall,
-    ),
-    Exhibit(
-        "pygraph-fig8",
-        "pygraph",
-        "Fig. 8",
-        "what each optimisation adds",
-        f"{_ADDED} The paper's text prints five values; they are not known here.",
-        make_steps,
-    ),
+    Exhibit("pygraph-fig7", "pygraph", "Fig. 7", _SHOWS_OVERALL.format("PyGraph"), _OVERALL, make_overall),
+    Exhibit("pygraph-fig8", "pygraph", "Fig. 8", "what each optimisation adds", _STEPS_UNKNOWN, make_steps),
     Exhibit("fig12", "grace", "Fig. 12", "tensor parallelism over one, two and four GPUs", _SPLIT, make_split),
 )

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from models import registry
-from suite.report.paper.exhibit import Exhibit, Made, Point, Results, labels_of
-from suite.report.table import make_table
+from suite.report.paper.exhibit import Exhibit, Made, Point, Results
 
-_COLUMNS = (
-    "workload", "name", "suite", "task", "batch", "published_name", "published_task", "published_batch", "parameters",
-    "differs", "measured",
-)  # fmt: skip
 _DIFFERS = (
     "Models are built with random weights from the libraries of today, or written for the suite; inputs are drawn from "
     "a seed. Where a library changed a program, the variant published keeps the published one."
@@ -20,42 +15,19 @@ def make(exhibit: Exhibit, results: Results) -> Made:
     """Return one row per published workload, with whether the run has it, if there is a run."""
     known = registry.workloads()
     rows = []
-    for label in labels_of(results, exhibit.source):
-        paper = results.published.workloads[exhibit.source][label]
-        row: dict[str, object] = {
-            "workload": label,
-            "published_name": paper.name,
-            "published_task": paper.task,
-            "published_batch": paper.batch,
-        }
-        if label in known:
-            here = known[label]
-            pairs = (
-                ("name", here.name, paper.name),
-                ("task", here.task, paper.task),
-                ("batch", here.batch, paper.batch),
-            )
-            row |= {
-                "name": here.name,
-                "suite": here.suite,
-                "task": here.task,
-                "batch": here.batch,
-                "parameters": here.parameters,
-                "differs": ", ".join(name for name, ours, theirs in pairs if ours != theirs) or "nothing listed",
-            }
-        else:
-            row["differs"] = "not in the suite"
-        if results.run is not None:
-            row["measured"] = label in results.run.labels
-        rows.append(row)
-    title = exhibit.title(results.published)
-    columns = _COLUMNS if results.run is not None else _COLUMNS[:-1]
-    table = make_table(exhibit.stem, title, exhibit.differs, columns, rows)
+    for label in exhibit.labels(results):
+        paper, here = results.published.workloads[exhibit.source][label], known.get(label)
+        differs = [name for name in ("name", "task", "batch") if getattr(here, name, None) != getattr(paper, name)]
+        row: dict[str, object] = {"workload": label}
+        row |= {name: getattr(here, name, None) for name in ("name", "suite", "task", "batch")}
+        row |= {f"published_{name}": getattr(paper, name) for name in ("name", "task", "batch")}
+        row["parameters"] = here and here.parameters
+        row["differs"] = (", ".join(differs) or "nothing listed") if here else "not in the suite"
+        rows.append(row | ({"measured": label in results.labels} if results.run is not None else {}))
     there = sum(row["differs"] == "nothing listed" for row in rows)
-    point = Point(
-        "workloads", len(rows), f"{there} in the suite, {sum(bool(row.get('measured')) for row in rows)} measured"
-    )
-    return Made(table, None, results.provenance(labels_of(results, exhibit.source)), (point,))
+    measured = f"{there} in the suite, {sum(bool(row.get('measured')) for row in rows)} measured"
+    origin = results.provenance(exhibit.labels(results))
+    return Made(exhibit.table(results, rows), None, origin, (Point("workloads", len(rows), measured),))
 
 
 EXHIBITS = (

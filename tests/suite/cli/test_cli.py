@@ -198,8 +198,7 @@ EMPTY_PATHS = (
     ("run", "EOS", "--out"), ("run", "--resume"),
     ("report", "--out"), ("report", "--figures"), ("report", "--readme"), ("report", "--micro"),
     ("report", "--explanations"), ("explain", "EOS", "--out"),
-    ("micro", "indirection", "--draw"), ("micro", "indirection", "--out"),
-    ("record", "--retire"), ("history", "--figure"),
+    ("micro", "indirection", "--out"), ("record", "--retire"),
     ("draw", "graph", "--saved"), ("draw", "graph", "--drawing"), ("draw", "graph", "--save"),
 )  # fmt: skip
 

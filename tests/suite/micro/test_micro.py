@@ -1,17 +1,16 @@
-"""The indirection microbenchmark: what it varies, its records, figure and kernel, and its command without a GPU."""
+"""The indirection microbenchmark: what it varies, its records and kernel, and its command without a GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from optimizations.graph.plan import Available, Choice, make_plan
 from optimizations.graph.pointers import PointerUse
 from optimizations.graph.records import CapturedGraph
 from suite.cli import micro as cli_micro
-from suite.cli.main import app, main
+from suite.cli.main import main
 from suite.measure import environment
 from suite.measure.gpu import NoGpu
 from suite.micro.records import (
@@ -24,8 +23,6 @@ from suite.micro.records import (
     points,
     read_micro_run,
 )
-from suite.report import micro_figure as figure
-from suite.report.chart import to_png
 from suite.results.errors import EXIT_WRONG_USE, WrongUse
 from tests.optimizations.graph.test_plan import kernel, word
 from tests.optimizations.graph.test_updaters import analysis_of
@@ -95,26 +92,6 @@ def test_a_file_that_is_no_such_run_is_refused(tmp_path: Path, content: str | No
         read_micro_run(path)
 
 
-def test_lines_are_ordered_medians_without_gaps() -> None:
-    run = run_of(*(measured_at(Point("nodes", 1, 64, nodes)) for nodes in (8, 1)))
-    found = figure.lines(run, "nodes")
-    assert found["copy", True] == [(1, 7.0), (8, 7.0)]
-    assert found["prelude", False] == [(1, 9.0), (8, 9.0)]
-    assert ("ptx", True) not in found
-    assert figure.lines(run, "inputs") == {}
-
-
-def test_the_figure_has_a_line_for_each_variant_in_each_panel() -> None:
-    drawn = figure.draw(EVERYTHING)
-    assert [len(axis.lines) for axis in drawn.axes] == [6, 12, 6], "odd sizes are points next to the lines"
-    points = [line for line in drawn.axes[1].lines if line.get_linestyle() == "None"]
-    assert len(points) == 6
-    assert to_png(drawn).startswith(b"\x89PNG")
-    caption = drawn.get_supxlabel()
-    assert "a-run" in caption
-    assert EVERYTHING.environment.torch in caption
-
-
 def test_a_plan_with_another_applier_is_not_the_variant() -> None:
     from suite.micro.indirection import _objection
 
@@ -134,14 +111,6 @@ def test_without_a_gpu_the_command_says_so_in_a_line(capsys: pytest.CaptureFixtu
     assert ended.value.code == EXIT_WRONG_USE
     said = capsys.readouterr().err
     assert said == "encore: no NVIDIA GPU here\n"
-
-
-def test_the_figure_can_be_drawn_again(tmp_path: Path) -> None:
-    path = tmp_path / "indirection.json"
-    path.write_text(EVERYTHING.model_dump_json())
-    result = CliRunner().invoke(app, ["micro", "indirection", "--draw", str(path)])
-    assert result.exit_code == 0, result.output
-    assert {one.name for one in tmp_path.iterdir()} == {"indirection.json", "indirection.png"}
 
 
 class FakeBench:

@@ -161,18 +161,12 @@ def test_graphs_that_serve_calls_are_counted() -> None:
     done = made("pygraph-table4", run)
     found = row(done, "EOS")
     assert [found[name] for name in ("total", "enabled", "indirected", "disabled", "undecided")] == [5, 3, 2, 1, 1]
-    assert found["excess_s"] == 1.0, "four groups, a quarter of a second each"
     assert row(done, "ST")["missing"] == "no graph was recorded"
     assert row(done, "all")["enabled"] == 3
     assert done.points[0].published == "not known here", "416 is the count of Fig. 2"
     enabled = made("graphs-enabled", run)
     assert (row(enabled, "published")["enabled"], row(enabled, "published")["total"]) == (97, 123)
     assert (enabled.points[0].published, enabled.points[0].measured) == ("97 of 123", "3 of 5")
-    assert row(made("fig13", run), "EOS")["selection_s"] == 1.0
-    stock = cell("EOS", "graph-unpartitioned")
-    assert stock.compile is not None
-    split = row(made("fig13", results(with_graphs([selected(1, "none", 10, 20)]), stock)), "EOS")
-    assert split["selection_share"] == pytest.approx(0.25 / stock.compile.warm_up_s)
 
 
 def test_decisions_by_rule_are_counted() -> None:

@@ -7,7 +7,7 @@ from fixtures.synthetic_results import block, cell, environment, failed_cell, me
 
 from suite.report.compare import Ratios
 from suite.report.runs import Run
-from suite.report.speedup_tables import false_findings, process_pairs, same_program, same_program_pairs
+from suite.report.speedup_tables import false_findings, same_program, same_program_pairs
 from suite.results.schema import Status
 
 
@@ -64,27 +64,6 @@ def test_failed_and_undeclared_modes_are_no_pairs():
         cell("A", "indirection"),
     )
     assert same_program_pairs(Ratios(run)) == []
-
-
-def test_processes_of_a_mode_are_set_side_by_side():
-    pairs = process_pairs(run_of(cell("A", "graph", **steady([100, 101, 110]))))
-    assert [(pair.first, pair.second, pair.differ) for pair in pairs] == [(1, 2, False), (1, 3, True)]
-    assert pairs[1].ratio.value == pytest.approx(100 / 110)
-
-
-def test_process_without_samples_is_no_difference():
-    whole = cell("A", "graph", **steady([100, 101, 110]))
-    empty = [each.model_copy(update={"host_us": []}) if each.process == 1 else each for each in whole.blocks]
-    table = same_program(Ratios(run_of(whole.model_copy(update={"blocks": empty}))))
-    assert [str(each) for each in table.frame["verdict"]] == ["not measured", "differ"]
-    assert "Of 1 pairs of processes" in table.note
-
-
-def test_blocks_without_samples_are_left_out():
-    whole = cell("A", "graph", **steady([100, 110]))
-    empty = [each.model_copy(update={"host_us": []}) if each.index % 3 == 0 else each for each in whole.blocks]
-    (pair,) = process_pairs(run_of(whole.model_copy(update={"blocks": empty})))
-    assert pair.differ
 
 
 def test_a_run_without_pairs_says_so():
