@@ -91,7 +91,7 @@ PROJECTS = {
     ),
     "torchbench": Project(
         tests=(),
-        needed=("torchbenchmark", "utils"),
+        needed=("torchbenchmark", "utils", "userbenchmark/dynamo/dynamobench"),
         packages=("psutil", "pyyaml", "transformers", "torchvision", "timm"),
         note="Models that need other packages, or the network, are recorded with their reason.",
     ),

@@ -54,31 +54,33 @@ def findings(rows: Iterable[Row], mode: str = "encore") -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return a Markdown table with a line for each database or project and each compiler."""
+    """Return a Markdown table with a line for each database or project: how many samples passed, by compiler."""
     samples = by_task(rows)
     lines = [
-        "| judge | compiler | entries | samples | passed | of these with a graph | fail, pass under plain compile | "
-        "crashes |",
+        "| judge | entries | samples | pass: compile | stock (with a graph) | Encore (with a graph) | "
+        "only compile passes: stock, Encore | process ended: stock, Encore |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for database in dict.fromkeys(map(_judge, samples)):
-        own = {key: row for key, row in samples.items() if _judge(key) == database}
-        known = {name for row in own.values() for name in row}
-        for compiler in (name for name in (PLAIN, "stock", "encore") if name in known):
-            of = {key: row[compiler] for key, row in own.items() if compiler in row}
-            passed = [row for row in of.values() if row.get("passed")]
-            failed = len(findings([one for row in own.values() for one in row.values()], compiler))
-            cells = (
-                database,
-                compiler,
-                len({key.split("|")[1] for key in of}),
-                len(of),
-                len(passed),
-                "-" if compiler == PLAIN else sum(row["replays"] > 0 for row in passed),
-                "-" if compiler == PLAIN else failed,
-                sum(bool(row.get("crashed")) for row in of.values()),
-            )
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    for judge in dict.fromkeys(map(_judge, samples)):
+        own = {key: row for key, row in samples.items() if _judge(key) == judge and "eager" not in row}
+        if not own:
+            continue
+        passed = {
+            name: [row[name] for row in own.values() if row.get(name, {}).get("passed")]
+            for name in (PLAIN, "stock", "encore")
+        }
+        every = [one for row in own.values() for one in row.values()]
+        ended = [sum(bool(row.get(name, {}).get("crashed")) for row in own.values()) for name in ("stock", "encore")]
+        cells = (
+            judge,
+            len({key.split("|")[1] for key in own}),
+            len(own),
+            len(passed[PLAIN]),
+            *(f"{len(of)} ({sum(row['replays'] > 0 for row in of)})" for of in (passed["stock"], passed["encore"])),
+            ", ".join(str(len(findings(every, name))) for name in ("stock", "encore")),
+            ", ".join(map(str, ended)),
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 

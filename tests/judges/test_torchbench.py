@@ -62,3 +62,16 @@ def test_table_has_a_line_for_each_model(tmp_path: Path) -> None:
         "Stock's graphs: of 0 timed, faster than plain compile none; slower none.",
         "Encore: of 1 timed, faster than plain compile one; slower none.",
     ]
+
+
+def test_model_that_cannot_be_imported_is_a_row(tmp_path: Path) -> None:
+    models = tmp_path / "torchbenchmark" / "models"
+    models.mkdir(parents=True)
+    (models / "alexnet.py").write_text("")
+    (models / "dlrm.py").write_text("import a_package_that_is_not_there")
+    missing = torchbench.not_importable(tmp_path, ["alexnet-train", "dlrm"])
+    assert missing == {"dlrm": "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"}
+    (tmp_path / torchbench.LEFT_OUT_FILE).write_text(json.dumps(missing))
+    assert torchbench.write_rows(tmp_path) == 1, "nothing was judged"
+    (row,) = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+    assert row["task"] == "torchbench|dlrm" and row["skipped"].startswith("it cannot be imported: ModuleNotFound")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+LEFT_OUT_FILE = "not_importable.json"
 MODES = {"compile": "compile", "stock": "graph", "encore": "encore"}
 """The suite's modes by the judges' names of compilers."""
 
@@ -77,6 +78,10 @@ def measure(
     """Judge the models, then time some for `timed` of the `seconds`. Return 1 if Encore fails where compile passes."""
     end = time.monotonic() + seconds
     out, checkout = out.resolve(), checkout.resolve()
+    missing = not_importable(checkout, names)
+    (out / LEFT_OUT_FILE).write_text(json.dumps(missing), "utf-8")
+    own_too = names is MODELS
+    names = [name for name in names if name not in missing]
     modes = [MODES[name] for name in compilers if device == "cuda" or name == "compile"]
     where = [] if device == "cuda" else ["--device", device, "--size", "tiny"]
     where += ["--timeout", "3m"]
@@ -85,13 +90,34 @@ def measure(
         _Run(out / f"part{part + 1}", checkout, names[part::jobs], modes, [*where, *once])
         for part in range(min(jobs, len(names)))
     ]
-    own = [_Run(out / "own", checkout, OWN, modes, [*where, *once])] if names is MODELS else []
+    own = [_Run(out / "own", checkout, OWN, modes, [*where, *once])] if own_too else []
     _go_on([*parts, *own], end - timed)
     write_rows(out)
-    chosen = [name for name in names if name in TIMED] or list(names)
+    chosen = [name for name in names if name in TIMED] or names
     alone = [*where, "--processes", "1", "--measure-s", "2"]
-    _go_on([_Run(out / "run", checkout, chosen, ["eager", *modes], alone)], end)
+    _go_on([_Run(out / "run", checkout, chosen, ["eager", *modes], alone)] if chosen else [], end)
     return write_rows(out)
+
+
+def not_importable(checkout: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the models whose modules cannot be imported here, with the error; `encore run` would refuse to start."""
+    program = (
+        "import importlib, json, sys\n"
+        "errors = {}\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: importlib.import_module('torchbenchmark.models.' + name.removesuffix('-train'))\n"
+        "    except Exception as error: errors[name] = f'{type(error).__name__}: {error}'\n"
+        "print(json.dumps(errors))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": _path(checkout), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-P", "-c", program, *names]
+    said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout
+    found: dict[str, str] = json.loads(said.splitlines()[-1])
+    return found
+
+
+def _path(checkout: Path) -> str:
+    return os.pathsep.join([str(checkout), str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 
 class _Run:
@@ -108,8 +134,7 @@ class _Run:
         there = (folder / "environment.json").exists()
         where = ["--resume", str(folder)] if there else [*first, "--out", str(folder)]
         self.command = [sys.executable, "-P", "-m", "suite", "run", *where]
-        path = os.pathsep.join([str(checkout), str(ROOT), os.environ.get("PYTHONPATH", "")])
-        self.environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+        self.environment = {**os.environ, "PYTHONPATH": _path(checkout), "HF_HUB_OFFLINE": "1"}
         self.log = folder.with_suffix(".log")
 
 
@@ -138,6 +163,11 @@ def write_rows(out: Path) -> int:
     from . import rows as rows_of
 
     rows = rows_of_runs(sorted(path.parent for path in out.glob("*/environment.json")))
+    missing = json.loads((out / LEFT_OUT_FILE).read_text("utf-8")) if (out / LEFT_OUT_FILE).exists() else {}
+    rows += [
+        {"task": f"torchbench|{name}", "compiler": "eager", "skipped": f"it cannot be imported: {error}"}
+        for name, error in missing.items()
+    ]
     (out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     text = f"{rows_of.summary(rows)}\n\n{table(rows)}"
     (out / "summary.txt").write_text(text + "\n", "utf-8")
