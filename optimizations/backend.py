@@ -7,15 +7,15 @@ compiled by Inductor with its own CUDA graphs.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 from optimizations import torch_internals
-from optimizations.inductor_options import patches_of
-from optimizations.options import Options
+from optimizations.options import Options, WrongOption
 
 if TYPE_CHECKING:
     import torch.fx
@@ -42,11 +42,12 @@ def encore(
         try:
             from optimizations.compiled_graph import compile_graph
 
-            return compile_graph(graph_module, example_inputs, settings, mode)
+            return compile_graph(graph_module, example_inputs, settings, patches_of(mode, settings.inductor))
         except torch_internals.UnsupportedTorch as error:
             reason = str(error)
     _warn_of_stock(reason)
-    return _with_stock(graph_module, example_inputs, settings.inductor, mode)
+    patches = patches_of(mode, settings.inductor)
+    return torch_internals.compile_fx.compile_fx(graph_module, example_inputs, config_patches=patches)
 
 
 @functools.cache
@@ -55,12 +56,47 @@ def _warn_of_stock(reason: str) -> None:
     warnings.warn(f"Encore compiles with Inductor's own CUDA graphs: {reason}", stacklevel=3)
 
 
-def _with_stock(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], given: Mapping[str, Any], mode: str | None
-) -> Callable[..., Any]:
-    """Compile as `torch.compile(mode="reduce-overhead")` does, with the mode's settings and options for Inductor."""
-    patches = patches_of(mode, given)
-    return torch_internals.compile_fx.compile_fx(graph_module, example_inputs, config_patches=patches)
+def patches_of(mode: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Inductor's settings for a graph: of a mode, with CUDA graphs in any, and with the options given.
+
+    Raises:
+        WrongOption: a mode, or an option, is unknown, or has a value it cannot have.
+    """
+    return {**settings_of(mode), "triton.cudagraphs": True, **checked(given)}
+
+
+def settings_of(mode: str | None) -> Mapping[str, Any]:
+    """Return Inductor's settings of one of its modes.
+
+    Raises:
+        WrongOption: Inductor has no such mode.
+    """
+    modes: Mapping[str, Mapping[str, Any]] = torch_internals.list_mode_options()
+    if mode is not None and mode not in modes:
+        raise WrongOption(f"mode {mode!r} is not one of Inductor's; allowed: {', '.join(map(repr, modes))}.")
+    return modes[mode or "default"]
+
+
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by Inductor's names for them. They may be written with hyphens, as stock takes them.
+
+    Raises:
+        WrongOption: Inductor has no such option, or it has another type.
+    """
+    known = torch_internals.inductor_config.get_config_copy() if given else {}
+    options = {}
+    for written, value in given.items():
+        name = str(written).replace("-", "_")
+        if name not in known:
+            near = ", ".join(difflib.get_close_matches(name, known, n=3))
+            hint = f"; did you mean {near}?" if near else "; torch._inductor.list_options() names all."
+            raise WrongOption(f"unknown option {written!r} for Inductor, given as `inductor`{hint}")
+        kind = torch_internals.inductor_config.get_type(name)
+        if get_origin(kind) is None and not isinstance(value, kind):
+            wanted = getattr(kind, "__name__", str(kind))
+            raise WrongOption(f"option {written!r} for Inductor must be of type {wanted}, not {value!r}.")
+        options[name] = value
+    return options
 
 
 def _reset() -> None:

@@ -7,16 +7,19 @@ built again. When the folder grows over its limit, the files that were not used 
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import json
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from optimizations.atomic_file import write_atomically
-from optimizations.user_cache import user_cache
 
 FORMAT_VERSION = 1
 DEFAULT_LIMIT_BYTES = 256 * 2**20
@@ -31,6 +34,35 @@ class Compiled:
 
     image: bytes
     compiler_log: str
+
+
+def user_cache() -> Path:
+    """Return `$XDG_CACHE_HOME/encore`, else `~/.cache/encore`.
+
+    A user without a home directory (a user id that the system does not know) gets a folder that this process owns and
+    removes at its end: one in a place that others could guess would let them choose what is loaded.
+    """
+    chosen = os.environ.get("XDG_CACHE_HOME")
+    if chosen:
+        return Path(chosen) / "encore"
+    try:
+        return Path.home() / ".cache" / "encore"
+    except (RuntimeError, KeyError):
+        return _of_this_process()
+
+
+@functools.cache
+def _of_this_process() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="encore-"))
+    owner = os.getpid()
+
+    def remove() -> None:
+        # A forked child runs this too.
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
 
 
 def default_directory(kind: str = "cubins") -> Path:

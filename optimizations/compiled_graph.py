@@ -17,7 +17,6 @@ from optimizations.calls.bound import bound, release_bindings
 from optimizations.calls.double_backward import double_backwards_refused
 from optimizations.calls.shortcut import shortcuts
 from optimizations.calls.turns import LENT, inside_a_function
-from optimizations.inductor_options import patches_of
 from optimizations.one_line import one_line
 from optimizations.options import Options
 from optimizations.placement import Feeds, Placement, place, untouched
@@ -36,14 +35,10 @@ _FEEDS: WeakRegistry[Feeds] = WeakRegistry()
 
 
 def compile_graph(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Options, mode: str | None
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Options, inductor: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Compile one FX graph of Dynamo: placement, then Inductor in one of its modes with Encore's CUDA graphs.
-
-    Raises:
-        WrongOption: a mode, or an option for Inductor, is unknown, or has a value it cannot have.
-    """
-    inductor = with_operators_left_out(patches_of(mode, settings.inductor))
+    """Compile one FX graph of Dynamo: placement, then Inductor with these settings and Encore's CUDA graphs."""
+    inductor = with_operators_left_out(inductor)
     placement = _placed(graph_module, example_inputs, settings)
     try:
         return _compiled(graph_module, example_inputs, placement, settings, inductor)
@@ -141,16 +136,9 @@ def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Make
         stock = not triton.cudagraphs or not triton.cudagraph_trees
     if settings.indirection == "off" or stock:
         return None
-    from optimizations.graph.plan import Choice
     from optimizations.trees.maker import EncoreMaker
 
-    return EncoreMaker(
-        Choice(settings.indirection),
-        entry.functions.append,
-        lean=settings.lean,
-        selection=settings.selection,
-        concurrency=settings.concurrency,
-    )
+    return EncoreMaker(settings, entry.functions.append)
 
 
 def _fed(compiled: Callable[..., Any], feeds: Feeds, original: Callable[..., Any]) -> Callable[..., Any]:

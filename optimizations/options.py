@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -33,14 +32,6 @@ class Choice(StrEnum):
     AUTO = "auto"
     HOST = "host"
     PRELUDE = "prelude"
-
-
-_WITHDRAWN: Mapping[str, tuple[str, ...]] = {
-    "selection": ("stored",),
-    "objective": ("latency", "throughput"),
-    "indirection": ("ptx",),
-}
-"""Values of release 0.1 that are accepted with a warning, by option."""
 
 
 class WrongOption(ValueError):
@@ -93,13 +84,13 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | None) -> Options:
-        """Read options by name; the rest keep their defaults. Warn of those that earlier releases had.
+        """Read options by name; the rest keep their defaults.
 
         Raises:
             WrongOption: a name is unknown (the message gives the nearest and all known ones) or a value is not allowed.
         """
         known = [option.name for option in dataclasses.fields(cls)]
-        given = _without_withdrawn(given or {})
+        given = given or {}
         for name in given:
             if name not in known:
                 near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
@@ -119,21 +110,6 @@ class Options:
                 "them; leave indirection at 'auto', or selection at 'off'."
             )
         return options
-
-
-def _without_withdrawn(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without those of release 0.1 that have no meaning any more, each with a warning."""
-    left = dict(given)
-    for name, values in _WITHDRAWN.items():
-        if left.get(name) in values:
-            value = left.pop(name)
-            warnings.warn(
-                f"{name}={value!r} of backend 'encore' has no effect any more and will be an error in the next "
-                "release; leave it out. Rules decide now (docs/selection.md).",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-    return left
 
 
 def _check(name: str, value: Any, wanted: Any) -> None:

@@ -20,7 +20,7 @@ _TLS_KEY = "encore_containers"
 
 
 class ThreadContainers:
-    """Hold the containers (`cudagraphify.EncoreContainer`) of one thread, by device.
+    """Hold the containers (`graphed_function.EncoreContainer`) of one thread, by device.
 
     A finalizer may run wherever Python allocates. It may call a compiled function, or end Encore. With a lock it would
     wait for its own thread. So there is none: the dictionary is used by single steps only, which nothing interrupts
@@ -33,6 +33,9 @@ class ThreadContainers:
 
 _ALL: WeakRegistry[ThreadContainers] = WeakRegistry()
 """Those of all threads."""
+
+GRAPHED: WeakRegistry[Any] = WeakRegistry()
+"""All `graphed_function.GraphedFunction`s."""
 
 
 def thread_containers() -> ThreadContainers:
@@ -87,8 +90,8 @@ def others_have_managers() -> bool:
     )
 
 
-def shut_down() -> None:
-    """Shut every manager down and forget it: graphs, memory pools and placeholders are freed."""
+def free_all() -> None:
+    """Shut every manager down and forget it: graphs, pools and placeholders are freed. Functions record again."""
     for containers in _ALL.alive():
         while containers.by_device:
             try:
@@ -97,3 +100,5 @@ def shut_down() -> None:
                 break
             if container.tree_manager is not None:
                 container.tree_manager.shutdown()
+    for function in GRAPHED.alive():
+        function.forget()

@@ -1,7 +1,7 @@
 """Run the fast path of a recording: from the function to the launch with the necessary checks only.
 
-A manager of stock's finds out in each call, in Python, what to do with it. A `FastCall` is made when that is known:
-after a recording, or a replay that took the slow path. From then on a call in the same circumstances takes few steps:
+A manager of stock's finds out in each call, in Python, what to do with it. After a recording, or a replay that took the
+slow path, that is known (`EncoreNode.takes_fast_path`). From then on a call in the same circumstances takes few steps:
 one comparison in C++ of everything at a fixed address, one of what is read in place, a check of the results that may be
 live, the launch, and the list of results. If anything differs, the call takes the slow path before anything was done
 for it, so stock's behaviour is kept.
@@ -19,7 +19,7 @@ Note [What a fast call skips]. In the order of the slow path of PyTorch 2.11:
   a fast call begins one only where none of the same function follows.
 * `can_start_new_generation`, `EncoreManager._look_for_held_results` and `StorageWeakRefWrapper.expired` check whether
   an iteration begins, whether backwards are pending and which results are live: a fast call reads the same.
-* `EncoreManager.enter` is left out in a thread that called before on the same stream.
+* `CallStreams.enter` is left out in a thread that called before on the same stream.
 * `CUDAGraphNode.check_invariants` compares addresses and looks for results that must have died: a fast call does so by
   one comparison. Where inputs at fixed addresses moved that may not, the slow path raises.
 * Copies of inputs that have a derivative in forward mode fail: in such a level calls are slow ones.
@@ -30,7 +30,7 @@ Note [What a fast call skips]. In the order of the slow path of PyTorch 2.11:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,9 +38,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.calls.turns import LENT, is_lent
 from optimizations.in_place.session import Stage
-from optimizations.one_line import one_line
 from optimizations.trees import inner_graphs
-from optimizations.trees.fast_calls import FastCall
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.liveness import any_alive
 from optimizations.trees.manager import EncoreManager
@@ -50,13 +48,11 @@ from optimizations.trees.reasons import (
     ANOTHER_FOLLOWS,
     BACKWARD_PENDING,
     CAPTURED,
-    CHANGED,
     EARLIER_RESULT_HELD,
     FIXED_INPUT_MOVED,
     FORWARD_MODE,
     INPUT_STILL_HELD,
     NOT_EXECUTING,
-    NOT_FOLLOWED,
     NOT_RECORDED,
     OTHER_GEOMETRY,
     OTHER_ORDER,
@@ -78,9 +74,8 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
     """
     function_id = full.keywords["function_id"]
     function: RecordableFunction = manager.ids_to_funcs[function_id].model
-    if not function.lean:
+    if not function.options.lean:
         return full
-    calls = manager.fast_calls.of(function_id)
     mode = manager.id_to_mode[function_id]
     is_forward, is_backward = mode is trees.CompilationMode.FORWARD, mode is trees.CompilationMode.BACKWARD
     turn, streams, device_index = manager.turn, manager.streams, manager.device_index
@@ -100,14 +95,8 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
         with turn:
             if manager.running:  # it is called from within a call on the slow path
                 return full(inputs)
-            if not calls:
-                return in_full(inputs, NOT_RECORDED)
-            # As `EncoreManager.enter`, for a thread that has been here before.
-            if not hasattr(entered, entered_as):
-                manager.enter(function_id)
-                setattr(entered, entered_as, True)
-            elif torch_internals.current_raw_stream(device_index) != streams.last:
-                manager.enter(function_id)
+            if not hasattr(entered, entered_as) or torch_internals.current_raw_stream(device_index) != streams.last:
+                streams.enter(is_backward, manager.current_node)
             if is_capturing():  # the program may capture on the stream that its calls were on before
                 return in_full(inputs, CAPTURED)
             if forward_mode._current_level >= 0:
@@ -123,17 +112,17 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
             current: EncoreNode = manager._current_node
             generation = steps.mark_step_counter or generations.generation
             begins = generation != manager.current_gen
-            following = calls.get(None if begins else current)
-            if following is None and manager.may_begin_within_iteration():
-                following, begins = calls.get(None), True  # Note [Loops]
+            following: Sequence[EncoreNode] = (manager.roots if begins else current.children).get(function_id, ())
+            if not following and not begins and not manager.running_forwards_with_pending_backwards:
+                following, begins = manager.roots.get(function_id, ()), True  # Note [Loops]
 
-            chosen: FastCall | None = None
+            node: EncoreNode | None = None
             why = OTHER_ORDER
-            for one in following or ():
-                if one.state != one.node.state:
-                    why = CHANGED
+            for one in following:
+                if not one.takes_fast_path:
+                    why = NOT_RECORDED
                     continue
-                if one.compared and not data_ptrs_equal(inputs, one.addresses, one.compared):
+                if one.compared and not data_ptrs_equal(inputs, one.static_input_data_ptrs, one.compared):
                     why = FIXED_INPUT_MOVED
                     continue
                 if one.seeds and any_on_host(inputs, one.seeds):
@@ -142,9 +131,9 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                 if one.dead_before and any_alive(one.dead_before):
                     why = EARLIER_RESULT_HELD
                     continue
-                chosen = one
+                node = one
                 break
-            if chosen is None:
+            if node is None:
                 return in_full(inputs, why)
             if begins:
                 if manager.running_forwards_with_pending_backwards and not steps.mark_step_counter:
@@ -153,15 +142,14 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                     return in_full(inputs, ANOTHER_FOLLOWS)
                 if any_alive(current.results_alive):
                     return in_full(inputs, RESULTS_HELD)
-            session = chosen.session
+            session = node.session
             # One that is done may have been left with a graph that was not changed to the end.
             if session is not None and (session.stage is not done or session.unusable) and not session.rests(inputs):
                 return in_full(inputs, WORK_IS_DUE)
 
-            node = chosen.node
-            for index in chosen.dying:
+            for index in node.dying:
                 inputs[index] = None
-            if chosen.dead_after and any_alive(chosen.dead_after):
+            if node.dead_after and any_alive(node.dead_after):
                 node.give_back_inputs(inputs)
                 function.took_the_slow_path(INPUT_STILL_HELD)
                 return manager.run_without_graph(inputs, function_id, INPUT_STILL_HELD)
@@ -172,17 +160,17 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
             manager.current_gen = generation
             node.replays += 1
             node.copied_bytes += node.copied_per_replay
-            tracker = chosen.tracker
+            tracker = node.tracker
             if tracker is not None:
                 try:
                     tracker.follow(inputs)
                 except Exception as error:
-                    not_followed = f"{NOT_FOLLOWED}: {one_line(error)}"
-                    function.took_the_slow_path(not_followed)
-                    return manager.not_launched(node, not_followed, True, inputs, function_id)
+                    refused = node.not_followed(error)
+                    function.took_the_slow_path(refused.reason)
+                    return manager.not_launched(refused, inputs, function_id)
             if node.non_static_input_idx:
                 node.copy_recording_inputs(inputs)
-            chosen.graph.replay()
+            node.graph.replay()
             if tracker is not None and tracker.pending:
                 tracker.launched()
             outputs: list[Any] = node.results.of_call(inputs)

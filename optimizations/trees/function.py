@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,17 +15,11 @@ from optimizations.calls.turns import lending
 from optimizations.graph.plan import Choice
 from optimizations.in_place.budget import most_calls_between
 from optimizations.in_place.generated import GeneratedCode, read_generated
-from optimizations.options import Concurrency
+from optimizations.in_place.session import Session
+from optimizations.options import Options
 from optimizations.report.recordings import Direction, KeptResults, RecordingReport, SlowCalls, UncapturedCalls
 from optimizations.report.selection import SelectionReport
-from optimizations.selection import (
-    Decision,
-    GeneratedFunction,
-    PlannedGraph,
-    Selection,
-    copies_cost_more,
-    without_graph,
-)
+from optimizations.selection import Decision, GeneratedFunction, PlannedGraph, copies_cost_more, without_graph
 from optimizations.torch_internals.geometry import FixedGeometry
 
 NO_GRAPH = "no graph was recorded yet"
@@ -35,64 +28,26 @@ TRIED_WITHOUT_GRAPH = "selection: measured without a graph"
 
 
 class Recording(Protocol):
-    """Describe a node, as long as it lives.
+    """Describe a `node.EncoreNode`, as long as it lives."""
 
-    Attributes:
-        replays: how often it was replayed for a call.
-        recording_s: how long recording it took, in seconds.
-        function: whose recording it is.
-        copied_per_replay: bytes that the next replay copies into placeholders.
-    """
-
+    session: Session | None
     replays: int
-    recording_s: float
     copied_per_replay: int
 
     @property
     def function(self) -> RecordableFunction: ...
 
     @property
-    def kernels(self) -> int | None:
-        """Return the number of kernels of its graph; None where the graph was not read."""
+    def result_bytes(self) -> int: ...
 
     @property
-    def result_bytes(self) -> int:
-        """Return the size of its results in bytes."""
+    def in_place(self) -> bool: ...
 
     def describe(self) -> RecordingReport: ...
 
-    def copy_inputs(self, copying: bool) -> None:
-        """Let replays copy all inputs, as stock does, instead of reading some in place. Under the manager's turn."""
+    def copy_inputs(self, copying: bool) -> None: ...
 
-    def short_of_memory(self) -> str | None:
-        """Return why a call should not be tried without the graph: memory is short. None where it may be."""
-
-    @property
-    def in_place(self) -> bool:
-        """Return whether it can read an input in place that stock copies."""
-
-    @property
-    def waiting(self) -> str | None:
-        """Return why it may still change; None where it will not."""
-
-
-class WarmUp:
-    """Run a function once, in the place of `run`.
-
-    Attributes:
-        began: whether the function was called.
-        results: what it returned; None as long as it has not.
-    """
-
-    def __init__(self, run: Callable[[list[Any]], Any]) -> None:
-        self.run = run
-        self.began = False
-        self.results: Any = None
-
-    def __call__(self, inputs: list[Any]) -> Any:
-        self.began = True
-        self.results = self.run(inputs)
-        return self.results
+    def short_of_memory(self) -> str | None: ...
 
 
 class RecordableFunction:
@@ -103,8 +58,9 @@ class RecordableFunction:
     Args:
         run: the function, its inputs aligned first.
         generated: the function as Inductor generated it.
-        choice, lean, selection_mode, concurrency: the user's options.
-        code: gives what is known of `generated`; read from its source where None.
+        options: the user's.
+        direction: of the function.
+        code: gives what is known of `generated`, from its source.
 
     Attributes:
         kept_outputs: places of results that the program was found to keep; they are copied out of graph memory.
@@ -120,7 +76,6 @@ class RecordableFunction:
         copies_inputs: whether recordings copy all their inputs, as stock does.
         not_followed: why addresses in its graphs are not changed any more; None where they may be.
         records_on_inputs: whether recordings may leave placeholders out. Note [Inputs without a placeholder].
-        retired: whether it is never served by a graph again; `retiring` until its manager has freed what it can.
         decision: how its calls are served from now on, by rule or by measurement; None where that is not decided. `why`
             gives the reason.
         median_us: measured time by alternative.
@@ -134,22 +89,15 @@ class RecordableFunction:
         self,
         run: Callable[[list[Any]], Any],
         generated: Callable[[list[Any]], Any],
-        choice: Choice,
+        options: Options,
         direction: Direction,
-        *,
-        lean: bool = True,
-        selection_mode: Selection = "off",
-        concurrency: Concurrency = "off",
         code: Callable[[], GeneratedCode] | None = None,
     ) -> None:
         self.run = run
         self.generated = generated
-        self._read_code = code or reading(generated)
-        self.choice = choice
-        self.lean = lean
-        self.selection_mode: Selection = selection_mode
-        self.concurrency: Concurrency = concurrency
-        self.direction = direction
+        self.code = code or reading(generated)
+        self.options = options
+        self.direction: Direction = direction
         self.kept_outputs: set[int] = set()
         self.returned_inputs: dict[int, int] = {}
         self.callers_get: frozenset[int] | None = None
@@ -161,8 +109,7 @@ class RecordableFunction:
         self.callers: set[int] = set()
         self.copies_inputs = False
         self.not_followed: str | None = None
-        self.records_on_inputs = choice in (Choice.HOST, Choice.AUTO) and selection_mode != "measure"
-        self.retired = self.retiring = False
+        self.records_on_inputs = options.indirection != Choice.PRELUDE and options.selection != "measure"
         self.decision: Decision | None = None
         self.why = ""
         self.median_us: Mapping[str, float] = {}
@@ -193,15 +140,11 @@ class RecordableFunction:
         if self.is_one_of_several:
             self.returned_inputs = {place: index for place, index in returned.items() if self.code().returns(index)}
 
-    def code(self) -> GeneratedCode:
-        """Return what the source of the generated function says about it."""
-        return self._read_code()
-
     # Selection
 
     def goes_without_graph(self) -> bool:
         """Decide before the first recording whether the function runs without a graph."""
-        if self.selection_mode == "rule":
+        if self.options.selection == "rule":
             why = without_graph(self._generated_function(self.code().kernels, 0))
             if why is not None:
                 self.decide("no graph", why)
@@ -210,17 +153,17 @@ class RecordableFunction:
     def keeps_graph_for_results(self, result_bytes: int) -> bool:
         """Decide again for a function that is small enough to run without a graph, now that its results are known."""
         small = without_graph(self._generated_function(self.code().kernels, result_bytes)) is not None
-        if self.selection_mode == "rule" and not small:
+        if self.options.selection == "rule" and not small:
             self.decision = self.without_graph = None
-            self.retired = self.retiring = False
             return True
         return False
 
     def plan_is_there(self, node: Recording) -> None:
         """Decide whether the function keeps its graph, now that it is known what the graph copies."""
-        if self.selection_mode != "rule" or self.decision is not None or self.without_graph is not None:
+        if self.options.selection != "rule" or self.decision is not None or self.without_graph is not None:
             return
-        kernels = node.kernels if node.kernels is not None else self.code().kernels
+        read = node.session.kernels if node.session is not None else None
+        kernels = read if read is not None else self.code().kernels
         generated = self._generated_function(kernels, node.result_bytes)
         why = copies_cost_more(PlannedGraph(generated, node.copied_per_replay, self.code().collective))
         if why is not None and node.short_of_memory() is None:
@@ -243,11 +186,6 @@ class RecordableFunction:
         self.decision, self.why = decision, why
         if decision == "no graph":
             self.without_graph = f"selection: {why}"
-            self.retire()
-
-    def retire(self) -> None:
-        """Retire the graphs: no call uses one any more, and what they hold may be freed."""
-        self.retired = self.retiring = True
 
     def run_past_manager(self, inputs: list[Any]) -> Any:
         """Serve a call of an inference without a graph. The manager need not know of it."""
@@ -266,8 +204,8 @@ class RecordableFunction:
         """Return why its graphs may still change; None where they will not."""
         nodes = self._alive()
         replays = sum(one.replays for one in nodes)
-        pending = (one.waiting for one in nodes if one.waiting and not self.is_idle(one, replays))
-        return next(pending, None) if nodes else NO_GRAPH
+        sessions = (one.session for one in nodes if not self.is_idle(one, replays))
+        return next((one.waits_for for one in sessions if one is not None and one.pending), None) if nodes else NO_GRAPH
 
     @property
     def in_place(self) -> bool:
@@ -304,7 +242,7 @@ class RecordableFunction:
 
     def selection(self) -> SelectionReport | None:
         """See `report.ReportedFunction`."""
-        if self.selection_mode == "off":
+        if self.options.selection == "off":
             return None
         recordings = self.recordings()
         last = recordings[-1] if recordings else None
@@ -361,16 +299,11 @@ class RecordableFunction:
             if reference() is node:
                 last[:] = [node.describe()]
 
-    def session_failed(self, reason: str) -> None:
-        """Warn that a recording stays as stock made it because of a defect of Encore's."""
-        warnings.warn(f"Encore leaves a CUDA graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
-
     def ran_without_graph(self, reason: str) -> None:
         """Count a call without a graph. `TORCH_LOGS=cudagraphs` shows the first for each reason."""
         self._count_uncaptured(reason)
-        freed = self.decision == "no graph" and not self.retiring
-        if freed and self.direction == "inference" and self.serve_by is not None:
-            self.serve_by(self.run_past_manager)
+        if self.decision == "no graph" and self.direction == "inference" and self.serve_by is not None:
+            self.serve_by(self.run_past_manager)  # the manager has freed its graphs where it could
 
     def _count_uncaptured(self, reason: str) -> None:
         self._uncaptured[reason] += 1

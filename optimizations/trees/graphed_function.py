@@ -12,30 +12,89 @@ where the next call passes another tensor, it is recorded again. Not so in backw
 partitions, whose inputs may be at new addresses in each call; where Inductor does not say that it is written
 (`GeneratedCode.written`); with collectives, whose ranks may pass buffers apart; and for more than a few values of
 integer inputs: a place in a cache that is passed as a number changes on every call.
+
+Note [Misaligned inputs that are returned]. A partition of a program returns an input that a later partition reads or
+writes. Run on an aligned copy, it would return the copy: the later partition would write that, and the caller's tensor
+would stay as it was. So the input itself is returned, as it is where a graph is replayed. Not where the function took
+the memory of the input for a result: then what it returns is that result.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
+from optimizations.options import Options
+from optimizations.report import ReportedFunction
+from optimizations.report.recordings import Direction
 from optimizations.selection import Decision
-from optimizations.trees.aligned import on_aligned_inputs
-from optimizations.trees.function import RecordableFunction
+from optimizations.torch_internals.rebind import with_globals
+from optimizations.torch_internals.stock_trees import named_arguments, without_duplicates
+from optimizations.trees import containers
+from optimizations.trees.fast_path import on_fast_path
+from optimizations.trees.function import RecordableFunction, is_one_of_several, reading
+from optimizations.trees.inner_graphs import resting
+from optimizations.trees.manager import EncoreManager, follow_streams
 from optimizations.trees.measured import Measured
-from optimizations.weak_registry import WeakRegistry
+from optimizations.trees.readable_seeds import with_readable_seeds
+from optimizations.trees.reasons import INSIDE_CAPTURE
+
+ALIGNMENT_BYTES = 16
+"""The alignment that Inductor's kernels rely on, in bytes."""
 
 MOST_SIZES_OF_WRITERS = 8
 """Values of the integer inputs for which a function that writes an input is recorded. Stock records none."""
 
-Record = Callable[..., tuple[Callable[[list[Any]], Any] | None, Any]]
-"""`torch._inductor.cudagraph_trees.cudagraphify` with Encore's managers: what to call from now on (None: nothing was
-recorded), and a result."""
+
+class EncoreContainer(containers.TreeManagerContainer):
+    """Hold a manager of Encore's. It is stock's container, which ends its manager once no function needs it."""
+
+    tree_manager: EncoreManager | None
+
+    def _finalize_tree_manager(self) -> None:
+        if self.tree_manager is not None:
+            self.tree_manager.outlived()
+        super()._finalize_tree_manager()
+
+    def get_tree_manager(self, *arguments: Any, **keywords: Any) -> EncoreManager:
+        with self.lock:
+            if self.tree_manager is None:
+                settings = named_arguments(super().get_tree_manager, arguments, keywords)
+                self.tree_manager = EncoreManager(self.device_index, **settings)
+            return self.tree_manager
+
+
+def container(device_index: int) -> EncoreContainer:
+    """Return the container of this thread (of the thread whose backward this one runs) for a CUDA device."""
+    by_device = containers.thread_containers().by_device
+    found: EncoreContainer | None = by_device.get(device_index)
+    return by_device.setdefault(device_index, EncoreContainer(device_index)) if found is None else found
+
+
+_record = without_duplicates(with_globals(torch_internals.cudagraph_trees.cudagraphify, get_container=container))
+
+
+def record(
+    function: RecordableFunction, inputs: list[Any], *arguments: Any, **keywords: Any
+) -> tuple[Callable[[list[Any]], Any] | None, Any]:
+    """Record a function as `torch._inductor.cudagraph_trees.cudagraphify` does, with Encore's managers.
+
+    Returns:
+        What to call from now on (None: nothing was recorded), and a result.
+
+    Not inside of a capture of the program's own: a manager captures when it is made.
+    """
+    if not resting() and torch.cuda.is_current_stream_capturing():
+        function.ran_without_graph(INSIDE_CAPTURE)
+        return None, function(inputs)
+    full, outputs = _record(function, inputs, *arguments, **keywords)
+    return on_fast_path(full.func.__self__, full), outputs
 
 
 class GraphedFunction:
@@ -43,36 +102,33 @@ class GraphedFunction:
 
     Args:
         model: the function as Inductor generated it.
-        recordable: makes what is recorded of a function whose inputs are aligned.
-        record: see `Record`.
-        written: gives inputs that it writes besides `mutated_input_idxs`.
-        returns: whether a later partition is given this input as a result. Note [Misaligned inputs that are returned].
-        follow_streams: orders a call that goes past the manager after the graphs before it.
-        mutated_input_idxs, keywords: as for `torch._inductor.compile_fx.cudagraphify`.
+        options: the user's.
+        report: takes what is recorded, which is then asked for what is reported of it.
+        direction: of the function.
+        static_input_idxs, mutated_input_idxs, keywords: as for `torch._inductor.compile_fx.cudagraphify`.
     """
 
     def __init__(
         self,
         model: Callable[[list[Any]], Any],
-        recordable: Callable[[Callable[[list[Any]], Any]], RecordableFunction],
-        record: Record,
+        options: Options,
+        report: Callable[[ReportedFunction], None],
+        direction: Direction,
         *,
-        static_input_idxs: Sequence[int],
-        mutated_input_idxs: Sequence[int],
-        written: Callable[[], Iterable[int]] = tuple,
-        returns: Callable[[int], bool] = lambda index: False,
-        follow_streams: Callable[[], None] = lambda: None,
+        static_input_idxs: Sequence[int] = (),
+        mutated_input_idxs: Sequence[int] = (),
         **keywords: Any,
     ) -> None:
-        self._model = model
-        self._recordable = recordable
-        self._record = record
+        self._generated = model
+        self._code = reading(model)
+        self._model = with_readable_seeds(model, self._code)
+        self._options = options
+        self._report = report
+        self._direction: Direction = direction
         self._static_input_idxs = static_input_idxs
         self._mutated_input_idxs = mutated_input_idxs
-        self._written = written
-        self._returns = returns
-        self._follow_streams = follow_streams
         self._keywords = keywords
+        self._follow_streams = functools.partial(follow_streams, keywords["device_index"])
         self._compile_id = torch_internals.CompileContext.current_compile_id()
         self._integers: list[int] = []
         self._recorded: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {}
@@ -81,7 +137,7 @@ class GraphedFunction:
         self._callers_get: frozenset[int] | None = None
         self._warned = False
         self._lock = threading.RLock()
-        _LIVE.add(self)
+        containers.GRAPHED.add(self)
 
     def __call__(self, inputs: list[Any]) -> Any:
         integers = self._integers
@@ -113,16 +169,17 @@ class GraphedFunction:
         if key in self._recorded:
             return self._recorded[key](inputs)
         checked = trees.get_input_idxs_to_check(inputs, self._static_input_idxs)
-        mutated = trees.OrderedSet((*self._mutated_input_idxs, *sorted(self._written())))
+        mutated = trees.OrderedSet((*self._mutated_input_idxs, *sorted(self._code().written)))
         sizes = key[0] if len(key) == 1 else key or None  # as the user writes them in `cudagraph_capture_sizes`
-        aligned = on_aligned_inputs(self._model, checked, mutated, self._returns)
+        aligned = on_aligned_inputs(self._model, checked, mutated, self._returned) if checked else self._model
         if not trees.is_cudagraph_capture_sizes(sizes):
             return aligned(inputs)
         if not self._warned:
             self._warned = trees.maybe_warning_due_to_dynamic_shape(self._recorded, sizes)
         recordable = self._with_graph.pop(key, None)
         if recordable is None:
-            recordable = self._recordable(aligned)
+            recordable = RecordableFunction(aligned, self._generated, self._options, self._direction, self._code)
+            self._report(recordable)
             if key in self._measured:
                 recordable.decide(*self._measured[key])
             if recordable.goes_without_graph():
@@ -131,12 +188,14 @@ class GraphedFunction:
         recordable.written_inputs = self._written_inputs(inputs, recordable)
         static = trees.remove_unaligned_input_idxs(inputs, self._static_input_idxs)
         static = sorted({*static, *recordable.written_inputs})
-        recorded, outputs = self._record(
+        recorded, outputs = record(
             recordable,
             inputs,
             static,
             mutated_input_idxs=tuple(mutated),
             compile_id=self._compile_id,
+            is_backward=self._direction == "backward",
+            is_inference=self._direction == "inference",
             **self._keywords,
         )
         if recorded is None:
@@ -155,11 +214,15 @@ class GraphedFunction:
 
         recordable.serve_by = serve_by
         recordable.follow_streams = self._follow_streams
-        measures = recordable.selection_mode == "measure" and recordable.decision is None
+        measures = self._options.selection == "measure" and recordable.decision is None
         self._recorded[key] = (
             Measured(recordable, recorded, self._keywords["device_index"], decided) if measures else recorded
         )
         return outputs
+
+    def _returned(self, index: int) -> bool:
+        """Return whether a later partition is given this input as a result."""
+        return is_one_of_several(self._generated) and self._code().returns(index)
 
     def _first_call_without_graph(self, function: RecordableFunction, key: tuple[int, ...], inputs: list[Any]) -> Any:
         """Serve a call of a function that is too small for a graph, unless its results turn out to be large."""
@@ -174,7 +237,7 @@ class GraphedFunction:
 
     def _written_inputs(self, inputs: Sequence[Any], function: RecordableFunction) -> list[int]:
         """Return the places of the inputs that are written. Note [Inputs that are written]."""
-        if function.direction == "backward" or function.is_one_of_several or function.code().collective:
+        if self._direction == "backward" or function.is_one_of_several or self._code().collective:
             return []
         if len(self._recorded) >= MOST_SIZES_OF_WRITERS:
             return []
@@ -188,15 +251,38 @@ class GraphedFunction:
         return aligned
 
 
-_LIVE: WeakRegistry[GraphedFunction] = WeakRegistry()
+def on_aligned_inputs(
+    model: Callable[[list[Any]], Any],
+    checked: Sequence[int],
+    written: Sequence[int],
+    returns: Callable[[int], bool],
+) -> Callable[[list[Any]], Any]:
+    """Return a function that calls `model` with copies in place of misaligned inputs.
 
+    Args:
+        model: takes the list of its inputs, which it empties.
+        checked: indices of tensors that `model` takes for aligned.
+        written: indices of inputs that it writes; what it wrote to a copy is copied back.
+        returns: whether an input that `model` returns is that input, and not a result in its memory.
+    """
 
-def forget_recordings(functions: Iterable[GraphedFunction] | None = None) -> None:
-    """Let these functions, by default all there are, drop what they recorded."""
-    for function in _LIVE.alive() if functions is None else list(functions):
-        function.forget()
+    def run(inputs: list[Any]) -> Any:
+        given = {index: inputs[index] for index in checked if inputs[index].data_ptr() % ALIGNMENT_BYTES}
+        if not given:
+            return model(inputs)
+        copies = {index: torch_internals.clone_preserve_strides(value) for index, value in given.items()}
+        for index, value in copies.items():
+            inputs[index] = value
+        outputs = model(inputs)
+        changed = [index for index in copies if index in written]
+        if changed:
+            torch_internals.foreach_copy_([given[index] for index in changed], [copies[index] for index in changed])
+        originals = {id(copies[index]): value for index, value in given.items() if returns(index)}
+        return [originals.get(id(output), output) for output in outputs] if originals else outputs
+
+    return run
 
 
 def races_run() -> bool:
     """Return whether calls of any function take part in a race now."""
-    return any(function.is_measured_now for function in _LIVE.alive())
+    return any(function.is_measured_now for function in containers.GRAPHED.alive())

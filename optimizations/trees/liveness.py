@@ -24,30 +24,6 @@ MANY = 4
 """More references than that are asked about together (`Many`)."""
 
 
-class Many(list[Reference]):
-    """Hold many references, of which a check one by one would take longer than the rest of a call.
-
-    The counts from when no result was live are kept; where the counts equal them, none is live. `rearranged` begins
-    that again.
-    """
-
-    __slots__ = ("_arrangement", "_idle")
-
-    def __init__(self, references: Sequence[Reference]) -> None:
-        super().__init__(references)
-        self._idle: list[Idle] | None = None
-        self._arrangement = 0
-
-    def idle(self) -> bool:
-        """Return whether it is certain that no result has a reference besides stock's."""
-        found = self._idle
-        return found is not None and self._arrangement == _arrangement and all(map(Idle.stand, found))
-
-    def are_idle(self) -> None:
-        """Record that no result has a reference besides stock's."""
-        self._idle, self._arrangement = Idle.of(self), _arrangement
-
-
 _arrangement = 0
 """Counts how often the references that stock keeps became others. They may not, between two calls of one recording."""
 
@@ -58,36 +34,46 @@ def rearranged() -> None:
     _arrangement += 1
 
 
-class Idle:
-    """Hold the counts of references to results of one recording while none is live."""
+class Many(list[Reference]):
+    """Hold many references, of which a check one by one would take longer than the rest of a call.
 
-    __slots__ = ("_cached", "_objects", "_pick", "_storage_counts", "_storages", "_tensor_counts", "_weak")
+    The counts from when no result was live are kept, for each recording; where the counts equal them, none is live.
+    `rearranged` begins that again.
+    """
+
+    __slots__ = ("_arrangement", "_idle")
 
     def __init__(self, references: Sequence[Reference]) -> None:
-        known = [(held[place], place) for held, place, _, _ in references if held[place] is not None]
-        kept = [place for reference, place in known if reference.extra_ref_check is not None]
-        self._weak = [reference.ref for reference, _ in known]
-        self._cached, self._objects = references[0][2:]
-        self._pick = _picker(kept)
-        self._storages = list(map(_storage_use_count, map(_cdata, self._weak)))
-        self._tensor_counts = list(map(sys.getrefcount, self._pick(self._cached)))
-        self._storage_counts = list(map(sys.getrefcount, self._pick(self._objects)))
+        super().__init__(references)
+        self._idle: list[tuple[tuple[Any, ...], Any]] = []  # what is counted, and the counts
+        self._arrangement = -1
 
-    @staticmethod
-    def of(references: Sequence[Reference]) -> list[Idle]:
-        """Return one `Idle` for each recording."""
-        found: dict[int, list[Reference]] = {}
-        for one in references:
-            found.setdefault(id(one[2]), []).append(one)
-        return [Idle(some) for some in found.values()]
+    def idle(self) -> bool:
+        """Return whether it is certain that no result has a reference besides stock's."""
+        return self._arrangement == _arrangement and all(_counts(*counted) == counts for counted, counts in self._idle)
 
-    def stand(self) -> bool:
-        """Return whether the counts are unchanged."""
-        return (
-            list(map(_storage_use_count, map(_cdata, self._weak))) == self._storages
-            and list(map(sys.getrefcount, self._pick(self._cached))) == self._tensor_counts
-            and list(map(sys.getrefcount, self._pick(self._objects))) == self._storage_counts
-        )
+    def are_idle(self) -> None:
+        """Record that no result has a reference besides stock's."""
+        recordings: dict[int, list[Reference]] = {}
+        for one in self:
+            recordings.setdefault(id(one[2]), []).append(one)
+        self._idle = []
+        for references in recordings.values():
+            known = [(held[place], place) for held, place, _, _ in references if held[place] is not None]
+            kept = [place for reference, place in known if reference.extra_ref_check is not None]
+            cached, storages = references[0][2:]
+            counted = [reference.ref for reference, _ in known], _picker(kept), cached, storages
+            self._idle.append((counted, _counts(*counted)))
+        self._arrangement = _arrangement
+
+
+def _counts(weak: list[Any], pick: Callable[[list[Any]], list[Any]], cached: list[Any], storages: list[Any]) -> Any:
+    """Return the counts of references to results: in C++, and of the objects of Python that stock keeps."""
+    return (
+        list(map(_storage_use_count, map(_cdata, weak))),
+        list(map(sys.getrefcount, pick(cached))),
+        list(map(sys.getrefcount, pick(storages))),
+    )
 
 
 def _picker(places: Sequence[int]) -> Callable[[list[Any]], list[Any]]:

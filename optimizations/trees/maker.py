@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from optimizations.graph.plan import Choice
 from optimizations.graph.prelude_check import unload_kernels
-from optimizations.options import Concurrency
+from optimizations.options import Options
 from optimizations.report import ReportedFunction
-from optimizations.report.recordings import Direction
-from optimizations.selection import Selection
 from optimizations.torch_internals.only_partition import only_partition
-from optimizations.trees import containers, cudagraphify, manager
-from optimizations.trees.function import RecordableFunction, is_one_of_several, reading
-from optimizations.trees.graphed_function import GraphedFunction
-from optimizations.trees.readable_seeds import give_readable_seeds, with_readable_seeds
+from optimizations.trees import containers
+from optimizations.trees.graphed_function import GraphedFunction, container
+from optimizations.trees.readable_seeds import give_readable_seeds
 
 
 class EncoreMaker:
     """Implement `hook.Maker` for one compilation.
 
     Args:
-        choice: the user's option; anything but `off`.
-        lean: the user's option.
+        options: the user's; `indirection` is anything but "off".
         report: takes every function that is made into CUDA graphs, which is then asked for what is reported of it.
-        selection, concurrency: the user's options.
     """
 
-    def __init__(
-        self,
-        choice: Choice,
-        report: Callable[[ReportedFunction], None],
-        *,
-        lean: bool = True,
-        selection: Selection = "off",
-        concurrency: Concurrency = "off",
-    ) -> None:
-        self._choice = choice
-        self._lean = lean
+    def __init__(self, options: Options, report: Callable[[ReportedFunction], None]) -> None:
+        self._options = options
         self._report = report
-        self._selection: Selection = selection
-        self._concurrency: Concurrency = concurrency
         self._forward: Any = None  # the `CompiledFxGraph` of a forward, until its autograd function is made
         # Made in the thread that compiles, which hands it on to its autograd threads; made there it would not last.
         containers.thread_containers()
@@ -59,34 +41,12 @@ class EncoreMaker:
         **keywords: Any,
     ) -> GraphedFunction:
         """See `torch._inductor.compile_fx.cudagraphify`."""
-        code = reading(model)
-        direction: Direction = "backward" if is_backward else "inference" if is_inference else "forward"
-
-        def recordable(aligned: Callable[[list[Any]], Any]) -> RecordableFunction:
-            function = RecordableFunction(
-                aligned,
-                model,
-                self._choice,
-                direction,
-                lean=self._lean,
-                selection_mode=self._selection,
-                concurrency=self._concurrency,
-                code=code,
-            )
-            self._report(function)
-            return function
-
-        keywords.setdefault("mutated_input_idxs", ())
         return GraphedFunction(
-            with_readable_seeds(model, code),
-            recordable,
-            cudagraphify.record,
-            written=lambda: code().written,
-            follow_streams=functools.partial(manager.follow_streams, keywords["device_index"]),
-            returns=lambda index: is_one_of_several(model) and code().returns(index),
+            model,
+            self._options,
+            self._report,
+            "backward" if is_backward else "inference" if is_inference else "forward",
             static_input_idxs=static_input_idxs,
-            is_backward=is_backward,
-            is_inference=is_inference,
             **keywords,
         )
 
@@ -97,7 +57,7 @@ class EncoreMaker:
         stock asserts that the manager is there.
         """
         index = torch.cuda.current_device() if device_index is None else device_index
-        return cudagraphify.container(index).get_tree_manager()
+        return container(index).get_tree_manager()
 
     def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
         """See `hook.Maker`."""
@@ -126,5 +86,5 @@ def tell_what_callers_get(forward: Any, count: int) -> None:
 
 def release_recordings() -> None:
     """Free every graph, memory pool, placeholder and kernel of Encore's own. Functions record again when called."""
-    manager.free_all()
+    containers.free_all()
     unload_kernels()

@@ -67,12 +67,10 @@ from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.rebind import with_globals
 from optimizations.torch_internals.stock_trees import forget_places
 from optimizations.trees import moved_inputs
-from optimizations.trees.containers import container_of_call, managers, shut_down
-from optimizations.trees.fast_calls import FastCalls
-from optimizations.trees.function import RecordableFunction, WarmUp
-from optimizations.trees.graphed_function import forget_recordings
+from optimizations.trees.containers import container_of_call, free_all, managers
+from optimizations.trees.function import RecordableFunction
 from optimizations.trees.inner_graphs import resting
-from optimizations.trees.node import EncoreNode, NotFollowed, NotLaunched
+from optimizations.trees.node import EncoreNode, NotLaunched
 from optimizations.trees.process_ends import free_before_process_groups_end, in_a_process_group, several_ranks
 from optimizations.trees.readable_seeds import any_on_host
 from optimizations.trees.reasons import (
@@ -111,7 +109,7 @@ class EncoreManager(CUDAGraphTreeManager):
         turn: held in each call. Note [Threads] in `streams`.
         running: whether a call is on the slow path.
         held_in_generation: the iteration that holds results of the one before; None where none does.
-        streams, fast_calls, uncaptured_forwards: see their classes.
+        streams, uncaptured_forwards: see their classes.
     """
 
     current_gen: int
@@ -126,7 +124,6 @@ class EncoreManager(CUDAGraphTreeManager):
         self._owner = os.getpid()
         self.turn = threading.RLock()
         self.streams = CallStreams(device_index)
-        self.fast_calls = FastCalls()
         self.uncaptured_forwards = UncapturedForwards()
         self.running = False
         self.held_in_generation: int | None = None
@@ -147,17 +144,10 @@ class EncoreManager(CUDAGraphTreeManager):
     # Calls
 
     def add_function(
-        self,
-        model: RecordableFunction,
-        inputs: list[Any],
-        static_input_idxs: Sequence[int],
-        stack_traces: Any,
-        mode: Any,
-        constants: Any,
-        placeholders: Sequence[Any],
-        *others: Any,
+        self, model: RecordableFunction, inputs: list[Any], static_input_idxs: Sequence[int], *others: Any
     ) -> tuple[Any, Any]:
         """Add a function as stock does."""
+        _, _, _, placeholders, *_ = others
         model.turn = self.turn
         # Note [Geometry at an unchanged address]. Of a backward only what the forward was given is compared: the
         # program has no hold of the rest.
@@ -167,8 +157,7 @@ class EncoreManager(CUDAGraphTreeManager):
             if model.direction != "backward" or placeholders[index].name.startswith("primals")
         ]
         model.geometry = FixedGeometry(inputs, compared)
-        known = stack_traces, mode, constants, placeholders
-        full, outputs = self._add_function(model, inputs, static_input_idxs, *known, *others)
+        full, outputs = self._add_function(model, inputs, static_input_idxs, *others)
         return full, outputs
 
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:
@@ -189,27 +178,26 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def _run_in_turn(self, new_inputs: list[Any], function_id: Any) -> Any:
         """Run a call of the program."""
-        self.enter(function_id)
         function = self._function(function_id)
-        reason = self._against_a_graph(function_id, function, new_inputs)
-        if function.retiring:
-            function.retiring = False
-            self._free_what_is_retired()
+        self.streams.enter(function.direction == "backward", self.current_node)
+        reason = self._against_a_graph(function, new_inputs)
+        if function.without_graph is not None:
+            self._free_unused_graphs()
         if reason is not None:
             return self.run_without_graph(new_inputs, function_id, reason)
         returned = {place: new_inputs[index] for place, index in function.returned_inputs.items()}
         fixed = self._parameters(function_id, new_inputs)
         self.running = True
         self._took_part = self._checkpoint_due = self._ran_uncaptured = False
-        refused: tuple[EncoreNode, str, bool] | None = None  # not the error, which would hold this frame
+        refused: NotLaunched | None = None
         try:
             outputs = super().run(new_inputs, function_id)
         except NotLaunched as error:
-            refused = error.node, error.reason, isinstance(error, NotFollowed)
+            refused = NotLaunched(error.node, error.reason, of_no_use=error.of_no_use)  # the error holds this frame
         finally:
             self.running = False
         if refused is not None:
-            return self.not_launched(*refused, new_inputs, function_id)
+            return self.not_launched(refused, new_inputs, function_id)
         if not self._took_part:
             function.ran_without_graph(self._left_by_stock(function_id))
         if not self._took_part or self._ran_uncaptured:
@@ -238,19 +226,11 @@ class EncoreManager(CUDAGraphTreeManager):
         """Replay a node as stock does; the next call like this one may take the fast path."""
         with self._running_a_function():  # its session may capture it once more
             outputs = super().execute_node(node, new_inputs)
-        self.fast_calls.expect(node)
+        node.expect_again()
         return outputs
 
-    def enter(self, function_id: Any) -> None:
-        """Prepare the current thread and stream for a call."""
-        is_backward = self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD
-        self.streams.enter(is_backward, self.current_node)
-
-    def may_begin_within_iteration(self) -> bool:
-        """Return whether a fast call may begin a path after dead results: no forward has a pending backward."""
-        return not self.running_forwards_with_pending_backwards
-
-    def _against_a_graph(self, function_id: Any, function: RecordableFunction, inputs: Sequence[Any]) -> str | None:
+    def _against_a_graph(self, function: RecordableFunction, inputs: Sequence[Any]) -> str | None:
+        """Return why a call runs without a graph; None where one may serve it."""
         if self.current_node is not None and self._at_boundary() and not self.streams.inside_capture:
             self._look_for_held_results()
         if function.without_graph is not None or self.streams.inside_capture:
@@ -260,8 +240,7 @@ class EncoreManager(CUDAGraphTreeManager):
             return OTHER_GEOMETRY
         if self.held_in_generation is not None:
             return KEPT
-        is_backward = self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD
-        if is_backward and self.uncaptured_forwards.returned_any_of(inputs):
+        if function.direction == "backward" and self.uncaptured_forwards.returned_any_of(inputs):
             return FORWARD_UNCAPTURED
         return None
 
@@ -269,39 +248,32 @@ class EncoreManager(CUDAGraphTreeManager):
         """Serve a call without a graph, on inputs that need not lie where a graph has them."""
         function = self._function(function_id)
         function.ran_without_graph(reason)
-        mode = self.mode = self.id_to_mode[function_id]
+        self.mode = self.id_to_mode[function_id]
         fixed = self._parameters(function_id, inputs)
         outputs = function(inputs)
         self._mark_uncaptured(outputs, fixed)
-        # As `run` has it: forwards are pending after their call.
-        if mode is trees.CompilationMode.FORWARD:
-            self.running_forwards_with_pending_backwards = True
-        elif mode is trees.CompilationMode.BACKWARD:
-            self.running_forwards_with_pending_backwards = False
+        if function.direction != "inference":  # as `run` has it: forwards are pending after their call
+            self.running_forwards_with_pending_backwards = function.direction == "forward"
         return outputs
 
-    def not_launched(
-        self, node: EncoreNode, reason: str, not_followed: bool, inputs: list[Any], function_id: Any
-    ) -> Any:
-        """Serve a call without the graph of `node`, which was chosen for it. See `node.NotLaunched`."""
-        node.give_back_inputs(inputs)
-        if not_followed:
-            node.function.not_followed = reason
-            self._drop(node)
-        return self.run_without_graph(inputs, function_id, reason)
+    def not_launched(self, refused: NotLaunched, inputs: list[Any], function_id: Any) -> Any:
+        """Serve a call without the graph that was chosen for it."""
+        refused.node.give_back_inputs(inputs)
+        if refused.of_no_use:
+            refused.node.function.not_followed = refused.reason
+            self._drop(refused.node)
+        return self.run_without_graph(inputs, function_id, refused.reason)
 
     def _parameters(self, function_id: Any, inputs: Sequence[Any]) -> list[Any] | None:
         """Return the parameters among a forward's inputs; None for other functions, which are not marked.
 
         What it writes may be a result of a graph, which must not be held during the call.
         """
-        if self.id_to_mode[function_id] is not trees.CompilationMode.FORWARD:
+        function = self._function(function_id)
+        if function.direction != "forward":
             return None
-        written = self._function(function_id).written_inputs
-        static = self.ids_to_funcs[function_id].static_input_idxs
-        return [
-            inputs[index] for index in {*static, *self._function(function_id).ordinary_inputs} if index not in written
-        ]
+        fixed = {*self.ids_to_funcs[function_id].static_input_idxs, *function.ordinary_inputs}
+        return [inputs[index] for index in fixed.difference(function.written_inputs)]
 
     def _mark_uncaptured(self, outputs: Sequence[Any], fixed: Sequence[Any] | None) -> None:
         """Mark what a forward without a graph returned; see `_parameters`."""
@@ -315,7 +287,15 @@ class EncoreManager(CUDAGraphTreeManager):
         """Run a function without a graph as stock does, which warms up in the pool. See the notes on warm-ups."""
         self._apply_due_checkpoint()
         function = self._function(function_id)
-        warm_up = function.run = WarmUp(function.run)
+        run = function.run
+        found: list[Any] = []  # once it has begun: what it returned, None before that
+
+        def warm_up(inputs: list[Any]) -> Any:
+            found.append(None)
+            found[0] = run(inputs)
+            return found[0]
+
+        function.run = warm_up
         try:
             with self._running_a_function():
                 return super().run_eager(new_inputs, function_id)
@@ -325,7 +305,7 @@ class EncoreManager(CUDAGraphTreeManager):
             # device is lost, the program is to see the error that said so first.
             with contextlib.suppress(RuntimeError):
                 torch.cuda.current_stream(self.device_index).wait_stream(self.stream)
-            if not isinstance(error, Exception) or (warm_up.began and warm_up.results is None):
+            if not isinstance(error, Exception) or found == [None]:
                 node = self.current_node
                 if isinstance(node, trees.CUDAWarmupNode) and len(node.tensor_weakrefs) != len(node.stack_traces):
                     node.stack_traces = []
@@ -337,12 +317,12 @@ class EncoreManager(CUDAGraphTreeManager):
             failure = f"it could not be warmed up in a graph's memory: {one_line(error)}"
             error.__traceback__ = None  # its frames hold results
         finally:
-            function.run = warm_up.run
+            function.run = run
         self.leave_pool()
-        if warm_up.began:
+        if found:
             function.without_graph = failure
         self._note_uncaptured(function_id, failure)
-        return warm_up.results if warm_up.began else function(new_inputs)
+        return found[0] if found else function(new_inputs)
 
     @contextlib.contextmanager
     def _running_a_function(self) -> Iterator[None]:
@@ -381,7 +361,7 @@ class EncoreManager(CUDAGraphTreeManager):
             with self._running_a_function():
                 outputs = self._record_function(new_inputs, function_id)
             function.recorded_on(self.current_node._path_from_root)
-            self.fast_calls.expect(self.current_node)
+            self.current_node.expect_again()
             function.note_returned_inputs(self.current_node.returned_inputs)
             returned = {place: inputs[index][0] for place, index in function.returned_inputs.items()}
             return with_inputs(outputs, returned) if returned else outputs
@@ -443,11 +423,11 @@ class EncoreManager(CUDAGraphTreeManager):
         )
         if reason is None:
             return None
-        if reason != INPUT_KEEPS_MOVING:
+        if (
+            reason != INPUT_KEEPS_MOVING
+            or function.misfits_in_a_row() > moved_inputs.MOST_MISFITS * function.calls_on_a_path
+        ):
             function.without_graph = reason
-        elif function.misfits_in_a_row() > moved_inputs.MOST_MISFITS * function.calls_on_a_path:
-            function.without_graph = reason
-            function.retire()
         return reason
 
     # Inputs that moved
@@ -507,11 +487,15 @@ class EncoreManager(CUDAGraphTreeManager):
         siblings[:] = [one for one in siblings if one is not node]
         if self.current_node is node:
             self.current_node = node.parent
-        self._still_read(below(node))
-        for one in below(node):
-            one.remove_node_cached_tensors()
-            one.release()
-        self.fast_calls.clear()
+        self._release(below(node))
+
+    def _release(self, nodes: Iterable[EncoreNode]) -> None:
+        """Free what these recordings hold besides their graphs."""
+        released = list(nodes)
+        self._still_read(released)
+        for node in released:
+            node.remove_node_cached_tensors()
+            node.release()
 
     def _still_read(self, nodes: Iterable[EncoreNode]) -> None:
         """Callback: these are freed. Their launches that are under way still read their memory."""
@@ -558,10 +542,11 @@ class EncoreManager(CUDAGraphTreeManager):
 
     # The pool
 
-    def _free_what_is_retired(self) -> None:
+    def _free_unused_graphs(self) -> None:
         """Free the graphs and their pool once no function that has some is to be served by one any more."""
-        nodes = list(self.nodes())
-        if nodes and all(node.function.retired for node in nodes) and len(self.streams.callers) == 1:
+        if not any(self.roots.values()) or len(self.streams.callers) > 1:
+            return
+        if all(node.function.without_graph is not None for node in self.nodes()):
             self.leave_pool()
 
     def _let_held_results_own_their_memory(self) -> None:
@@ -591,11 +576,7 @@ class EncoreManager(CUDAGraphTreeManager):
     def leave_pool(self) -> None:
         """Leave the memory pool to those who hold results in it, and begin a new one. Everything is recorded again."""
         self._let_held_results_own_their_memory()
-        self._still_read(self.nodes())
-        for node in list(self.nodes()):
-            node.remove_node_cached_tensors()
-            node.release()
-        self.fast_calls.clear()
+        self._release(self.nodes())
         self.streams.forget_left()
         self.current_node = None
         self.roots = defaultdict(list)
@@ -634,7 +615,6 @@ class EncoreManager(CUDAGraphTreeManager):
             torch.cuda.synchronize(self.device_index)
             self._let_held_results_own_their_memory()
             nodes = list(self.nodes())
-            self.fast_calls.clear()
             super().shutdown()
             for node in nodes:
                 node.release()
@@ -660,9 +640,3 @@ def follow_streams(device_index: int) -> None:
         if moved and thread in one.streams.callers and not inside_a_function():
             with one.turn:
                 one.streams.follow(one.current_node)
-
-
-def free_all() -> None:
-    """Free every graph. Functions record again when called."""
-    shut_down()
-    forget_recordings()

@@ -21,8 +21,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import time
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -33,6 +33,7 @@ from optimizations import torch_internals
 from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF, NotedCapture
 from optimizations.graph.memory import MemoryRanges, storage_of
+from optimizations.graph.plan import Choice
 from optimizations.graph.pools import in_order, pool_memory
 from optimizations.graph.prelude_check import device_tools
 from optimizations.graph.recapture import recapture, register_generators
@@ -45,8 +46,7 @@ from optimizations.in_place.without_placeholder import without_placeholder
 from optimizations.one_line import one_line
 from optimizations.race import Race, mark
 from optimizations.report.recordings import RecordingReport
-from optimizations.torch_internals.stock_trees import INPUT_COPY_IDXS, checks_deaths_when_running
-from optimizations.trees.borrowed import Borrowed
+from optimizations.torch_internals.stock_trees import INPUT_COPY_IDXS, checks_deaths_when_running, compared_inputs
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.liveness import MANY, Many, Reference, rearranged
 from optimizations.trees.readable_seeds import any_on_host
@@ -57,28 +57,53 @@ from optimizations.uncollected import uncollected
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
 _forward_mode: Any = torch_internals.forward_ad
 
-_CHANGES = itertools.count(1)
-"""Of how recordings are served."""
-
 
 class NotLaunched(Exception):
-    """Report that the recording chosen for a call cannot be used for it. Nothing was launched."""
+    """Report that the recording chosen for a call cannot be used for it. Nothing was launched.
 
-    def __init__(self, node: EncoreNode, reason: str) -> None:
+    Attributes:
+        node: the recording.
+        reason: why, in words.
+        of_no_use: whether no call can use it. Note [Addresses that cannot be changed].
+    """
+
+    def __init__(self, node: EncoreNode, reason: str, *, of_no_use: bool = False) -> None:
         super().__init__(reason)
         self.node = node
         self.reason = reason
+        self.of_no_use = of_no_use
 
 
-class StillHeld(NotLaunched):
-    """Report that an input of this call is live whose memory the graph overwrites."""
+class RecordedInputs(Sequence[Any]):
+    """Hold the inputs of a recording as they were, over memory that they do not own.
 
+    A tensor is made when it is asked for: a recording may have a thousand that nothing asks for. Neither the inputs
+    nor the recording are kept.
+    """
 
-class NotFollowed(NotLaunched):
-    """Report that the addresses in the graph could not be changed. Note [Addresses that cannot be changed]."""
+    def __init__(self, node: EncoreNode, inputs: Sequence[Any]) -> None:
+        self._node = weakref.ref(node)
+        self._metadata = {
+            index: node._tensor_metadata(value, ignore_storage_offset=False)
+            for index, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor)
+        }
+        self._values = [None if index in self._metadata else value for index, value in enumerate(inputs)]
 
-    def __init__(self, node: EncoreNode, error: Exception) -> None:
-        super().__init__(node, f"{NOT_FOLLOWED}: {one_line(error)}")
+    def is_tensor(self, index: int) -> bool:
+        """Return whether the input is a tensor; no tensor is made."""
+        return index in self._metadata
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._values[index] is None and index in self._metadata:
+            node = self._node()
+            if node is None:
+                raise ReferenceError("this recording is gone")
+            self._values[index] = node._reconstruct_from_tensor_metadata(self._metadata[index])
+        return self._values[index]
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 class EncoreNode(CUDAGraphNode):
@@ -90,8 +115,10 @@ class EncoreNode(CUDAGraphNode):
         replays: how often the graph was replayed for a call; `full_replays`: those in calls that were not steady.
         copied_bytes: data copied into placeholders by these replays.
         copied_per_replay: the same for the next replay, inputs with a tracker left out.
-        copies_parameters: whether a former parameter is copied or read in place, as other inputs are.
-        state: changes whenever something is changed that a fast call relies on.
+        tracker: updates the graph's addresses for moved inputs; None where all are copied.
+        session: how far the recording has come; None where it is gone, or its session could not begin.
+        takes_fast_path: whether `fast_path` may serve a call by it. `expect_again` says so, and what changes how
+            replays run takes it back.
     """
 
     wrapped_function: Any
@@ -102,14 +129,12 @@ class EncoreNode(CUDAGraphNode):
 
     def __init__(self, wrapped_function: Any, *args: Any, **kwargs: Any) -> None:
         self.results = Results(self, wrapped_function.model)
-        self._tracker: AddressTracker | None = None
-        self._session: Session | None = None
+        self.tracker: AddressTracker | None = None
+        self.session: Session | None = None
         self._active = False
-        self._seen = self.borrowing(())
-        self._returned: dict[int, int] = {}
-        self._fixed: list[int] = []
+        self._seen = RecordedInputs(self, ())
+        self.returned_inputs: dict[int, int] = {}  # by output, the copied input. Note [Inputs that are returned]
         self._fixed_storages: list[Any] = []
-        self._written: list[int] = []
         self._copied: list[int] = []
         self._in_place: list[int] = []
         self._copying: bool | None = None
@@ -117,12 +142,11 @@ class EncoreNode(CUDAGraphNode):
         self._noted: Noted | None = None
         self._chain = "its launches were not noted when it was captured"
         self.recording_s = 0.0
-        self.copies_parameters = False
         self.replays = 0
         self.full_replays = 0
         self.copied_bytes = 0
         self.copied_per_replay = 0
-        self.state = 0
+        self.takes_fast_path = False
         started = time.perf_counter()
         super().__init__(wrapped_function, *args, **kwargs)
         # From here on the call has been served: nothing may fail any more, or it would be served twice.
@@ -132,9 +156,10 @@ class EncoreNode(CUDAGraphNode):
             self.function.recorded(self)
             self._note_plan()
         except Exception as error:
-            self._session = None
+            self.session = None
             self._active = False
-            self.function.session_failed(one_line(error))
+            reason = one_line(error)
+            warnings.warn(f"Encore leaves a CUDA graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
 
     # What others read
 
@@ -144,28 +169,13 @@ class EncoreNode(CUDAGraphNode):
         function: RecordableFunction = self.wrapped_function.model
         return function
 
-    @property
-    def tracker(self) -> AddressTracker | None:
-        """Return the tracker that updates the graph's addresses for moved inputs; None where all are copied."""
-        return self._tracker
-
-    @property
-    def session(self) -> Session | None:
-        """Return the session, which says how far the recording has come; None where indirection is off."""
-        return self._session
-
-    @property
-    def returned_inputs(self) -> Mapping[int, int]:
-        """Return for each output that is a copied input the index of that input. Note [Inputs that are returned]."""
-        return self._returned
-
     def describe(self) -> RecordingReport:
         """Return the report of this recording."""
-        if self._session is None:
+        if self.session is None:
             raise ReferenceError("this recording is gone, or was never looked after")
         return describe(
-            self._session,
-            self._tracker,
+            self.session,
+            self.tracker,
             [placeholder.name for placeholder in self.wrapped_function.placeholders],
             frozenset(self.wrapped_function.mutated_input_idxs),
             self.function.direction,
@@ -178,7 +188,7 @@ class EncoreNode(CUDAGraphNode):
     def _record(self, model: Any, inputs: list[Any]) -> Any:
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
         register_generators(self.graph, inputs, self.device)
-        self._seen = self.borrowing(inputs)
+        self._seen = RecordedInputs(self, inputs)
         # By storage, not by address: memory of an input that is dead may hold an output by the end.
         placeholders = {
             index: torch_internals.cudagraph_trees.StorageWeakRef(inputs[index].untyped_storage())
@@ -209,7 +219,7 @@ class EncoreNode(CUDAGraphNode):
             if isinstance(output, torch.Tensor) and output.untyped_storage().data_ptr():
                 index = returned.get(output.untyped_storage()._cdata)
                 if index is not None:
-                    self._returned[position] = index
+                    self.returned_inputs[position] = index
         return outputs
 
     def _allocate_and_copy_recording_inputs(self, inputs: list[Any]) -> list[Any]:
@@ -224,7 +234,7 @@ class EncoreNode(CUDAGraphNode):
             inputs,
             ordinary,
             MemoryRanges([*pool_memory(self.cuda_graphs_pool), *written]),
-            selects=function.selection_mode == "rule",
+            selects=function.options.selection == "rule",
         )
         given = {index: inputs[index] for index in chosen}
         static: list[int] = self.static_input_idxs
@@ -260,7 +270,7 @@ class EncoreNode(CUDAGraphNode):
     def _noted_capture(self, inputs: Sequence[Any]) -> NotedCapture | None:
         """Return what notes the launches of the capture; None where they stay a chain, as `_chain` says."""
         function = self.function
-        if function.concurrency == "off":
+        if function.options.concurrency == "off":
             self._chain = SWITCHED_OFF
         elif function.code().collective:
             self._chain = HAS_COLLECTIVES
@@ -282,18 +292,17 @@ class EncoreNode(CUDAGraphNode):
 
     def _begin_session(self, seconds: float) -> None:
         function = self.function
-        self._fixed = list(self.non_managed_static_input_idxs)
         self._copied = list(self.non_static_input_idx)
         mutated = set(self.wrapped_function.mutated_input_idxs)
-        self._written = [index for index in self._fixed if index in mutated and self._seen.is_tensor(index)]
+        fixed = self.non_managed_static_input_idxs
         tensors = [index for index in self.non_static_input_idx if self._seen.is_tensor(index)]
         self.copied_per_replay = sum(self._seen[index].nbytes for index in tensors)
         recorded = Recorded(
             graph=self.graph,
             inputs=self._seen,
             copied=sorted([*tensors, *self._without_placeholder]),
-            written=self._written,
-            returned=frozenset(self._returned.values()),
+            written=[index for index in fixed if index in mutated and self._seen.is_tensor(index)],
+            returned=frozenset(self.returned_inputs.values()),
             pool=self.cuda_graphs_pool,
             seconds=seconds,
             without_placeholder=self._without_placeholder,
@@ -305,10 +314,10 @@ class EncoreNode(CUDAGraphNode):
             node = reference()
             return node is not None and function.is_seldom(node)
 
-        self._session = Session(
+        self.session = Session(
             recorded,
             weakref.proxy(self),  # a reference would be a cycle
-            function.choice,
+            Choice(function.options.indirection),
             function.code,
             lambda inputs: recapture(
                 function,
@@ -322,30 +331,67 @@ class EncoreNode(CUDAGraphNode):
             lambda: len(function.callers) <= 1,
             lambda: torch.cuda.is_current_stream_capturing(),
             is_seldom=is_seldom,
-            selects=function.selection_mode == "rule",
+            selects=function.options.selection == "rule",
             branches=self._branches(),
         )
-        self.copies_parameters = not function.ordinary_inputs.isdisjoint(tensors)
         if function.not_followed is not None:
-            self._session.decline(function.not_followed)
+            self.session.decline(function.not_followed)
         elif function.decision == "copies":
-            self._session.decline(RESTING)
+            self.session.decline(RESTING)
         if self._without_placeholder:
-            self._session.settle_by_name()
-            if self._session.unusable is not None:
+            self.session.settle_by_name()
+            if self.session.unusable is not None:
                 function.records_on_inputs = False
-        self._active = self._session.active
+        self._active = self.session.active
 
     def _note_plan(self) -> None:
         """Let the function decide whether it keeps its graph, once it is known what is copied."""
-        if self._session is not None and self._session.stage is Stage.DONE:
+        if self.session is not None and self.session.stage is Stage.DONE:
             self.function.plan_is_there(self)
 
     # Results, and who holds them
 
     def reconstruct_outputs(self) -> Any:
         """Return results as stock does; what a caller changed of a result is not there the next time."""
-        return self.results.reconstructed(super().reconstruct_outputs)
+        if not self.cached_tensor_outputs:
+            self._initialize_cached_tensors()
+        return self.results.made()
+
+    # What `fast_path` compares
+
+    def expect_again(self) -> None:
+        """Let the next call like the one that this recording served take the fast path, if that does all it needs."""
+        options, function = torch_internals.inductor_config.triton, self.function
+        debugging = (
+            options.fast_path_cudagraph_asserts or options.force_cudagraph_sync or options.force_cudagraphs_warmup
+        )
+        unfit = debugging or function.returned_inputs or self.reads_what_is_gone or self.graph is None
+        self.takes_fast_path = function.options.lean and not unfit
+
+    @functools.cached_property
+    def compared(self) -> list[int]:
+        """Return the inputs whose addresses are compared. Results of earlier graphs are among them."""
+        return sorted(compared_inputs(self))
+
+    @functools.cached_property
+    def seeds(self) -> list[int]:
+        """Return the seeds of attention that may lie on the host: not at an address of the GPU that is compared."""
+        return [index for index in self.function.code().seeds if index not in self.compared]
+
+    @functools.cached_property
+    def dying(self) -> list[int]:
+        """Return the inputs that are results of earlier graphs, and are let go before the launch."""
+        return [index for index in self.cudagraph_managed_idxs if not self.preserved_aliased_inputs[index]]
+
+    @functools.cached_property
+    def dead_before(self) -> Sequence[Reference]:
+        """Return references to results that must have died before the graph runs."""
+        return self.references(self.expected_dead_indices_before_graph)
+
+    @functools.cached_property
+    def dead_after(self) -> Sequence[Reference]:
+        """Return references to results that must have died when the graph runs."""
+        return self.references(self.expected_dead_indices_after_graph)
 
     @functools.cached_property
     def results_alive(self) -> Sequence[Reference]:
@@ -388,7 +434,7 @@ class EncoreNode(CUDAGraphNode):
         if not self._active:
             outputs = super().run(new_inputs)
         else:
-            session = self._session
+            session = self.session
             assert session is not None
             try:
                 outputs = session.run(new_inputs, super().run)
@@ -406,7 +452,7 @@ class EncoreNode(CUDAGraphNode):
         Raises:
             NotImplementedError: an input that stock copies has one.
         """
-        in_place = {*self._fixed, *self.cudagraph_managed_idxs}  # in stock
+        in_place = {*self.non_managed_static_input_idxs, *self.cudagraph_managed_idxs}  # in stock
         for index, value in enumerate(inputs):
             if index not in in_place and isinstance(value, torch.Tensor):
                 derivative = _forward_mode.unpack_dual(value).tangent
@@ -431,13 +477,13 @@ class EncoreNode(CUDAGraphNode):
         return device_tools(self.device).free_bytes()
 
     def run_graph(self) -> None:
-        branches = self._session.branches if self._session is not None else None
+        branches = self.session.branches if self.session is not None else None
         if branches is not None and branches.is_racing:
             branches.launch(super().run_graph)
         else:
             super().run_graph()
-        if self._tracker is not None:
-            self._tracker.launched()
+        if self.tracker is not None:
+            self.tracker.launched()
 
     def check_invariants(self, inputs: list[Any]) -> Any:
         """Check inputs as stock does, and refuse those that this recording cannot read."""
@@ -449,10 +495,10 @@ class EncoreNode(CUDAGraphNode):
             try:
                 self.copy_inputs(self.function.copies_inputs)
             except Exception as error:
-                raise NotFollowed(self, error) from error
+                raise self.not_followed(error) from error
         if any_on_host(inputs, self.function.code().seeds):
             return statuses.StaticInputIdxMismatch, lambda: "its seeds of attention lie on the host"
-        status, describe = super().check_invariants(inputs)  # raises StillHeld
+        status, describe = super().check_invariants(inputs)  # raises NotLaunched
         if status is statuses.SUCCESS and checks_deaths_when_running():  # then the copies have already been made
             self._check_liveness(self.expected_dead_indices_after_graph, self.path_weakrefs)
         return status, describe
@@ -461,18 +507,18 @@ class EncoreNode(CUDAGraphNode):
         """Check as stock does.
 
         Raises:
-            StillHeld: an input is live that must be dead when the graph runs.
+            NotLaunched: an input is live that must be dead when the graph runs.
         """
         if CUDAGraphNode._check_liveness(indices, output_refs):
             return True
         if indices is self.expected_dead_indices_after_graph:
-            raise StillHeld(self, INPUT_STILL_HELD)
+            raise NotLaunched(self, INPUT_STILL_HELD)
         return False
 
     @property
     def reads_what_is_gone(self) -> bool:
         """Return whether the graph can read nothing but the inputs of the call that was recorded."""
-        return bool(self._without_placeholder) and self._tracker is None
+        return bool(self._without_placeholder) and self.tracker is None
 
     def give_back_inputs(self, inputs: list[Any]) -> None:
         """Fill in what `check_invariants` has taken out of a call's inputs, in memory of their own.
@@ -489,18 +535,22 @@ class EncoreNode(CUDAGraphNode):
         """Require that the graph is usable.
 
         Raises:
-            NotFollowed: changing the graph was begun, and did not end well.
+            NotLaunched: changing the graph was begun, and did not end well.
         """
-        if self._session is not None and self._session.unusable is not None:
-            raise NotFollowed(self, RuntimeError(self._session.off or self._session.unusable))
+        if self.session is not None and self.session.unusable is not None:
+            raise self.not_followed(RuntimeError(self.session.off or self.session.unusable))
+
+    def not_followed(self, error: Exception) -> NotLaunched:
+        """Return what to raise where addresses in the graph cannot be changed."""
+        return NotLaunched(self, f"{NOT_FOLLOWED}: {one_line(error)}", of_no_use=True)
 
     def _copy_inputs_and_remove_from_src(self, dsts: list[Any], srcs: list[Any]) -> None:
         self._require_usable()
-        if self._tracker is not None:
+        if self.tracker is not None:
             try:
-                self._tracker.follow(srcs)
+                self.tracker.follow(srcs)
             except Exception as error:
-                raise NotFollowed(self, error) from error
+                raise self.not_followed(error) from error
         super()._copy_inputs_and_remove_from_src(dsts, srcs)
 
     def copy_recording_inputs(self, inputs: list[Any]) -> None:
@@ -509,13 +559,11 @@ class EncoreNode(CUDAGraphNode):
 
     def release(self) -> None:
         """Give back what the node holds in addition to the graph. It cannot be run any more."""
-        if self._session is None:
+        if self.session is None:
             return
         self.function.last_seen(self)
-        self._session = None
-        self._tracker = None
-        self._active = False
-        self.state += 1
+        self.takes_fast_path = self._active = False
+        self.session = self.tracker = None
 
     # Tensors over memory that they do not own
 
@@ -523,32 +571,6 @@ class EncoreNode(CUDAGraphNode):
         """Return the same tensor over the same memory, which it does not own."""
         metadata = self._tensor_metadata(tensor, ignore_storage_offset=False)
         return self._reconstruct_from_tensor_metadata(metadata)
-
-    def borrowing(self, inputs: Sequence[Any]) -> Borrowed:
-        """Return the same for each of the inputs, made when requested. It does not keep the node."""
-        reference = weakref.ref(self)
-
-        def make(metadata: Mapping[str, Any]) -> torch.Tensor:
-            node = reference()
-            if node is None:
-                raise ReferenceError("this recording is gone")
-            made: torch.Tensor = node._reconstruct_from_tensor_metadata(metadata)
-            return made
-
-        return Borrowed(inputs, functools.partial(self._tensor_metadata, ignore_storage_offset=False), make)
-
-    def output_tensors(self) -> dict[int, torch.Tensor]:
-        """Return by place the tensors among the outputs, as the graph leaves them, by stock's metadata of them.
-
-        Those in the memory of inputs at fixed addresses lie where these did at the recording.
-        """
-        return {
-            place: self.static_output_tensors[place]
-            if self.static_output_tensors[place] is not None
-            else self._reconstruct_from_tensor_metadata(metadata)
-            for place, metadata in enumerate(self.outputs_metadata)
-            if isinstance(metadata, dict)
-        }
 
     def at_address(self, index: int, address: int) -> torch.Tensor:
         """See `session.Host`. Return recording input `index` as if it lay at `address`."""
@@ -570,10 +592,10 @@ class EncoreNode(CUDAGraphNode):
 
     def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
         """See `session.Host`. Ended in between, no call is taken for one that fits and is not followed."""
-        self.state += 1
+        self.takes_fast_path = False
         followed = {*tracker.indices, *unused}
         self._copying = None
-        self._tracker = tracker
+        self.tracker = tracker
         self._in_place = [
             index
             for index in [*self._copied, *self._without_placeholder]
@@ -584,46 +606,40 @@ class EncoreNode(CUDAGraphNode):
     # Measured decisions
 
     def copy_inputs(self, copying: bool) -> None:
-        """See `function.Recording`. Ended in between, it is done again before the next replay (`check_invariants`)."""
-        if self._tracker is None or self._copying is copying:
+        """Let replays copy all inputs, as stock does, instead of reading some in place. Under the manager's turn.
+
+        Ended in between, it is done again before the next replay (`check_invariants`).
+        """
+        if self.tracker is None or self._copying is copying:
             return
         self._copying = None
-        # Fast calls check in each call all that changes here, so they hold again afterwards. A state that never comes
-        # again ends them if this is ended in between.
-        state, self.state = self.state, -next(_CHANGES)
-        self._tracker.rest(copying)
+        takes_fast_path, self.takes_fast_path = self.takes_fast_path, False
+        self.tracker.rest(copying)
         copied = self._copied if copying else [one for one in self._copied if one not in self._in_place]
         self.copied_per_replay = sum(self._seen[index].nbytes for index in copied if self._seen.is_tensor(index))
         self.non_static_input_idx = copied
         self._copying = copying
-        self.state = state
+        self.takes_fast_path = takes_fast_path
 
     def short_of_memory(self) -> str | None:
-        """See `function.Recording`. Without a graph a call takes at most as much as the pool has for all of them."""
+        """Return why calls should not be tried without the graph: memory is short. None where they may be.
+
+        Without a graph a call takes at most as much as the pool has for all of them.
+        """
         pool_bytes = sum(one.size_bytes for one in pool_memory(self.cuda_graphs_pool))
-        return waiting_for_memory(pool_bytes, device_tools(self.device).free_bytes())
+        return waiting_for_memory(pool_bytes, self.free_bytes())
 
     def following(self) -> Iterator[EncoreNode]:
-        """See `function.Recording`."""
+        """Yield the recordings that follow this one."""
         for nodes in list(self.children.values()):
             yield from nodes
 
     @property
     def result_bytes(self) -> int:
-        """See `function.Recording`."""
+        """Return the size of the results in bytes."""
         return sum(one["nbytes"] for one in self.outputs_metadata if isinstance(one, dict))
 
     @property
-    def kernels(self) -> int | None:
-        """See `function.Recording`."""
-        return self._session.kernels if self._session is not None else None
-
-    @property
     def in_place(self) -> bool:
-        """See `function.Recording`."""
+        """Return whether the graph can read an input in place that stock copies."""
         return bool(self._in_place)
-
-    @property
-    def waiting(self) -> str | None:
-        """See `function.Recording`."""
-        return self._session.waits_for if self._session is not None and self._session.pending else None

@@ -23,7 +23,11 @@ def with_readable_seeds(run: Run, code: Callable[[], GeneratedCode]) -> Run:
     """Return `run` (a generated function), called with seeds on the host where the stream does not capture."""
 
     def run_with_readable_seeds(inputs: list[Any]) -> Any:
-        _move_to_host(inputs, code().seeds)
+        seeds = code().seeds
+        if seeds and not is_capturing():
+            for index in seeds:
+                if not is_on_host(inputs[index]):
+                    inputs[index] = to_host(inputs[index])  # the host waits for the device
         return run(inputs)
 
     return run_with_readable_seeds
@@ -67,13 +71,6 @@ def _wrapped(run: Run, definition: ast.FunctionDef | None) -> Run:
         return run
     code = GeneratedCode(None, seeds=seeds)
     return with_readable_seeds(run, lambda: code)
-
-
-def _move_to_host(inputs: list[Any], seeds: Sequence[int]) -> None:
-    if seeds and not is_capturing():
-        for index in seeds:
-            if not is_on_host(inputs[index]):
-                inputs[index] = to_host(inputs[index])  # the host waits for the device
 
 
 def is_on_host(seed: Any) -> bool:

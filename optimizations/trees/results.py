@@ -16,13 +16,18 @@ given it another shape, memory (`resize_`) or hooks, which would all be in the n
 Note [Results that were changed]. Gradients, and what a forward saves, are the same objects in each call. `live_results`
 finds those that a program changed, and they are made again: when they are to be returned the next time, and on a query
 whether one is live that lies elsewhere by now.
+
+Note [Copies of kept results]. A call that copies is a call of a program that holds each result until it has the next,
+such as a loop that decodes token by token and names its result. Where such a loop waits for nothing, the CPU time after
+the launch counts as much as that before it. So copies are laid out once for each recording.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,11 +35,10 @@ import torch
 from optimizations import torch_internals
 from optimizations.lazy_view import is_lazy_view
 from optimizations.torch_internals.apart import apart_from_the_program
-from optimizations.trees.copies_out import CopiesOut, copies_out
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.live_results import LiveResults
 from optimizations.trees.liveness import is_unreferenced, rearranged
-from optimizations.trees.returned import ReturnedInPlace, found_in, repeated
+from optimizations.trees.returned import ReturnedInPlace, found_in, over, repeated
 
 trees = torch_internals.cudagraph_trees
 _hooks_of_saved_tensors: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks
@@ -65,7 +69,6 @@ class Results:
         self.returned = ReturnedInPlace()
         self._live_results: LiveResults | None = None  # None where callers get all tensors that stock keeps
         self._for_callers: Sequence[int] = ()  # places of those that they get. Note [New tensors for callers]
-        self._kept_when_sorted: Sequence[bool] | None = None  # what `unaliased_in_all_paths` was in `_sort_places`
         # Outputs that are the same in each call, and no kept tensors: their places and what they are.
         self._constant: Sequence[tuple[int, Any]] = ()
         # Places of outputs that share memory with others. As in stock, each call gets new tensors.
@@ -180,13 +183,11 @@ class Results:
             else:
                 made.append(place)
         self._constant, self._made = constant, made
-        self._kept_when_sorted = list(node.unaliased_in_all_paths)
 
     def uncached(self) -> None:
         """Callback: stock lets go of these tensors."""
         self._live_results = None
         self._constant = self._made = self._for_callers = ()
-        self._kept_when_sorted = None
         self.storages.clear()
         rearranged()
 
@@ -204,10 +205,7 @@ class Results:
     def of_call(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of a replay on `inputs`, as `reconstruct_outputs` does, and the call's own parameters."""
         node = self._node
-        if node.unaliased_in_all_paths != self._kept_when_sorted:
-            results: list[Any] = node.reconstruct_outputs()
-        else:
-            results = self._by_place(node)
+        results: list[Any] = self.made() if node.cached_tensor_outputs else node.reconstruct_outputs()
         self.put_in_the_calls_own(results, inputs)
         return results
 
@@ -221,18 +219,9 @@ class Results:
         for place in self._passed_on:
             _is_now(self._node, place, results[place])
 
-    def reconstructed(self, reconstruct: Callable[[], list[Any]]) -> list[Any]:
-        """Return what stock's method reconstructs; what a caller changed of a result is not there the next time."""
+    def made(self) -> list[Any]:
+        """Return the outputs of a replay, as stock's `reconstruct_outputs`, without a look at each in Python."""
         node = self._node
-        if node.cached_tensor_outputs:
-            self._restore_changed(node)
-        results = reconstruct()
-        self._replace_for_callers(node, results)
-        self._repeat(node, results)
-        return results
-
-    def _by_place(self, node: Any) -> list[Any]:
-        """Return the same as `reconstructed`, without a look at each output in Python."""
         self._restore_changed(node)
         results: list[Any] = node.cached_tensor_outputs.copy()
         for place, value in self._constant:
@@ -288,8 +277,81 @@ class Results:
         kept = self._function.kept_outputs
         copies = self._copies_out
         if copies is None or copies.kept != len(kept):  # there are ever more
-            copies = self._copies_out = copies_out(results, kept, addresses(self._node))
+            copies = self._copies_out = CopiesOut(results, kept, addresses(self._node))
         return copies
+
+
+MANY_COPIES = 4
+"""As many results are copied by one call, with a kernel for many at a time, instead of one by one."""
+
+
+class CopiesOut:
+    """Copy results that the program keeps. Notes [Copies of kept results] here and [Kept results] in `manager`.
+
+    Args:
+        results: those of any call.
+        kept: places of results that the program keeps.
+        pool: addresses. Results whose storages begin at one of them are copied; those that share memory share a copy.
+
+    Attributes:
+        kept: how many results the program keeps.
+        count, bytes: how many copies are made, and of how many bytes.
+    """
+
+    def __init__(self, results: Sequence[Any], kept: Collection[int], pool: Collection[int]) -> None:
+        self.kept, self.bytes = len(kept), 0
+        self._alone: list[int] = []
+        self._shared: list[list[int]] = []
+        places_at: defaultdict[int, list[int]] = defaultdict(list)
+        for place, result in enumerate(results):
+            if isinstance(result, torch.Tensor) and (address := result.untyped_storage().data_ptr()) in pool:
+                places_at[address].append(place)
+        for places in places_at.values():
+            first = results[places[0]]
+            if not any(place in kept for place in places):
+                continue
+            if len(places) == 1 and _is_dense(first):
+                self._alone.append(places[0])
+                self.bytes += first.nbytes
+            else:
+                self._shared.append(places)
+                self.bytes += first.untyped_storage().nbytes()
+        self.count = len(self._alone) + len(self._shared)
+
+    def make(self, results: list[Any]) -> None:
+        """Put copies in their places in a list of results: in all of them, or in none where this raises."""
+        made: dict[int, torch.Tensor] = {}
+        for places in self._shared:
+            storage = results[places[0]].untyped_storage().clone()
+            for place in places:
+                result = results[place]
+                if id(result) not in made:  # those that are one tensor stay one
+                    made[id(result)] = over(storage, result, int(result.storage_offset()))
+        copied = copies_of([results[place] for place in self._alone])
+        for places in self._shared:
+            for place in places:
+                results[place] = made[id(results[place])]
+        for place, one in zip(self._alone, copied, strict=True):
+            results[place] = one
+
+
+def copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies with the same values, sizes and strides of tensors that fill their memory without gaps."""
+    if len(tensors) < MANY_COPIES:
+        return [tensor.clone() for tensor in tensors]
+    made = [torch.empty_like(tensor) for tensor in tensors]
+    torch_internals.foreach_copy_(made, tensors)
+    return made
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor fills its memory once, in whatever order of dimensions: a plain clone is a full copy."""
+    expected = 1
+    for extent, step in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda one: one[1]):
+        if extent != 1 and step != expected:
+            return False
+        expected *= extent
+    return True
 
 
 def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> list[Any]:
@@ -310,7 +372,7 @@ def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> list[A
         copies = (
             recorded.copies(results)
             if recorded is not None and recorded._function is function
-            else copies_out(results, function.kept_outputs, addresses(node))
+            else CopiesOut(results, function.kept_outputs, addresses(node))
         )
         copies.make(results)
     except torch.OutOfMemoryError:

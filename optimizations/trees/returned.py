@@ -6,10 +6,6 @@ stand for the same memory by now (`Parameter(old.data)`). Autograd notices by th
 parameter was written before the backward, and the old object may have been given other memory: the gradient would be
 wrong without a word. So each replay returns the tensors of its own call, and none of the recording's is kept.
 
-So an input that is returned may move: the graph is patched to where it lies, and what lies in its memory is returned
-where it lies too. That is known of the input itself, and of a view of its elements while no other input shares their
-storage. Of all others it is `unclear`, and such an input is not followed.
-
 Note [Results that a backward reads]. The same goes for a result that a backward reads, of this graph (`x.exp()`) or of
 an earlier one. It is the program's, which may write it before the backward: an error in eager. The function returns one
 object in two places, or the input itself. Stock makes a tensor of each, over the same memory, with versions of their
@@ -25,12 +21,7 @@ from typing import Any
 
 import torch
 
-from optimizations.graph.memory import size_bytes
 from optimizations.trees.live_results import choosing
-
-SEVERAL_HERE = "an output lies in memory that several inputs share, so it is not known with which of them it would move"
-REACHES_BEYOND = "an output lies in its storage, and not within its elements"
-"""Why an input is not followed if it moves, because of an output."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +35,10 @@ class InPlace:
 
 
 class ReturnedInPlace:
-    """Hold the outputs of one recording that lie in inputs at fixed addresses, in the order of their places.
+    """Hold the outputs of one recording that lie in inputs at fixed addresses, in the order of their places."""
 
-    Attributes:
-        unclear: inputs of which it is not known how an output lies in their memory, and why.
-    """
-
-    def __init__(self, found: Sequence[InPlace] = (), unclear: Mapping[int, str] | None = None) -> None:
+    def __init__(self, found: Sequence[InPlace] = ()) -> None:
         self.found = tuple(found)
-        self.unclear = dict(unclear or {})
         self._views = [one for one in self.found if not one.is_input]
         self._same: list[tuple[slice, Callable[[Any], tuple[Any, ...]]]] = []
         # What is saved for a backward begins with inputs, so that most are neighbours and moved by one call.
@@ -84,34 +70,20 @@ def found_in(
         return ReturnedInPlace()
     same = {id(value): index for index, value in fixed.items()}
     near: dict[int, list[int]] = {}
-    at: dict[int, list[int]] = {}
     for index, value in fixed.items():
         near.setdefault(value.untyped_storage()._cdata, []).append(index)
-        at.setdefault(value.untyped_storage().data_ptr(), []).append(index)
-    found = []
-    unclear: dict[int, str] = {}
+    found = [InPlace(place, index, is_input=True) for place, index in passed_on.items()]
     for place, output in enumerate(outputs):
         if output is None:
             continue
-        address = output.untyped_storage().data_ptr()
-        sharing = at.get(address, []) if address else []
-        owner = same.get(id(output))
-        if owner is not None:
-            found.append(InPlace(place, owner, is_input=True))
-            if sum(fixed[index] is output for index in sharing) > 1:
-                unclear.update(dict.fromkeys(sharing, SEVERAL_HERE))
-            continue
-        if address:
+        if id(output) in same:
+            found.append(InPlace(place, same[id(output)], is_input=True))
+        elif output.untyped_storage().data_ptr():
             owner = _lies_in(output, fixed, near.get(output.untyped_storage()._cdata, ()))
-        if owner is not None:
-            offset = _offset_bytes(output) - _offset_bytes(fixed[owner])
-            found.append(InPlace(place, owner, is_input=False, offset_bytes=offset))
-        if len(sharing) > 1 or owner is None:
-            unclear.update(dict.fromkeys(sharing, SEVERAL_HERE))
-        elif not _lies_within(output, fixed[owner]):
-            unclear[owner] = REACHES_BEYOND
-    found += [InPlace(place, index, is_input=True) for place, index in passed_on.items()]
-    return ReturnedInPlace(sorted(found, key=lambda one: one.output), unclear)
+            if owner is not None:
+                offset = _offset_bytes(output) - _offset_bytes(fixed[owner])
+                found.append(InPlace(place, owner, is_input=False, offset_bytes=offset))
+    return ReturnedInPlace(sorted(found, key=lambda one: one.output))
 
 
 def repeated(outputs: Sequence[Any]) -> list[tuple[int, int]]:
@@ -131,14 +103,6 @@ def _lies_in(output: torch.Tensor, inputs: Mapping[int, torch.Tensor], near: Seq
     """Return which input of those that share its storage contains the memory of an output."""
     before = [index for index in near if _offset_bytes(inputs[index]) <= _offset_bytes(output)]
     return max(before or near, key=lambda index: _offset_bytes(inputs[index]), default=None)
-
-
-def _lies_within(output: torch.Tensor, owner: torch.Tensor) -> bool:
-    """Return whether an output of the same storage covers elements of `owner` only, as elements of the same width."""
-    start, end = _offset_bytes(owner), _offset_bytes(owner) + size_bytes(owner)
-    first = _offset_bytes(output)
-    same_width = output.element_size() == owner.element_size()
-    return same_width and start <= first and first + size_bytes(output) <= end
 
 
 def _offset_bytes(tensor: torch.Tensor) -> int:

@@ -49,9 +49,10 @@ class CallStreams:
         """Prepare the current thread and stream for a call that follows the recording `node`."""
         if not is_backward:  # a backward has a thread of its own
             self.callers.add(threading.get_ident())
-        if not hasattr(self.entered, "yes"):
+        entered_as = "backward" if is_backward else "forward"
+        if not hasattr(self.entered, entered_as):
             make_context_current(self._device_index)
-            self.entered.yes = True
+            setattr(self.entered, entered_as, True)
         self.follow(node)
 
     def follow(self, node: Any) -> None:

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from rich.console import Console
 
 from models.registry import DEFAULT_SET, TP_MARK, find, is_program
-from optimizations.user_cache import user_cache
+from optimizations.compiled_cache import user_cache
 from suite.measure import environment
 from suite.measure.gpu import find_gpu, require_gpu, visible_gpus
 from suite.measure.modes import MODES, select_modes

@@ -32,7 +32,7 @@ from types import FrameType
 
 import psutil
 
-from optimizations.user_cache import user_cache
+from optimizations.compiled_cache import user_cache
 from suite.run import guard
 from suite.run.guard import MARK, RUN_MARK, kill_marked, make_folder, new_mark, remove_folder
 

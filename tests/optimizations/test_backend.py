@@ -17,8 +17,7 @@ from torch import nn
 
 import optimizations
 from optimizations import UnsupportedTorch, WrongOption, compiled_graph, torch_internals
-from optimizations.backend import encore
-from optimizations.inductor_options import checked
+from optimizations.backend import checked, encore
 from optimizations.placement import Feeds
 from optimizations.report import GraphReport
 from optimizations.torch_internals.left_out import OPERATORS

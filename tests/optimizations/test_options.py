@@ -61,20 +61,6 @@ def test_selection_is_by_rule_by_default() -> None:
     assert Options.parse({"indirection": "off"}).indirection == "off", "stock's graphs are no error without a choice"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("selection", "stored"), ("objective", "latency"), ("objective", "throughput")]
-)
-def test_withdrawn_option_warns_and_means_the_default(name: str, value: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"{name}='{value}' of backend 'encore' has no effect") as caught:
-        assert Options.parse({name: value, "lean": False}) == Options(lean=False)
-    assert "leave it out" in str(caught[0].message)
-
-
-def test_unknown_value_of_withdrawn_option_is_an_error() -> None:
-    with pytest.raises(WrongOption, match="unknown option 'objective'"):
-        Options.parse({"objective": "speed"})
-
-
 @pytest.mark.parametrize("selection", ["measure", "rule"])
 def test_selection_needs_graphs_of_encores(selection: str) -> None:
     with pytest.raises(WrongOption, match="indirection='off'") as caught:

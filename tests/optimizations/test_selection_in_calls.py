@@ -18,8 +18,8 @@ from optimizations.in_place.generated import GeneratedCode
 from optimizations.race import CALLS
 from optimizations.report.selection import SelectionReport
 from optimizations.trees import measured
+from optimizations.trees.containers import free_all
 from optimizations.trees.function import TRIED_WITHOUT_GRAPH
-from optimizations.trees.graphed_function import forget_recordings
 from optimizations.trees.maker import release_recordings
 
 W = values(7)
@@ -264,7 +264,7 @@ def test_measured_decision_outlives_a_reset(measure: Measure) -> None:
     _model, compiled = measure(3.0, 1.0, -0.005)
     run(compiled, 3 * (CALLS + 1) + 8)
     release_recordings()
-    forget_recordings()
+    free_all()
     run(compiled, 6)
     assert (told(compiled).decision, len(compiled.functions)) == ("copies", 2)
     assert optimizations.settled()

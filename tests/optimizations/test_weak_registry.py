@@ -16,11 +16,9 @@ from typing import Any, cast
 
 import pytest
 
-from optimizations.calls import bound
-from optimizations.calls.binding import Binding
 from optimizations.capture.step import graphed_step
 from optimizations.torch_internals import replacing
-from optimizations.trees import containers, cudagraphify
+from optimizations.trees import containers, graphed_function
 from optimizations.weak_registry import WeakRegistry
 from tests.test_layers import SOURCES
 
@@ -31,7 +29,7 @@ USERS = [
     ("optimizations.compiled_graph", "Feeds", "_FEEDS", "release_feeds"),
     ("optimizations.calls.bound", "BoundRoots", "_all", "release_bindings"),
     ("optimizations.trees.containers", "ThreadContainers", "_ALL", "managers"),
-    ("optimizations.trees.graphed_function", "GraphedFunction", "_LIVE", "forget_recordings"),
+    ("optimizations.trees.containers", "ThreadContainers", "GRAPHED", "free_all"),
     ("optimizations.capture.step.graphed_step", "GraphedStep", "_steps", "release_steps"),
     ("optimizations.capture.callables.graph_callables", "GraphedCallables", "_groups", "release_callables"),
 ]
@@ -154,32 +152,6 @@ def test_members_are_listed_once_each_while_somebody_keeps_them() -> None:
     assert not registry._references, "references to what is gone would pile up"
 
 
-def test_what_was_listed_stays_while_members_go() -> None:
-    registry: WeakRegistry[StandIn] = WeakRegistry()
-    kept = [StandIn() for _ in range(3)]
-    for member in kept:
-        registry.add(member)
-    del member
-    listed = registry.alive()
-    kept.clear()
-    assert len(registry.alive()) == len(listed) == 3
-    for _ in registry.alive():
-        kept.append(StandIn())
-        registry.add(kept[-1])
-    assert len(registry.alive()) == 6
-
-
-def test_an_empty_sequence_is_a_member() -> None:
-    class Empty:
-        def __len__(self) -> int:
-            return 0
-
-    registry: WeakRegistry[Empty] = WeakRegistry()
-    member = Empty()
-    registry.add(member)
-    assert registry.alive() == [member]
-
-
 def test_finalizers_may_change_a_registry_in_use() -> None:
     registry: WeakRegistry[StandIn] = WeakRegistry()
     by_finalizers: deque[StandIn] = deque(maxlen=40)
@@ -223,23 +195,17 @@ def test_members_are_compared_in_c(module: str, kind: str) -> None:
     assert member.__hash__ is object.__hash__
 
 
-def test_finalizer_may_release_bindings_during_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bound, "_all", type(bound._all)())
-    binding = Binding(arguments=0, passed=(), roots=())
-    in_the_middle_of(lambda: bound.BoundRoots(binding), bound.release_bindings, times=200)
-
-
 def test_finalizer_may_make_containers_while_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
 
     def finalized() -> None:
-        cudagraphify.container(1)
+        graphed_function.container(1)
         containers.managers()
-        containers.shut_down()
+        containers.free_all()
 
     def make() -> None:
-        made = cudagraphify.container(0)
-        assert made.device_index == 0 and cudagraphify.container(1).device_index == 1
+        made = graphed_function.container(0)
+        assert made.device_index == 0 and graphed_function.container(1).device_index == 1
 
     in_the_middle_of(make, finalized, times=200)
 
@@ -254,13 +220,13 @@ def test_a_manager_that_ends_may_make_another_one_which_ends_too(monkeypatch: py
 
         def shutdown(self) -> None:
             if self.device == 0:
-                cudagraphify.container(1).tree_manager = cast(Any, Manager(1))
+                graphed_function.container(1).tree_manager = cast(Any, Manager(1))
             assert containers.managers(0) == [], "one that ends is asked for nothing any more"
             ended.append(self.device)
 
     def end() -> None:
-        cudagraphify.container(0).tree_manager = cast(Any, Manager(0))
-        containers.shut_down()
+        graphed_function.container(0).tree_manager = cast(Any, Manager(0))
+        containers.free_all()
 
     in_time(end)
     assert ended == [0, 1]

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from binding_programs import EXCHANGES, Layer, Model, low_rank_merged, one_parameter, other
+from binding_programs import EXCHANGES, Layer, Model, one_parameter, other
 from bound_calls import HELD, Runner, X, compiled, reads, runner, same, settle
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
 
 import optimizations
 from optimizations.calls.bound import READS_BEFORE, release_bindings
@@ -38,13 +37,6 @@ def test_a_call_passes_the_module_and_no_parameter(reads: list[Any], runner: Run
     held = {id(t) for t in (*model.parameters(), *model.buffers())}
     assert {len(call) for call in runner.calls} == {HELD + 1}
     assert all(len(held & set(call)) == HELD for call in runner.calls)
-
-
-@torch.no_grad()
-def test_lean_off_leaves_the_call_to_dynamo() -> None:
-    model = Model().eval()
-    assert same(compiled(model, lean=False)(X), model(X))
-    assert optimizations.report()[0].binding is None
 
 
 def _loaded(kind: type[nn.Module]) -> list[str]:
@@ -91,37 +83,6 @@ def test_another_dtype_is_left_to_guards() -> None:
 
 
 @torch.no_grad()
-def test_parametrizations_come_and_go() -> None:
-    model = Model().eval()
-    run = torch.compile(model, backend="encore")
-    settle(lambda: run(X))
-    linear = model.layers[0].linear
-    parametrizations.weight_norm(linear)
-    for factor in (1.0, 2.0, 0.5):
-        linear.parametrizations.weight.original0.data.mul_(factor)
-        assert same(run(X), model(X))
-        linear.parametrizations.weight.original1 = nn.Parameter(other(linear.parametrizations.weight.original1))
-        assert same(run(X), model(X))
-    parametrize.remove_parametrizations(linear, "weight")
-    linear.weight.data.mul_(3)
-    for _ in range(3):
-        assert same(run(X), model(X))
-
-
-@torch.no_grad()
-def test_functional_calls_pass_their_arguments_and_keep_nothing() -> None:
-    model = Model().eval()
-    run = compiled(model)
-    settle(lambda: run(X))
-    for round_ in range(4):
-        given = {name: nn.Parameter(other(p) + round_) for name, p in model.named_parameters()}
-        expected = torch.func.functional_call(model, given, (X,))
-        names = {f"_orig_mod.{name}": p for name, p in given.items()}
-        assert same(torch.func.functional_call(run, names, (X,)), expected)
-        assert same(run(X), model(X))
-
-
-@torch.no_grad()
 def test_instances_share_code_and_keep_their_own_tensors(reads: list[Any]) -> None:
     models = [Model(seed).eval() for seed in (0, 10, 20)]
     runs = [compiled(model) for model in models]
@@ -136,19 +97,6 @@ def test_instances_share_code_and_keep_their_own_tensors(reads: list[Any]) -> No
         assert same(run(X), model(X))
     assert {id(module) for module in reads} == {id(models[1])}
     assert len(optimizations.report()) == 1
-
-
-@torch.no_grad()
-def test_a_copy_of_a_compiled_model_has_its_own_tensors() -> None:
-    model = Model().eval()
-    run = compiled(model)
-    settle(lambda: run(X))
-    copied = copy.deepcopy(run)
-    low_rank_merged(copied._orig_mod)
-    for _ in range(READS_BEFORE + 3):
-        assert same(copied(X), copied._orig_mod(X))
-        assert same(run(X), model(X))
-        assert not same(copied(X), run(X))
 
 
 @torch.no_grad()
@@ -264,14 +212,3 @@ def test_training_steps_are_eagers() -> None:
             assert same(one, two)
         for one, two in zip(models[0].buffers(), models[1].buffers(), strict=True):
             assert same(one, two)
-
-
-def test_training_and_evaluation_alternate() -> None:
-    model, eager = Model(), Model()
-    run = compiled(model)
-    for _ in range(3):
-        for mode in (True, False):
-            model.train(mode)
-            eager.train(mode)
-            for _ in range(READS_BEFORE + 2):
-                assert same(run(X), eager(X))

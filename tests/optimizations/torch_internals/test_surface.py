@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from optimizations.trees import cudagraphify, manager, node, results
+from optimizations.trees import graphed_function, manager, node, results
 
-OURS = [node.EncoreNode, manager.EncoreManager, cudagraphify.EncoreContainer]
+OURS = [node.EncoreNode, manager.EncoreManager, graphed_function.EncoreContainer]
 
 OVERRIDDEN = {
     "EncoreNode": {

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from optimizations import torch_internals
-from optimizations.graph.plan import Choice
 from optimizations.in_place.generated import GeneratedCode, read_function
+from optimizations.options import Options
 from optimizations.trees import readable_seeds
 from optimizations.trees.maker import EncoreMaker
 from optimizations.trees.readable_seeds import any_on_host, with_readable_seeds
@@ -173,6 +173,6 @@ def test_functions_left_without_graphs_read_seeds_on_the_host(
     """Inductor may leave a backward without graphs whose forward has one, or an operator outside of its partitions."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     graph = CompiledGraph(source, partitions)
-    EncoreMaker(Choice.HOST, print).compiled(graph, graphed=graphed)
+    EncoreMaker(Options(), print).compiled(graph, graphed=graphed)
     graph.run_all()
     assert graph.seen == seen

@@ -11,7 +11,7 @@ from simulated_gpu.compiler import FakeMaker, program
 
 import optimizations
 from optimizations.graph.plan import Choice
-from optimizations.options import Options, WrongOption
+from optimizations.options import Options
 from optimizations.report.recordings import RecordingReport
 from optimizations.trees import containers
 from optimizations.trees import maker as maker_module
@@ -45,12 +45,10 @@ class FakeEncore(FakeMaker):
     made_with: ClassVar[list[Any]] = []
     selections: ClassVar[list[Any]] = []
 
-    def __init__(
-        self, choice: Choice, report: Callable[[Any], None], *, lean: bool, selection: Any, concurrency: Any
-    ) -> None:
+    def __init__(self, options: Options, report: Callable[[Any], None]) -> None:
         super().__init__()
-        self.made_with.append(choice)
-        self.selections.append(selection)
+        self.made_with.append(options.indirection)
+        self.selections.append(options.selection)
         report(FakeFunction(RecordingReport("inference", 3, 2, (), 0, 16, (), None, 6, 0.5)))
 
 
@@ -124,23 +122,12 @@ def test_without_cuda_graphs_everything_is_stock(
     assert bool(encore.made) == stock_is_asked
 
 
-def test_a_wrong_choice_names_the_choices() -> None:
-    with pytest.raises(WrongOption, match="'indirection' cannot be 'gpu'; allowed: 'off', 'auto', 'host', 'prelude'"):
-        Options.parse({"indirection": "gpu"})
-
-
-def test_every_choice_of_the_option_is_one_of_the_plan() -> None:
-    for choice in Choice:
-        assert Options.parse({"indirection": choice.value}).indirection == choice.value
-
-
 def test_reset_gives_everything_back(encore: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[str] = []
-    monkeypatch.setattr(maker_module.manager, "shut_down", lambda: freed.append("graphs"))
-    monkeypatch.setattr(maker_module.manager, "forget_recordings", lambda: freed.append("recordings"))
+    monkeypatch.setattr(maker_module.containers, "free_all", lambda: freed.append("graphs"))
     monkeypatch.setattr(maker_module, "unload_kernels", lambda: freed.append("kernels"))
     call({"indirection": "auto"})
     assert optimizations.report()
     optimizations.reset()
     assert optimizations.report() == ()
-    assert freed == ["graphs", "recordings", "kernels"], "kernels last: graphs use them"
+    assert freed == ["graphs", "kernels"], "kernels last: graphs use them"

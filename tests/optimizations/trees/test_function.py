@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +10,10 @@ import torch
 from simulated_gpu.work import aligned
 
 from optimizations import torch_internals
-from optimizations.graph.plan import Choice
-from optimizations.trees import graphed_function as module
-from optimizations.trees import maker as maker_module
+from optimizations.options import Options
+from optimizations.trees import graphed_function
 from optimizations.trees.function import RecordableFunction
-from optimizations.trees.graphed_function import GraphedFunction, forget_recordings
+from optimizations.trees.graphed_function import GraphedFunction
 from optimizations.trees.maker import EncoreMaker
 
 
@@ -44,30 +41,20 @@ def total(inputs: list[Any]) -> list[Any]:
     return [sum(tensors)]
 
 
-def function_of(record: FakeRecord, model: Callable[..., Any] = total, **keywords: Any) -> GraphedFunction:
-    def recordable(aligned: Callable[..., Any]) -> RecordableFunction:
-        return RecordableFunction(aligned, model, Choice.AUTO, "inference")
-
-    settings = {"static_input_idxs": (), "mutated_input_idxs": (), **keywords}
-    return GraphedFunction(model, recordable, record, **settings)
-
-
-def test_the_first_call_records_and_later_ones_replay() -> None:
-    record = FakeRecord()
-    function = function_of(record, static_input_idxs=(1,), device_index=0, stack_traces=[None])
-    for start in (1.0, 2.0):
-        a, b = torch.full((4,), start), torch.ones(4)
-        (result,) = function([a, b])
-        assert torch.equal(result, a + b)
-    assert len(record.made) == len(record.replays) == 1
-    made = record.made[0]
-    assert (made["device_index"], made["stack_traces"], made["mutated_input_idxs"]) == (0, [None], ())
-    assert list(made["static"]) == [1]
+@pytest.fixture(autouse=True)
+def record(monkeypatch: pytest.MonkeyPatch) -> FakeRecord:
+    made = FakeRecord()
+    monkeypatch.setattr(graphed_function, "record", made)
+    return made
 
 
-def test_each_value_of_an_integer_input_has_a_recording() -> None:
-    record = FakeRecord()
-    function = function_of(record)
+def function_of(model: Callable[..., Any] = total, **keywords: Any) -> GraphedFunction:
+    settings = {"device_index": 0, **keywords}
+    return GraphedFunction(model, Options(selection="off"), lambda function: None, "inference", **settings)
+
+
+def test_each_value_of_an_integer_input_has_a_recording(record: FakeRecord) -> None:
+    function = function_of()
     for size in (3, 4, 3, 5, 4):
         (result,) = function([size, torch.ones(size)])
         assert torch.equal(result, torch.ones(size))
@@ -75,37 +62,15 @@ def test_each_value_of_an_integer_input_has_a_recording() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "captured"), [((4,), 4), (((4, 7),), 7)])
-def test_sizes_that_are_not_to_be_captured_run_as_they_are(sizes: Any, captured: int) -> None:
-    record = FakeRecord()
-    function = function_of(record)
+def test_sizes_that_are_not_to_be_captured_run_as_they_are(record: FakeRecord, sizes: Any, captured: int) -> None:
+    function = function_of()
     inputs = [4, torch.ones(4)] if captured == 4 else [4, 7, torch.ones(4)]
     with torch_internals.inductor_config.patch({"triton.cudagraph_capture_sizes": sizes}):
         function(list(inputs))
         other = [9, *inputs[1:]]
-        (result,) = function_of(record)(other)
+        (result,) = function_of()(other)
     assert torch.equal(result, torch.ones(4))
     assert len(record.made) == 1
-
-
-def test_function_with_forgotten_recordings_records_again() -> None:
-    record = FakeRecord()
-    function = function_of(record)
-    function([torch.ones(2)])
-    forget_recordings()
-    function([torch.ones(2)])
-    assert (len(record.made), len(record.replays)) == (2, 0)
-
-
-def test_a_function_dies_with_its_last_reference() -> None:
-    function = function_of(FakeRecord())
-    function([torch.ones(2)])
-    alive = weakref.ref(function)
-    gc.disable()
-    try:
-        del function
-        assert alive() is None, "no cycle keeps it"
-    finally:
-        gc.enable()
 
 
 def test_misaligned_inputs_are_aligned_where_the_function_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +86,7 @@ def test_misaligned_inputs_are_aligned_where_the_function_runs(monkeypatch: pyte
         tensor.add_(1)
         return []
 
-    record = FakeRecord()
-    function = function_of(record, writes, mutated_input_idxs=(0,))
+    function = function_of(writes, mutated_input_idxs=(0,))
     tensor = aligned(8, offset=1)
     function([tensor])
     function([tensor])
@@ -135,12 +99,10 @@ def test_misaligned_inputs_are_aligned_where_the_function_runs(monkeypatch: pyte
     [(True, False, "backward"), (False, True, "inference"), (False, False, "forward")],
 )
 def test_the_maker_hands_on_what_inductor_says(
-    monkeypatch: pytest.MonkeyPatch, backward: bool, inference: bool, direction: str
+    record: FakeRecord, backward: bool, inference: bool, direction: str
 ) -> None:
-    record = FakeRecord()
-    monkeypatch.setattr(maker_module.cudagraphify, "record", record)
     reports: list[Any] = []
-    made = EncoreMaker(Choice.HOST, reports.append).cudagraphify(
+    made = EncoreMaker(Options(indirection="host", selection="off"), reports.append).cudagraphify(
         total,
         (0,),
         is_backward=backward,
@@ -152,14 +114,6 @@ def test_the_maker_hands_on_what_inductor_says(
     made([torch.ones(2)])
     (entry,) = record.made
     model = entry.pop("model")
-    assert (model.choice, model.direction, model.generated) == (Choice.HOST, direction, total)
+    assert (model.options.indirection, model.direction, model.generated) == ("host", direction, total)
     assert entry["is_backward"] is backward
     assert (entry["device_index"], entry["placeholders"], entry["mutated_input_idxs"]) == (3, ("p",), ())
-
-
-def test_live_functions_are_not_kept_alive_by_the_registry() -> None:
-    before = len(module._LIVE.alive())
-    function = function_of(FakeRecord())
-    assert len(module._LIVE.alive()) == before + 1
-    del function
-    assert len(module._LIVE.alive()) == before

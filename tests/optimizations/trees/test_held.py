@@ -19,8 +19,9 @@ from models.nanogpt.configurations import SIZES
 from models.nanogpt.decoding import CompiledDecoder, EagerDecoder, generate
 from models.nanogpt.network import NanoGPT
 from optimizations import torch_internals
-from optimizations.trees import copies_out, reasons
+from optimizations.trees import reasons
 from optimizations.trees import results as results_module
+from optimizations.trees.results import CopiesOut
 
 CALLS = 40
 MOST_HELD = 6
@@ -195,11 +196,11 @@ def test_copies_of_kept_results_are_laid_out_once(
 ) -> None:
     laid_out: list[int] = []
 
-    def laying_out(found: list[Any], kept: set[int], pool: set[int]) -> copies_out.CopiesOut:
+    def laying_out(found: list[Any], kept: set[int], pool: set[int]) -> CopiesOut:
         laid_out.append(len(kept))
-        return copies_out.copies_out(found, kept, pool)
+        return CopiesOut(found, kept, pool)
 
-    monkeypatch.setattr(results_module, "copies_out", laying_out)
+    monkeypatch.setattr(results_module, "CopiesOut", laying_out)
     run = torch.compile(lambda x: (x.sin(), x.cos()), backend="encore", options={"lean": lean})
     first, second = Held(), Held()
     with torch.no_grad():
@@ -244,3 +245,38 @@ def test_loop_naming_its_last_result_takes_the_fast_path(
     assert report.shortcut is not None
     if torch_internals.version() == (2, 11):  # newer wrappers are not passed by
         assert report.shortcut.kept is None, "it writes its cache, and goes straight"
+
+
+def pool_of(results: list[torch.Tensor]) -> set[int]:
+    """As if these results lay in graph memory."""
+    return {one.untyped_storage().data_ptr() for one in results}
+
+
+@pytest.mark.parametrize("kept", [{0}, {1}, {0, 1, 2}])
+def test_results_that_share_memory_share_a_copy(kept: set[int]) -> None:
+    def returned(start: float) -> list[torch.Tensor]:
+        whole = torch.arange(6.0) + start
+        view = whole[2:4]
+        return [whole, view, view, torch.full((2,), start)]
+
+    results = returned(0.0)
+    copies = CopiesOut(results, kept, pool_of(results))
+    assert (copies.count, copies.bytes) == (1, 24)
+    for start in (10.0, 20.0):
+        given = returned(start)
+        handed = list(given)
+        copies.make(handed)
+        assert [one.tolist() for one in handed] == [one.tolist() for one in given]
+        assert handed[1] is handed[2]
+        assert handed[0].untyped_storage().data_ptr() == handed[1].untyped_storage().data_ptr()
+        assert handed[0].data_ptr() != given[0].data_ptr()
+        assert handed[3] is given[3]
+
+
+def test_a_result_with_gaps_is_copied_with_its_whole_memory() -> None:
+    results = [torch.arange(8.0)[::2]]
+    copies = CopiesOut(results, {0}, pool_of(results))
+    handed = [(torch.arange(8.0) + 3)[::2]]
+    copies.make(handed)
+    assert handed[0].tolist() == [3, 5, 7, 9]
+    assert handed[0].stride() == (2,)

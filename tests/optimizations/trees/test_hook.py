@@ -146,31 +146,6 @@ def test_names_are_stocks_again_when_nobody_asks() -> None:
     assert names_in_place() == stock
 
 
-def test_a_block_that_fails_leaves_nothing_behind() -> None:
-    stock = names_in_place()
-    with pytest.raises(RuntimeError, match="boom"), captured_by(FakeMaker()):
-        raise RuntimeError("boom")
-    assert names_in_place() == stock
-
-
-def test_another_thread_gets_stock_while_one_asks(cuda_in_disguise: FakeMaker) -> None:
-    inside, done = threading.Event(), threading.Event()
-    ours = FakeMaker()
-
-    def ask() -> None:
-        with captured_by(ours):
-            inside.set()
-            done.wait(10)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    assert inside.wait(10)
-    torch_internals.cudagraph_trees.get_manager(5)
-    done.set()
-    thread.join()
-    assert (ours.managers, cuda_in_disguise.managers) == ([], [5])
-
-
 def test_blocks_of_two_threads_may_end_in_any_order() -> None:
     stock = names_in_place()
     first_in, second_in, first_out = threading.Event(), threading.Event(), threading.Event()

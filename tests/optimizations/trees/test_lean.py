@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from optimizations import torch_internals
 from optimizations.graph.plan import Choice
 from optimizations.in_place import budget
-from optimizations.trees import fast_calls, manager, reasons
+from optimizations.trees import manager, reasons
 from optimizations.trees.containers import managers
 
 W = values(7)
@@ -100,7 +100,7 @@ def test_the_way_to_steady_calls_is_counted(cuda_on_cpu: CudaOnCpu) -> None:
     check(compiled, W, calls=12)
     (function,) = compiled.functions
     ways = {way.reason: way.calls for way in function.slow_calls()}
-    assert next(iter(ways)) == reasons.NOT_RECORDED, "the first reason first"
+    assert next(iter(ways)) == reasons.NOT_EXECUTING, "the first reason first"
     (report,) = compiled.reports
     assert sum(ways.values()) == 11 - report.steady_replays, "the first call of all is made by who records"
 
@@ -110,7 +110,7 @@ def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -
     check(compiled, W, calls=4)
     assert len(slow_calls) >= 4
     assert slow_reasons(compiled) == [], "nobody asked for steady calls"
-    assert not any(found for one in managers() for found in one.fast_calls._calls.values()), "and none is kept"
+    assert not any(node.takes_fast_path for node in nodes())
     assert compiled.reports[0].steady_replays == 0
 
 
@@ -156,33 +156,6 @@ def test_a_loop_that_keeps_no_results_is_steady_in_each_round(cuda_on_cpu: CudaO
     iteration(1, 7, keep=2)
     assert slow_calls, "what is held must not be written over"
     iteration(2, 7)
-
-
-def test_repeated_calls_of_an_iteration_are_fast_in_each_place(
-    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fast_calls, "MOST_KEPT", 8)
-    compiled = Compiled(Model(cuda_on_cpu))
-    places = 3 * fast_calls.MOST_KEPT
-
-    def iteration(start: int) -> None:
-        torch.compiler.cudagraph_mark_step_begin()
-        found = []
-        for place in range(places):
-            x, y = values(start + place), values(start - 2 * place)
-            found.append((compiled.function([x, y, W])[0], 2 * x + y * W))
-        assert all(torch.equal(result, expected) for result, expected in found)
-
-    for start in range(60):  # until all inputs are proven, everywhere
-        iteration(start)
-    slow_calls.clear()
-    compiled.functions[0]._slow_calls.clear()
-    replays = cuda_on_cpu.replays
-    for start in range(5):
-        iteration(start)
-    assert slow_reasons(compiled) == [] and slow_calls == []
-    assert cuda_on_cpu.replays == replays + 5 * places
-    assert len(list(nodes())) == places
 
 
 def test_a_moved_parameter_goes_the_full_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
@@ -239,9 +212,10 @@ def test_inductors_debugging_options_disable_the_fast_path(cuda_on_cpu: CudaOnCp
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W)
     (node,) = nodes()
-    assert fast_calls.fast_call(node) is not None
+    assert node.takes_fast_path
     with torch_internals.inductor_config.patch({f"triton.{option}": True}):
-        assert fast_calls.fast_call(node) is None
+        node.expect_again()
+    assert not node.takes_fast_path
 
 
 def test_functions_that_return_inputs_have_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:
@@ -249,15 +223,8 @@ def test_functions_that_return_inputs_have_no_steady_calls(cuda_on_cpu: CudaOnCp
     check(compiled, W)
     (node,) = nodes()
     node.function.returned_inputs = {0: 0}
-    assert fast_calls.fast_call(node) is None
-
-
-def test_a_function_that_lost_its_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    compiled = steady(cuda_on_cpu, slow_calls)
-    compiled.functions[0].without_graph = "for this test"
-    call(compiled)
-    assert compiled.functions[0].uncaptured()[0].reason == "for this test"
-    assert slow_reasons(compiled) == ["for this test"]
+    node.expect_again()
+    assert not node.takes_fast_path
 
 
 def _nothing(_: Any) -> None:
@@ -271,12 +238,12 @@ def _leave_pool(_: Any) -> None:
 
 def _change_state(_: Any) -> None:
     for node in nodes():
-        node.state += 1
+        node.takes_fast_path = False
 
 
 @pytest.mark.parametrize(
     ("change", "reasons_given"),
-    [(_nothing, []), (_leave_pool, [reasons.NOT_RECORDED]), (_change_state, [reasons.CHANGED])],
+    [(_nothing, []), (_leave_pool, [reasons.NOT_EXECUTING]), (_change_state, [reasons.NOT_RECORDED])],
 )
 def test_a_recording_that_is_another_now_goes_the_full_way(
     cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], change: Callable[[Any], None], reasons_given: list[str]
@@ -386,15 +353,3 @@ def test_forward_mode_derivative_is_refused_as_by_stock(
     slow_calls.clear()
     check(compiled, W, calls=4)
     assert not slow_calls or not lean_on
-
-
-def test_another_order_of_functions_goes_the_full_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    training = Training(cuda_on_cpu)
-    for step in range(12):
-        training.step(step)
-    slow_calls.clear()
-    torch.compiler.cudagraph_mark_step_begin()
-    tangent, saved = values(1), values(2)
-    (grad,) = training.backward.function([tangent, saved, W])
-    assert torch.equal(grad, 2 * tangent + saved * W)
-    assert slow_calls

@@ -8,7 +8,7 @@ import torch
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
-from optimizations.trees import fast_calls, reasons
+from optimizations.trees import reasons
 from tests.optimizations.trees.test_lean import W, slow_calls, slow_reasons
 
 __all__ = ["slow_calls"]
@@ -71,6 +71,7 @@ def test_a_recording_without_a_graph_has_no_steady_calls(cuda_on_cpu: CudaOnCpu)
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W)
     (node,) = nodes()
-    assert fast_calls.fast_call(node) is not None
+    assert node.takes_fast_path
     node.graph = None
-    assert fast_calls.fast_call(node) is None
+    node.expect_again()
+    assert not node.takes_fast_path

@@ -13,7 +13,7 @@ from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations.calls import turns
 from optimizations.torch_internals import thread_state
-from optimizations.trees import inner_graphs, manager, reasons, streams
+from optimizations.trees import inner_graphs, reasons, streams
 from tests.optimizations.trees.test_lean import Training, W, call, slow_calls, slow_reasons, steady
 from tests.optimizations.trees.test_outlived import Outer
 
@@ -45,14 +45,14 @@ def test_first_fast_call_of_a_thread_sets_the_context(
     compiled = steady(cuda_on_cpu, slow_calls)
     made: list[int] = []
     entered: list[int] = []
-    enter = manager.EncoreManager.enter
+    enter = streams.CallStreams.enter
 
-    def counted(self: Any, function_id: Any) -> None:
+    def counted(self: Any, is_backward: bool, node: Any) -> None:
         entered.append(threading.get_ident())
-        enter(self, function_id)
+        enter(self, is_backward, node)
 
     monkeypatch.setattr(streams, "make_context_current", lambda device: made.append(threading.get_ident()))
-    monkeypatch.setattr(manager.EncoreManager, "enter", counted)
+    monkeypatch.setattr(streams.CallStreams, "enter", counted)
 
     def serve() -> None:
         for start in range(3):

@@ -11,7 +11,7 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, Model, nodes, values
 
 from optimizations import torch_internals
-from optimizations.graph.plan import Choice
+from optimizations.options import Options
 from optimizations.trees import liveness, reasons
 from optimizations.trees.maker import EncoreMaker
 
@@ -47,7 +47,7 @@ class Training:
     def _made(self, model: Model, inputs: int, *, outputs: int, is_backward: bool) -> Callable[[list[Any]], list[Any]]:
         placeholder = torch_internals.cudagraph_utils.PlaceholderInfo("a", None, [], None)
         made: Callable[[list[Any]], list[Any]] = EncoreMaker(
-            Choice.HOST, self.functions.append, lean=True
+            Options(indirection="host", selection="off"), self.functions.append
         ).cudagraphify(
             model,
             (2,),

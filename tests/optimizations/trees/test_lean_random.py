@@ -55,7 +55,7 @@ class Program:
                 one.leave_pool()
         if not steady and self.draw.random() < 0.05:
             for node in nodes():
-                node.state += 1
+                node.takes_fast_path = False
         order = [0, 1] if steady or self.draw.random() < 0.7 else self.draw.choices((0, 1), k=self.draw.randrange(1, 4))
         for which in order:
             self.call(which)

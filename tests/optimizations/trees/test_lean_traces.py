@@ -11,8 +11,6 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations.in_place import budget
-from optimizations.trees import fast_calls
-from optimizations.trees.containers import managers
 from tests.optimizations.trees.test_lean import Training, W, slow_calls, steady
 from tests.optimizations.trees.test_lean_held import Runs
 
@@ -83,23 +81,3 @@ def test_backward_of_the_last_results_is_released(cuda_on_cpu: CudaOnCpu, slow_c
         assert serve(start)() is None
     assert slow_calls == []
     assert len(nodes()) == 2
-
-
-def test_no_more_steady_calls_are_kept_than_there_may_be(
-    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of the sets of parameters that were recorded or went the full way last. The function may write them."""
-    monkeypatch.setattr(fast_calls, "MOST_KEPT", 4)
-    compiled = Compiled(Model(cuda_on_cpu, hides_y=True), static_inputs=(1, 2), mutated_input_idxs=(1,))
-    parameters = [values(3 * swap) for swap in range(8)]
-    for step in range(80):
-        y = parameters[step % 8]
-        assert torch.equal(compiled(values(step), y, W)[0], 2 * values(step) + y * W)
-    assert len(nodes()) == 8
-    kept = [calls for one in managers() for found in one.fast_calls._calls.values() for calls in found.values()]
-    assert [len(calls) for calls in kept] == [4]
-    slow_calls.clear()
-    for step in range(4):
-        y = parameters[4 + step % 4]
-        assert torch.equal(compiled(values(step), y, W)[0], 2 * values(step) + y * W)
-    assert slow_calls == []

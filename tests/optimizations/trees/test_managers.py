@@ -12,9 +12,8 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
-from optimizations.trees import cudagraphify, manager
-from optimizations.trees.containers import managers, others_have_managers, shut_down
-from optimizations.trees.graphed_function import forget_recordings
+from optimizations.trees import graphed_function, manager
+from optimizations.trees.containers import free_all, managers, others_have_managers
 
 
 def test_forward_and_backward_share_a_manager_and_their_trees(cuda_on_cpu: CudaOnCpu) -> None:
@@ -40,17 +39,17 @@ def test_stocks_container_is_left_alone(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, values(7))
     assert torch_internals.cudagraph_trees.get_manager(0, create_if_none_exists=False) is None
-    assert isinstance(cudagraphify.container(0).tree_manager, manager.EncoreManager)
+    assert isinstance(graphed_function.container(0).tree_manager, manager.EncoreManager)
 
 
 def test_each_thread_has_managers_of_its_own(cuda_on_cpu: CudaOnCpu) -> None:
-    here = cudagraphify.container(0)
+    here = graphed_function.container(0)
     there: list[Any] = []
-    thread = threading.Thread(target=lambda: there.append(cudagraphify.container(0)))
+    thread = threading.Thread(target=lambda: there.append(graphed_function.container(0)))
     thread.start()
     thread.join()
     assert there[0] is not here
-    assert cudagraphify.container(0) is here
+    assert graphed_function.container(0) is here
 
 
 def test_reset_waits_for_no_other_threads_graphs(cuda_on_cpu: CudaOnCpu) -> None:
@@ -67,7 +66,7 @@ def test_reset_waits_for_no_other_threads_graphs(cuda_on_cpu: CudaOnCpu) -> None
 def test_a_managers_end_comes_with_the_last_function(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
-    container = cudagraphify.container(0)
+    container = graphed_function.container(0)
     assert container.tree_manager is not None
     gc.collect()
     gc.disable()
@@ -87,8 +86,7 @@ def test_functions_record_again_after_a_shutdown(cuda_on_cpu: CudaOnCpu) -> None
     gc.disable()
     try:
         del node
-        shut_down()
-        forget_recordings()
+        free_all()
         assert [thing() for thing in held] == [None, None, None]
     finally:
         gc.enable()

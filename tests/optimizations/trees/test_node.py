@@ -6,16 +6,14 @@ Everything is called as Inductor calls it: a function from `EncoreMaker.cudagrap
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 import weakref
 from typing import Any
 
 import pytest
 import torch
-from simulated_gpu.driver import Function, Node, word
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import COUNT, HIDES_Y, KNOWN, Compiled, Model, check, nodes, values
+from simulated_gpu.trees import COUNT, Compiled, Model, check, nodes, values
 from simulated_gpu.work import aligned
 
 from optimizations import torch_internals
@@ -24,8 +22,6 @@ from optimizations.in_place import examination, session
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import manager, moved_inputs, reasons
 from optimizations.trees.containers import managers
-from optimizations.trees.node import EncoreNode
-from suite.measure import copies
 
 
 @pytest.mark.parametrize("choice", [Choice.AUTO, Choice.HOST, Choice.PRELUDE])
@@ -43,23 +39,6 @@ def test_warm_up_recording_and_replays_compute_the_same(cuda_on_cpu: CudaOnCpu, 
     (report,) = compiled.reports
     assert (report.copied_bytes, report.pointer_bytes) == (0, 16)
     assert [(one.name, one.indirect) for one in report.inputs] == [("x", True), ("y", True)]
-
-
-def test_the_suite_counts_pointers_instead_of_data(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
-    check(compiled, w)
-    elsewhere = values(4), values(5)  # alive, or their memory could be that of the next inputs
-    compiled(*elsewhere, w)
-    x, y, misaligned = values(1), values(2), values(3, offset=1)
-    with copies.counting() as count:
-        compiled(x, y, w)
-    assert (count.copied_bytes, count.pointer_bytes) == (0, 16)
-    with copies.counting() as count:
-        compiled(x, y, w)
-    assert (count.copied_bytes, count.pointer_bytes) == (0, 0)
-    with copies.counting() as count:
-        compiled(misaligned, y, w)
-    assert (count.copied_bytes, count.pointer_bytes) == (COUNT * 4, 8)
 
 
 def test_unmoved_inputs_set_nothing(cuda_on_cpu: CudaOnCpu) -> None:
@@ -170,16 +149,6 @@ def test_result_held_from_a_replay_moves_to_a_new_pool(cuda_on_cpu: CudaOnCpu) -
     assert len(compiled.reports) == 2, "the recording that is gone is still reported"
 
 
-def test_a_program_that_keeps_nothing_copies_nothing(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
-    for step in range(10):
-        torch.compiler.cudagraph_mark_step_begin()
-        compiled.function([values(step), values(step), w])
-    (function,) = compiled.functions
-    assert function.kept() is None
-    assert list(function.uncaptured()) == []
-
-
 def test_a_recording_that_fails_costs_the_graph_and_nothing_else(cuda_on_cpu: CudaOnCpu) -> None:
     model, w = Model(cuda_on_cpu, writes_w=True), values(7)
 
@@ -268,21 +237,6 @@ def test_parameter_at_third_address_is_an_ordinary_input(cuda_on_cpu: CudaOnCpu)
     assert old() is None, "old weights are not kept"
 
 
-def test_earlier_recordings_serve_their_addresses(cuda_on_cpu: CudaOnCpu) -> None:
-    """They read the parameter where it is, the later one may have to copy it."""
-    compiled = Compiled(Model(cuda_on_cpu))
-    weights = [values(7), values(8), values(9)]
-    for w in weights:
-        check(compiled, w, calls=4)
-    for lean in (True, False):
-        before = [report.replays for report in compiled.reports]
-        for w in weights:
-            if not lean:
-                cuda_on_cpu.stream += 1
-            check(compiled, w, calls=1)
-        assert [report.replays for report in compiled.reports] == [one + 1 for one in before]
-
-
 @pytest.mark.usefixtures("weights_let_go")
 @pytest.mark.parametrize("shared", [False, True])
 def test_parameter_that_is_written_is_never_copied(cuda_on_cpu: CudaOnCpu, shared: bool) -> None:
@@ -305,65 +259,13 @@ def test_parameter_that_is_written_is_never_copied(cuda_on_cpu: CudaOnCpu, share
 
 
 def test_parameter_is_not_copied_where_memory_is_short(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EncoreNode, "free_bytes", lambda node: 4 * COUNT)
+    monkeypatch.setattr(type(cuda_on_cpu.tools), "free_bytes", lambda tools: 4 * COUNT)
     compiled = Compiled(Model(cuda_on_cpu))
     for swap in range(moved_inputs.MOST_RECORDINGS + 4):
         check(compiled, values(7 + swap), calls=1)
         cuda_on_cpu.memory["kept"].append(values(swap))
     assert len(compiled.reports) <= moved_inputs.MOST_RECORDINGS
     assert all(len(report.inputs) == 2 for report in compiled.reports)
-
-
-class HasTwoUses(Model):
-    """Its kernel is given y's address, and reads y at the one that it finds in memory of its own."""
-
-    def __init__(self, cuda: CudaOnCpu) -> None:
-        super().__init__(cuda, code=HIDES_Y)
-        self.reads_table = Function("reads_table", (8, 8, 8, 8, 8), self._reads_table)
-        cuda.driver.add_function(self.reads_table)
-
-    def _reads_table(self, x: bytes, y: bytes, w: bytes, out: bytes, table: bytes) -> None:
-        self._body(x, bytes((ctypes.c_uint8 * 8).from_address(int.from_bytes(table, "little"))), w, out)
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        if self.cuda.capturing is None:
-            return super().__call__(inputs)
-        x, y, w = inputs
-        inputs.clear()
-        out, table = self.cuda.allocate(COUNT), self.cuda.allocate(COUNT)
-        table.view(torch.int64)[0] = y.data_ptr()
-        pointers = [word(one.data_ptr()) for one in (x, y, w, out, table)]
-        self.cuda.driver.add_node(self.cuda.capturing.graph, Node("KERNEL", self.reads_table, pointers))
-        return [out]
-
-
-def serve(compiled: Compiled, step: int, y: torch.Tensor, w: torch.Tensor) -> None:
-    """One call with a new x, whose result is right."""
-    x = values(step)
-    (out,) = compiled(x, y, w)
-    assert torch.equal(out, 2 * x + y * w), step
-
-
-def test_parameters_that_were_moved_as_they_are_prove_nothing(cuda_on_cpu: CudaOnCpu) -> None:
-    """Where they lay there is still what they hold, until training goes on: a graph that reads it looks right."""
-    compiled = Compiled(HasTwoUses(cuda_on_cpu), static_inputs=(1, 2))
-    parameters = [values(3) for _ in range(6)]
-    w = values(7)
-    for step in range(60):
-        y = parameters[step % 6]
-        if step >= 40:
-            y.add_(1.0)
-        serve(compiled, step, y, w)
-    assert not any(one.indirect for report in compiled.reports for one in report.inputs if one.index == 1)
-
-
-def test_parameters_of_products_are_read_in_place_without_proof(cuda_on_cpu: CudaOnCpu) -> None:
-    """What a library is given as parameters of its kernels is in no table. So it is with models that are offloaded."""
-    compiled = Compiled(Model(cuda_on_cpu, code=KNOWN), static_inputs=(1, 2))
-    w = [values(7) for _ in range(6)]
-    for step in range(40):
-        serve(compiled, step, values(3), w[step % 6])
-    assert {one.index: one.indirect for one in compiled.reports[-1].inputs} == {0: True, 1: True, 2: True}
 
 
 @pytest.mark.parametrize("lean", [True, False])

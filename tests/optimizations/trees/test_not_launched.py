@@ -14,7 +14,7 @@ from optimizations.graph.editing import EditableGraph
 from optimizations.graph.plan import Choice
 from optimizations.in_place.session import Session
 from optimizations.trees.manager import EncoreManager
-from optimizations.trees.node import StillHeld
+from optimizations.trees.node import NotLaunched
 from optimizations.trees.reasons import INSIDE_CAPTURE
 
 
@@ -127,7 +127,7 @@ def test_postponed_work_does_not_wait_for_the_next_recording(
 
     def held(manager: EncoreManager, inputs: list[Any], function_id: Any) -> Any:
         if manager.current_node is not None:
-            raise StillHeld(manager.current_node, "held")
+            raise NotLaunched(manager.current_node, "held")
         return followed(manager, inputs, function_id)
 
     for _ in range(2):

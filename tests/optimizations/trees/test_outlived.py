@@ -16,8 +16,8 @@ from simulated_gpu.trees import KNOWN, Compiled, Model, check, nodes, values
 from optimizations.calls import turns
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.selection import Selection
-from optimizations.trees import cudagraphify, manager, reasons
 from optimizations.trees import function as function_module
+from optimizations.trees import graphed_function, manager, reasons
 
 
 class Outer:
@@ -203,7 +203,7 @@ def held_after(cuda: CudaOnCpu, calls: int) -> tuple[Any, Compiled]:
 
 def test_results_own_their_memory_when_the_last_function_is_gone(cuda_on_cpu: CudaOnCpu, owning: list[int]) -> None:
     result, compiled = held_after(cuda_on_cpu, 6)
-    expected, container = result.clone(), cudagraphify.container(0)
+    expected, container = result.clone(), graphed_function.container(0)
     assert owning == []
     del compiled
     gc.collect()
@@ -219,7 +219,7 @@ def test_results_of_warm_ups_and_recordings_own_their_memory(
     result, compiled = held_after(cuda_on_cpu, calls)
     del compiled
     gc.collect()
-    assert (cudagraphify.container(0).tree_manager, owning) == (None, [])
+    assert (graphed_function.container(0).tree_manager, owning) == (None, [])
     assert result is not None
 
 
@@ -235,7 +235,7 @@ def test_unheld_results_and_other_processes_need_nothing(
     monkeypatch.setattr(os, "getpid", lambda: own + 1)
     del compiled
     gc.collect()
-    assert (cudagraphify.container(0).tree_manager, owning) == (None, [])
+    assert (graphed_function.container(0).tree_manager, owning) == (None, [])
     assert result is not None
 
 
@@ -248,5 +248,5 @@ def test_a_failure_on_the_way_is_told_and_ends_nothing(cuda_on_cpu: CudaOnCpu, m
     gc.collect()
     with pytest.warns(UserWarning, match="RuntimeError: the pool is in use"):
         del compiled
-    assert cudagraphify.container(0).tree_manager is None
+    assert graphed_function.container(0).tree_manager is None
     assert result is not None

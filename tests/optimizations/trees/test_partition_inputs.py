@@ -12,8 +12,8 @@ from simulated_gpu.compiler import CompiledOnCpu, cut_into_partitions
 from simulated_gpu.work import aligned
 
 from optimizations import torch_internals
-from optimizations.trees import graphed_function, maker
-from optimizations.trees.aligned import on_aligned_inputs
+from optimizations.trees import graphed_function
+from optimizations.trees.graphed_function import on_aligned_inputs
 
 
 @torch.library.custom_op(
@@ -71,7 +71,7 @@ def test_arguments_over_partitions_are_eagers(request: pytest.FixtureRequest, mo
     cut_into_partitions(monkeypatch)
     monkeypatch.setattr(simulation, "CUTS", ("triple",))
     monkeypatch.setattr(torch_internals.cudagraph_trees, "get_input_idxs_to_check", checked_as_on_a_gpu)
-    monkeypatch.setattr(maker, "is_one_of_several", lambda generated: True)
+    monkeypatch.setattr(graphed_function, "is_one_of_several", lambda generated: True)
     world: CompiledOnCpu = request.getfixturevalue("compiled_on_cpu")
 
     def outside_of_captures(model: Any, *arguments: Any) -> Callable[[list[Any]], Any]:

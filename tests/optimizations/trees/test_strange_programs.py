@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import gc
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -46,32 +43,6 @@ def gradients(net: nn.Module) -> list[torch.Tensor]:
 def program(function: Callable[[Compile], list[Any]]) -> Callable[[Compile], list[Any]]:
     PROGRAMS[function.__name__] = function
     return function
-
-
-@program
-def results_kept_dropped_and_written(compile_: Compile) -> list[Any]:
-    run, kept = compile_(Net()), []
-    with torch.no_grad():
-        for step in range(20):
-            result = run(values(step))
-            if step % 3 == 0:
-                kept.append(result)
-            elif step % 3 == 1:
-                result.fill_(float(step))
-            if step == 13:
-                del kept[1:3]
-    return kept
-
-
-@program
-def results_passed_back(compile_: Compile) -> list[Any]:
-    run, found, x = compile_(Net()), [], values(0, 4)
-    with torch.no_grad():
-        for step in range(16):
-            y = run(x)
-            x = (y, y.t(), y * 0.5, y[torch.arange(3, -1, -1)])[step % 4]
-            found.append(x.mean())
-    return found
 
 
 @program
@@ -149,57 +120,6 @@ def graphs_retained_in_some_steps(compile_: Compile) -> list[Any]:
 
 
 @program
-def gradients_accumulate_and_are_kept(compile_: Compile) -> list[Any]:
-    net = Net(norm=True)
-    run, found, kept = compile_(net), [], []
-    for step in range(12):
-        run(values(step)).square().mean().backward()
-        if step % 4 == 3:
-            kept += [parameter.grad for parameter in net.parameters()]
-            net.zero_grad()
-        else:
-            found += gradients(net)
-    return found + kept
-
-
-@program
-def adversaries(compile_: Compile) -> list[Any]:
-    maker, judge = Net(), Net()
-    make, judged, found = compile_(maker), compile_(judge), []
-    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in (maker, judge)]
-    for step in range(8):
-        made = make(values(step))
-        optimizers[1].zero_grad()
-        (judged(values(step + 5)).mean() - judged(made.detach()).mean()).backward()
-        optimizers[1].step()
-        optimizers[0].zero_grad()
-        loss = judged(made).square().mean()
-        loss.backward()
-        optimizers[0].step()
-        found.append(loss.detach())
-    return [*found, *(p.detach().clone() for p in maker.parameters())]
-
-
-@program
-def modes_change(compile_: Compile) -> list[Any]:
-    net = Net()
-    run, found = compile_(net), []
-    for step in range(32):
-        if step % 4 == 0:
-            with torch.no_grad():
-                found.append(run(values(step)))
-        elif step % 4 == 1:
-            with torch.inference_mode():
-                found.append(run(values(step)).clone())
-        elif step % 4 == 2:
-            run(values(step)).sum().backward()
-            found += gradients(net)
-        else:
-            found.append(run(values(step)).detach())
-    return found
-
-
-@program
 def forwards_without_a_backward(compile_: Compile) -> list[Any]:
     net = Net()
     run, found = compile_(net), []
@@ -210,80 +130,6 @@ def forwards_without_a_backward(compile_: Compile) -> list[Any]:
             found += gradients(net)
         found.append(result.detach())
     return found
-
-
-@program
-def parameters_exchanged(compile_: Compile) -> list[Any]:
-    net = Net()
-    run, found = compile_(net), []
-    for step in range(14):
-        if step % 3 == 0:
-            for parameter in net.parameters():
-                parameter.data = parameter.data * 1.1
-        if step == 5:
-            net.load_state_dict({name: value * 0.9 for name, value in net.state_dict().items()}, assign=True)
-        if step == 7:
-            net.first = nn.Linear(4, 6).to(net.second.weight.device)
-        if step == 9:
-            net.offset = net.offset + 1
-        net.zero_grad()
-        run(values(step)).square().sum().backward()
-        found += gradients(net)
-    return found
-
-
-@program
-def copies_of_modules(compile_: Compile) -> list[Any]:
-    net = Net()
-    run, found = compile_(net), []
-    with torch.no_grad():
-        for step in range(4):
-            found.append(run(values(step)))
-        copied, other = copy.deepcopy(run), copy.deepcopy(net)
-        other.offset.add_(3)
-        again = compile_(other)
-        for step in range(6):
-            found += [run(values(step)), copied(values(step)), again(values(step))]
-        del run
-        gc.collect()
-        found += [copied(values(1)), again(values(2))]
-    return found
-
-
-@program
-def dropout_and_norms(compile_: Compile) -> list[Any]:
-    net = Net(norm=True, drop=True)
-    run, found = compile_(net), []
-    for step in range(12):
-        torch.manual_seed(step)
-        net.train(step % 3 != 0)
-        net.zero_grad()
-        result = run(values(step))
-        if net.training:
-            result.sum().backward()
-        found += [result.detach(), *gradients(net), torch.rand(1)]
-    return [*found, *net.buffers()]
-
-
-@program
-def many_threads(compile_: Compile) -> list[Any]:
-    run = compile_(Net())
-    found: dict[tuple[int, int], torch.Tensor] = {}
-    with torch.no_grad():
-        for step in range(4):
-            run(values(step))
-
-    def work(number: int) -> None:
-        with torch.no_grad():
-            for step in range(20):
-                found[number, step] = run(values(100 * number + step))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[key] for key in sorted(found)]
 
 
 @program
@@ -315,19 +161,6 @@ def hooks_that_change_and_raise(compile_: Compile) -> list[Any]:
         except ValueError:
             found.append(torch.tensor(float(step)))
         found += [result.detach(), *gradients(net)]
-    return found
-
-
-@program
-def saved_tensors_in_other_places(compile_: Compile) -> list[Any]:
-    net = Net()
-    run, found = compile_(net), []
-    for _ in range(6):
-        net.zero_grad()
-        with torch.autograd.graph.save_on_cpu():
-            results = [run(values(step)) for step in (1, 2)]
-        torch.stack(results).square().sum().backward()
-        found += gradients(net)
     return found
 
 
@@ -384,15 +217,6 @@ def test_a_forward_knows_which_of_its_results_callers_get(compiled_on_cpu: Compi
     assert (forward.function.direction, forward.function.callers_get) == ("forward", {0, 1})
     assert len(forward.outputs_metadata) > 2
     assert (backward.function.direction, backward.function.callers_get) == ("backward", None)
-
-
-def test_forwards_with_dropped_results_are_replayed(compiled_on_cpu: CompiledOnCpu) -> None:
-    """What the last result refers to is nobody's any more."""
-    run = torch.compile(Net(), backend="encore")
-    for step in range(12):
-        run(values(step))
-    assert compiled_on_cpu.captures == [2], "recorded once, and looked at once more"
-    assert compiled_on_cpu.cuda.replays >= 10
 
 
 def test_backwards_with_copied_saved_tensors_stop_recording(

@@ -5,6 +5,7 @@ Stock runs such functions without a graph. Note [Inputs that are written] in `tr
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, nodes, values
 from simulated_gpu.work import aligned
 
-import optimizations
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import manager
 from optimizations.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
@@ -80,14 +80,6 @@ def test_new_buffers_have_few_recordings_and_then_none(cuda_on_cpu: CudaOnCpu) -
     assert not nodes(), "stock has no memory for its graphs either"
 
 
-def test_few_buffers_have_a_recording_each(cuda_on_cpu: CudaOnCpu) -> None:
-    _, compiled = writing(cuda_on_cpu, UNKNOWN)
-    buffers = [values(number) for number in range(MOST_RECORDINGS - 1)]
-    check(compiled, buffers, calls=80)
-    assert len(compiled.reports) == len(buffers)
-    assert INPUT_KEEPS_MOVING not in reasons(compiled)
-
-
 def test_one_that_is_not_aligned_at_first_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
     _, compiled = writing(cuda_on_cpu)
     check(compiled, [values(1, offset=1)], calls=8)
@@ -98,10 +90,10 @@ def test_one_that_is_not_aligned_at_first_is_left_to_stock(cuda_on_cpu: CudaOnCp
 def test_what_else_is_left_to_stock(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     if which == "several partitions":
         monkeypatch.setattr(manager.RecordableFunction, "is_one_of_several", True)
-    model, compiled = writing(cuda_on_cpu, is_backward=which == "backward", is_inference=which != "backward")
+    settings: dict[str, Any] = {"is_backward": which == "backward", "is_inference": which != "backward"}
     if which == "not by Inductor":
-        monkeypatch.setattr(compiled.function, "_mutated_input_idxs", ())
-        monkeypatch.setattr(compiled.function, "_written", lambda: {0})
+        settings.update(code=dataclasses.replace(KNOWN, written=frozenset({0})), mutated_input_idxs=())
+    model, compiled = writing(cuda_on_cpu, **settings)
     check(compiled, [values(1)], calls=8)
     assert set(reasons(compiled)) == {WRITES_INPUT}
     assert set(model.runs) == {"plain"}
@@ -139,14 +131,6 @@ def test_a_result_that_is_passed_to_be_written(cuda_on_cpu: CudaOnCpu) -> None:
         x.remainder_(100)
 
 
-def test_one_that_is_freed_and_another_in_its_place(cuda_on_cpu: CudaOnCpu) -> None:
-    _, compiled = writing(cuda_on_cpu)
-    for _ in range(8):
-        buffer = values(3)
-        check(compiled, [buffer], calls=5)
-        del buffer
-
-
 def test_places_that_begin_an_iteration_have_few_recordings(cuda_on_cpu: CudaOnCpu) -> None:
     """One function for all layers, each with a cache of its own, and results that are gone before the next call."""
     _, compiled = writing(cuda_on_cpu)
@@ -166,41 +150,6 @@ def test_places_that_begin_an_iteration_have_few_recordings(cuda_on_cpu: CudaOnC
 def _write_into(x: torch.Tensor) -> torch.Tensor:
     x.mul_(2)
     return x + 1
-
-
-def _cached(x: torch.Tensor, cache: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    cache.index_copy_(0, place, x[None])
-    return cache.sum(0) + x
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-def test_programs_that_write_what_they_are_passed(compiled_on_cpu: CompiledOnCpu, fresh: bool) -> None:
-    run = torch.compile(_write_into, backend="encore")
-    buffers = [aligned(64).fill_(number) for number in range(40 if fresh else 1)]
-    with torch.no_grad():
-        for step in range(40):
-            buffer = buffers[step % len(buffers)]
-            before = buffer.clone()
-            out = run(buffer)
-            assert torch.equal(buffer, 2 * before) and torch.equal(out, 2 * before + 1), step
-            buffer.remainder_(7)
-            del out
-    assert fresh or sum(one.replays for one in optimizations.recordings()) > 25
-
-
-def test_a_cache_for_each_sequence_in_turns(compiled_on_cpu: CompiledOnCpu) -> None:
-    run = torch.compile(_cached, backend="encore")
-    caches = [aligned(8 * 64).view(8, 64).zero_() for _ in range(3)]
-    twins = [cache.clone() for cache in caches]
-    with torch.no_grad():
-        for step in range(60):
-            x = aligned(64).fill_(step + 1)
-            place = torch.tensor([step % 8])
-            out = run(x, caches[step % 3], place)
-            assert torch.equal(out, _cached(x, twins[step % 3], place)), step
-            assert torch.equal(caches[step % 3], twins[step % 3]), step
-            del out
-    assert sum(one.replays for one in optimizations.recordings()) > 40
 
 
 def test_autograd_is_told_of_each_write(compiled_on_cpu: CompiledOnCpu) -> None:

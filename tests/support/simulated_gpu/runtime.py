@@ -281,7 +281,7 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
     monkeypatch.setattr(torch._C, "_has_Standard_Deleter", lambda storage: True)
     with torch_internals.inductor_config.patch(QUICK):
         yield cuda
-        containers.shut_down()
+        containers.free_all()
 
 
 KNOWN = GeneratedCode(None, products=frozenset(range(1024)))

@@ -14,7 +14,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.graph.plan import Choice
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.options import Concurrency
+from optimizations.options import Concurrency, Options
 from optimizations.report.recordings import RecordingReport
 from optimizations.selection import Selection
 from optimizations.trees.containers import managers
@@ -119,7 +119,8 @@ class Compiled:
         self.functions: list[Any] = []
         placeholders = [torch_internals.cudagraph_utils.PlaceholderInfo(name, None, [], None) for name in "xyw"]
         settings = {"is_backward": False, "is_inference": True, "stack_traces": [None] * outputs, **keywords}
-        maker = EncoreMaker(choice, self.functions.append, lean=lean, selection=selection, concurrency=concurrency)
+        options = Options(indirection=choice.value, lean=lean, selection=selection, concurrency=concurrency)
+        maker = EncoreMaker(options, self.functions.append)
         self.function = maker.cudagraphify(
             model, static_inputs, device_index=0, placeholders=placeholders, constants=(), **settings
         )
