@@ -26,8 +26,7 @@ from optimizations.torch_internals.left_out import with_operators_left_out, with
 from optimizations.torch_internals.outcome import watched, watching
 from optimizations.torch_internals.saved_conjugates import WITHOUT_FLAGS
 from optimizations.torch_internals.wrappers import taking_a_list
-from optimizations.trees.hook import Maker, asking, captured_by
-from optimizations.trees.inner_graphs import resting
+from optimizations.trees.hook import asking, captured_by, resting
 from optimizations.weak_registry import WeakRegistry
 
 _FEEDS: WeakRegistry[Feeds] = WeakRegistry()
@@ -129,7 +128,7 @@ def _binding(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, Bindin
         return None, BindingReport(0, reason)
 
 
-def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Maker | None:
+def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Any:
     """Return the maker of the CUDA graphs; None for stock."""
     with torch_internals.inductor_config.patch(inductor):
         triton = torch_internals.inductor_config.triton

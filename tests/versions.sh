@@ -22,7 +22,7 @@ files=(optimizations/torch_internals/test_surface optimizations/torch_internals/
     optimizations/calls/test_binding optimizations/calls/test_unbound optimizations/trees/test_function
     optimizations/trees/test_node optimizations/trees/test_held optimizations/trees/test_lean
     optimizations/trees/test_lean_entering optimizations/trees/test_lean_held optimizations/trees/test_managers
-    optimizations/trees/test_not_launched optimizations/trees/test_overwritten
+    optimizations/trees/test_not_launched
     optimizations/trees/test_written_inputs optimizations/placement/test_examples
     optimizations/placement/test_observe optimizations/placement/test_plan optimizations/placement/test_rewrite
     optimizations/placement/test_staging)

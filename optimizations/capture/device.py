@@ -35,7 +35,7 @@ from optimizations.graph.read import captured_nodes, read_graph
 from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, words_of
 from optimizations.in_place.addresses import Pointers
 from optimizations.race import Race, mark
-from optimizations.trees.inner_graphs import at_rest
+from optimizations.trees.hook import at_rest
 from optimizations.uncollected import uncollected
 
 

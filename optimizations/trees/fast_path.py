@@ -38,7 +38,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.calls.turns import LENT, is_lent
 from optimizations.in_place.session import Stage
-from optimizations.trees import inner_graphs
+from optimizations.trees import hook
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.liveness import any_alive
 from optimizations.trees.manager import EncoreManager
@@ -88,7 +88,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
     is_capturing = torch.cuda.is_current_stream_capturing
 
     def call(inputs: list[Any]) -> Any:
-        if inner_graphs.at_rest_now:
+        if hook.at_rest_now:
             return full(inputs)
         if lent and is_lent(turn):
             return full(inputs)

@@ -39,7 +39,7 @@ from optimizations.torch_internals.stock_trees import named_arguments, without_d
 from optimizations.trees import containers
 from optimizations.trees.fast_path import on_fast_path
 from optimizations.trees.function import RecordableFunction, is_one_of_several, reading
-from optimizations.trees.inner_graphs import resting
+from optimizations.trees.hook import resting
 from optimizations.trees.manager import EncoreManager, follow_streams
 from optimizations.trees.measured import Measured
 from optimizations.trees.readable_seeds import with_readable_seeds

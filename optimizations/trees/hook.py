@@ -11,6 +11,10 @@ Note [Both ends of a compilation]. `compile_fx` covers forward and inference gra
 AOTAutograd's cache (there forward and backward pass `post_compile` together, and `inner_compile` is not called). But a
 backward is compiled when it first runs, long after `compile_fx` returned and in a thread of the autograd engine. So the
 maker must be asked for around both: `with captured_by(maker): compile_fx(..., inner_compile=asking(inner, maker))`.
+
+Note [Compiled modules inside of a step]. A graph of CUDAGraph Trees cannot be recorded or replayed inside of another
+capture. Its manager has a way to run a function without a graph, for functions that mutate their inputs. `at_rest`
+takes the same way while a step is warmed up and captured.
 """
 
 from __future__ import annotations
@@ -19,38 +23,24 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
+from optimizations import torch_internals
+from optimizations.torch_internals import replaced_attribute
 from optimizations.torch_internals.replacing import Replacing
 
 DISPATCHED = ("cudagraphify", "get_manager")
-"""Entries of `torch_internals.NAMES` that are dispatched; a `Maker` has a method for each."""
+"""Entries of `torch_internals.NAMES` that are dispatched; `maker.EncoreMaker` has a method for each."""
 
 OBSERVED = "maybe_realign_inputs"
-"""The entry that is called as in stock, after which `Maker.compiled` is called."""
+"""The entry that is called as in stock, after which the maker's method `compiled` is called."""
 
 
-class Maker(Protocol):
-    """Make CUDA graphs of compiled functions in stock's place; methods have the signatures of what they replace."""
-
-    def cudagraphify(self, model: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """Return the function that is called instead of `model` (`torch._inductor.compile_fx.cudagraphify`)."""
-
-    def get_manager(self, device_index: int, create_if_none_exists: bool = True) -> Any:
-        """Return the manager that the functions of this maker use (`torch._inductor.cudagraph_trees.get_manager`)."""
-
-    def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
-        """Callback: Inductor compiled or loaded `compiled_graph`, whose functions are run by CUDA graphs or not."""
-
-    def forward_returns(self, count: int) -> None:
-        """Callback: callers get so many results of the forward that was compiled last. The others are saved."""
-
-
-_asked: ContextVar[Maker | None] = ContextVar("encore_maker", default=None)
+_asked: ContextVar[Any] = ContextVar("encore_maker", default=None)
 
 
 @contextlib.contextmanager
-def captured_by(maker: Maker) -> Iterator[None]:
+def captured_by(maker: Any) -> Iterator[None]:
     """Let `maker` make the CUDA graphs of what this thread compiles inside the block. Blocks may nest."""
     with _DISPATCH:
         token = _asked.set(maker)
@@ -60,7 +50,7 @@ def captured_by(maker: Maker) -> Iterator[None]:
             _asked.reset(token)
 
 
-def asking(inner_compile: Callable[..., Any], maker: Maker) -> Callable[..., Any]:
+def asking(inner_compile: Callable[..., Any], maker: Any) -> Callable[..., Any]:
     """Return `inner_compile` with `captured_by(maker)` around each call. Note [Both ends of a compilation]."""
 
     @functools.wraps(inner_compile)
@@ -95,3 +85,30 @@ def _observed(stock: Callable[..., Any]) -> Callable[..., Any]:
 _DISPATCH = Replacing(
     {OBSERVED: _observed} | {name: functools.partial(_dispatched, name) for name in DISPATCHED},
 )
+
+
+at_rest_now = 0
+"""How many blocks of `at_rest` are under way."""
+
+
+def resting() -> bool:
+    """Return whether graphs of compiled modules are to run as the functions they were made of."""
+    return at_rest_now > 0
+
+
+@contextlib.contextmanager
+def at_rest() -> Iterator[None]:
+    """Run compiled modules without CUDA graphs of their own inside the block, in all threads."""
+    global at_rest_now
+    manager: Any = torch_internals.cudagraph_trees.CUDAGraphTreeManager
+
+    # `_run` is looked up in each call. `run` is not to be replaced: functions compiled inside the block keep it.
+    def run(self: Any, new_inputs: list[Any], function_id: Any) -> Any:
+        return self.ids_to_funcs[function_id].model(new_inputs)
+
+    at_rest_now += 1
+    try:
+        with replaced_attribute(manager, "_run", run):
+            yield
+    finally:
+        at_rest_now -= 1

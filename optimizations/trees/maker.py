@@ -17,7 +17,7 @@ from optimizations.trees.readable_seeds import give_readable_seeds
 
 
 class EncoreMaker:
-    """Implement `hook.Maker` for one compilation.
+    """Make CUDA graphs of compiled functions in stock's place, for one compilation. See `hook`.
 
     Args:
         options: the user's; `indirection` is anything but "off".
@@ -60,14 +60,14 @@ class EncoreMaker:
         return container(index).get_tree_manager()
 
     def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
-        """See `hook.Maker`."""
+        """Callback: Inductor compiled or loaded `compiled_graph`, whose functions are run by CUDA graphs or not."""
         give_readable_seeds(compiled_graph, graphed=graphed)
         settings = compiled_graph.fx_kwargs
         if graphed and not settings.get("is_backward") and not settings.get("is_inference"):
             self._forward = compiled_graph
 
     def forward_returns(self, count: int) -> None:
-        """See `hook.Maker`."""
+        """Callback: callers get so many results of the forward that was compiled last. The others are saved."""
         forward, self._forward = self._forward, None
         if forward is not None:
             tell_what_callers_get(forward, count)

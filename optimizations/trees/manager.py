@@ -69,7 +69,7 @@ from optimizations.torch_internals.stock_trees import forget_places
 from optimizations.trees import moved_inputs
 from optimizations.trees.containers import container_of_call, free_all, managers
 from optimizations.trees.function import RecordableFunction
-from optimizations.trees.inner_graphs import resting
+from optimizations.trees.hook import resting
 from optimizations.trees.node import EncoreNode, NotLaunched
 from optimizations.trees.process_ends import free_before_process_groups_end, in_a_process_group, several_ranks
 from optimizations.trees.readable_seeds import any_on_host

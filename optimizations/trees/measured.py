@@ -20,7 +20,7 @@ from optimizations.graph.driver import CudaCallFailed
 from optimizations.race import Events, Race, mark
 from optimizations.selection import Decision
 from optimizations.trees.function import RecordableFunction
-from optimizations.trees.inner_graphs import resting
+from optimizations.trees.hook import resting
 
 
 class Measured:

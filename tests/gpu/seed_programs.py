@@ -25,7 +25,7 @@ from optimizations.trees import manager, node, readable_seeds
 from optimizations.trees import results as results_module
 from optimizations.trees.containers import managers
 from optimizations.trees.function import RecordableFunction
-from optimizations.trees.inner_graphs import at_rest
+from optimizations.trees.hook import at_rest
 
 BATCH, LENGTH, HEADS, WIDTH = 2, 32, 4, 64
 KNOWN = 6

@@ -13,7 +13,7 @@ from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations.calls import turns
 from optimizations.torch_internals import thread_state
-from optimizations.trees import inner_graphs, reasons, streams
+from optimizations.trees import hook, reasons, streams
 from tests.optimizations.trees.test_lean import Training, W, call, slow_calls, slow_reasons, steady
 from tests.optimizations.trees.test_outlived import Outer
 
@@ -128,7 +128,7 @@ def test_fast_call_runs_the_function_while_graphs_rest(cuda_on_cpu: CudaOnCpu, s
     check(compiled, W, calls=8)
     slow_calls.clear()
     replays, runs = cuda_on_cpu.replays, len(model.runs)
-    with inner_graphs.at_rest():
+    with hook.at_rest():
         call(compiled)
         assert (cuda_on_cpu.replays, model.runs[runs:]) == (replays, ["plain"])
     call(compiled)

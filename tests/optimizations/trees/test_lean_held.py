@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
+import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu, at_address
-from simulated_gpu.trees import COUNT, Compiled, Model, nodes, values
+from simulated_gpu.trees import COUNT, Compiled, Model, check, nodes, values
 
+from optimizations.in_place import budget
 from optimizations.trees import reasons
 from optimizations.trees.containers import managers
-from tests.optimizations.trees.test_lean import W, slow_calls, slow_reasons
+from tests.optimizations.trees.test_lean import Training, W, slow_calls, slow_reasons, steady
 
 __all__ = ["slow_calls"]
 
@@ -182,3 +185,123 @@ def test_held_result_survives_another_losing_its_history(cuda_on_cpu: CudaOnCpu,
         iteration(start)
         assert torch.equal(held, expected)
     assert reasons.RESULTS_HELD in slow_reasons(compiled)
+
+
+def test_another_result_of_the_same_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    """The graph reads the one that it was recorded with, and nothing else tells them apart."""
+    first, second = Compiled(Two(cuda_on_cpu), outputs=2), Compiled(Model(cuda_on_cpu))
+
+    def iteration(start: int, which: int) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        x, y = values(start), values(-2 * start)
+        results = first.function([x, y, W])
+        expected = [2 * x + y * W, 2 * y + x * W]
+        (found,) = second.function([results[which], y, W])
+        assert torch.equal(found, 2 * expected[which] + y * W)
+
+    for start in range(40):
+        iteration(start, 0)
+    second.functions[0]._slow_calls.clear()
+    slow_calls.clear()
+    iteration(40, 0)
+    assert slow_calls == []
+    iteration(41, 1)
+    assert slow_reasons(second) == [reasons.FIXED_INPUT_MOVED]
+
+
+def test_a_result_that_is_handed_on_is_still_the_callers_tensor(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    """Of results of earlier graphs a steady call lets go of those only that are dead behind it."""
+    first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu, returns_x=True), outputs=2)
+
+    def iteration(start: int) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        x, y = values(start), values(-2 * start)
+        (made,) = first.function([x, y, W])
+        result, same = second.function([made, y, W])
+        assert same is made
+        assert torch.equal(made, 2 * x + y * W)
+        assert torch.equal(result, 2 * made + y * W)
+
+    for start in range(40):
+        iteration(start)
+    slow_calls.clear()
+    for start in range(4):
+        iteration(start)
+    assert slow_calls == []
+
+
+def test_a_recording_without_a_graph_has_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:
+    """All graphs may be ended in the midst of a call, by a finalizer of the program's."""
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W)
+    (node,) = nodes()
+    assert node.takes_fast_path
+    node.graph = None
+    node.expect_again()
+    assert not node.takes_fast_path
+
+
+def test_the_list_of_inputs_is_empty_after_a_steady_call(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    """Or its caller would keep them alive, and their memory taken, while what follows runs."""
+    compiled = steady(cuda_on_cpu, slow_calls)
+    torch.compiler.cudagraph_mark_step_begin()
+    given = [values(1), values(2), W]
+    compiled.function(given)
+    assert given == []
+    assert slow_calls == []
+
+
+def test_data_that_steady_calls_copy_is_counted(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    compiled = Compiled(Model(cuda_on_cpu, hides_y=True))
+    check(compiled, W, calls=30)
+    slow_calls.clear()
+    before = compiled.reports[0].total_copied_bytes
+    check(compiled, W, calls=4)
+    assert slow_calls == []
+    assert compiled.reports[0].total_copied_bytes == before + 4 * W.nbytes
+
+
+def test_forwards_without_backward_are_fast_with_step_marks(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    """Marked, an iteration begins though the backward of the one before never came."""
+    training = Training(cuda_on_cpu)
+    for step in range(12):
+        training.step(step)
+    slow_calls.clear()
+    replays = cuda_on_cpu.replays
+    for step in range(6):
+        training.step(step, backward=False)
+    assert slow_calls == []
+    assert cuda_on_cpu.replays == replays + 6
+
+
+def test_calls_are_steady_while_work_on_their_recording_waits(
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "FEWEST_REPLAYS", 100)
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W, calls=4)
+    slow_calls.clear()
+    check(compiled, W, calls=20)
+    assert slow_calls == []
+    assert compiled.reports[0].stage == "waiting"
+
+
+def test_backward_of_the_last_results_is_released(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    """It refers to parameters that may have been swapped."""
+    compiled, weights = Compiled(Model(cuda_on_cpu), is_inference=False), [values(5), values(6)]
+
+    def serve(start: int) -> weakref.ref[torch.Tensor]:
+        """To what the backward of the results refers to."""
+        torch.compiler.cudagraph_mark_step_begin()
+        leaf, x, y, w = torch.ones(1, requires_grad=True), values(start), values(-2 * start), weights[start % 2]
+        (result,) = Runs.apply(leaf, compiled.function, [x, y, w])
+        assert torch.equal(result, 2 * x + y * w)
+        return weakref.ref(leaf)
+
+    for start in range(40):
+        serve(start)
+    slow_calls.clear()
+    for start in range(40, 46):
+        assert serve(start)() is None
+    assert slow_calls == []
+    assert len(nodes()) == 2

@@ -15,6 +15,7 @@ from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, nodes, values
 from simulated_gpu.work import aligned
+from torch import nn
 
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import manager
@@ -162,3 +163,34 @@ def test_autograd_is_told_of_each_write(compiled_on_cpu: CompiledOnCpu) -> None:
             run(buffer)
             counted.append(buffer._version - before)
     assert set(counted[2:]) == {1} and min(counted) > 0
+
+
+class Averaging(nn.Module):
+    mean: torch.Tensor
+    places: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", aligned(64))
+        self.register_buffer("places", torch.arange(0, 64, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean[self.places] = x.tanh().sum() * 0.1
+        return x * self.mean.sum()  # reads `x` after that
+
+
+def drawn(seed: int) -> torch.Tensor:
+    return aligned(64).copy_(torch.randn(64, generator=torch.Generator().manual_seed(seed)))
+
+
+def test_view_of_written_memory_is_copied_as_by_stock(compiled_on_cpu: CompiledOnCpu) -> None:
+    net, twin = Averaging(), Averaging()
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(24):
+            x = drawn(step)
+            torch.testing.assert_close(run(x), twin(x))
+        assert any(one.indirect for report in optimizations.recordings() for one in report.inputs)
+        for _ in range(4):
+            torch.testing.assert_close(run(net.mean.view(64)), twin(twin.mean.clone()))
+            torch.testing.assert_close(net.mean, twin.mean)

@@ -21,7 +21,7 @@ from optimizations import torch_internals
 from optimizations.capture.step import graphed_step
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.trees import inner_graphs
+from optimizations.trees import hook
 from optimizations.trees.manager import EncoreManager
 
 
@@ -274,13 +274,13 @@ def test_graphs_of_compiled_modules_rest_for_a_while_only() -> None:
     class Manager:
         ids_to_funcs = {7: Function}  # noqa: RUF012
 
-    with inner_graphs.at_rest():
-        assert inner_graphs.resting()
+    with hook.at_rest():
+        assert hook.resting()
         assert manager._run(Manager(), [1, 2], 7) == [2, 3]
         assert manager.run is outer  # functions that are compiled meanwhile keep a reference to it
         assert EncoreManager.run(Manager(), [1, 2], 7) == [2, 3]  # before any of its own bookkeeping
     assert manager._run is stock
-    assert not inner_graphs.resting()
+    assert not hook.resting()
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
