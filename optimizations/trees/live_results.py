@@ -55,9 +55,7 @@ class LiveResults:
         self._chosen = choosing(self._places)
         self._seen = seen
         self._addresses = [None if result is None else result.data_ptr() for result in results]
-        made = {place: result for place, result in enumerate(results) if result is not None}
-        self._geometry = {place: _geometry(result) for place, result in made.items()}
-        self._inference = {place: result.is_inference() for place, result in made.items()}
+        self._metadata = {place: _metadata(result) for place, result in enumerate(results) if result is not None}
         self._calls = 0
         self._looks: list[Callable[..., bool]] = []
 
@@ -75,7 +73,9 @@ class LiveResults:
         changed = [
             place
             for place in self._places
-            if not self._is_as_it_was(results[place], place) or (self._seen and _is_anything_attached([results[place]]))
+            if type(results[place]) is not torch.Tensor
+            or _metadata(results[place]) != self._metadata[place]
+            or (self._seen and _is_anything_attached([results[place]]))
         ]
         self._calls += 1
         if not changed and self._calls > FIRST_CALLS and len(looks) < MOST_LOOKS:
@@ -84,16 +84,11 @@ class LiveResults:
 
     def has_moved(self, results: list[Any], place: int) -> bool:
         """Return whether the tensor at a place was given other memory."""
-        return place in self._inference and results[place].data_ptr() != self._addresses[place]
+        return place in self._metadata and results[place].data_ptr() != self._addresses[place]
 
     def was_inference(self, place: int) -> bool:
         """Return whether the tensor at a place was made in inference mode."""
-        return self._inference[place]
-
-    def _is_as_it_was(self, result: Any, place: int) -> bool:
-        if type(result) is not torch.Tensor or result.data_ptr() != self._addresses[place] or result.requires_grad:
-            return False
-        return _geometry(result) == self._geometry[place] and result.is_inference() == self._inference[place]
+        return bool(self._metadata[place][0])
 
 
 _attributes = operator.attrgetter("__dict__")
@@ -109,6 +104,8 @@ def _is_anything_attached(tensors: Sequence[Any]) -> bool:
     return list(map(_grad, tensors)).count(None) < len(tensors)
 
 
-def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
-    names = torch_internals.has_names(tensor)
-    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg(), names
+def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what a program may change of a tensor besides its values; first whether inference mode made it."""
+    made = tensor.is_inference(), tensor.requires_grad, tensor.data_ptr(), tensor.dtype
+    flags = tensor.is_conj(), tensor.is_neg(), torch_internals.has_names(tensor)
+    return *made, tuple(tensor.shape), tensor.stride(), *flags

@@ -111,7 +111,6 @@ class EncoreNode(CUDAGraphNode):
 
     Attributes:
         results: what replays return.
-        recording_s: how long recording it took, in seconds.
         replays: how often the graph was replayed for a call; `full_replays`: those in calls that were not steady.
         copied_bytes: data copied into placeholders by these replays.
         copied_per_replay: the same for the next replay, inputs with a tracker left out.
@@ -131,7 +130,6 @@ class EncoreNode(CUDAGraphNode):
         self.results = Results(self, wrapped_function.model)
         self.tracker: AddressTracker | None = None
         self.session: Session | None = None
-        self._active = False
         self._seen = RecordedInputs(self, ())
         self.returned_inputs: dict[int, int] = {}  # by output, the copied input. Note [Inputs that are returned]
         self._fixed_storages: list[Any] = []
@@ -141,7 +139,6 @@ class EncoreNode(CUDAGraphNode):
         self._without_placeholder: frozenset[int] = frozenset()
         self._noted: Noted | None = None
         self._chain = "its launches were not noted when it was captured"
-        self.recording_s = 0.0
         self.replays = 0
         self.full_replays = 0
         self.copied_bytes = 0
@@ -151,13 +148,11 @@ class EncoreNode(CUDAGraphNode):
         super().__init__(wrapped_function, *args, **kwargs)
         # From here on the call has been served: nothing may fail any more, or it would be served twice.
         try:
-            self.recording_s = time.perf_counter() - started
-            self._begin_session(self.recording_s)
+            self._begin_session(time.perf_counter() - started)
             self.function.recorded(self)
             self._note_plan()
         except Exception as error:
             self.session = None
-            self._active = False
             reason = one_line(error)
             warnings.warn(f"Encore leaves a CUDA graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
 
@@ -342,7 +337,6 @@ class EncoreNode(CUDAGraphNode):
             self.session.settle_by_name()
             if self.session.unusable is not None:
                 function.records_on_inputs = False
-        self._active = self.session.active
 
     def _note_plan(self) -> None:
         """Let the function decide whether it keeps its graph, once it is known what is copied."""
@@ -431,17 +425,12 @@ class EncoreNode(CUDAGraphNode):
         self.full_replays += 1
         self.copied_bytes += self.copied_per_replay
         returned = {one.input: new_inputs[one.input] for one in self.results.returned.found}
-        if not self._active:
+        session = self.session
+        if session is None or not session.active:
             outputs = super().run(new_inputs)
         else:
-            session = self.session
-            assert session is not None
-            try:
-                outputs = session.run(new_inputs, super().run)
-            finally:
-                self._active = session.active
-            if not self._active:
-                self._note_plan()
+            outputs = session.run(new_inputs, super().run)
+            self._note_plan()
         self.results.put_in_the_calls_own(outputs, returned)
         return outputs
 
@@ -562,7 +551,7 @@ class EncoreNode(CUDAGraphNode):
         if self.session is None:
             return
         self.function.last_seen(self)
-        self.takes_fast_path = self._active = False
+        self.takes_fast_path = False
         self.session = self.tracker = None
 
     # Tensors over memory that they do not own

@@ -42,7 +42,7 @@ class CallStreams:
         self.callers: set[int] = set()
         self.last: int | None = None
         self.inside_capture = False
-        self._before_capture: int | None = None
+        self._last_outside: int | None = None  # last stream outside of a capture; it has waited for all others
         self._left: dict[int, list[Any]] = {}
 
     def enter(self, is_backward: bool, node: Any) -> None:
@@ -59,12 +59,10 @@ class CallStreams:
         """Let the current stream wait for those of earlier calls. Notes [Threads], [Results on other streams]."""
         stream = torch_internals.current_raw_stream(self._device_index)
         self.inside_capture = torch.cuda.is_current_stream_capturing()
-        if stream == self.last and not self.inside_capture:
-            return
         if self.inside_capture:  # Note [Captures of the program's own]
-            if self.last is not None:
-                self._before_capture = self.last
             self.last = None  # each call asks again, until one is outside
+            return
+        if stream == self.last:
             return
         before = self._last_outside
         if before is not None and before != stream:
@@ -72,17 +70,9 @@ class CallStreams:
         self._left.pop(stream, None)
         for other in self._left:
             wait_for_stream(other, self._device_index)
-        # Note [Results on other streams]
-        self._left = _with_results(self._left)
-        if self._left:
-            self.last, self._before_capture = None, stream
-        else:
-            self.last, self._before_capture = stream, None
-
-    @property
-    def _last_outside(self) -> int | None:
-        """Return the stream of the last call outside of a capture. It has waited for the streams of all others."""
-        return self._before_capture if self.last is None else self.last
+        self._left = _with_results(self._left)  # Note [Results on other streams]
+        self._last_outside = stream  # after the waits: an interrupted call leaves them to the next one
+        self.last = None if self._left else stream
 
     def before(self) -> torch.cuda.Stream | None:
         """Return the stream on which launches may still be under way; None where nothing was called."""

@@ -1,4 +1,4 @@
-"""The drawn sessions of test_strange_programs.py on a GPU: what graphs and the allocator there make of them is eager's."""
+"""Drawn sessions of test_strange_programs.py on a GPU: what graphs and the allocator make of them is eager's."""
 
 from __future__ import annotations
 

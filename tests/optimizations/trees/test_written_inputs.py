@@ -17,6 +17,7 @@ from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, nodes, values
 from simulated_gpu.work import aligned
 from torch import nn
 
+import optimizations
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import manager
 from optimizations.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
