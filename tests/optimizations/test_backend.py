@@ -16,7 +16,7 @@ from simulated_gpu.placement import CPU, bits, fake_cuda, graphs_of, runner
 from torch import nn
 
 import optimizations
-from optimizations import UnsupportedTorch, WrongOption, compiled_graph, torch_internals
+from optimizations import UnsupportedTorch, compiled_graph, torch_internals
 from optimizations.backend import checked, encore
 from optimizations.placement import Feeds
 from optimizations.report import GraphReport
@@ -69,20 +69,6 @@ def test_backward_is_reported_compiled_or_from_the_cache() -> None:
             torch.compile(lambda x: (x * 2).sin().sum(), backend="encore")(weight).backward()
             (report,) = optimizations.report()
             assert sorted(piece.direction for piece in report.compiled) == ["backward", "forward"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"options": {"hoist": True}}, "unknown option 'hoist' of backend 'encore'; did you mean hoist_limit_bytes"),
-        ({"options": {"attributes": "move"}}, "option 'attributes' cannot be 'move'; allowed: 'hoist', 'stage'"),
-        ({"mode": "fastest"}, "mode 'fastest' is not one of Inductor's; allowed: 'default'"),
-    ],
-)
-def test_wrong_options_are_named_with_the_right_ones(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(Exception, match="WrongOption") as caught:
-        torch.compile(lambda x: x + 1, backend="encore", **settings)(torch.ones(2))
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("supported", [("1.0", "2.0"), ("3.0", "4.0")])
@@ -300,10 +286,6 @@ def test_dynamos_signals_to_trace_again_reach_it_at_once(monkeypatch: pytest.Mon
         encore(*_traced(Masked().eval()))
     assert len(attempts) == 1
     assert optimizations.report() == ()
-
-
-def test_wrong_option_is_a_value_error() -> None:
-    assert issubclass(WrongOption, ValueError)
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])

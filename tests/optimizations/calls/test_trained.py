@@ -100,16 +100,6 @@ def test_steps_go_straight_and_give_the_gradients_of_eager(kind: Callable[[], nn
     assert kept() is None
 
 
-def test_lean_off_keeps_all_wrappers(full: list[str]) -> None:
-    program = Program()
-    run = compiled(program, lean=False)
-    for _ in range(FULL_CALLS + 2):
-        step(program, run, X)
-    full.clear()
-    step(program, run, X)
-    assert full == BOTH
-
-
 def settled(program: nn.Module, full: list[str]) -> Callable[..., Any]:
     run = compiled(program)
     for _ in range(FULL_CALLS + 1):
@@ -183,25 +173,6 @@ def test_noting_the_order_of_graphs_goes_the_full_way(full: list[str], monkeypat
     full.clear()
     step(program, run, X)
     assert full == []
-
-
-def test_an_error_inside_leaves_modes_as_they_were(full: list[str]) -> None:
-    import gc
-
-    program = Program()
-    run = settled(program, full)
-
-    def failing(inputs: Any) -> Any:
-        raise RuntimeError("launch failed")
-
-    for found in gc.get_objects():
-        if type(found) is torch_internals.CompiledFxGraph:
-            found.current_callable = failing
-    replayed = torch_internals.is_view_replay_enabled()
-    with pytest.raises(RuntimeError, match="launch failed"):
-        run(X)
-    assert torch.is_grad_enabled()
-    assert torch_internals.is_view_replay_enabled() is replayed
 
 
 @pytest.mark.parametrize("grad", [True, False])
