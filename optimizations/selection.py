@@ -61,36 +61,6 @@ LAUNCH_US = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedFunction:
-    """Hold the facts about a function before it is recorded.
-
-    Attributes:
-        is_inference: whether it computes no gradients, and saves nothing for a backward.
-        kernels: how many kernels it launches at least; None where its source cannot be read.
-        result_bytes: size of the results that a later partition of the same program may read; 0 where there is none.
-    """
-
-    is_inference: bool
-    kernels: int | None
-    result_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedGraph:
-    """Hold the facts about a function's graph once its plan is there.
-
-    Attributes:
-        function: the function.
-        copied_bytes: data that each replay copies into placeholders.
-        has_collectives: whether it involves other processes. These must capture it all or none, and their plans differ.
-    """
-
-    function: GeneratedFunction
-    copied_bytes: int
-    has_collectives: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class CopiedInput:
     """Describe an input that a graph copies as stock does, and could read in place.
 
@@ -127,24 +97,28 @@ class CopiedInput:
         return (self.moves + 1) / (self.calls + 2)
 
 
-def without_graph(function: GeneratedFunction) -> str | None:
-    """Return why a function runs without a graph from its first call on; None where it may be recorded."""
-    kernels = function.kernels
-    if not function.is_inference or kernels is None or kernels > MOST_TINY_KERNELS:
-        return None
-    if function.result_bytes >= LARGE_RESULT_BYTES:
+def without_graph(kernels: int | None, result_bytes: int = 0) -> str | None:
+    """Return why an inference function runs without a graph from its first call on; None where it may be recorded.
+
+    Args:
+        kernels: how many kernels it launches at least; None where its source cannot be read.
+        result_bytes: size of the results that a later partition of the same program may read; 0 where there is none.
+    """
+    if kernels is None or kernels > MOST_TINY_KERNELS or result_bytes >= LARGE_RESULT_BYTES:
         return None
     return f"launching a graph costs more than launching its kernels ({kernels})"
 
 
-def copies_cost_more(graph: PlannedGraph) -> str | None:
-    """Return why a function runs without its graph now that its copies are known; None where it keeps it."""
-    function = graph.function
-    if not function.is_inference or function.kernels is None or graph.has_collectives:
+def copies_cost_more(copied_bytes: int, kernels: int | None, result_bytes: int = 0) -> str | None:
+    """Return why an inference function runs without its graph now that its copies are known; None where it keeps it.
+
+    Args:
+        copied_bytes: data that each replay copies into placeholders.
+        kernels, result_bytes: as for `without_graph`.
+    """
+    if kernels is None or result_bytes >= LARGE_RESULT_BYTES:
         return None
-    if function.result_bytes >= LARGE_RESULT_BYTES:
-        return None
-    copies_us, saved_us = graph.copied_bytes / COPY_BYTES_PER_US, function.kernels * LAUNCH_US
+    copies_us, saved_us = copied_bytes / COPY_BYTES_PER_US, kernels * LAUNCH_US
     if copies_us <= saved_us:
         return None
     return f"copying its inputs would take {copies_us:.0f} us, and the graph saves {saved_us:.0f} us of launches"

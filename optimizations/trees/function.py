@@ -19,7 +19,7 @@ from optimizations.in_place.session import Session
 from optimizations.options import Options
 from optimizations.report.recordings import Direction, KeptResults, RecordingReport, SlowCalls, UncapturedCalls
 from optimizations.report.selection import SelectionReport
-from optimizations.selection import Decision, GeneratedFunction, PlannedGraph, copies_cost_more, without_graph
+from optimizations.selection import Decision, copies_cost_more, without_graph
 from optimizations.torch_internals.geometry import FixedGeometry
 
 NO_GRAPH = "no graph was recorded yet"
@@ -142,35 +142,38 @@ class RecordableFunction:
 
     # Selection
 
+    @property
+    def _follows_rules(self) -> bool:
+        """Return whether rules may take its graph: only inference has no backward that would need its memory."""
+        return self.options.selection == "rule" and self.direction == "inference"
+
     def goes_without_graph(self) -> bool:
         """Decide before the first recording whether the function runs without a graph."""
-        if self.options.selection == "rule":
-            why = without_graph(self._generated_function(self.code().kernels, 0))
-            if why is not None:
-                self.decide("no graph", why)
+        if self._follows_rules and (why := without_graph(self.code().kernels)) is not None:
+            self.decide("no graph", why)
         return self.decision == "no graph"
 
     def keeps_graph_for_results(self, result_bytes: int) -> bool:
         """Decide again for a function that is small enough to run without a graph, now that its results are known."""
-        small = without_graph(self._generated_function(self.code().kernels, result_bytes)) is not None
-        if self.options.selection == "rule" and not small:
+        read_later = result_bytes if self.hands_results_on else 0
+        if self._follows_rules and without_graph(self.code().kernels, read_later) is None:
             self.decision = self.without_graph = None
             return True
         return False
 
     def plan_is_there(self, node: Recording) -> None:
-        """Decide whether the function keeps its graph, now that it is known what the graph copies."""
-        if self.options.selection != "rule" or self.decision is not None or self.without_graph is not None:
+        """Decide whether the function keeps its graph, now that it is known what the graph copies.
+
+        All processes of a collective must capture it or none, and their plans differ.
+        """
+        decided = self.decision is not None or self.without_graph is not None
+        if decided or not self._follows_rules or self.code().collective:
             return
         read = node.session.kernels if node.session is not None else None
         kernels = read if read is not None else self.code().kernels
-        generated = self._generated_function(kernels, node.result_bytes)
-        why = copies_cost_more(PlannedGraph(generated, node.copied_per_replay, self.code().collective))
+        why = copies_cost_more(node.copied_per_replay, kernels, node.result_bytes if self.hands_results_on else 0)
         if why is not None and node.short_of_memory() is None:
             self.decide("no graph", why)
-
-    def _generated_function(self, kernels: int | None, result_bytes: int) -> GeneratedFunction:
-        return GeneratedFunction(self.direction == "inference", kernels, result_bytes if self.hands_results_on else 0)
 
     @functools.cached_property
     def hands_results_on(self) -> bool:

@@ -7,8 +7,6 @@ import pytest
 from optimizations.selection import (
     LARGE_RESULT_BYTES,
     CopiedInput,
-    GeneratedFunction,
-    PlannedGraph,
     copies_cost_more,
     reason_to_copy,
     without_graph,
@@ -26,20 +24,13 @@ def copied(
 
 @pytest.mark.parametrize(("kernels", "is_tiny"), [(0, True), (1, True), (2, True), (3, False), (None, False)])
 def test_inference_of_two_kernels_gets_no_graph(kernels: int | None, is_tiny: bool) -> None:
-    assert (without_graph(GeneratedFunction(True, kernels)) is not None) is is_tiny
-
-
-def test_training_function_keeps_its_graph() -> None:
-    """A backward could not use the graph's memory of a forward that ran without one."""
-    assert without_graph(GeneratedFunction(False, 1)) is None
-    assert copies_cost_more(PlannedGraph(GeneratedFunction(False, 1), 2**34)) is None
+    assert (without_graph(kernels) is not None) is is_tiny
 
 
 @pytest.mark.parametrize(("result_bytes", "is_tiny"), [(LARGE_RESULT_BYTES - 1, True), (LARGE_RESULT_BYTES, False)])
 def test_large_results_for_a_later_partition_keep_the_graph(result_bytes: int, is_tiny: bool) -> None:
-    function = GeneratedFunction(True, 2, result_bytes)
-    assert (without_graph(function) is not None) is is_tiny
-    assert (copies_cost_more(PlannedGraph(function, 2**34)) is not None) is is_tiny
+    assert (without_graph(2, result_bytes) is not None) is is_tiny
+    assert (copies_cost_more(2**34, 2, result_bytes) is not None) is is_tiny
 
 
 @pytest.mark.parametrize(
@@ -50,16 +41,12 @@ def test_large_results_for_a_later_partition_keep_the_graph(result_bytes: int, i
         (28, 38_540_000, True),  # ALNET-128: 1.03
         (257, 340_000, True),  # MMC: 2.75
         (3, 0, True),
+        (None, 2**34, True),
     ],
 )
-def test_graph_is_kept_where_it_was_measured_to_pay(kernels: int, copied_bytes: int, pays: bool) -> None:
-    why = copies_cost_more(PlannedGraph(GeneratedFunction(True, kernels), copied_bytes))
+def test_graph_is_kept_where_it_was_measured_to_pay(kernels: int | None, copied_bytes: int, pays: bool) -> None:
+    why = copies_cost_more(copied_bytes, kernels)
     assert (why is None) is pays
-
-
-def test_collectives_and_unknown_code_keep_their_graph() -> None:
-    assert copies_cost_more(PlannedGraph(GeneratedFunction(True, 16), 2**34, has_collectives=True)) is None
-    assert copies_cost_more(PlannedGraph(GeneratedFunction(True, None), 2**34)) is None
 
 
 def test_large_moving_input_is_read_in_place() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable
 from typing import Any
@@ -132,6 +133,24 @@ def test_graph_stays_where_its_copies_cost_less(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu, code=REFUSED), selection="rule")
     run(compiled, 8)
     assert (told(compiled).decision, told(compiled).copied_bytes) == ("copies", 128)
+    assert cuda_on_cpu.replays > 4
+
+
+@pytest.mark.parametrize(
+    ("code", "settings"),
+    [
+        (dataclasses.replace(REFUSED, collective=True), {}),
+        (REFUSED, {"is_inference": False}),
+        (REFUSED, {"is_inference": False, "is_backward": True}),
+    ],
+)
+def test_collectives_and_training_keep_their_graphs(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, code: GeneratedCode, settings: dict[str, bool]
+) -> None:
+    monkeypatch.setattr(selection, "COPY_BYTES_PER_US", 1.0)
+    compiled = Compiled(Model(cuda_on_cpu, code=code), selection="rule", **settings)
+    run(compiled, 8)
+    assert told(compiled).decision != "no graph"
     assert cuda_on_cpu.replays > 4
 
 
