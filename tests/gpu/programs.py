@@ -5,7 +5,7 @@
     python tests/gpu/programs.py --out FILE --processes 3          the speed floor: each program in three processes
     python tests/gpu/programs.py --device cpu --tiny --only NAME   the script itself, anywhere (eager and aot_eager)
     python tests/gpu/programs.py --table programs.jsonl            the table of rows that were written before
-    python tests/gpu/programs.py --table a.jsonl b.jsonl           speeds over stock in several runs, with their medians
+    python tests/gpu/programs.py --table a.jsonl b.jsonl           speeds in the processes of several runs
 
 Rows (JSON lines, one per program and mode) are written when their program is through; the table follows at the end.
 With `--processes`, programs that have their rows in FILE are not run again, so that a run that ended early can go on. A
@@ -65,8 +65,6 @@ def _main(arguments: Sequence[str] | None) -> int:
             runs = [rows_of.read(file) for file in given.table]
         except (OSError, ValueError) as error:
             parser.error(str(error))
-        if len(runs) > 1:
-            print(rows_of.pooled(runs))
         return _verdict(runs)
     chosen = _chosen(given.only, parser)
     modes = tuple(dict.fromkeys(given.modes.split(","))) if given.modes else MODES[given.device]

@@ -6,71 +6,42 @@ import array
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import torch
-from step_parts import batches, loss_of, network, training_step
+from step_parts import loss_of, training_step
+from step_refused import REFUSED, Batch, Refused, Step, Store, refused, trained
 from torch import nn
 
-
-@dataclass
-class Refused:
-    """`step(batch)` changes the parameters of `model`; the reason holds `words`, what to do instead `advice`, and it
-    names a line if `line`."""
-
-    step: Callable[..., Any]
-    model: nn.Module
-    words: str
-    line: bool = True
-    batches: list[tuple[Any, ...]] | None = None
-    between: Callable[[int], None] = lambda index: None
-    advice: str = ""
+__all__ = ["REFUSED", "Refused", "Store", "trained"]
 
 
-REFUSED: dict[str, Callable[[str], Refused]] = {}
+ON_THE_HOST = "reads a value of the GPU on the host"
 
 
-def refused(make: Callable[[str], Refused]) -> Callable[[str], Refused]:
-    REFUSED[make.__name__] = make
-    return make
+@refused(ON_THE_HOST)
+def item(train: Step) -> Step:
+    return lambda batch: train(batch).item()
 
 
-def trained(model: nn.Module) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
-    train = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    return lambda batch: train(batch).detach()
-
-
-@refused
-def item(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-    return Refused(lambda batch: train(batch).item(), model, "reads a value of the GPU on the host")
-
-
-@refused
-def branch_on_a_tensor(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+@refused(ON_THE_HOST)
+def branch_on_a_tensor(train: Step) -> Step:
+    def step(batch: Batch) -> torch.Tensor:
         loss = train(batch)
         if loss > 1.0:
             loss = loss * 2
         return loss
 
-    return Refused(step, model, "reads a value of the GPU on the host")
+    return step
 
 
-@refused
-def item_caught_by_the_program(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+@refused(ON_THE_HOST)
+def item_caught_by_the_program(train: Step) -> Step:
+    def step(batch: Batch) -> torch.Tensor:
         loss = train(batch)
         try:
             loss.item()
@@ -78,241 +49,191 @@ def item_caught_by_the_program(device: str) -> Refused:
             return loss * 0
         return loss
 
-    return Refused(step, model, "reads a value of the GPU on the host")
+    return step
 
 
-@refused
-def boolean_mask(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+@refused("size depends on values")
+def boolean_mask(train: Step) -> Step:
+    def step(batch: Batch) -> torch.Tensor:
         train(batch)
         return batch["x"][batch["x"] > 0].sum()
 
-    return Refused(step, model, "size depends on values")
+    return step
 
 
-@refused
-def counter_in_python(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("trainer.steps changes from ")
+def counter_in_python(train: Step) -> Step:
     trainer = SimpleNamespace(steps=0)
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         trainer.steps += 1
         return train(batch) * trainer.steps
 
-    return Refused(step, model, "trainer.steps changes from ")
+    return step
 
 
-@refused
-def counter_in_a_slot(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-
+@refused("trainer.steps changes from ")
+def counter_in_a_slot(train: Step) -> Step:
     @dataclass(slots=True)
     class Trainer:
         steps: int = 0
 
     trainer = Trainer()
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         trainer.steps += 1
         return train(batch)
 
-    return Refused(step, model, "trainer.steps changes from ")
+    return step
 
 
 class Counts:
     calls = 0
 
 
-@refused
-def counter_in_a_class(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("Counts.calls changes from ")
+def counter_in_a_class(train: Step) -> Step:
     Counts.calls = 0
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         Counts.calls += 1
         return train(batch)
 
-    return Refused(step, model, "Counts.calls changes from ")
+    return step
 
 
-@refused
-def entries_in_turn(device: str) -> Refused:
-    model = network(device)
-    train, used = trained(model), {"first": 1.0, "second": 2.0}
+@refused("used has its entries in another order", line=False)
+def entries_in_turn(train: Step) -> Step:
+    used = {"first": 1.0, "second": 2.0}
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         oldest = next(iter(used))
         used[oldest] = used.pop(oldest)
         return train(batch)
 
-    return Refused(step, model, "used has its entries in another order", line=False)
+    return step
 
 
-@refused
-def entries_in_turn_in_another_dict(device: str) -> Refused:
-    model = network(device)
-    train, used = trained(model), [{"first": 1.0, "second": 2.0}]
+@refused("used[0] changes", line=False)
+def entries_in_turn_in_another_dict(train: Step) -> Step:
+    used = [{"first": 1.0, "second": 2.0}]
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         oldest, *others = used[0]
         used[0] = {name: used[0][name] for name in (*others, oldest)}
         return train(batch)
 
-    return Refused(step, model, "used[0] changes", line=False)
+    return step
 
 
-@refused
-def losses_kept_in_turn(device: str) -> Refused:
-    model = network(device)
-    train, last = trained(model), {"first": torch.zeros((), device=device), "second": torch.zeros((), device=device)}
+@refused("last has its entries in another order", line=False)
+def losses_kept_in_turn(device: str, train: Step) -> Step:
+    last = {"first": torch.zeros((), device=device), "second": torch.zeros((), device=device)}
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         oldest = next(iter(last))
         del last[oldest]
         last[oldest] = train(batch)
         return last[oldest]
 
-    return Refused(step, model, "last has its entries in another order", line=False)
+    return step
 
 
-@refused
-def losses_kept_in_a_list(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("losses has ")
+def losses_kept_in_a_list(train: Step) -> Step:
     losses: list[torch.Tensor] = []
 
-    def step(batch: dict[str, torch.Tensor]) -> None:
+    def step(batch: Batch) -> None:
         losses.append(train(batch))
 
-    return Refused(step, model, "losses has ")
+    return step
 
 
-@refused
-def activations_collected_by_a_hook(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("seen has ")
+def activations_collected_by_a_hook(model: Any, train: Step) -> Step:
     seen: list[torch.Tensor] = []
     model[0].register_forward_hook(lambda module, given, result: seen.append(result.detach()))
-    return Refused(train, model, "seen has ")
+    return train
 
 
-@refused
-def scheduler_inside(device: str) -> Refused:
-    model = network(device)
+@refused("changes Python's state")
+def scheduler_inside(model: nn.Module) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     train = training_step(model, optimizer)
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         loss = train(batch)
         scheduler.step()
         return loss
 
-    return Refused(step, model, "changes Python's state")
+    return step
 
 
-@refused
-def rate_of_an_optimizer_for_numbers(device: str) -> Refused:
+@refused("['lr'], which changes on every call")
+def rate_of_an_optimizer_for_numbers(model: nn.Module) -> Any:
     """Plain SGD takes its learning rate as a number only, and it differs in each call."""
-    model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    step = training_step(model, optimizer)
-    return Refused(step, model, "['lr'], which changes on every call", between=lambda index: scheduler.step())
+    return training_step(model, optimizer), {"between": lambda index: scheduler.step()}
 
 
-def scheduled(device: str, step_of: Callable[..., Any], words: str, *, line: bool = True) -> Refused:
-    """Its rate is another in each call, and exact in float32; the step calls `step_of(optimizer, loss)`."""
-    model = network(device)
+def scheduled(model: nn.Module, step_of: Step) -> Any:
+    """Return a step whose rate is another in each call, and exact in float32; it calls `step_of(optimizer, loss)`."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     train = training_step(model, optimizer)
-
-    def step(batch: dict[str, torch.Tensor]) -> Any:
-        return step_of(optimizer, train(batch).detach())
-
-    return Refused(step, model, words, line=line, between=lambda index: scheduler.step())
+    return lambda batch: step_of(optimizer, train(batch).detach()), {"between": lambda index: scheduler.step()}
 
 
-@refused
-def rate_that_decides(device: str) -> Refused:
-    def decide(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
-        return loss * 2 if optimizer.param_groups[0]["lr"] > 0.01 else loss
-
-    return scheduled(device, decide, "reads the learning rate of an optimizer in Python")
+@refused("reads the learning rate of an optimizer in Python")
+def rate_that_decides(model: nn.Module) -> Any:
+    return scheduled(model, lambda optimizer, loss: loss * 2 if optimizer.param_groups[0]["lr"] > 0.01 else loss)
 
 
-@refused
-def rate_changed_in_the_step(device: str) -> Refused:
+@refused("optimizer.param_groups[0]['lr'] changes from")
+def rate_changed_in_the_step(model: nn.Module) -> Any:
     def change(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
         optimizer.param_groups[0]["lr"] *= 0.5
         return loss
 
-    return scheduled(device, change, "optimizer.param_groups[0]['lr'] changes from")
+    return scheduled(model, change)
 
 
-@refused
-def rate_returned(device: str) -> Refused:
-    def look(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> tuple[torch.Tensor, float]:
-        rate = optimizer.param_groups[0]["lr"]
-        return loss, rate
-
-    return scheduled(device, look, "returns the learning rate or the betas of an optimizer", line=False)
+@refused("returns the learning rate or the betas of an optimizer", line=False)
+def rate_returned(model: nn.Module) -> Any:
+    return scheduled(model, lambda optimizer, loss: (loss, optimizer.param_groups[0]["lr"]))
 
 
-@refused
-def iterator(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("reads from an iterator, source")
+def iterator(train: Step) -> Step:
     source: Iterator[int] = itertools.cycle([1, 2])
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return train(batch) * next(source)
-
-    return Refused(step, model, "reads from an iterator, source")
+    return lambda batch: train(batch) * next(source)
 
 
-@refused
-def random_number_of_the_host(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return train(batch) if random.random() < 2 else train(batch) * 2
-
-    return Refused(step, model, "draws random numbers on the host (random)")
+@refused("draws random numbers on the host (random)")
+def random_number_of_the_host(train: Step) -> Step:
+    return lambda batch: train(batch) if random.random() < 2 else train(batch) * 2
 
 
-@refused
-def average_bound_to_another_tensor(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("trainer.average is bound to another tensor")
+def average_bound_to_another_tensor(device: str, train: Step) -> Any:
     average = torch.zeros((), device=device)
     trainer = SimpleNamespace(average=average, first=average)
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         trainer.average = 0.9 * trainer.average + train(batch)
         return trainer.average + trainer.first
 
-    def between(index: int) -> None:
-        trainer.first = trainer.average
-
-    return Refused(step, model, "trainer.average is bound to another tensor", between=between)
+    return step, {"between": lambda index: setattr(trainer, "first", trainer.average)}
 
 
-@refused
-def total_that_takes_part_in_differentiation(device: str) -> Refused:
-    model = network(device)
+@refused("trainer.total is bound to another tensor")
+def total_that_takes_part_in_differentiation(device: str, model: nn.Module) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = SimpleNamespace(total=torch.zeros((), device=device))
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         optimizer.zero_grad()
         loss = loss_of(model, batch)
         trainer.total = trainer.total + loss
@@ -320,340 +241,177 @@ def total_that_takes_part_in_differentiation(device: str) -> Refused:
         optimizer.step()
         return loss.detach()
 
-    return Refused(step, model, "trainer.total is bound to another tensor")
+    return step
 
 
-def states_in_a_new(kind: type[tuple[Any, ...]] | type[list[Any]], device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+def states_in_a_new(kind: Callable[..., Any], device: str, train: Step) -> Step:
     state = SimpleNamespace(hidden=kind([torch.zeros((), device=device), torch.ones((), device=device)]))
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         one, other = state.hidden
         state.hidden = kind([one + train(batch), other * 2])
         return one + other
 
-    return Refused(step, model, f"state.hidden is bound to another {kind.__name__} of tensors")
+    return step
 
 
-@refused
-def states_in_a_tuple(device: str) -> Refused:
-    return states_in_a_new(tuple, device)
+@refused("state.hidden is bound to another tuple of tensors")
+def states_in_a_tuple(device: str, train: Step) -> Step:
+    return states_in_a_new(tuple, device, train)
 
 
-@refused
-def states_in_a_new_list(device: str) -> Refused:
-    return states_in_a_new(list, device)
+@refused("state.hidden is bound to another list of tensors")
+def states_in_a_new_list(device: str, train: Step) -> Step:
+    return states_in_a_new(list, device, train)
 
 
-@refused
-def losses_kept_by_name(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("kept['loss'] has ")
+def losses_kept_by_name(train: Step) -> Step:
     kept: dict[str, list[torch.Tensor]] = {"loss": []}
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         loss = train(batch)
         kept["loss"].append(loss)
         return loss
 
-    return Refused(step, model, "kept['loss'] has ")
+    return step
 
 
-@refused
-def an_attribute_set_to_none(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("metric.computed is set to None")
+def an_attribute_set_to_none(device: str, train: Step) -> Any:
     metric = SimpleNamespace(computed=None)
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         metric.computed = None
         return train(batch)
 
-    def between(index: int) -> None:
-        metric.computed = torch.ones((), device=device)
-
-    return Refused(step, model, "metric.computed is set to None", between=between)
+    return step, {"between": lambda index: setattr(metric, "computed", torch.ones((), device=device))}
 
 
-@refused
-def backward_outside(device: str) -> Refused:
-    model = network(device)
-    return Refused(lambda batch: loss_of(model, batch), model, "backward has not run", line=False)
+@refused("from Python values")
+def tensor_from_python_values(device: str, train: Step) -> Step:
+    return lambda batch: train(batch) * torch.tensor([3.0] * 40, device=device)
 
 
-@refused
-def result_with_a_gradient(device: str) -> Refused:
-    model = network(device)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        x = batch["x"].clone().requires_grad_()
-        model.zero_grad()
-        loss_of(model, {**batch, "x": x}).backward()
-        with torch.no_grad():
-            model[0].weight.sub_(model[0].weight.grad)
-        return x
-
-    return Refused(step, model, "has a gradient (`.grad`)", line=False)
-
-
-@refused
-def attributes_of_results(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = train(batch)
-        loss.rows = len(batch["x"])  # type: ignore[attr-defined]
-        return loss
-
-    return Refused(step, model, "sets attributes of what it returns or keeps, a tensor (rows)", line=False)
-
-
-@refused
-def attributes_of_arguments(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        batch["x"].seen = True  # type: ignore[attr-defined]
-        return train(batch)
-
-    return Refused(step, model, "sets attributes of an argument, a tensor (seen)", line=False)
-
-
-class Looked(nn.Module):
-    """Its activation, of which the program looks at the gradient after the step."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.inner = network(device)
-        self.last = nn.Linear(4, 4).to(device)
-        self.hidden: Any = None
-
-    def forward(self, x: torch.Tensor) -> Any:
-        self.hidden = self.inner(x)
-        self.hidden.retain_grad()
-        return self.last(self.hidden)
-
-
-@refused
-def attribute_with_a_gradient(device: str) -> Refused:
-    model = Looked(device)
-    return Refused(trained(model), model, "has a gradient (`.grad`)", line=False)
-
-
-@refused
-def tensor_from_python_values(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-    return Refused(lambda batch: train(batch) * torch.tensor([3.0] * 40, device=device), model, "from Python values")
-
-
-@refused
-def nested_tensors(device: str) -> Refused:
+@refused("computes with a nested tensor")
+def nested_tensors(train: Step) -> Step:
     """Of those that are no class of their own, nobody but PyTorch knows the sizes."""
-    model = network(device)
-    train = trained(model)
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         rows = torch.nested.nested_tensor([batch["x"][0], batch["x"][1, :3]])
         return train(batch) * rows.to_padded_tensor(0.0).sum()
 
-    return Refused(step, model, "computes with a nested tensor")
+    return step
 
 
-def with_a_sparse(layout: Callable[[torch.Tensor], torch.Tensor], device: str) -> Refused:
-    model = network(device)
-    train, neighbours = trained(model), layout(torch.eye(6, device=device))
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return train({"x": torch.sparse.mm(neighbours, batch["x"]), "y": batch["y"]})
-
-    return Refused(step, model, "uses a sparse tensor, neighbours", line=False)
+@refused("uses a sparse tensor, neighbours", line=False)
+def a_sparse_tensor_from_before(device: str, train: Step) -> Step:
+    neighbours = torch.eye(6, device=device).to_sparse()
+    return lambda batch: train({"x": torch.sparse.mm(neighbours, batch["x"]), "y": batch["y"]})
 
 
-@refused
-def a_sparse_tensor_from_before(device: str) -> Refused:
-    return with_a_sparse(torch.Tensor.to_sparse, device)
+@refused("uses a sparse tensor, neighbours", line=False)
+def a_sparse_tensor_in_rows(device: str, train: Step) -> Step:
+    neighbours = torch.eye(6, device=device).to_sparse_csr()
+    return lambda batch: train({"x": torch.sparse.mm(neighbours, batch["x"]), "y": batch["y"]})
 
 
-@refused
-def a_sparse_tensor_in_rows(device: str) -> Refused:
-    return with_a_sparse(torch.Tensor.to_sparse_csr, device)
-
-
-@refused
-def a_sparse_buffer(device: str) -> Refused:
+@refused("uses a sparse tensor, model.neighbours", line=False)
+def a_sparse_buffer(device: str, model: nn.Module, train: Step) -> Step:
     """What modules hold may be read without a trace."""
-    model = network(device)
     model.register_buffer("neighbours", torch.eye(6, device=device).to_sparse())
-    return Refused(trained(model), model, "uses a sparse tensor, model.neighbours", line=False)
+    return train
 
 
-@refused
-def a_nested_tensor_from_before(device: str) -> Refused:
-    model = network(device)
-    train, rows = trained(model), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=device)
-    return Refused(
-        lambda batch: train(batch) * rows.to_padded_tensor(0.0).sum(), model, "computes with a nested tensor"
-    )
+@refused("computes with a nested tensor")
+def a_nested_tensor_from_before(device: str, train: Step) -> Step:
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=device)
+    return lambda batch: train(batch) * rows.to_padded_tensor(0.0).sum()
 
 
-@refused
-def seeds_itself(device: str) -> Refused:
-    model = network(device, dropout=0.1)
-    train = trained(model)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+@refused("calls torch.manual_seed", dropout=0.1)
+def seeds_itself(train: Step) -> Step:
+    def step(batch: Batch) -> torch.Tensor:
         torch.manual_seed(0)
         return train(batch)
 
-    return Refused(step, model, "calls torch.manual_seed")
+    return step
 
 
-def disturbs_its_noise(device: str, disturb: Callable[[torch.Generator], Any]) -> Refused:
-    """It draws twice, and something is done to the generator in between."""
-    model = network(device)
-    train, noise = trained(model), torch.Generator(device=device).manual_seed(3)
+SETS_A_STATE = "seeds a generator of random numbers, or sets its state"
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+
+def disturbs_its_noise(device: str, train: Step, disturb: Callable[[torch.Generator], Any]) -> Step:
+    """Return a step that draws twice, and something is done to the generator in between."""
+    noise = torch.Generator(device=device).manual_seed(3)
+
+    def step(batch: Batch) -> torch.Tensor:
         some = torch.randn(8, device=device, generator=noise)
         disturb(noise)
         other = torch.randn(8, device=device, generator=noise)
         return train({"x": batch["x"] + some + other, "y": batch["y"]})
 
-    return Refused(step, model, "seeds a generator of random numbers, or sets its state")
+    return step
 
 
-@refused
-def seeds_a_generator_of_its_own(device: str) -> Refused:
-    return disturbs_its_noise(device, lambda noise: noise.manual_seed(5))
+@refused(SETS_A_STATE)
+def seeds_a_generator_of_its_own(device: str, train: Step) -> Step:
+    return disturbs_its_noise(device, train, lambda noise: noise.manual_seed(5))
 
 
-@refused
-def draws_the_same_numbers_again(device: str) -> Refused:
+@refused(SETS_A_STATE)
+def draws_the_same_numbers_again(device: str, train: Step) -> Step:
     state = torch.Generator(device=device).manual_seed(3).get_state()
-    return disturbs_its_noise(device, lambda noise: noise.set_state(state))
+    return disturbs_its_noise(device, train, lambda noise: noise.set_state(state))
 
 
-@refused
-def seeds_the_default_generator_by_itself(device: str) -> Refused:
-    model = network(device, dropout=0.1)
-    train = trained(model)
+@refused(SETS_A_STATE, dropout=0.1)
+def seeds_the_default_generator_by_itself(device: str, train: Step) -> Step:
     default = torch.default_generator if device == "cpu" else torch.cuda.default_generators[0]
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         default.manual_seed(7)
         return train(batch)
 
-    return Refused(step, model, "seeds a generator of random numbers, or sets its state")
+    return step
 
 
-@refused
-def alternates(device: str) -> Refused:
+@refused("differs in two calls with equal shapes: one ran")
+def alternates(train: Step) -> Step:
     """Python decides by what no watch sees: the reason is the first operator that differs."""
-    model = network(device)
-    train = trained(model)
-
     hidden = array.array("i", [0])  # a container of C
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         hidden[0] += 1
         loss = train(batch)
         return loss.sin() if hidden[0] % 2 else loss.cos()
 
-    return Refused(step, model, "differs in two calls with equal shapes: one ran")
+    return step
 
 
-@refused
-def weights_in_turn(device: str) -> Refused:
+@refused("'heads[1]') where the call before gave")
+def weights_in_turn(device: str, train: Step) -> Step:
     """The operators are the same, and so are all shapes."""
-    model = network(device)
-    train = trained(model)
     heads = [torch.ones(3, device=device), torch.zeros(3, device=device)]
     hidden = array.array("i", [0])
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         hidden[0] += 1
         train(batch)
         return heads[hidden[0] % 2] * 2
 
-    return Refused(step, model, "'heads[1]') where the call before gave")
+    return step
 
 
-@refused
-def writes_into_one_of_two_views(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-
-    def step(first: torch.Tensor, second: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        first.mul_(2)
-        train(batch)
-        return second.sum()
-
-    calls = []
-    for (batch,) in batches(device):
-        whole = torch.ones(4, 4, device=device)
-        calls.append((whole[:3], whole[1:], batch))
-    return Refused(step, model, "argument 0, which shares memory with argument 1", line=False, batches=calls)
-
-
-@refused
-def gradient_of_the_batch(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        batch["x"].requires_grad_()
-        return train(batch)
-
-    return Refused(step, model, "changes argument 0['x'] itself", line=False)
-
-
-@refused
-def the_shape_of_the_batch(device: str) -> Refused:
-    """It is still the memory from before."""
-    model = network(device)
-    train = trained(model)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = train(batch)
-        batch["x"].t_()
-        return loss
-
-    return Refused(step, model, "changes argument 0['x'] itself", line=False)
-
-
-@refused
-def number_that_changes(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-    calls = [(*batch, index) for index, batch in enumerate(batches(device, 70))]
-    words = "is given index, which changes on every call"
-    return Refused(lambda batch, index: train(batch) * index, model, words, line=False, batches=calls)
-
-
-@refused
-def returns_a_new_object(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-    words = "call to call: `result`, an object of SimpleNamespace"
-    return Refused(lambda batch: SimpleNamespace(loss=train(batch)), model, words, line=False)
-
-
-@refused
-def loss_of_ctc(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("ctc_loss has a result whose size depends on values", advice="make graphs of the model alone")
+def loss_of_ctc(device: str, train: Step) -> Step:
     labels = torch.ones(2, 3, dtype=torch.long, device=device)
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         scores = batch["x"].new_ones(8, 2, 5).log_softmax(-1)
         return train(batch) + nn.functional.ctc_loss(scores, labels, (8, 8), (3, 2))
 
-    words = "ctc_loss has a result whose size depends on values"
-    return Refused(step, model, words, advice="make graphs of the model alone")
+    return step
 
 
 class CountsInPython(torch.optim.SGD):
@@ -672,209 +430,75 @@ class CountsInPython(torch.optim.SGD):
                 self.state[parameter]["step"] = self.state[parameter].get("step", 0) + 1
 
 
-def counting_step(device: str, *, for_group: bool) -> Refused:
-    model = network(device)
-    optimizer = CountsInPython(model.parameters(), lr=0.1, for_group=for_group)
-    advice = "or use an optimizer that does so"
-    return Refused(training_step(model, optimizer), model, "['step'] changes from ", line=False, advice=advice)
+@refused("['step'] changes from ", line=False, advice="or use an optimizer that does so")
+def optimizer_that_counts_for_each_parameter(model: nn.Module) -> Step:
+    return training_step(model, CountsInPython(model.parameters(), lr=0.1, for_group=False))
 
 
-@refused
-def optimizer_that_counts_for_each_parameter(device: str) -> Refused:
-    return counting_step(device, for_group=False)
+@refused("['step'] changes from ", line=False, advice="or use an optimizer that does so")
+def optimizer_that_counts_for_a_group(model: nn.Module) -> Step:
+    return training_step(model, CountsInPython(model.parameters(), lr=0.1, for_group=True))
 
 
-@refused
-def optimizer_that_counts_for_a_group(device: str) -> Refused:
-    return counting_step(device, for_group=True)
-
-
-@refused
-def entry_of_the_batch_replaced(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        batch["x"] = batch["x"] * 2
-        return train(batch)
-
-    return Refused(step, model, "changes argument 0, a dict that it is given", line=False)
-
-
-@refused
-def list_that_it_is_given_grows(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-    calls = [(*batch, []) for batch in batches(device)]
-
-    def step(batch: dict[str, torch.Tensor], losses: list[torch.Tensor]) -> None:
-        losses.append(train(batch))
-
-    return Refused(step, model, "changes argument 1, a list that it is given", line=False, batches=calls)
-
-
-@refused
-def leaves_a_layer_frozen(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+@refused("weight itself (its requires_grad", line=False)
+def leaves_a_layer_frozen(model: Any, train: Step) -> Any:
+    def step(batch: Batch) -> torch.Tensor:
         loss = train(batch)
         model[0].weight.requires_grad_(False)
         return loss
 
-    return Refused(
-        step,
-        model,
-        "weight itself (its requires_grad",
-        line=False,
-        between=lambda index: model.requires_grad_() and None,
-    )
+    return step, {"between": lambda index: model.requires_grad_() and None}
 
 
-def draws_itself(device: str, draws: random.Random | numpy.random.Generator) -> Refused:
+@refused("draws random numbers on the host (draws)")
+def generator_of_its_own_on_the_host(train: Step) -> Step:
     """It decides a branch that is rarely taken."""
-    model = network(device)
-    train = trained(model)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return train(batch) * 2 if draws.random() < 1e-9 else train(batch)
-
-    return Refused(step, model, "draws random numbers on the host (draws)")
+    draws = random.Random(5)
+    return lambda batch: train(batch) * 2 if draws.random() < 1e-9 else train(batch)
 
 
-@refused
-def generator_of_its_own_on_the_host(device: str) -> Refused:
-    return draws_itself(device, random.Random(5))
+@refused("draws random numbers on the host (draws)")
+def generator_of_numpy(train: Step) -> Step:
+    draws = numpy.random.default_rng(5)
+    return lambda batch: train(batch) * 2 if draws.random() < 1e-9 else train(batch)
 
 
-@refused
-def generator_of_numpy(device: str) -> Refused:
-    return draws_itself(device, numpy.random.default_rng(5))
-
-
-@refused
-def function_of_numpys_own_generator(device: str) -> Refused:
+@refused("draws random numbers on the host (RandomState)", line=False)
+def function_of_numpys_own_generator(train: Step) -> Step:
     """Held by itself: a function of a compiled class, which says of its module what no other class does."""
-    model = network(device)
-    train, rand = trained(model), numpy.random.rand
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return train(batch) * 2 if rand() < 1e-9 else train(batch)
-
-    return Refused(step, model, "draws random numbers on the host (RandomState)", line=False)
+    rand = numpy.random.rand
+    return lambda batch: train(batch) * 2 if rand() < 1e-9 else train(batch)
 
 
-@refused
-def counter_in_an_array(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("steps changes", line=False)
+def counter_in_an_array(train: Step) -> Step:
     steps = numpy.zeros(1)
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         steps[0] += 1
         return train(batch)
 
-    return Refused(step, model, "steps changes", line=False)
+    return step
 
 
-@refused
-def a_large_array(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("reaches 2.0 MB in arrays of NumPy, table among them", line=False)
+def a_large_array(train: Step) -> Step:
     table = numpy.ones(2**18)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return train(batch) * float(table[0])
-
-    return Refused(step, model, "reaches 2.0 MB in arrays of NumPy, table among them", line=False)
+    return lambda batch: train(batch) * float(table[0])
 
 
-@refused
-def batches_of_a_class_that_is_unknown(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("reads the clock, time.monotonic")
+def a_deadline(train: Step) -> Step:
+    deadline = time.monotonic() + 3600.0
 
-    class Batch:
-        def __init__(self, content: dict[str, torch.Tensor]) -> None:
-            self.content = content
-
-    calls = [(Batch(batch),) for (batch,) in batches(device, 12)]
-    return Refused(
-        lambda batch: train(batch.content), model, "is given another batches_of_a_class", line=False, batches=calls
-    )
-
-
-class Store(MutableMapping):  # type: ignore[type-arg]
-    """Its copies hold what it holds."""
-
-    def __init__(self, content: dict[str, torch.Tensor]) -> None:
-        self.content = content
-
-    def __getitem__(self, key: str) -> torch.Tensor:
-        return self.content[key]
-
-    def __setitem__(self, key: str, value: torch.Tensor) -> None:
-        self.content[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self.content[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.content)
-
-    def __len__(self) -> int:
-        return len(self.content)
-
-
-@refused
-def batches_whose_copies_share_what_they_hold(device: str) -> Refused:
-    model = network(device)
-    calls = [(Store(batch),) for (batch,) in batches(device)]
-    return Refused(trained(model), model, "argument 0 is a Store", line=False, batches=calls)
-
-
-@refused
-def results_whose_copies_share_what_they_hold(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-    words = "returns an object of a class of which no copy can be made"
-    return Refused(lambda batch: Store({"loss": train(batch)}), model, words, line=False)
-
-
-@dataclass
-class Stage:
-    factor: float
-    before: Stage | None = None
-
-
-@refused
-def a_dataclass_that_leads_back_to_itself(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-    stage = Stage(2.0, Stage(1.0))
-    stage.before.before = stage  # type: ignore[union-attr]
-    calls = [(*batch, stage) for batch in batches(device)]
-    return Refused(
-        lambda batch, stage: train(batch) * stage.factor, model, "argument 1 is a Stage", line=False, batches=calls
-    )
-
-
-@refused
-def a_deadline(device: str) -> Refused:
-    model = network(device)
-    train, deadline = trained(model), time.monotonic() + 3600.0
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         loss = train(batch)
         return loss * 2 if time.monotonic() > deadline else loss
 
-    return Refused(step, model, "reads the clock, time.monotonic")
+    return step
 
 
-@refused
-def a_module_of_torchscript(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
+@refused("uses a module of TorchScript", line=False)
+def a_module_of_torchscript(device: str, train: Step) -> Step:
     scripted = torch.jit.script(torch.nn.Linear(1, 1).to(device))  # type: ignore[no-untyped-call]
-    return Refused(lambda batch: train(batch) * scripted.weight, model, "uses a module of TorchScript", line=False)
+    return lambda batch: train(batch) * scripted.weight

@@ -175,7 +175,7 @@ def test_the_table_has_ratios_of_turns_and_their_geometric_mean():
     text = rows_of.table(rows)
     first = next(line.split() for line in text.splitlines() if line.startswith("a "))
     assert first == ["a", "40", "20", "10", "2.00", "4.00", "right", "yes", "1", "(0)", "-", "1.00/1.00/1.00"]
-    assert "1.00 times as fast as stock in the geometric mean of 2 programs; lowest 0.50 (b); below 0.95: 1, " in text
+    assert "1.00 times as fast as stock in the geometric mean of 2 programs; lowest 0.50 (b); below 0.95: 1" in text
     assert "while recording 1.73 times stock's in the geometric mean; highest 3.00 (b)" in text
     assert "encore runs what stock does not: c" in text
     assert "encore: 2 right, 1 wrong" in text
@@ -335,7 +335,6 @@ def test_the_script_compares_and_times_real_programs(tmp_path: Path):
     compiled = rows["side_stream", "aot_eager"]
     assert (compiled["status"], compiled["verdict"], compiled["size"]) == ("ok", "right", "tiny")
     assert 0 < compiled["issue_us"] <= compiled["whole_us"]
-    assert "over stock in each" in script("--table", str(out), str(out)).stdout
     drawn = script("--table", str(out))
     assert drawn.returncode == 0
     assert drawn.stdout == done.stdout

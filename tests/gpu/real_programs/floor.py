@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from real_programs.interval import Interval
 from real_programs.rows import OTHERS, PLAIN, STOCK, Row, ratio
 
 FLOOR = 0.95
@@ -20,6 +19,15 @@ FEWEST = 3
 
 REFERENCES: Mapping[str, str] = {PLAIN: "compile", STOCK: "graph"}
 """Modes that others are compared with, and the suite's names for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate, and bounds between which the true value lies with 95 % confidence."""
+
+    estimate: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)

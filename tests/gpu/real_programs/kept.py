@@ -8,7 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from real_programs.pieces import batches, bert_config, built, integers, mlp, normal, transformer, weights
+from real_programs.pieces import (
+    batches,
+    bert_config,
+    built,
+    descend,
+    integers,
+    mlp,
+    normal,
+    served,
+    transformer,
+    weights,
+)
 from real_programs.record import Body, Setting, program
 
 
@@ -19,11 +30,7 @@ def list_of_results(setting: Setting) -> Body:
     call = setting.compile(built(setting, lambda: transformer(width, setting.pick(4, 1))).eval())
     inputs = batches(4, lambda generator: normal(setting, generator, 4, setting.pick(32, 4), width))
 
-    @torch.no_grad()
-    def step(i: int) -> Any:
-        return call(inputs[i % 4])
-
-    return Body(step)
+    return served(lambda i: call(inputs[i % 4]))
 
 
 @program(calls=6, trains=True)
@@ -39,11 +46,7 @@ def two_calls_in_a_step(setting: Setting) -> Body:
         left, right = views[i % 3]
         first, second = call(left), call(right)
         similar = nn.functional.normalize(first) @ nn.functional.normalize(second).t()
-        loss = nn.functional.cross_entropy(similar, torch.arange(len(left), device=setting.device))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(nn.functional.cross_entropy(similar, torch.arange(len(left), device=setting.device)), optimizer)
 
     return Body(step, lambda: weights(model))
 
@@ -228,9 +231,7 @@ def teacher_and_student(setting: Setting) -> Body:
             wanted = teach(x)
         given = learn(x)
         loss = nn.functional.kl_div(given.log_softmax(-1), wanted.log_softmax(-1), log_target=True)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        descend(loss, optimizer)
         return loss.detach(), wanted
 
     return Body(step, lambda: weights(student))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from real_programs.record import Setting
+from real_programs.record import Body, Setting
 
 if TYPE_CHECKING:
     from transformers import BertConfig, GPT2Config, LlamaConfig
@@ -45,6 +45,19 @@ def integers(setting: Setting, generator: torch.Generator, high: int, *shape: in
 def weights(module: nn.Module) -> list[torch.Tensor]:
     """The first parameters, as a sample of all."""
     return list(module.parameters())[:8]
+
+
+def descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Update the weights once. Return the loss."""
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def served(step: Callable[[int], Any]) -> Body:
+    """Return a program of inference alone."""
+    return Body(torch.no_grad()(step))
 
 
 def mlp(width: int, depth: int, inputs: int | None = None, outputs: int | None = None) -> nn.Sequential:

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from real_programs.interval import Interval, paired_interval
-
 Row = Mapping[str, Any]
 
 BASE, PLAIN, STOCK = "eager", "compile", "stock"
@@ -79,15 +77,6 @@ def ratio(row: Row | None, reference: Row | None) -> float | None:
     return statistics.median(there / here for there, here in turns) if turns else None
 
 
-def interval(row: Row | None, reference: Row | None) -> Interval | None:
-    """Where `ratio` lies, with 95 % confidence, by the turns both had; unbounded where these are fewer than six."""
-    if ratio(row, reference) is None or row is None or reference is None:
-        return None
-    turns = zip(reference["turns_us"], row["turns_us"], strict=False)
-    log = paired_interval([math.log(there / here) for there, here in turns], 0.025)
-    return Interval(math.exp(log.estimate), math.exp(log.low), math.exp(log.high))
-
-
 def table(rows: Sequence[Row]) -> str:
     """The rows as text, a line per program, and below it what holds for all of them."""
     by_key = {(row["program"], row["mode"]): row for row in rows}
@@ -104,7 +93,7 @@ def table(rows: Sequence[Row]) -> str:
             row, stock = got[mode], got.get(STOCK)
             told = (row or {}).get("encore") or {}
             line += [
-                _number(ratio(row, stock)) + _bounds(interval(row, stock)),
+                _number(ratio(row, stock)),
                 _number(ratio(row, got.get(BASE))),
                 (row or {}).get("verdict") or "-",
                 {True: "yes", False: "no"}.get((row or {}).get("bits_of_stock"), "-"),
@@ -122,33 +111,6 @@ def _drawn(lines: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
-def pooled(runs: Sequence[Sequence[Row]]) -> str:
-    """Several runs of the script as text: for each program and mode how many times as fast as stock it was in each run
-    that has both, with the median. A process may be a third slower than another of the same program on the same day,
-    so one run does not say of one program that it is slow."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for rows in runs:
-        by_key = {(row["program"], row["mode"]): row for row in rows}
-        for (program, mode), row in by_key.items():
-            value = None if mode in OTHERS else ratio(row, by_key.get((program, STOCK)))
-            if value is not None:
-                found.setdefault((program, mode), []).append(value)
-    lines = [["program", "mode", "runs", "median", "over stock in each"]]
-    for (program, mode), values in found.items():
-        each = " ".join(f"{value:.2f}" for value in values)
-        lines.append([program, mode, str(len(values)), f"{statistics.median(values):.2f}", each])
-    summary = []
-    for mode in dict.fromkeys(mode for _, mode in found):
-        medians = {program: statistics.median(values) for (program, its), values in found.items() if its == mode}
-        low = min(medians, key=lambda program: medians[program])
-        summary.append(
-            f"{mode}: by medians {statistics.geometric_mean(medians.values()):.2f} times as fast as stock in the "
-            f"geometric mean of {len(medians)} programs; lowest {medians[low]:.2f} ({low}); "
-            f"below 0.95: {sum(value < 0.95 for value in medians.values())}"
-        )
-    return "\n".join([*_drawn(lines), "", *(summary or ["no run has a program under stock and another mode"])])
-
-
 def _summary(by_key: Mapping[tuple[str, str], Row], programs: Sequence[str], ours: Sequence[str]) -> list[str]:
     lines = []
     for mode in ours:
@@ -159,8 +121,7 @@ def _summary(by_key: Mapping[tuple[str, str], Row], programs: Sequence[str], our
             lines.append(
                 f"{mode}: {statistics.geometric_mean(known.values()):.2f} times as fast as stock in the geometric mean "
                 f"of {len(known)} programs; lowest {known[low]:.2f} ({low}); "
-                f"below 0.95: {sum(value < 0.95 for value in known.values())}, with their intervals "
-                f"{sum(_surely_below(by_key, program, mode, 0.95) for program in known)}"
+                f"below 0.95: {sum(value < 0.95 for value in known.values())}"
             )
         for phase, words in PHASES.items():
             memory = {
@@ -201,15 +162,6 @@ def _memory_ratio(row: Row | None, stock: Row | None, phase: str) -> float | Non
         return None
     here, there = (each[phase]["reserved_bytes"] for each in (row, stock))
     return here / there if here and there else None
-
-
-def _surely_below(by_key: Mapping[tuple[str, str], Row], program: str, mode: str, least: float) -> bool:
-    found = interval(by_key.get((program, mode)), by_key.get((program, STOCK)))
-    return found is not None and found.high < least
-
-
-def _bounds(found: Interval | None) -> str:
-    return f" [{found.low:.2f}, {found.high:.2f}]" if found and found.low > 0 else ""
 
 
 def _time(row: Row | None) -> str:

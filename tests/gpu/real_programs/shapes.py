@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from real_programs.pieces import batches, bert_config, built, integers, mlp, normal, transformer
+from real_programs.pieces import batches, bert_config, built, descend, integers, mlp, normal, served, transformer
 from real_programs.record import Body, Setting, program
 
 
@@ -55,11 +55,7 @@ def message_passing(setting: Setting) -> Body:
     call = setting.compile(built(setting, Network).eval())
     graphs = _graphs(setting, width)
 
-    @torch.no_grad()
-    def step(i: int) -> Any:
-        return call(*graphs[i % len(graphs)])
-
-    return Body(step)
+    return served(lambda i: call(*graphs[i % len(graphs)]))
 
 
 @program(calls=12, trains=True, needs=("torch_geometric",))
@@ -86,11 +82,7 @@ def geometric_graph_network(setting: Setting) -> Body:
     graphs = _graphs(setting, width)
 
     def step(i: int) -> Any:
-        loss = call(*graphs[i % len(graphs)]).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(call(*graphs[i % len(graphs)]).square().mean(), optimizer)
 
     return Body(step)
 
@@ -141,11 +133,7 @@ def torchdiffeq_solver(setting: Setting) -> Body:
     starts = batches(3, lambda generator: normal(setting, generator, setting.pick(256, 4), width))
     times = torch.linspace(0, 1, 3, device=setting.device)
 
-    @torch.no_grad()
-    def step(i: int) -> Any:
-        return odeint(derivative, starts[i % len(starts)], times, method="dopri5", rtol=1e-3, atol=1e-3)
-
-    return Body(step)
+    return served(lambda i: odeint(derivative, starts[i % len(starts)], times, method="dopri5", rtol=1e-3, atol=1e-3))
 
 
 @program(calls=16)
@@ -200,10 +188,6 @@ def smaller_last_batch(setting: Setting) -> Body:
     (data,) = batches(1, lambda generator: normal(setting, generator, 8, tokens, width))
 
     def step(i: int) -> Any:
-        loss = call(data[: sizes(i)]).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(call(data[: sizes(i)]).square().mean(), optimizer)
 
     return Body(step)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from real_programs.pieces import batches, bert_config, built, gpt2_config, integers, mlp, normal, weights
+from real_programs.pieces import batches, bert_config, built, descend, gpt2_config, integers, mlp, normal, weights
 from real_programs.record import Body, Setting, program
 
 
@@ -26,11 +26,7 @@ def gpt2_checkpointed(setting: Setting) -> Body:
     data = batches(3, lambda generator: integers(setting, generator, config.vocab_size, 4, setting.pick(64, 8)))
 
     def step(i: int) -> Any:
-        loss = call(data[i % 3], labels=data[i % 3]).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(call(data[i % 3], labels=data[i % 3]).loss, optimizer)
 
     return Body(step, lambda: weights(model))
 

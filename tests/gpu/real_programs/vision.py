@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from real_programs.pieces import batches, built, integers, mlp, normal, weights
+from real_programs.pieces import batches, built, integers, mlp, normal, served, weights
 from real_programs.record import Body, Setting, program
 
 
@@ -23,11 +23,7 @@ def timm_inference(setting: Setting) -> Body:
         3, lambda g: normal(setting, g, setting.pick(16, 1), 3, side, side).to(memory_format=torch.channels_last)
     )
 
-    @torch.no_grad()
-    def step(i: int) -> Any:
-        return call(images[i % 3])
-
-    return Body(step)
+    return served(lambda i: call(images[i % 3]))
 
 
 @program(calls=5, trains=True, needs=("timm",), tolerance=5e-3)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from real_programs.pieces import batches, bert_config, built, normal, transformer
+from real_programs.pieces import batches, bert_config, built, normal, served, transformer
 from real_programs.record import Body, Setting, program
 
 VERSIONS = 3
@@ -163,11 +163,7 @@ def functional_weights(setting: Setting) -> Body:
 
     call = setting.compile(run)
 
-    @torch.no_grad()
-    def step(i: int) -> Any:
-        return call(versions[i % VERSIONS], inputs[i % 2])
-
-    return Body(step)
+    return served(lambda i: call(versions[i % VERSIONS], inputs[i % 2]))
 
 
 @program(calls=9)
