@@ -20,9 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import optimizations
 from optimizations import torch_internals
-from optimizations.in_place.addresses import AddressTracker
 from optimizations.trees import manager, node, readable_seeds
-from optimizations.trees import results as results_module
 from optimizations.trees.containers import managers
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.hook import at_rest
@@ -32,30 +30,15 @@ KNOWN = 6
 """Steps after which graphs are replayed."""
 
 
-class OnTheHost(torch.autograd.Function):
-    """Its backward computes on the host."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return (gradient.cpu() * 2).cuda()
-
-
 class Attention(nn.Module):
-    """`on_host`: a part of its backward runs on the host."""
-
-    def __init__(self, *, on_host: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.into, self.out, self.on_host = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), on_host
+        self.into, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.into(x).unflatten(-1, (3, HEADS, WIDTH // HEADS)).permute(2, 0, 3, 1, 4)
         mixed = scaled_dot_product_attention(*parts.unbind(0), dropout_p=0.25)
-        y = self.out(mixed.transpose(1, 2).flatten(2)).tanh()
-        return OnTheHost.apply(y) if self.on_host else y  # type: ignore[no-any-return]
+        return self.out(mixed.transpose(1, 2).flatten(2)).tanh()  # type: ignore[no-any-return]
 
 
 class Stack(nn.Module):
@@ -167,18 +150,6 @@ def weights_move() -> Pair:
     return pair
 
 
-def first_weights_move() -> Pair:
-    """Functions after the one whose weights move are recorded again with it."""
-    pair, kept = Pair(Stack()), []
-    for seed in range(24):
-        pair.step(seed)
-        for module in (pair.eager, pair.module):
-            for parameter in module.first.parameters():  # type: ignore[union-attr]
-                kept.append(parameter.data)
-                parameter.data = parameter.data * 0.999
-    return pair
-
-
 def result_is_held() -> Pair:
     pair = Pair()
     pair.steps()
@@ -190,53 +161,11 @@ def result_is_held() -> Pair:
     return pair
 
 
-def graph_is_retained() -> Pair:
-    pair = Pair()
-    pair.steps()
-    for seed in range(10, 13):
-        results = pair.forwards(seed)
-        pair.backwards(results, seed, retain_graph=True)
-        pair.backwards(results, seed)
-    return pair
-
-
-def address_cannot_be_set() -> Pair:
-    pair = Pair()
-    pair.steps(12)
-    results = pair.forwards(12)
-    with mock.patch.object(AddressTracker, "follow", side_effect=RuntimeError("for this test")):
-        pair.backwards(results, 12)
-    return pair
-
-
-def another_decides_against_graphs() -> Pair:
-    pair = Pair()
-    pair.steps()
-    results = pair.forwards(10)
-    with without_graphs("backward"):
-        pair.backwards(results, 10)
-    return pair
-
-
 def recording_fails() -> Pair:
     fails = failing("backward", node.EncoreNode._record, lambda one: one.function)
     with mock.patch.object(node.EncoreNode, "_record", fails):
         pair = Pair()
         pair.steps()
-    return pair
-
-
-def memory_is_short() -> Pair:
-    pair = Pair()
-    with mock.patch.object(
-        results_module, "_require_replayable", side_effect=torch.OutOfMemoryError("for this test")
-    ) as short:
-        short.side_effect = None
-        for seed in range(KNOWN):
-            results = pair.forwards(seed)
-            short.side_effect = torch.OutOfMemoryError("for this test") if seed else None
-            pair.backwards(results, seed)
-            short.side_effect = None
     return pair
 
 
@@ -258,24 +187,6 @@ def backward_is_late() -> Pair:
     return pair
 
 
-def backward_of_another_size_is_late() -> Pair:
-    pair = Pair(dynamic=True)
-    pair.steps()
-    pair.only_forwards(48)
-    pair.step(4, 48)
-    return pair
-
-
-def size_is_not_to_be_captured() -> Pair:
-    pair = Pair(dynamic=True)
-    pair.steps()
-    pair.only_forwards(48)
-    results = pair.forwards(4, 48)
-    with torch_internals.inductor_config.patch({"triton.cudagraph_capture_sizes": (8,)}):
-        pair.backwards(results, 4)
-    return pair
-
-
 def _not_if_backward(self: Any, function_id: Any, inputs: Any) -> str | None:
     return "for this test" if self._function(function_id).direction == "backward" else None
 
@@ -284,20 +195,6 @@ def too_many_recordings() -> Pair:
     with mock.patch.object(manager.EncoreManager, "_not_recorded_again", _not_if_backward):
         pair = Pair()
         pair.steps()
-    return pair
-
-
-def moves_more_often_than_stock_allows() -> Pair:
-    pair = Pair()
-    pair.steps()
-    limit = lambda self, node_id, function_id: self._function(function_id).direction == "backward"  # noqa: E731
-    with mock.patch.object(manager.EncoreManager, "exceed_rerecord_limit", limit):
-        results = pair.forwards(10)
-        kept = [one.data for one in pair.module.parameters()]
-        for one in pair.module.parameters():
-            one.data = one.data.clone()  # so that no recording fits
-        pair.backwards(results, 10)
-    del kept
     return pair
 
 
@@ -368,12 +265,6 @@ def at_rest_between() -> Pair:
     results = pair.forwards(10)
     with at_rest():
         pair.backwards(results, 10)
-    return pair
-
-
-def inductor_leaves_the_backward() -> Pair:
-    pair = Pair(Attention(on_host=True), options={"inductor": {"graph_partition": False}})
-    pair.steps(10)
     return pair
 
 
@@ -467,28 +358,19 @@ def _leave_pool() -> None:
 
 MOVED: dict[str, Callable[[], Pair]] = {
     "result_is_held": result_is_held,
-    "graph_is_retained": graph_is_retained,
-    "address_cannot_be_set": address_cannot_be_set,
-    "another_decides_against_graphs": another_decides_against_graphs,
     "recording_fails": recording_fails,
-    "memory_is_short": memory_is_short,
     "warm_up_fails": warm_up_fails,
     "backward_is_late": backward_is_late,
-    "backward_of_another_size_is_late": backward_of_another_size_is_late,
-    "size_is_not_to_be_captured": size_is_not_to_be_captured,
     "too_many_recordings": too_many_recordings,
-    "moves_more_often_than_stock_allows": moves_more_often_than_stock_allows,
     "reset_between": lambda: graphs_are_dropped(optimizations.reset),
     "compiler_reset_between": lambda: graphs_are_dropped(torch.compiler.reset),
     "inside_a_function": inside_a_function,
     "at_rest_between": at_rest_between,
-    "inductor_leaves_the_backward": inductor_leaves_the_backward,
 }
 """Ways in which seeds have to be moved to the host."""
 
 OTHERS: dict[str, Callable[[], Pair]] = {
     "weights_move": weights_move,
-    "first_weights_move": first_weights_move,
     "accumulation": accumulation,
     "inside_a_capture": inside_a_capture,
     "inside_a_capture_and_late": lambda: inside_a_capture(late=True),

@@ -39,22 +39,6 @@ def nested_regions(world: World) -> None:
         table.add_(1)
 
 
-@torch.compiler.allow_in_graph
-def _taken_as_it_is(x: torch.Tensor) -> torch.Tensor:
-    return torch.sin(x) * 2
-
-
-@kind()
-def functions_taken_as_they_are(world: World) -> None:
-    (net,) = _layers(world, 1)
-    run = world.compile(lambda x: _taken_as_it_is(net(x)))
-    for step in range(STEPS):
-        y = run(world.values(step))
-        y.sum().backward()
-        world.note(y)
-        world.note_gradients(net)
-
-
 @kind()
 def stances_in_turns(world: World) -> None:
     run = world.compile(_layers(world, 1)[0])
@@ -155,14 +139,6 @@ def parameters_updated_inside(world: World) -> None:
     run = world.compile(program)
     for step in range(STEPS):
         world.note(run(world.values(step)), [p.detach() for p in net.parameters()])
-
-
-@kind()
-def inputs_that_are_expanded(world: World) -> None:
-    run = world.compile(lambda x, y: (x + y, x.sum(0)))
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            world.note(run(world.values(step, 1, 4).expand(3, 4), world.values(step + 20, 3, 1).expand(3, 4)))
 
 
 @kind()

@@ -144,21 +144,6 @@ def lazy_and_tied_modules(world: World) -> None:
 
 
 @kind()
-def averaged_models(world: World) -> None:
-    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
-    averaged = torch.optim.swa_utils.AveragedModel(net, use_buffers=True)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    run, judged = world.compile(net), world.compile(averaged)
-    for step in range(STEPS):
-        run(world.values(step)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        averaged.update_parameters(net)
-        with torch.no_grad():
-            world.note(judged(world.values(step + 20)))
-
-
-@kind()
 def results_in_cycles_and_containers(world: World) -> None:
     """Results that nothing but a cycle, an exception or a generator holds."""
 

@@ -42,32 +42,6 @@ def parameters_passed_by_functional_call(world: World) -> None:
         net.zero_grad()
 
 
-@kind()
-def ensembles(world: World) -> None:
-    nets = [world.module(nn.Linear(4, 2)) for _ in range(3)]
-    base = nn.Linear(4, 2, device="meta")
-    parameters, buffers = torch.func.stack_module_state(nets)
-
-    def one(p: Any, b: Any, x: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(base, (p, b), (x,))
-
-    run = world.compile(lambda x: torch.vmap(one, in_dims=(0, 0, None))(parameters, buffers, x))
-    for step in range(STEPS):
-        found = run(world.values(step))
-        found.square().sum().backward()
-        world.note(found, [p.grad for p in parameters.values()])
-        for p in parameters.values():
-            p.grad = None
-
-
-@kind()
-def jacobians(world: World) -> None:
-    weight = world.values(21, 4, 4)
-    run = world.compile(lambda x: torch.func.vmap(torch.func.jacrev(lambda row: torch.sin(row @ weight)))(x))
-    for step in range(STEPS):
-        world.note(run(world.values(step)))
-
-
 LIBRARY = torch.library.Library("kinds_of_programs", "FRAGMENT")
 LIBRARY.define("add_into(Tensor(a!) into, Tensor x) -> ()")
 LIBRARY.define("scaled(Tensor x, float by) -> Tensor")

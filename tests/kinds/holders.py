@@ -32,28 +32,6 @@ def results_whose_memory_is_held_alone(world: World) -> None:
 
 
 @kind()
-def results_in_scripts_and_futures(world: World) -> None:
-    class Shift(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("by", torch.zeros(3, 4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = x + self.by
-            return result
-
-    scripts, futures = [], []
-    for y in _results(world):
-        scripts.append(torch.jit.script(Shift().to(world.device)))
-        scripts[-1].by = y
-        futures.append(torch.futures.Future())  # type: ignore[var-annotated]
-        futures[-1].set_result(y)
-        del y
-    zero = world.values(0) * 0
-    world.note([script(zero) for script in scripts], [future.wait() for future in futures])
-
-
-@kind()
 def results_in_backwards_of_others(world: World) -> None:
     weight = world.values(50, grad=True)
     losses = [(weight * y).sum() for y in _results(world)]

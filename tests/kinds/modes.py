@@ -32,17 +32,6 @@ def default_device(world: World) -> None:
         torch.set_default_device(None)
 
 
-@kind(unlike_eager="Dynamo guards on no default dtype")
-def default_dtype(world: World) -> None:
-    run = world.compile(lambda x: x * torch.tensor(1.5).to(x.device) + torch.ones(4, device=x.device))
-    try:
-        for step in range(2 * STEPS):
-            torch.set_default_dtype(torch.float64 if step % 3 == 2 else torch.float32)
-            world.note(run(world.values(step)))
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 class _Passing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -170,19 +159,6 @@ def fake_tensors_and_real_ones(world: World) -> None:
 
 
 @kind()
-def modules_on_the_meta_device(world: World) -> None:
-    net = nn.Linear(4, 4, device="meta")
-    run = world.compile(net)
-    with torch.no_grad():
-        world.note(tuple(run(torch.empty(3, 4, device="meta")).shape))
-        net.to_empty(device=world.device)
-        for p in net.parameters():
-            p.copy_(world.values(31, *p.shape))
-        for step in range(STEPS):
-            world.note(run(world.values(step)))
-
-
-@kind()
 def autocast_in_turns(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
 
@@ -243,10 +219,6 @@ def tasks_and_pools(world: World) -> None:
         world.note(asyncio.run(clients()))
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         world.note(list(pool.map(served, range(4 * STEPS))))
-
-
-def _square(number: int) -> torch.Tensor:
-    return torch.tensor(float(number * number))
 
 
 class _Squares(torch.utils.data.Dataset):  # type: ignore[type-arg]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import warnings
 from typing import Any
 
 import torch
@@ -50,20 +49,6 @@ def spectral_norm_with_its_iteration(world: World) -> None:
         for step in range(STEPS):
             world.note(run(world.values(step)))
     world.note(list(net.buffers()))
-
-
-@kind(unlike_eager="Inductor's iteration has other numbers than eager's")
-def old_norms_of_weights(world: World) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        net = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.utils.spectral_norm(nn.Linear(4, 4)))
-    _train(world, world.module(net))
-
-
-@kind(captured=False)
-def batch_norm_and_counters(world: World) -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.BatchNorm1d(4, momentum=None))
-    _train(world, world.module(net))
 
 
 class _Counting(nn.Module):
@@ -118,19 +103,6 @@ def compiled_modules_copied_and_pickled(world: World) -> None:
         again = world.compile(torch.load(whole, weights_only=False))
         for step in range(STEPS):
             world.note(again(world.values(step)))
-
-
-@kind()
-def state_dict_hooks(world: World) -> None:
-    net = world.module(nn.Linear(4, 4))
-    net.register_state_dict_post_hook(lambda module, state, prefix, meta: state.update({prefix + "extra": 1}))
-    net.register_load_state_dict_pre_hook(lambda module, state, prefix, *rest: state.pop(prefix + "extra", None))
-    run = world.compile(net)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step)))
-            state = {k: v * 1.1 if isinstance(v, torch.Tensor) else v for k, v in run.state_dict().items()}
-            run.load_state_dict(state, assign=step % 2 == 0)
 
 
 @kind()

@@ -176,22 +176,6 @@ def nests_of_the_users_own(world: World) -> None:
         world.note_gradients(net)
 
 
-@kind()
-def model_outputs(world: World) -> None:
-    from transformers.modeling_outputs import BaseModelOutput
-
-    net = world.module(nn.Linear(4, 4))
-
-    def program(x: torch.Tensor) -> Any:
-        y = net(x)
-        return BaseModelOutput(last_hidden_state=y, hidden_states=(x, y))
-
-    run = world.compile(program)
-    for step in range(STEPS):
-        found = run(world.values(step))
-        world.note(type(found).__name__, found.last_hidden_state, found["hidden_states"], len(found))
-
-
 @kind(captured=False)
 def attributes_set_by_the_function(world: World) -> None:
     class Cache:

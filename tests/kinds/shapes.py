@@ -25,19 +25,6 @@ def all_sizes_dynamic(world: World) -> None:
             table.add_(1)
 
 
-@kind()
-def marked_sizes(world: World) -> None:
-    net = world.module(nn.Linear(4, 4))
-    run = world.compile(lambda x: net(x).relu().sum(0))
-    for step in range(2 * STEPS):
-        x = world.values(step, 2 + step % 3, 4)
-        torch._dynamo.mark_dynamic(x, 0)
-        found = run(x)
-        found.sum().backward()
-        world.note(found)
-        world.note_gradients(net)
-
-
 @kind(captured=False)  # Inductor makes no partitions on the CPU, and what reads a size is not captured
 def sizes_from_an_item(world: World) -> None:
     def program(x: torch.Tensor, count: torch.Tensor) -> Any:
@@ -97,18 +84,3 @@ def numbers_that_change(world: World) -> None:
     with torch.no_grad():
         for step in range(2 * STEPS):
             world.note(run(world.values(step), 0.5 * step, step))
-
-
-@kind()
-def loops_over_sizes_of_a_cpu_tensor(world: World) -> None:
-    """Lengths that live on the CPU and are read there, as generation loops have them."""
-
-    def program(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        steps = torch.arange(x.shape[0])
-        mask = steps[None, :] < lengths[:, None]
-        return mask.to(x.device).float() @ x
-
-    run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step), torch.tensor([1 + step % 3, 3])))

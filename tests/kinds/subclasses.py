@@ -112,14 +112,6 @@ def quantized_weights(world: World) -> None:
 
 
 @kind()
-def pairs_as_inputs(world: World) -> None:
-    weight = world.values(71, 4, 4)
-    run = world.compile(lambda pair: (pair @ weight).relu() + 1)
-    for step in range(STEPS):
-        world.note(_both(run(Pair(world.values(step), world.values(step + 40)))))
-
-
-@kind()
 def pairs_that_are_trained(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     net.weight = nn.Parameter(Pair(world.values(72, 4, 4), world.values(73, 4, 4)))
@@ -320,14 +312,6 @@ def narrow_and_unsigned_numbers(world: World) -> None:
     for step in range(STEPS):
         x = world.values(step)
         found = run(x, world.whole(step, 999, dtype=torch.uint16), x.to(torch.float8_e5m2), x > 0)
-        world.note([one.to(torch.float32) for one in found])
-
-
-@kind()
-def wide_unsigned_numbers(world: World) -> None:
-    run = world.compile(lambda x, y: (x.view(torch.int32) * 2, y.view(torch.int64) + 1, x.to(torch.float32), y))
-    for step in range(STEPS):
-        found = run(world.whole(step, 99, dtype=torch.uint32), world.whole(step + 9, 99, dtype=torch.uint64))
         world.note([one.to(torch.float32) for one in found])
 
 

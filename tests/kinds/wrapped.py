@@ -101,14 +101,6 @@ def one_compiled_function_of_many_modules(world: World) -> None:
 
 
 @kind()
-def modules_compiled_in_place(world: World) -> None:
-    net = world.module(_net())
-    for layer in net:
-        layer.forward = world.compile(layer.forward)
-    _steps(world, net, net)
-
-
-@kind()
 def training_in_threads(world: World) -> None:
     found: dict[int, list[torch.Tensor]] = {}
     nets = [world.module(_net()) for _ in range(3)]
@@ -148,39 +140,6 @@ def backwards_in_another_thread(world: World) -> None:
 
 
 @kind()
-def gradients_scaled_and_clipped(world: World) -> None:
-    net = world.module(_net())
-    run = world.compile(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    scaler = torch.amp.GradScaler(world.device, init_scale=256.0)
-    for step in range(STEPS):
-        for part in range(2):
-            scaler.scale(run(world.values(10 * step + part)).square().mean() / 2).backward()
-        scaler.unscale_(optimizer)
-        world.note(torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1))
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=step % 2 == 0)
-    world.note([p.detach() for p in net.parameters()])
-
-
-@kind()
-def adversarial_inputs(world: World) -> None:
-    """Gradients with respect to the input, some of them without the parameters'."""
-    net = world.module(_net())
-    run = world.compile(net)
-    for step in range(STEPS):
-        x = world.values(step)
-        noise = torch.zeros_like(x, requires_grad=True)
-        for _ in range(2):
-            (gradient,) = torch.autograd.grad(run(x + noise).square().sum(), noise)
-            noise = (noise + 0.1 * gradient.sign()).detach().requires_grad_()
-        run(x + noise.detach()).square().sum().backward()
-        world.note(noise)
-        world.note_gradients(net)
-
-
-@kind()
 def recurrent_states_carried_on(world: World) -> None:
     """Truncated backpropagation through time: states of one call are the next one's inputs, some detached."""
     cell = world.module(nn.GRUCell(4, 4))
@@ -193,23 +152,3 @@ def recurrent_states_carried_on(world: World) -> None:
             world.note(state)
             world.note_gradients(cell)
             state = state.detach()
-
-
-@kind(captured=False)
-def beams_and_caches_carried_on(world: World) -> None:
-    """A decoder's cache: written in place at a position on the device, reordered, sometimes copied out."""
-    net = world.module(nn.Linear(4, 4))
-
-    def program(x: torch.Tensor, cache: torch.Tensor, position: torch.Tensor) -> Any:
-        cache.index_copy_(1, position, net(x)[:, None])
-        return cache.sum(1), position + 1
-
-    run = world.compile(program)
-    with torch.no_grad():
-        cache, position = torch.zeros(3, 8, 4, device=world.device), torch.tensor([0], device=world.device)
-        for step in range(8):
-            total, position = run(world.values(step), cache, position)
-            position = position.clone()
-            world.note(total, cache, position)
-            if step % 3 == 2:
-                cache = cache[torch.tensor([2, 0, 1], device=world.device)]

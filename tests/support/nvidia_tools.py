@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 from triton import knobs
@@ -14,11 +13,6 @@ from triton import knobs
 def disassemble(cubin: bytes) -> str:
     """SASS of a cubin by `nvdisasm`."""
     return _run(knobs.nvidia.nvdisasm.path, [], cubin)
-
-
-def opcodes(cubin: bytes) -> Counter[str]:
-    """How often each instruction occurs, without its modifiers (`LDG`, `STG`, `UTMALDG`, ...)."""
-    return Counter(re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?(\w+)", disassemble(cubin), flags=re.MULTILINE))
 
 
 def entry_points(cubin: bytes) -> set[str]:

@@ -80,14 +80,5 @@ Program = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
 
 def masked_blocks() -> Program:
-    """For `encore explain placement_examples:masked_blocks`, from this folder; likewise the two below."""
+    """For `encore explain placement_examples:masked_blocks`, from this folder."""
     return MaskedBlocks().to("cuda"), (torch.randint(16, (2, 6), device="cuda"),)
-
-
-def detection_scalars() -> Program:
-    image, boxes = torch.randn(2, 3, 8, 8, device="cuda"), torch.rand(5, 4, device="cuda")
-    return DetectionScalars().to("cuda"), (image, boxes)
-
-
-def timed_denoiser() -> Program:
-    return TimedDenoiser().to("cuda"), (torch.randn(2, WIDTH, device="cuda"), torch.tensor(7))

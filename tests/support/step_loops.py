@@ -1,4 +1,4 @@
-"""Training loops of several fields: reinforcement and contrastive learning, penalties, meta-learning, new optimizers.
+"""Training loops of several fields: new optimizers, gradients of samples, norms and averages of weights.
 
 They belong to the programs of `step_programs`.
 """
@@ -8,159 +8,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from step_parts import CALLS, Program, batches, loss_of, network, program, sgd, state_of, training_step
+from step_parts import Program, batches, loss_of, network, program, sgd, state_of, training_step
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.nn.utils import parametrizations
-
-
-def drawn(device: str, count: int, *shape: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    return [torch.randn(shape, generator=generator).to(device) for _ in range(count)]
-
-
-class Transitions(NamedTuple):
-    observed: torch.Tensor
-    acted: torch.Tensor
-    likelihood: torch.Tensor
-    advantage: torch.Tensor
-
-
-@program
-def a_policy_with_clipped_ratios(device: str) -> Program:
-    """The clipping stands in a list, and is narrowed after the eighth call."""
-    policy = network(device)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01, fused=True)
-    clipped = [0.2]
-
-    def step(given: Transitions, entropy: float = 0.01) -> dict[str, torch.Tensor]:
-        chosen = torch.distributions.Categorical(logits=policy(given.observed), validate_args=False)
-        ratio = (chosen.log_prob(given.acted) - given.likelihood).exp()
-        gain = (given.advantage - given.advantage.mean()) / (given.advantage.std() + 1e-8)
-        bounded = ratio.clamp(1 - clipped[0], 1 + clipped[0])
-        loss = -torch.min(ratio * gain, bounded * gain).mean() - entropy * chosen.entropy().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
-        optimizer.step()
-        return {"loss": loss.detach(), "divergence": ((ratio - 1) - ratio.log()).mean().detach()}
-
-    def between(index: int) -> None:
-        clipped[0] = 0.2 if index < 7 else 0.1
-
-    calls = [
-        (Transitions(batch["x"], batch["y"], likelihood, advantage),)
-        for (batch,), likelihood, advantage in zip(
-            batches(device, 16), drawn(device, 16, 6), drawn(device, 32, 6)[16:], strict=True
-        )
-    ]
-    return Program(step, calls, lambda: state_of(policy, optimizer), between, replays=16 - 5, recordings=2)
-
-
-@program
-def a_critic_with_a_slow_copy(device: str) -> Program:
-    """And a temperature with an optimizer of its own; what it learns from is written in place between calls."""
-    critic = network(device)
-    slow = copy.deepcopy(critic).requires_grad_(False)
-    temperature = torch.zeros(1, device=device, requires_grad=True)
-    one = torch.optim.SGD(critic.parameters(), lr=0.1)
-    other = torch.optim.SGD([temperature], lr=0.1)
-    remembered = drawn(device, 1, 50, 8)[0]
-
-    def step(places: torch.Tensor, rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        state = remembered[places]
-        with torch.no_grad():
-            wanted = rewards + 0.9 * slow(state).max(1).values - 0.1 * temperature.exp()
-        loss = functional.mse_loss(critic(state).gather(1, (places % 4).unsqueeze(1)).squeeze(1), wanted)
-        one.zero_grad()
-        loss.backward()
-        one.step()
-        balance = -(temperature * (rewards.mean() + 0.5)).mean()
-        other.zero_grad()
-        balance.backward()
-        other.step()
-        with torch.no_grad():
-            for target, weight in zip(slow.parameters(), critic.parameters(), strict=True):
-                target.lerp_(weight, 0.05)
-        return loss.detach(), balance.detach()
-
-    generator = torch.Generator().manual_seed(3)
-    places = [torch.randint(50, (6,), generator=generator).to(device) for _ in range(CALLS)]
-
-    def between(index: int) -> None:
-        remembered[index] = float(index)
-
-    calls = list(zip(places, drawn(device, CALLS, 6), strict=True))
-    return Program(step, calls, lambda: [*state_of(critic), *state_of(slow), temperature], between)
-
-
-class Contrast(nn.Module):
-    """Keys of earlier batches in a ring, whose end is a tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(7)
-        self.query, self.key = nn.Linear(8, 4), nn.Linear(8, 4)
-        self.register_buffer("ring", functional.normalize(torch.randn(4, 12), dim=0))
-        self.register_buffer("end", torch.zeros(1, dtype=torch.int64))
-
-    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        query = functional.normalize(self.query(one), dim=1)
-        with torch.no_grad():
-            for slow, fast in zip(self.key.parameters(), self.query.parameters(), strict=True):
-                slow.data.mul_(0.99).add_(fast.data, alpha=0.01)
-            key = functional.normalize(self.key(other), dim=1)
-        near, far = (query * key).sum(1, keepdim=True), query @ self.ring.clone()
-        with torch.no_grad():
-            places = (self.end + torch.arange(len(key), device=key.device)) % self.ring.shape[1]
-            self.ring[:, places] = key.T
-            self.end.add_(len(key)).remainder_(self.ring.shape[1])
-        wanted = torch.zeros(len(key), dtype=torch.int64, device=key.device)
-        return functional.cross_entropy(torch.cat([near, far], 1) / 0.07, wanted)
-
-
-@program
-def contrast_with_a_ring_of_keys(device: str) -> Program:
-    model = Contrast().to(device)
-    optimizer = torch.optim.SGD(model.query.parameters(), lr=0.1, momentum=0.9)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch["x"], batch["x"] * 1.1)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Program(step, batches(device), lambda: state_of(model, optimizer))
-
-
-@program
-def gradients_at_weights_nearby(device: str) -> Program:
-    """As sharpness-aware minimization: up the slope, a second backward, and down again."""
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    parameters = list(model.parameters())
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = loss_of(model, batch)
-        loss.backward()
-        with torch.no_grad():
-            norm = torch.stack([p.grad.norm() for p in parameters]).norm()  # type: ignore[union-attr]
-            moves = [p.grad * (0.05 / (norm + 1e-12)) for p in parameters]  # type: ignore[operator]
-            torch._foreach_add_(parameters, moves)
-        optimizer.zero_grad()
-        loss_of(model, batch).backward()
-        with torch.no_grad():
-            torch._foreach_sub_(parameters, moves)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return Program(step, batches(device), lambda: state_of(model, optimizer))
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
 class Orthogonal(torch.optim.Optimizer):
@@ -206,35 +62,6 @@ def matrices_and_vectors_with_optimizers_of_their_own(device: str) -> Program:
 
 
 @program
-def a_penalty_on_gradients_and_frozen_turns(device: str) -> Program:
-    """As a Wasserstein network trains: the critic is frozen while the generator learns, and not after the step."""
-    torch.manual_seed(7)
-    maker, critic = nn.Linear(4, 8).to(device), nn.Linear(8, 1).to(device)
-    one = torch.optim.SGD(critic.parameters(), lr=0.01)
-    other = torch.optim.SGD(maker.parameters(), lr=0.01)
-
-    def step(real: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        one.zero_grad()
-        made = maker(noise)
-        share = torch.rand(len(real), 1, device=real.device)
-        mixed = (share * real + (1 - share) * made.detach()).requires_grad_()
-        (slope,) = torch.autograd.grad(critic(mixed).square().sum(), mixed, create_graph=True)
-        judged = critic(made.detach()).mean() - critic(real).mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
-        judged.backward()
-        one.step()
-        critic.requires_grad_(False)
-        other.zero_grad()
-        fooled = -critic(made).mean()
-        fooled.backward()
-        other.step()
-        critic.requires_grad_(True)
-        return judged.detach(), fooled.detach()
-
-    calls = list(zip(drawn(device, CALLS, 5, 8), drawn(device, CALLS, 5, 4), strict=True))
-    return Program(step, calls, lambda: [*state_of(maker), *state_of(critic)])
-
-
-@program
 def optimizers_in_hooks_of_the_backward(device: str) -> Program:
     """Each parameter has its own, which runs as soon as its gradient is there."""
     model = network(device)
@@ -255,27 +82,6 @@ def optimizers_in_hooks_of_the_backward(device: str) -> Program:
         return loss.detach()
 
     return Program(step, batches(device), lambda: state_of(model, *optimizers.values()))
-
-
-@program
-def an_inner_step_that_is_differentiated(device: str) -> Program:
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def loss_with(weights: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return functional.cross_entropy(functional_call(model, weights, (batch["x"],)), batch["y"])
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        weights = dict(model.named_parameters())
-        slopes = torch.autograd.grad(loss_with(weights, batch), list(weights.values()), create_graph=True)
-        moved = {name: one - 0.1 * slope for (name, one), slope in zip(weights.items(), slopes, strict=True)}
-        loss = loss_with(moved, {**batch, "x": batch["x"] * 1.1})
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Program(step, batches(device), lambda: state_of(model))
 
 
 @program
@@ -475,3 +281,31 @@ def a_sparse_tensor_that_the_step_does_not_read(device: str) -> Program:
 
     made.step = step
     return made
+
+
+def averaged(device: str, **options: Any) -> Program:
+    """The count is put to zero after the seventh call, so that the next one copies the weights again."""
+    model = network(device, norm=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train, average = training_step(model, optimizer), AveragedModel(model, device=torch.device(device), **options)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch).detach()
+        average.update_parameters(model)
+        return loss
+
+    def between(index: int) -> None:
+        if index == 6:
+            average.n_averaged.zero_()
+
+    return Program(step, batches(device), lambda: [*state_of(model, optimizer), *state_of(average)], between)
+
+
+@program
+def equal_averages_of_the_weights(device: str) -> Program:
+    return averaged(device)
+
+
+@program
+def exponential_averages_of_the_weights(device: str) -> Program:
+    return averaged(device, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)

@@ -1,7 +1,7 @@
 """Training loops as users write them, for the tests of whole-step captures on the CPU's graphs and on a GPU.
 
 Each is made for a device and gives its step, the batches of its calls, what happens between calls, and the tensors to
-be compared at the end. `PROGRAMS` holds them all, those of `step_changes`, `step_loops` and `step_running` included.
+be compared at the end. `PROGRAMS` holds them all, those of `step_changes` and `step_loops` included.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 import step_changes  # noqa: F401 - its programs are among them
 import step_loops  # noqa: F401 - and these
-import step_running  # noqa: F401 - and these
 import torch
 from step_parts import (
     CALLS,

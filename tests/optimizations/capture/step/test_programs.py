@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from library_programs.record import programs as library_programs
 from simulated_gpu.operators import CpuDevice
 from step_parts import Program, batches, loss_of, network, outcome, state_of
 from step_programs import PROGRAMS
@@ -27,6 +28,26 @@ def test_training_loop_is_replayed_with_eagers_results(name: str) -> None:
     assert (report.replays, len(report.recordings)) == (made.replays, made.recordings)
     assert sum(graph.replays for graph in device.graphs) == made.replays
     assert device.broken == 0
+
+
+LIBRARY = (
+    "sac_with_three_optimizers_and_tuned_temperature",
+    "moco_queue_pointer_on_the_device",
+    "sam_adaptive_in_place",
+    "wgan_gp_critic_five_times_by_an_argument",
+    "maml_second_order_inner_loop",
+)
+"""Of the programs that a GPU compares: policies and slow copies, rings of keys, penalties, second derivatives."""
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_program_of_a_library_has_eagers_results(name: str) -> None:
+    make = library_programs()[name]
+    eager, made = make("cpu"), make("cpu")
+    expected = outcome(eager, eager.step)
+    step = GraphedStep(made.step, device=CpuDevice())
+    assert all(map(torch.equal, outcome(made, step), expected))
+    assert step.report().refusals == () and step.report().replays >= len(made.batches) - 5
 
 
 def regularised_by_a_derivative() -> Program:
