@@ -9,7 +9,7 @@ from fuzz.programs import build, draw, text
 from fuzz.reversions import DEFECTS, RARE, found_after
 
 SHARDS = 2
-PROGRAMS = 1000 // SHARDS
+PROGRAMS = 600 // SHARDS
 SEED = 0
 
 
