@@ -199,7 +199,7 @@ def graph_callables(
         outputs: "static" returns results where the graph writes them, and gives live ones memory of their own before
             the next launch; "copied" copies all of them.
         share_io: a callable reads the results of the one before where they lie, and copies none.
-        host_draws: as of `graph_step`. With "unused", `.drawn_on_the_host` names the generators that were drawn from.
+        host_draws: as of `graph_step`.
         concurrency: as of `graph_step`, for each of the graphs.
 
     Raises:

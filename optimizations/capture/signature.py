@@ -26,6 +26,10 @@ if (_numpy := sys.modules.get("numpy")) is not None:
     NUMPY = (_numpy.number, _numpy.bool_)
 PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, *NUMPY)
 _TENSOR = ("tensor",)
+OTHER_RESULT = Refusal(
+    "returns something else than a tensor that differs from call to call",
+    "return tensors, in tuples, lists, dicts or dataclasses: Python does not run when a graph is launched",
+)
 
 
 _OF_CLASSES: tuple[tuple[type, Callable[[Any], Any]], ...] = (

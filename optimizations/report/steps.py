@@ -117,7 +117,6 @@ class CallableReport:
         pool: graphs of one number share memory.
         direction: "forward" or "backward".
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
-        copied_gradient_bytes: gradients that were copied out of the graphs' memory after the last backward.
         without_graph: of the first forward of a callable, how many of its calls ran as they are, by the reason. Calls
             without gradients are not among them.
         concurrency: whether independent kernels run at the same time.
@@ -131,6 +130,5 @@ class CallableReport:
     copied_bytes: int
     copied_tensors: int
     replays: int
-    copied_gradient_bytes: int = 0
     without_graph: Mapping[str, int] = field(default_factory=dict)
     concurrency: ConcurrencyReport | None = None

@@ -211,7 +211,6 @@ NAMES: dict[str, Private] = {
     "functorch_level": Private("torch:_C._functorch.peek_interpreter_stack", "see that a function is transformed"),
     "is_batched": Private("torch:_C._functorch.is_legacy_batchedtensor", "see that a gradient stands for several"),
     "forward_ad": Private("torch.autograd.forward_ad", "see derivatives in forward mode"),
-    "will_engine_execute_node": Private("torch:_C._will_engine_execute_node", "see where a gradient goes"),
     "module_hooks": Private("torch.nn.modules.module", "see hooks of all modules"),
     "optimizer_hooks": Private("torch.optim.optimizer", "see hooks of all optimizers"),
     "dynamo_source_kinds": Private("torch._dynamo.source", "see which module holds an input"),

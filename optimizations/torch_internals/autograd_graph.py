@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,26 +127,6 @@ def _storage_of(saved: Any) -> Iterator[int]:
     with contextlib.suppress(RuntimeError, AttributeError):  # nothing saved, or without memory of its own
         if saved.unpack_hook is None:
             yield saved.data.untyped_storage().data_ptr()
-
-
-def adds_to_gradient(node: Any) -> bool:
-    """Return whether a running backward adds a leaf's gradient to the leaf's `.grad` and returns it to no caller.
-
-    `node` is the leaf's in the graph of autograd.
-    """
-    try:
-        return bool(torch_internals.will_engine_execute_node(node))
-    except RuntimeError:  # `torch.autograd.grad`
-        return False
-
-
-def held_by_others(nodes: Sequence[Any]) -> list[bool]:
-    """Return for each of these nodes whether it has other references than this sequence. Registering hooks of a leaf's
-    node requires a reference, or they are freed with the graph; nodes do not say whether they have hooks."""
-    return [count > _ALONE for count in map(sys.getrefcount, nodes)]
-
-
-_ALONE = next(map(sys.getrefcount, [object()]))
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from torch.nn import functional
 ROWS, WIDTH = 4, 3
 ITERATIONS = 5
 TRAITS = (
-    *("norm", "dropout", "relu", "sigmoid", "counts", "loose", "tied", "binds", "embeds", "writes", "sums", "pair"),
+    *("norm", "dropout", "relu", "sigmoid", "counts", "loose", "tied", "embeds", "writes", "sums", "pair"),
     *("dict", "views", "constant"),
 )
 AROUND_A_CALL = (*[""] * 5, "write", "write a view", "keep", "small", "hook", "ask", "validate", "write a weight")
@@ -38,7 +38,6 @@ class Block(nn.Module):
         self.traits, self.scale = traits, 1.0
         self.linear, self.norm, self.table = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Embedding(4, WIDTH)
         self.register_buffer("count", torch.zeros(()))
-        self.hidden: torch.Tensor | None = None
         if "tied" in traits:
             self.linear.weight = shared
         self.loose = [shared] if "loose" in traits else []
@@ -55,8 +54,6 @@ class Block(nn.Module):
                 self.count.add_(x.detach().sum())
             y = y + self.count.clone() * 0.01
         y = y @ self.loose[0] if has("loose") else y
-        if has("binds"):
-            self.hidden = y.detach() * 2
         y = y + self.table(x.detach().argmax(-1)) if has("embeds") else y
         if cache is not None and has("writes"):
             cache.add_(y.detach().mean(0))
@@ -188,8 +185,6 @@ class _Running:
             with torch.no_grad():
                 block.linear.weight.mul_(1.0)
         self.log += [one.detach().clone() for one in (y, *others(returned))]
-        if block.hidden is not None:
-            self.log.append(block.hidden.clone())
         return x, returned
 
     def _backward(self, index: int, action: str, x: torch.Tensor, returned: Any) -> bool:
@@ -251,7 +246,6 @@ class _Running:
         elif end == "hook":
             chosen.linear.bias.register_hook(self.gradients.append)
         elif end == "copy":
-            chosen.hidden = None
             with torch.no_grad():
                 self.log.append(first(copy.deepcopy(chosen)(*self._arguments(0, self._input(0).detach()))).clone())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,10 +20,22 @@ from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import attributes_set
 from optimizations.capture.step.used_names import last_word
 from optimizations.capture.step.user_code import all_names, with_inner
+from optimizations.options import Concurrency
 from optimizations.report.steps import Refusal
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Hold what `graph_callables` was told of how to make graphs."""
+
+    warm_up: int
+    copied: bool
+    share_io: bool
+    draws_unused: bool
+    concurrency: Concurrency
 
 
 def taken_apart(callables: Any) -> tuple[list[Callable[..., Any]], list[int]]:
@@ -162,8 +174,11 @@ def reached_by(number: int, function: Callable[..., Any], sample: Sample) -> Hos
     return reach([(name, function), (name, as_it_is(function)), *held], hooks_of_tensors=False)
 
 
-def check_sources(name: str, state: HostState) -> None:
-    """Refuse what gives another value in each call, before it does.
+def check_reached(state: HostState, function: Callable[..., Any]) -> None:
+    """Refuse what gives another value in each call, and modules that work with other processes or GPUs.
+
+    DistributedDataParallel makes itself ready in each forward, and exchanges gradients after the backward. A launch
+    runs none of that. What it wraps may be graphed: it calls that as before.
 
     Raises:
         StepRefused: there is such.
@@ -171,7 +186,18 @@ def check_sources(name: str, state: HostState) -> None:
     named = set().union(*(all_names(one) for code in state.code for one in with_inner(code)))
     iterators = refused_iterators(state, lambda path: last_word(path) in named)
     if (refusal := refused_sources(state) or next(iterators, None)) is not None:
-        raise StepRefused(replace(refusal, reason=f"{name} {refusal.reason}"))
+        raise StepRefused(refusal)
+    for path, module in state.modules.items():
+        kind = type(module).__qualname__
+        parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+        if isinstance(module, parallel) or "FullyShardedDataParallel" in kind or kind.startswith("FSDP"):
+            what = f"is a {kind}" if module is function else f"reaches {path}, a {kind}"
+            raise StepRefused(
+                Refusal(
+                    f"{what}: what it does with other processes or GPUs is Python, and a graph runs none",
+                    "pass the module that it wraps, or layers of that",
+                )
+            )
 
 
 def check_callables(
@@ -213,24 +239,18 @@ def _check_sample(number: int, sample: Sample, holds: Callable[[torch.Tensor], b
         )
     for index, tensor in enumerate(tensors):
         name = f"tensor {index} of callable {number}"
-        refusal = refused_tensor(name, tensor.detach(), holds) or _refused_attributes(name, tensor)
-        if refusal is not None:
+        if (refusal := refused_tensor(name, tensor.detach(), holds)) is not None:
             raise StepRefused(refusal)
-
-
-def _refused_attributes(name: str, tensor: torch.Tensor) -> Refusal | None:
-    """Return the refusal of an argument with attributes, which are not copied; a parameter's are for an optimizer."""
-    if type(tensor) is not torch.Tensor or not (names := names_of_attributes(tensor)):
-        return None
-    return Refusal(
-        f"{name} has attributes of its own ({names}), which its copies have not",
-        "pass what they hold as arguments; where the callable reads none of them, give a sample without (`x.detach()`)",
-    )
-
-
-def names_of_attributes(tensor: torch.Tensor) -> str:
-    """Return the names of the attributes that the program set, as text."""
-    return ", ".join(attributes_set(tensor))
+        if type(tensor) is torch.Tensor and (
+            names := ", ".join(attributes_set(tensor))
+        ):  # an optimizer has parameters'
+            raise StepRefused(
+                Refusal(
+                    f"{name} has attributes of its own ({names}), which its copies have not",
+                    "pass what they hold as arguments; where the callable reads none of them, give a sample without "
+                    "(`x.detach()`)",
+                )
+            )
 
 
 def _check_module(number: int, function: torch.nn.Module) -> None:

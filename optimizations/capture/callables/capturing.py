@@ -1,61 +1,39 @@
 """Capture callables: a forward and a backward graph for each place of the plan.
 
-The program sees nothing of it. What warm-up and captures changed is put back: what tensors hold, gradients and random
-states, and what attributes were bound to (`Bound.put_back`). If one of the callables cannot be captured, there are no
-graphs at all.
+The program sees nothing of it: what warm-up and captures changed is put back. If one of the callables cannot be
+captured, there are no graphs at all.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from optimizations.capture.callables.arguments import Sample, check_sources, parameters_of, reached_by
+from optimizations.capture.callables.arguments import Options, Sample, check_reached, parameters_of, reached_by
 from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.callables.order import Place
-from optimizations.capture.callables.parallel import not_run
 from optimizations.capture.callables.results import StaticResults
-from optimizations.capture.callables.slot import ABSENT, Bound, Pool, Slot, kind_of
+from optimizations.capture.callables.slot import Pool, Slot
 from optimizations.capture.callables.warm_up import (
     Member,
-    Run,
     Seen,
-    call,
-    changed_inputs,
-    check_draws,
-    differentiated,
     gradients_of,
-    in_order,
     inputs_like,
-    is_one_of,
     naming,
     observing,
-    overlapping,
     putting_back,
     warm_up,
 )
-from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
-from optimizations.capture.other_results import other_result
-from optimizations.capture.signature import alias_pattern, flatten, replaced, tensor_key
-from optimizations.capture.step.host_random import HostDraws
-from optimizations.capture.step.host_state import HostState, Rebound, entries_of
-from optimizations.capture.step.mentioned import check_unread
+from optimizations.capture.signature import OTHER_RESULT, alias_pattern, flatten, replaced, tensor_key
 from optimizations.capture.step.observer import Observer, StepRefused, storage
-from optimizations.capture.step.observing import (
-    CHECKPOINT_DRAWS,
-    Given,
-    call_changes,
-    kept_results,
-)
+from optimizations.capture.step.observing import call_changes
 from optimizations.capture.step.operations import Operation, first_difference
-from optimizations.capture.step.outputs import view_of
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared
-from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import depending_on
 
@@ -74,20 +52,11 @@ def make_slots(
     callables: Sequence[Callable[..., Any]],
     samples: Sequence[Sequence[Sample]],
     plan: Sequence[Place],
+    options: Options,
     *,
     training: bool,
-    times: int,
-    copied: bool,
-    share_io: bool,
-    draws_unused: bool,
 ) -> tuple[list[Member], list[Slot]]:
     """Warm up the callables, on these samples of each, and capture them as planned.
-
-    Args:
-        times: runs of each before its capture.
-        copied: whether the program asked for copies of results.
-        share_io: whether a callable reads the results of the one before where they lie.
-        draws_unused: the caller says that what they draw on the host decides nothing.
 
     Raises:
         StepRefused: a graph could not repeat what one of them does.
@@ -102,29 +71,28 @@ def make_slots(
             sample,
             reached_by(number, function, sample),
             parameters_of(function),
-            draws_unused,
-            Run(),
+            options.draws_unused,
         )
         for number, function in enumerate(callables, start=1)
         for variant, sample in enumerate(samples[number - 1])
     ]
-    states = [member.state for member in members]
     for member in members:
-        check_sources(f"callable {member.number}", member.state)
-    outset = [state.snapshot() for state in states]
-    captures = Captures(device, members, outset, training=training, copied=copied)
+        with naming(member.number):
+            check_reached(member.state, callables[member.number - 1])
+    outset = [member.state.snapshot() for member in members]
+    captures = Captures(device, members, options, training=training)
     try:
-        with putting_back(device, states) as note:
+        with putting_back(device, [member.state for member in members]) as note:
             for member in members:
-                with naming(f"callable {member.number}"), not_run(callables[member.number - 1], member.state.modules):
-                    member.run = warm_up(device, member, times, training, note)
-        captures.capture(plan, share_io=share_io)
+                with naming(member.number):
+                    member.run = warm_up(device, member, options.warm_up, training, note)
+        captures.capture(plan)
     except BaseException:
         device.wait()
         for slot in captures.slots:
             slot.free()
-        for state, content in zip(states, outset, strict=True):
-            state.restore(content)
+        for member, content in zip(members, outset, strict=True):
+            member.state.restore(content)
         raise
     if not captures.compute_in_workspaces():
         device.let_go_of_workspaces()
@@ -132,26 +100,17 @@ def make_slots(
 
 
 class Captures:
-    """Capture the graphs of callables one after another. `slots` are the pairs that are there so far.
+    """Capture the graphs of callables one after another. `slots` are the pairs that are there so far."""
 
-    `outset`: snapshots of what members reached before their first run.
-    """
-
-    def __init__(
-        self, device: Device, members: Sequence[Member], outset: Sequence[Any], *, training: bool, copied: bool
-    ) -> None:
+    def __init__(self, device: Device, members: Sequence[Member], options: Options, *, training: bool) -> None:
         self.slots: list[Slot] = []
-        self._device = device
-        self._outset = {id(member): content for member, content in zip(members, outset, strict=True)}
+        self._device, self._options, self._training = device, options, training
         self._members = {(member.number, member.variant): member for member in members}
         self._compiled = any(member.state.compiled for member in members)
-        self._training, self._copied = training, copied
-        self._carries = True
-        self._open: dict[int, list[torch.Tensor]] = {}
         self._gradients: dict[int, torch.Tensor] = {}
         self._observers: list[Observer] = []
 
-    def capture(self, plan: Sequence[Place], *, share_io: bool) -> None:
+    def capture(self, plan: Sequence[Place]) -> None:
         """Capture forwards, and after each its backward; with `share_io` all forwards of one index come first.
 
         Raises:
@@ -160,23 +119,25 @@ class Captures:
         pools = {place.pool: Pool(self._device.new_pool()) for place in plan}
         states = self._device.random_states()
         groups = [[place] for place in plan]
-        if share_io:
+        if share_io := self._options.share_io:
             indices = dict.fromkeys(place.index for place in plan)
             groups = [sorted([p for p in plan if p.index == index], key=lambda p: p.callable) for index in indices]
         several = {place.callable for place in plan if place.index or place.variant}
         for group in groups:
-            here: list[Slot] = []
+            here: list[tuple[Slot, list[torch.Tensor]]] = []
             for place in group:
-                before = [slot for slot in here if slot.place.callable == place.callable - 1] if share_io else []
-                with naming(f"callable {place.callable}"):
+                before = [slot for slot, _ in here if slot.place.callable == place.callable - 1] if share_io else []
+                with naming(place.callable):
                     self._ready()
-                    here.append(self._forward(place, pools, before[0] if len(before) == 1 else None))
-                self.slots.append(here[-1])
-            for slot in reversed(here):
-                with naming(f"callable {slot.place.callable}"):
-                    if any(slot.differentiable):
+                    here.append(self._forward(place, pools[place.pool], before[0] if len(before) == 1 else None))
+                self.slots.append(here[-1][0])
+            while here:
+                slot, outputs = here.pop()
+                with naming(slot.place.callable):
+                    if outputs and any(slot.differentiable):
                         self._ready()
-                        self._backward(slot, several=slot.place.callable in several)
+                        self._backward(slot, outputs, several=slot.place.callable in several)
+                del outputs  # it holds memory of the pool
         self._ready()
         self._device.restore_random_states(states)
         for index, slot in enumerate(self.slots):
@@ -195,94 +156,54 @@ class Captures:
     def _capturing(self, graph: Any, pool: Pool, member: Member, expected: Sequence[Operation]) -> Iterator[Seen]:
         """Capture what runs in the block, and check that `Seen.watching` saw the expected operators in it.
 
-        On an error the graph is freed. What the capture changed in Python is put back by the caller.
+        On an error the graph is freed.
         """
-        run = member.run
+        snapshot = member.state.snapshot()
         try:
-            with observing(self._device, member, run, forbid=True, compiled=self._compiled) as seen:
+            with observing(self._device, member, member.run, forbid=True, compiled=self._compiled) as seen:
                 self._observers.append(seen.observer)
-                with self._device.capturing(graph, pool.handle, run.generators):
+                with self._device.capturing(graph, pool.handle, member.run.generators):
                     yield seen
-            if seen.asked.random_state and (run.draws or seen.observer.draws):
-                seen.findings.append(CHECKPOINT_DRAWS)
-            for refusal in seen.findings:
+            difference = first_difference(expected, seen.observer.operations)
+            found = [*seen.findings, *([] if difference is None else [difference])]
+            for refusal in [*found, *call_changes(member.state, snapshot, ())]:
                 raise StepRefused(refusal)
-            check_draws(run, first_difference(expected, seen.observer.operations))
-        except BaseException:
-            graph.reset()
-            raise
-
-    def _forward(self, place: Place, pools: Mapping[int, Pool], before: Slot | None) -> Slot:
-        """Capture a forward graph that copies its inputs itself where that is possible. See `copy_nodes`."""
-        member = self._members[place.callable, place.variant]
-        shared = {} if before is None else _shared(member, before)
-        pool = pools[place.pool]
-        if self._carries:
-            try:
-                return self._captured_forward(place, pool, member, shared, before)
-            except NotCarried:
-                self._carries = False
-                if all(slot.place.pool != place.pool for slot in self.slots):
-                    pool.handle = self._device.new_pool()  # PyTorch's is gone with the only graph that was in it
-        return self._captured_forward(place, pool, member, shared, before)
-
-    def _captured_forward(
-        self, place: Place, pool: Pool, member: Member, shared: dict[int, torch.Tensor], before: Slot | None
-    ) -> Slot:
-        run, state = member.run, member.state
-        tensors: list[torch.Tensor] = []
-        flatten(member.sample, tensors)
-        with self._device.here():
-            given = [shared.get(index, tensor).detach() for index, tensor in enumerate(tensors)]
-            inputs = inputs_like(member.sample, shared)
-        placeholders = list(inputs.recording_inputs)
-        arguments = replaced(member.sample, iter(placeholders))
-        containers, snapshot = Given(*arguments), state.snapshot()
-        graph = self._device.new_graph()
-        torch.clear_autocast_cache()
-        to_carry = inputs.to_carry(given) if self._carries else {}
-        try:
-            with (
-                torch.set_grad_enabled(self._training),
-                self._capturing(graph, pool, member, run.forward) as seen,
-            ):
-                observer = seen.observer
-                inputs.capture_copies({index: (of, to.detach()) for index, (of, to) in to_carry.items()})
-                writes = _writes_of(state, observer, placeholders)
-                with seen.watching():
-                    nest = call(member.function, arguments)
-            torch.clear_autocast_cache()
-            if to_carry:
-                nodes = self._device.copies(graph, list(to_carry.values()))
-                inputs.carry(dict(zip(to_carry, nodes, strict=True)), given)
-            kept = in_order(kept_results(state, snapshot, observer))
-            refusals = [*call_changes(state, snapshot, kept), *containers.changes(*arguments)]
-            refusals += changed_inputs(placeholders, [tensor.requires_grad for tensor in tensors])
-            for refusal in refusals:
-                raise StepRefused(refusal)
-            check_unread(self._device, graph, kept, state.code)
-            outputs: list[torch.Tensor] = []
-            if (structure := flatten(nest, outputs)) != run.structure:
-                raise StepRefused(other_result(run.structure, structure))
-            returned = len(outputs)
-            outputs += [entry.new for entry in kept]
-            check_draws(run, HostDraws({}, *observer.of_results(outputs)).other_results(run.of_results))
-            written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
-            mutated = [tensor for tensor in state.tensors.values() if writes.include(tensor)]
-            labels = [f"tensor {index} of its arguments" for index in range(len(tensors))]
-            read_memory = WrittenMemory(_read(state, observer) if written else ())
-            refuse_shared(tensors, labels, written, mutated, written, read_memory)
         except BaseException:
             graph.reset()
             raise
         finally:
-            state.restore(snapshot)
+            member.state.restore(snapshot)
+
+    def _forward(self, place: Place, pool: Pool, before: Slot | None) -> tuple[Slot, list[torch.Tensor]]:
+        """Capture a forward. Return also the results that its backward begins with."""
+        member = self._members[place.callable, place.variant]
+        run, state = member.run, member.state
+        tensors: list[torch.Tensor] = []
+        flatten(member.sample, tensors)
+        shared = {} if before is None else self._shared(tensors, before)
+        with self._device.here():
+            inputs = inputs_like(member.sample, shared)
+        placeholders = list(inputs.recording_inputs)
+        args, kwargs = replaced(member.sample, iter(placeholders))
+        graph = self._device.new_graph()
+        torch.clear_autocast_cache()
+        with torch.set_grad_enabled(self._training), self._capturing(graph, pool, member, run.forward) as seen:
+            writes = _writes_of(member, seen.observer, placeholders)
+            with seen.watching():
+                nest = member.function(*args, **kwargs)
+        torch.clear_autocast_cache()
+        outputs: list[torch.Tensor] = []
+        if flatten(nest, outputs) != run.structure:
+            raise StepRefused(OTHER_RESULT)
+        written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
+        mutated = [tensor for tensor in state.tensors.values() if writes.include(tensor)]
+        read_memory = WrittenMemory(_read(member, seen.observer) if written else ())
+        labels = [f"tensor {index} of its arguments" for index in range(len(tensors))]
+        refuse_shared(tensors, labels, written, mutated, written, read_memory)
         static = [output.detach() for output in outputs]
-        # What the backward reads of attributes is not known from the runs before, which may have had others.
-        read_of_results = {*run.saved_results, *range(returned, len(outputs))}
-        if kept:
-            read_of_results |= overlapping(outputs)
-        takes_part = [output.requires_grad and not is_one_of(output, placeholders) for output in outputs]
+        by_id = {id(one): index for index, one in enumerate(placeholders)}
+        passed = {index: by_id[id(output)] for index, output in enumerate(outputs) if id(output) in by_id}
+        takes_part = [output.requires_grad and index not in passed for index, output in enumerate(outputs)]
         differentiable = any(takes_part) and any(tensor.requires_grad for tensor in [*placeholders, *run.parameters])
         reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
         slot = Slot(
@@ -295,128 +216,83 @@ class Captures:
             nest=replaced(nest, iter(static)),
             results=StaticResults(
                 static,
-                sorted(read_of_results) if not self._copied else (),
+                () if self._options.copied else run.saved_results,
                 [index for index, output in enumerate(outputs) if storage(output) in reached],
             ),
             differentiable=[takes and differentiable for takes in takes_part],
-            copied=self._copied,
-            bound=self._bound(member, kept, returned),
+            copied=self._options.copied,
             written=written,
-            mutated=_counted(state, writes),
-            passed=_passed(outputs, placeholders),
+            mutated=_counted(member, writes),
+            passed=passed,
             repeated={index: first for index, first in enumerate(alias_pattern(outputs)) if first != index},
             read_back=[one for one in state.tensors.values() if _is_plain(one) and storage(one) in run.saved],
             written_memory=WrittenMemory(mutated),
             read_memory=read_memory,
         )
-        self._open[id(slot)] = [output for output, takes in zip(outputs, takes_part, strict=True) if takes]
-        return slot
+        return slot, [output for output, takes in zip(outputs, takes_part, strict=True) if takes]
 
-    def _bound(self, member: Member, kept: Sequence[Rebound], first: int) -> list[Bound]:
-        """Return what calls bind to results, from the index `first` on.
-
-        Where the first run ran the operators of the others, what stood there before it may stand there again.
-        """
-        found = []
-        pairs = zip(member.state.containers, self._outset[id(member)], strict=True)
-        contents = {id(one.held): dict(entries_of(one, content)) for one, content in pairs} if kept else {}
-        for index, entry in enumerate(kept, start=first):
-            before = contents[id(entry.container.held)].get(entry.key, ABSENT)
-            kinds = {kind_of(entry.old), kind_of(entry.new), *([kind_of(before)] if member.run.as_first else [])}
-            found.append(Bound(entry, index, kinds, before))
-        return found
-
-    def _backward(self, slot: Slot, *, several: bool) -> None:
+    def _backward(self, slot: Slot, outputs: Sequence[torch.Tensor], *, several: bool) -> None:
         """Capture the backward of a slot. `several`: other slots of the callable write gradients of its parameters to
         the same memory, which lies in no pool then, for one of them may keep something there for its backward."""
         member = self._members[slot.place.callable, slot.place.variant]
-        given = self._open.pop(id(slot))
-        slot.tangents = [torch.zeros_like(output) for output in given]
-        surface = [*slot.inputs.recording_inputs, *slot.parameters]
-        wanted = differentiated(surface)
-        depends = depending_on(given, surface)
-        count = len(slot.inputs.recording_inputs)
-        slot.backward, snapshot = self._device.new_graph(), member.state.snapshot()
-        for parameter in slot.parameters if several else ():
+        arguments, parameters = slot.inputs.recording_inputs, slot.parameters
+        slot.tangents = [torch.zeros_like(output) for output in outputs]
+        depends = depending_on(outputs, [*arguments, *parameters])
+        slot.backward, count = self._device.new_graph(), len(arguments)
+        own: list[torch.Tensor] = []
+        for parameter in parameters if several else ():
             if id(parameter) not in self._gradients:
                 self._gradients[id(parameter)] = torch.empty_like(parameter).detach()
-        own = [self._gradients[id(one)] if several else None for one in slot.parameters]
+            own.append(self._gradients[id(parameter)])
         with self._capturing(slot.backward, slot.pools[0], member, member.run.backward) as seen:
-            writes = _writes_of(member.state, seen.observer)
+            writes = _writes_of(member, seen.observer)
             with seen.watching():
-                found = gradients_of(given, wanted, slot.tangents)
-            by_id = dict(zip(map(id, wanted), found, strict=True))
-            gradients = [by_id.pop(id(tensor), None) for tensor in surface]  # of what is passed twice, once
-            pairs = [
-                (there, here)
-                for there, here in zip(own, gradients[count:], strict=True)
-                if there is not None and here is not None
-            ]
-            copy_all([there for there, _ in pairs], [here for _, here in pairs])
-        for refusal in call_changes(member.state, snapshot, ()):
-            raise StepRefused(refusal)
-        slot.mutated_back = _counted(member.state, writes)
-        for index, there in enumerate(own, start=count):
-            gradients[index] = there if there is not None and gradients[index] is not None else gradients[index]
+                gradients = gradients_of(outputs, arguments, parameters, slot.tangents)
+            pairs = [(to, of) for to, of in zip(own, gradients[count:], strict=False) if of is not None]
+            copy_all([to for to, _ in pairs], [of for _, of in pairs])
+        for index, to in enumerate(own, start=count):
+            gradients[index] = None if gradients[index] is None else to
+        slot.mutated_back = _counted(member, writes)
         # Hooks of what gets no gradient must not be called, as they are not in eager.
         used = [*[True] * count, *(gradient is not None for gradient in gradients[count:])]
-        slot.parameters = [one for one, takes in zip(slot.parameters, used[count:], strict=True) if takes]
+        slot.parameters = [one for one, takes in zip(parameters, used[count:], strict=True) if takes]
         slot.gradients = [one for one, takes in zip(gradients, used, strict=True) if takes]
         slot.depends = [one for one, takes in zip(depends, used, strict=True) if takes]
         if all(one is None for one in gradients):
             slot.differentiable = [False for _ in slot.differentiable]
         slot.without_gradient = [index for index, one in enumerate(gradients[:count]) if one is None]
 
+    def _shared(self, tensors: Sequence[torch.Tensor], before: Slot) -> dict[int, torch.Tensor]:
+        """Return the results of the slot before that a callable can read where they lie, by its arguments' indices.
 
-def _shared(member: Member, before: Slot) -> dict[int, torch.Tensor]:
-    """Return the results of the slot before that this callable can read where they lie, by its arguments' indices.
-
-    The n-th tensor of its arguments may be the n-th result, if it looks so and is differentiated.
-    """
-    tensors: list[torch.Tensor] = []
-    flatten(member.sample, tensors)
-    found = {}
-    for index, (tensor, result) in enumerate(zip(tensors, before.results.static, strict=False)):
-        takes_part = before.differentiable[index] and index not in before.passed and not before.copied
-        is_given_once = alias_pattern(tensors).count(index) == 1
-        looks_so = tensor.requires_grad and tensor_key(tensor.detach()) == tensor_key(result)
-        if takes_part and is_given_once and looks_so and type(tensor) is torch.Tensor:
-            found[index] = result
-    return found
+        The n-th tensor of its arguments may be the n-th result, if it looks so and is differentiated.
+        """
+        aliases, found = alias_pattern(tensors), {}
+        for index, (tensor, result) in enumerate(zip(tensors, before.results.static, strict=False)):
+            looks_so = tensor.requires_grad and tensor_key(tensor.detach()) == tensor_key(result)
+            if looks_so and before.differentiable[index] and not before.copied and aliases.count(index) == 1:
+                found[index] = result
+        return found
 
 
-def _writes_of(state: HostState, observer: Observer, others: Sequence[torch.Tensor] = ()) -> Writes:
+def _writes_of(member: Member, observer: Observer, others: Sequence[torch.Tensor] = ()) -> Writes:
     """Return what notes writes to what a callable reaches, and to `others`, in the capture that begins."""
-    writes = Writes([*state.tensors.values(), *others], compiled=state.compiled)
+    writes = Writes([*member.state.tensors.values(), *others], compiled=member.state.compiled)
     observer.before_write = writes.note
     return writes
 
 
-def _counted(state: HostState, writes: Writes) -> list[torch.Tensor]:
+def _counted(member: Member, writes: Writes) -> list[torch.Tensor]:
     """Return the tensors that a launch writes and whose versions are counted up for autograd."""
-    written = [tensor for tensor in state.tensors.values() if writes.include(tensor)]
+    written = [tensor for tensor in member.state.tensors.values() if writes.include(tensor)]
     return [tensor for tensor in written if writes.counted(tensor) or tensor.is_inference()]
-
-
-def _passed(outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]) -> dict[int, tuple[int, Any]]:
-    """Return, by index, the results that are inputs (None), or views of inputs that are not differentiated."""
-    by_id = {id(one): index for index, one in enumerate(placeholders)}
-    by_storage = {storage(one): index for index, one in enumerate(placeholders) if storage(one)}
-    found: dict[int, tuple[int, Any]] = {}
-    for index, output in enumerate(outputs):
-        of = by_id.get(id(output), by_storage.get(storage(output)))
-        if id(output) in by_id:
-            found[index] = by_id[id(output)], None
-        elif of is not None and not output.requires_grad and not is_lazy_view(output):
-            found[index] = of, view_of(output, placeholders[of])
-    return found
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_inference()
 
 
-def _read(state: HostState, observer: Observer) -> list[torch.Tensor]:
+def _read(member: Member, observer: Observer) -> list[torch.Tensor]:
     """Return tensors from before that a call may have read: which of them compiled code reads is not known."""
-    found = [tensor for tensor in state.tensors.values() if _is_plain(tensor)]
-    return [tensor for tensor in found if state.compiled or storage(tensor) in observer.outside]
+    found = [tensor for tensor in member.state.tensors.values() if _is_plain(tensor)]
+    return [tensor for tensor in found if member.state.compiled or storage(tensor) in observer.outside]

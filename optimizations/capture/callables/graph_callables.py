@@ -16,13 +16,13 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.capture.callables.arguments import (
+    Options,
     Sample,
     arguments_of,
     check_callables,
@@ -79,17 +79,6 @@ NOT_SHARED = "with share_io=True its arguments have to be the results of the cal
 _groups: WeakRegistry[GraphedCallables] = WeakRegistry()
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Hold what `graph_callables` was told of how to make graphs."""
-
-    warm_up: int
-    copied: bool
-    share_io: bool
-    draws_unused: bool
-    concurrency: Concurrency
-
-
 class _Variant:
     """Hold the graphs of a callable for calls with arguments like one of its samples."""
 
@@ -130,7 +119,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._without_graph: Counter[tuple[int, str]] = Counter()
         self._warned: set[tuple[int, bool]] = set()
         self._in_a_row: Counter[int] = Counter()
-        self.drawn_on_the_host: tuple[str, ...] = ()
         self._installed = [Installed(self._serve(number), one) for number, one in enumerate(callables, start=1)]
         self._graphed: list[Callable[..., Any]] = []
 
@@ -166,11 +154,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 self._callables,
                 samples,
                 plan_graphs(order, in_step=options.share_io),
+                options,
                 training=training,
-                times=options.warm_up,
-                copied=options.copied,
-                share_io=options.share_io,
-                draws_unused=options.draws_unused,
             )
             self._take_place()
             with torch.set_grad_enabled(training):  # as captures have it, and calls that graphs serve
@@ -181,13 +166,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                         for one in self._slots
                         if (one.place.callable, one.place.variant) == (number, member.variant)
                     ]
-                    variant = _Variant(member, mine, self._callables[number - 1], self._watch(member, mine))
+                    variant = _Variant(member, mine, self._callables[number - 1], self._watch(member))
                     self._variants[number - 1].append(variant)
                     for slot in mine:
                         slot.wait_for_others, slot.in_place = self._follow, variant.watch.in_place
-            for bound in [bound for slot in self._slots for bound in slot.bound]:
-                bound.put_back()
-            self.drawn_on_the_host = tuple(sorted({name for one in members for name in one.run.drawn_on_the_host}))
         except BaseException:
             self.close()
             raise
@@ -213,9 +195,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
         return serve
 
-    def _watch(self, member: Member, slots: Sequence[Slot]) -> Watch:
+    def _watch(self, member: Member) -> Watch:
         """Return a watch of what the graphs of a callable were made with: they serve it as long as that stands."""
-        bound = {(id(one.entry.container.held), one.entry.key) for slot in slots for one in slot.bound}
         reached = {id(tensor) for tensor in member.state.tensors.values()}
         replaced_here = {id(vars(one)) for one in self._callables if isinstance(one, torch.nn.Module)}
         function = self._callables[member.number - 1]
@@ -225,9 +206,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         return Watch(
             member.state,
             lambda held, key: (
-                (id(held), key) in bound
-                or (key == "forward" and id(held) in replaced_here)
-                or (key in MODULE_HOOKS and id(held) == around)
+                (key == "forward" and id(held) in replaced_here) or (key in MODULE_HOOKS and id(held) == around)
             ),
             lambda tensor: True,
             [parameter for parameter in member.run.parameters if id(parameter) not in reached],
@@ -286,7 +265,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                         copied_bytes=sum(tensor.nbytes for tensor in slot.tangents),
                         copied_tensors=len(slot.tangents),
                         replays=slot.backwards,
-                        copied_gradient_bytes=sum(gradient.nbytes for gradient in slot.copied_gradients),
                         concurrency=concurrency_of(slot.backward),
                     )
                 )

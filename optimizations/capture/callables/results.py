@@ -1,9 +1,10 @@
-"""Return results of a graph where they lie, and give those that are kept memory of their own.
+"""Return results of a graph where they lie, and give those that are still held memory of their own.
 
 The next launch of the graph writes its results to the same memory, and so may a launch of any other in its pool: what
-one graph computes on its way may lie where another, captured later, has its results. A tensor that is still held then
-gets memory of its own before that, with its values. Views of it (DLPack's, too), and an autograd graph whose backward
-did not run, cannot be given memory of their own: a call that would overwrite them runs without its graph.
+one graph computes on its way may lie where another, captured later, has its results. A tensor that the caller still
+holds then gets memory of its own before that, with its values. Views of it (DLPack's, too), results that share memory,
+and an autograd graph whose backward did not run, cannot be given memory of their own: a call that would overwrite them
+runs without its graph.
 
 A program that resizes a result gives its storage other memory, and the graph would go on writing unread memory. So it
 is not launched any more. A result without memory is a new tensor in each call, for its holder may give it some.
@@ -38,28 +39,24 @@ class StaticResults:
         self, static: Sequence[torch.Tensor], read_back: Sequence[int] = (), outside: Collection[int] = ()
     ) -> None:
         self.static, self.read_back = list(static), tuple(read_back)
-        self.outside = frozenset(outside)
+        self._outside = frozenset(outside)
         self._own = [tensor for index, tensor in enumerate(static) if index not in outside]
         self._written_at = list(map(_place, self._own))
         self.out: list[weakref.ref[torch.Tensor]] = []
         self._idle: list[int] = []
 
-    def over(self) -> tuple[torch.Tensor, ...]:
-        """Return tensors over the graph's results."""
+    def over(self, *, copied: bool) -> tuple[torch.Tensor, ...]:
+        """Return tensors over the graph's results, or copies; those in memory of the program follow writes there."""
         return tuple(
             torch.empty_like(tensor)
             if not _place(tensor)
-            else over(tensor)
+            else tensor.detach().clone()
+            if copied and index not in self._outside
+            else _over(tensor)
             if index in self.read_back
             else tensor.detach()
             for index, tensor in enumerate(self.static)
         )
-
-    def copied(self) -> tuple[torch.Tensor, ...]:
-        """Return copies of the graph's results; those in memory of the program follow writes there, as in eager."""
-        found = self.over()
-        own = iter(copies([tensor for index, tensor in enumerate(found) if index not in self.outside]))
-        return tuple(tensor if index in self.outside else next(own) for index, tensor in enumerate(found))
 
     @property
     def resized(self) -> bool:
@@ -75,36 +72,20 @@ class StaticResults:
         if not self._idle:  # before the first launch only Encore holds them
             self._idle = list(map(_uses, self._own))
         alive = [tensor for reference in self.out if (tensor := reference()) is not None]
-        places = Counter(map(_place, alive))
+        held = [tensor for tensor in alive if _place(tensor) in self._written_at]
+        places = Counter(map(_place, held))
         for tensor, idle in zip(self._own, self._idle, strict=True):
             if _uses(tensor) > idle + places[_place(tensor)]:
                 return False
-        held = [tensor for tensor in alive if _place(tensor) in self._written_at]
         # DLPack holds the tensor, and its consumer the address: memory of its own would part the two.
-        if any(torch_internals.tensor_use_count(tensor) > 1 for tensor in held):
+        if any(count > 1 for count in places.values()) or any(
+            torch_internals.tensor_use_count(one) > 1 for one in held
+        ):
             return False
-        for tensor, copy in zip(held, copies(held), strict=True):
-            tensor.data = copy
+        for tensor in held:
+            tensor.data = tensor.detach().clone()
         self.out = []
         return True
-
-
-def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return a copy of each. Those that share memory do so after it, too."""
-    shared = Counter(map(_place, tensors))
-    memory: dict[int, torch.UntypedStorage] = {}
-    found = []
-    for tensor in tensors:
-        place = _place(tensor)
-        if shared[place] == 1 or not place:
-            found.append(tensor.detach().clone())
-            continue
-        if place not in memory:
-            memory[place] = tensor.untyped_storage().clone()
-        copy = over(tensor.detach())
-        copy.set_(memory[place], copy.storage_offset(), copy.shape, copy.stride())
-        found.append(copy)
-    return found
 
 
 def version_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -114,7 +95,7 @@ def version_of(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def over(tensor: torch.Tensor) -> torch.Tensor:
+def _over(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor over the memory of another, whose writes are counted apart from the other's."""
     if is_lazy_view(tensor):
         return tensor.detach()

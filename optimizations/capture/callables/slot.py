@@ -1,9 +1,7 @@
 """Launch one pair of graphs of a callable, forward and backward, by a node of autograd.
 
-Note [Gradients of parameters]. A backward graph writes the gradients of parameters to fixed memory. Autograd makes what
-it is given the parameter's `.grad` where there is none, and a hook or the caller of `torch.autograd.grad` may keep it.
-So gradients are copied out of that memory. One that autograd only adds to a `.grad` is read at once and is not copied.
-It has to be known that the `.grad` is still there then: a hook of any of these parameters may remove it.
+Note [Gradients]. A backward graph writes gradients to fixed memory. Autograd makes what it is given the parameter's
+`.grad` where there is none, and a hook or the caller of `torch.autograd.grad` may keep it. So all are copied out.
 
 Note [Between forward and backward]. A backward reads what its forward left in the graphs' memory, and parameters and
 buffers where they lie. In eager, autograd notices if these are written meanwhile, and raises. So versions of those that
@@ -19,7 +17,7 @@ not take None: such a leaf gets the zeros, and so does an argument that was comp
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,22 +28,12 @@ from optimizations.capture.callables.order import Place
 from optimizations.capture.callables.results import StaticResults, version_of
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import replaced
-from optimizations.capture.step.host_state import Entry
-from optimizations.capture.step.outputs import view_like
 from optimizations.capture.step.written_memory import WrittenMemory, shared_with_written
-from optimizations.torch_internals.autograd_graph import adds_to_gradient, held_by_others, leads_to_hooks
+from optimizations.torch_internals.autograd_graph import leads_to_hooks
 
 
-class Overwritten(RuntimeError):
-    """Report that what a backward needs is not there any more."""
-
-
-class NotTwice(RuntimeError):
-    """Report that a gradient of a gradient was asked for."""
-
-
-class NotTransformed(RuntimeError):
-    """Report that a graph was asked for several backwards at once."""
+class BackwardRefused(RuntimeError):
+    """Report that a backward graph cannot compute what it is asked for, or that what it reads is not there any more."""
 
 
 class Pool:
@@ -66,50 +54,10 @@ class Pool:
         self._left.append(weakref.ref(left))
 
     def give_up(self) -> None:
-        """Let the memory be overwritten. A backward that comes all the same raises `Overwritten`."""
+        """Let the memory be overwritten. A backward that comes all the same raises `BackwardRefused`."""
         for one in self._left:
             if (left := one()) is not None:
                 left.given_up = True
-
-
-@dataclass(slots=True)
-class Bound:
-    """Describe an attribute or variable that a forward binds to its result `index`.
-
-    `kinds`: what may stand there before a call, as code may ask for it: None or a tensor, its shape and dtype. `before`
-    is what stood there before the callable first ran.
-    """
-
-    entry: Entry
-    index: int
-    kinds: set[Hashable]
-    before: Any
-
-    @property
-    def name(self) -> str:
-        return self.entry.container.name_of(self.entry.key).removeprefix(".")
-
-    def fits(self) -> bool:
-        """Return whether something of a known kind stands there."""
-        return kind_of(self.entry.current()) in self.kinds
-
-    def put_back(self) -> None:
-        """Let the attribute hold what it held before the callable first ran."""
-        if self.before is not ABSENT:
-            self.entry.bind(self.before)
-        elif isinstance(self.entry.container.held, dict):
-            self.entry.container.held.pop(self.entry.key, None)
-
-
-ABSENT: Any = object()
-"""Stands for nothing where an attribute is bound."""
-
-
-def kind_of(value: Any) -> Hashable:
-    """Return what code can tell of a value without reading what a tensor holds."""
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.dtype
-    return None if value is None or value is ABSENT else id(value)
 
 
 @dataclass(slots=True)
@@ -120,7 +68,7 @@ class Slot:
         inputs: tensors among the arguments. Results of another slot that are `shared` with them are read where they
             lie, and that slot's memory is in `pools`, after this one's own.
         parameters: leaves that get gradients of the backward, after the inputs.
-        nest: what the callable returned; `results` are the tensors in it, and those that it `bound` to attributes.
+        nest: what the callable returned; `results` are the tensors in it.
         differentiable: which results take part in differentiation.
         copied: the program asked for copies of results; `returns_copies`: it gets them since it held a view of one.
         wait_for_others: is called before each launch, for the program may have gone to another stream.
@@ -128,13 +76,12 @@ class Slot:
         written: inputs that the forward writes; `mutated` other tensors, in `written_memory`; `mutated_back` those that
             the backward writes. `read_memory`: what the forward reads, where it writes inputs too.
         read_back: parameters and buffers whose values the backward reads.
-        passed: results that are inputs, or views of them, by index: which input, and which view.
+        passed: results that are inputs, by index.
         repeated: results that are the same as an earlier one.
         mates: slots of the same pool that were captured later.
         tangents: where the backward reads the gradients of results; `gradients` what it computes of inputs and
             parameters, None where there is nothing, and `depends` on which of the differentiable results each depends.
         without_gradient: inputs that get none.
-        copied_gradients: those that the last backward returned as copies.
     """
 
     place: Place
@@ -148,13 +95,12 @@ class Slot:
     differentiable: list[bool]
     copied: bool = False
     returns_copies: bool = False
-    bound: Sequence[Bound] = ()
     written: Sequence[int] = ()
     mutated: Sequence[torch.Tensor] = ()
     read_back: Sequence[torch.Tensor] = ()
     written_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
     read_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
-    passed: Mapping[int, tuple[int, Any]] = field(default_factory=dict)
+    passed: Mapping[int, int] = field(default_factory=dict)
     repeated: Mapping[int, int] = field(default_factory=dict)
     backward: Any = None
     tangents: list[torch.Tensor] = field(default_factory=list)
@@ -168,7 +114,6 @@ class Slot:
     freed: bool = False
     forwards: int = 0
     backwards: int = 0
-    copied_gradients: Sequence[torch.Tensor] = ()
 
     @property
     def name(self) -> str:
@@ -178,12 +123,6 @@ class Slot:
 
     def refused(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Return why the forward cannot be launched for these inputs; None if it can. Held results move out then."""
-        for bound in self.bound:
-            if not bound.fits():
-                return (
-                    f"{bound.name} holds another kind of value than when they were captured, which its code may ask "
-                    "for: None or a tensor, its shape and dtype; leave there what the last call put there"
-                )
         if self._shares(inputs):
             return ARGUMENT_WRITTEN
         if not self._makes_room():
@@ -225,12 +164,10 @@ class Slot:
         unwrapped = torch_internals.unwrap_dead_wrappers(tuple(given))
         found = list(_apply(self, len(given), *unwrapped, *self.parameters))
         self.results.remember(found)
-        for index, (of, view) in self.passed.items():
-            found[index] = inputs[of] if view is None else view_like(inputs[of], *view)
+        for index, of in self.passed.items():
+            found[index] = inputs[of]
         for index, first in self.repeated.items():
             found[index] = found[first]
-        for bound in self.bound:
-            bound.entry.bind(found[bound.index])
         return replaced(self.nest, iter(found))
 
     def launch_forward(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -242,7 +179,7 @@ class Slot:
             self.inputs.give_back(inputs, self.written)
         if self.mutated:
             torch.autograd.graph.increment_version(self.mutated)
-        return self.results.copied() if self.copied or self.returns_copies else self.results.over()
+        return self.results.over(copied=self.copied or self.returns_copies)
 
     # A backward.
 
@@ -259,26 +196,10 @@ class Slot:
         self.backwards += 1
         if self.mutated_back:
             torch.autograd.graph.increment_version(self.mutated_back)
-        return self._live_results(gradients, nodes)
-
-    def _live_results(
-        self, gradients: Sequence[torch.Tensor | None], nodes: Sequence[Any]
-    ) -> list[torch.Tensor | None]:
-        """Return what autograd gets of these. Note [Gradients of parameters]."""
-        found, count = list(gradients), len(gradients) - len(self.parameters)
-        untouched = not any(held_by_others(nodes)[count:]) and not any(map(_has_hooks, self.parameters))
-        for index, parameter in enumerate(self.parameters if untouched else (), start=count):
-            gradient = found[index]
-            if gradient is not None and parameter.grad is not None and adds_to_gradient(nodes[index]):
-                found[index] = gradient.detach()
-        copied = [index for index, one in enumerate(found) if one is not None and one is gradients[index]]
-        of = [one for index in copied if (one := gradients[index]) is not None]
-        fresh = [torch.empty_like(one) for one in of]
-        copy_all(fresh, of)
-        self.copied_gradients = of
-        for index, copy in zip(copied, fresh, strict=True):
-            found[index] = copy
-        return found
+        found = [(gradient, torch.empty_like(gradient)) for gradient in gradients if gradient is not None]
+        copy_all([copy for _, copy in found], [gradient for gradient, _ in found])  # Note [Gradients]
+        fresh = iter([copy for _, copy in found])
+        return [None if gradient is None else next(fresh) for gradient in gradients]
 
     def _of_used(self, given: Sequence[torch.Tensor | None], nodes: Sequence[Any]) -> list[torch.Tensor | None]:
         """Return the gradients where some of the results got none. Note [Unused results]."""
@@ -304,10 +225,6 @@ RESULT_HELD = (
     "a result of an earlier call is held through a view, or was resized; drop it before, clone what you keep or "
     "resize, or pass outputs='copied'; results are copied from now on"
 )
-
-
-def _has_hooks(parameter: Any) -> bool:
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def _dense(tangent: torch.Tensor | None) -> torch.Tensor | None:
@@ -336,26 +253,26 @@ class Left:
         """Check, before the backward, that all it needs is there.
 
         Raises:
-            Overwritten: something that it needs is another now.
+            BackwardRefused: something that it needs is another now.
         """
         name = self._slot.name
         if self.ran_backward:
-            raise Overwritten(
+            raise BackwardRefused(
                 f"Trying to backward through the graph a second time: the backward of {name} is a graph that computes "
                 "all gradients and gives back what it read, whatever retain_graph says; compute them in one backward, "
                 "as torch.autograd.backward([a, b]) does, or leave the callable out of graph_callables"
             )
         if self._slot.freed:
-            raise Overwritten(f"the backward of {name} comes after its graphs were freed; call close() after it")
+            raise BackwardRefused(f"the backward of {name} comes after its graphs were freed; call close() after it")
         if self.given_up:
-            raise Overwritten(f"the backward of {name} comes after restart(), and what it reads may be overwritten")
+            raise BackwardRefused(f"the backward of {name} comes after restart(), and what it reads may be overwritten")
         if not self._slot.in_place():
-            raise Overwritten(
+            raise BackwardRefused(
                 f"a parameter or buffer of {name} was moved between its forward and its backward, and the graph would "
                 "read where it lay; move it after the backward"
             )
         if any(tensor._version != version for tensor, version in self._versions):
-            raise Overwritten(
+            raise BackwardRefused(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a "
                 f"parameter, buffer, argument or result of {name}, between its forward and its backward; clone it "
                 "before"
@@ -382,7 +299,7 @@ class Graphed(torch.autograd.Function):
         if torch_internals.functorch_level() is not None or any(
             of is not None and torch_internals.is_batched(of) for of in tangents
         ):
-            raise NotTransformed(
+            raise BackwardRefused(
                 "a backward of a graphed callable is transformed (is_grads_batched=True, or vmap around a backward), "
                 "and a graph computes the gradients of one; leave the callable out of graph_callables"
             )
@@ -392,12 +309,15 @@ class Graphed(torch.autograd.Function):
             found = ctx.slot.launch_backward(tangents, nodes)
         ctx.left.ran_backward = True
         if torch.is_grad_enabled():  # create_graph=True
-            found = [None if one is None else Once.apply(one.detach().requires_grad_()) for one in found]
+            found = [None if one is None else Once.apply(one.requires_grad_()) for one in found]
         return None, None, *found
 
 
 class Once(torch.autograd.Function):
-    """Refuse to differentiate a gradient that a graph computed: nothing is known of how it depends on anything."""
+    """Refuse to differentiate a gradient that a graph computed: nothing is known of how it depends on anything.
+
+    PyTorch's `once_differentiable` leaves such terms out where the gradients of results require none.
+    """
 
     @staticmethod
     def forward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
@@ -405,7 +325,7 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> Any:
-        raise NotTwice(
+        raise BackwardRefused(
             "a gradient that passed through a graphed callable is differentiated, and its backward is a graph, which "
             "cannot be; compute the gradient inside of the callable, or leave the module out of graph_callables"
         )

@@ -12,7 +12,7 @@ from simulated_gpu.operators import CpuDevice
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
-from optimizations.capture.callables.slot import NotTransformed, NotTwice, Overwritten
+from optimizations.capture.callables.slot import BackwardRefused
 from optimizations.capture.step.observer import StepRefused
 
 
@@ -169,7 +169,7 @@ def test_weights_that_move_before_the_backward_are_an_error() -> None:
     graphed(module, [torch.randn(2, 3, requires_grad=True)])
     loss = module(torch.randn(2, 3, requires_grad=True)).sum()
     module.weight.data = module.weight.data.clone()
-    with pytest.raises(Overwritten, match="callable 1 was moved between its forward and its backward"):
+    with pytest.raises(BackwardRefused, match="callable 1 was moved between its forward and its backward"):
         loss.backward()
 
 
@@ -180,7 +180,7 @@ def test_backward_after_restart_is_an_error(outputs: Any) -> None:
     old = module(torch.randn(2, 3)).sum()
     call.restart()
     module(torch.randn(2, 3))
-    with pytest.raises(Overwritten, match=r"the backward of callable 1 comes after restart\(\)"):
+    with pytest.raises(BackwardRefused, match=r"the backward of callable 1 comes after restart\(\)"):
         old.backward()
 
 
@@ -190,7 +190,7 @@ def test_graph_kept_for_another_backward_skips_an_iteration() -> None:
     old = module(torch.randn(2, 3)).sum()
     old.backward(retain_graph=True)
     module(torch.randn(2, 3))
-    with pytest.raises(Overwritten, match="a second time"):
+    with pytest.raises(BackwardRefused, match="a second time"):
         old.backward()
 
 
@@ -199,7 +199,7 @@ def test_a_backward_of_graphs_that_were_freed_is_an_error() -> None:
     call = graphed(module, batches(1))
     loss = module(torch.randn(2, 3)).sum()
     call.close()
-    with pytest.raises(Overwritten, match="its graphs were freed"):
+    with pytest.raises(BackwardRefused, match="its graphs were freed"):
         loss.backward()
 
 
@@ -236,7 +236,7 @@ def test_a_gradient_of_a_gradient_is_refused_and_never_left_out() -> None:
         x = torch.randn(2, 3, requires_grad=True)
         result = module(x)
         (slope,) = torch.autograd.grad(result.sum(), x, create_graph=True)
-        with pytest.raises(NotTwice, match="inside of the callable"):
+        with pytest.raises(BackwardRefused, match="inside of the callable"):
             (result.sum() + slope.square().sum()).backward()
         del result, slope
     module.zero_grad()
@@ -450,7 +450,7 @@ def test_batched_backward_is_an_error_and_keeps_the_order(order: list[int] | Non
     call = graphed(module, sample, order=order)
     for x in batches(2, requires_grad=True):
         y = module(x)
-        with pytest.raises(NotTransformed, match="is_grads_batched=True"):
+        with pytest.raises(BackwardRefused, match="is_grads_batched=True"):
             torch.autograd.grad(y, x, torch.randn(5, 2, 3), is_grads_batched=True)
         y.sum().backward()
         assert x.grad is not None and torch.equal(x.grad, torch.ones(2, 3) @ module.weight)

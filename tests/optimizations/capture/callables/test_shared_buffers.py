@@ -12,7 +12,7 @@ from simulated_gpu.operators import CpuDevice
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import graph_callables
-from optimizations.capture.callables.slot import Overwritten
+from optimizations.capture.callables.slot import BackwardRefused
 
 
 def layers(count: int = 3) -> list[nn.Module]:
@@ -99,7 +99,7 @@ def test_write_into_a_shared_result_is_an_error_of_the_backward() -> None:
     loss = group[1](hidden).sum()
     with torch.no_grad():
         hidden.mul_(2)
-    with pytest.raises(Overwritten, match="of callable 2, between its forward and its backward"):
+    with pytest.raises(BackwardRefused, match="of callable 2, between its forward and its backward"):
         loss.backward()
 
 

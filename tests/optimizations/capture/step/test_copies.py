@@ -14,7 +14,6 @@ from simulated_gpu.driver import Node, SimulatedDriver
 from simulated_gpu.operators import CpuCopy, CpuDevice, copied, settings
 from step_parts import KeepsMasks, batches, network, training_step
 
-from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.copy_nodes import MOST_CARRIED, NotCarried, find_copies
 from optimizations.capture.step import outputs
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -341,22 +340,6 @@ def test_input_with_a_refused_address_is_read_from_a_copy(monkeypatch: pytest.Mo
     assert_same(run(step, calls), expected)
     report = step.report()
     assert (report.replays, report.dropped_recordings) == (len(calls) - 3, 0)
-
-
-@pytest.mark.parametrize("nodes", [True, False])
-def test_forwards_of_callables_copy_their_inputs_themselves(nodes: bool, copied: list[int]) -> None:
-    model = network("cpu")
-    given = [torch.randn(6, 8, requires_grad=True) for _ in range(3)]
-    expected = [model(x).detach().clone() for x in given]
-    (graphed,) = graph_callables([model], [(given[0],)], device=CpuDevice(copies_are_nodes=nodes))
-    copied.clear()
-    before = CpuCopy.settings
-    for x, wanted in zip(given, expected, strict=True):
-        result = graphed(x)
-        assert torch.equal(result, wanted)
-        result.sum().backward()
-    assert copied == ([] if nodes else [1] * 3)
-    assert CpuCopy.settings - before == (2 if nodes else 0)  # the first is where the capture read it
 
 
 def test_sparse_result_is_copied_out_of_empty_tensors() -> None:

@@ -314,7 +314,7 @@ def test_a_wait_in_the_first_run_of_a_callable_only_is_no_reason(monkeypatch: py
             torch.cuda.synchronize()
         return x * 2
 
-    (graphed,) = graph_callables(loads_itself, [(torch.ones(3, requires_grad=True),)], warm_up=1, device=CpuDevice())
+    (graphed,) = graph_callables(loads_itself, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
     x = torch.arange(3.0, requires_grad=True)
     assert torch.equal(graphed(x), x * 2)
 
