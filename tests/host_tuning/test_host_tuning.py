@@ -109,13 +109,12 @@ def test_a_failure_at_any_write_leaves_everything_as_it_was(tmp_path: Path, vend
             assert not case.state.exists()
 
 
-@pytest.mark.parametrize("vendor", VENDORS)
-def test_restore_puts_everything_back_after_a_crash_at_any_write(tmp_path: Path, vendor: str) -> None:
-    whole = Case(tmp_path / "whole", vendor)
+def test_restore_puts_everything_back_after_a_crash_at_any_write(tmp_path: Path) -> None:
+    whole = Case(tmp_path / "whole")
     whole.tune()
     for number in range(len(whole.host.steps)):
-        for hook in ("after_step", "before_step")[: 2 if vendor == "intel" else 1]:
-            case = Case(tmp_path / f"{hook}-{number}", vendor)
+        for hook in ("after_step", "before_step"):
+            case = Case(tmp_path / f"{hook}-{number}")
             before = case.settings()
             setattr(case.host, hook, end_process(number))
             assert in_child(case.tune) == 9
@@ -164,21 +163,6 @@ def test_values_that_cannot_be_restored_are_named_and_kept(tmp_path: Path) -> No
     assert named == len(whole.host.steps) - unneeded
 
 
-def test_if_even_putting_back_fails_the_state_file_stays(case: Case) -> None:
-    before = case.settings()
-
-    def broken(step: int) -> None:
-        if step >= 5:
-            raise OSError(5, "Input/output error")
-
-    case.host.before_step = broken
-    with pytest.raises(HostTuningError, match="run restore"):
-        case.tune()
-    assert case.settings() != before
-    case.again().restore()
-    assert case.settings() == before
-
-
 def test_state_file_precedes_the_first_change(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     case.host.before_step = lambda number: seen.append(case.state.exists())
@@ -206,19 +190,6 @@ def test_a_value_that_the_kernel_does_not_take_is_a_failure(case: Case) -> None:
         case.host.put(governor, "powersave") if case.host.steps[number] == f"{governor} = performance" else None
     )
     with pytest.raises(HostTuningError, match=r"did not take it: .*policy1/scaling_governor holds 'powersave'"):
-        case.tune()
-    assert case.settings() == before
-
-
-def test_ctrl_c_puts_everything_back(case: Case) -> None:
-    before = case.settings()
-
-    def interrupt(number: int) -> None:
-        if number == 7:
-            raise KeyboardInterrupt
-
-    case.host.before_step = interrupt
-    with pytest.raises(HostTuningError, match="interrupted; everything is as it was before"):
         case.tune()
     assert case.settings() == before
 
@@ -397,7 +368,3 @@ def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "host_tuning", "check", "--root", str(tmp_path), "--json"]
         done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (1, "")
-
-
-def test_this_process_is_not_ended_by_the_crash_tests() -> None:
-    assert in_child(lambda: os._exit(9)) == 9

@@ -5,7 +5,7 @@
 * `runtime`: `torch.cuda` as CUDAGraph Trees use it, on that driver.
 * `work`, `trees`: functions whose capture is known, alone and as Inductor would hold them.
 * `compiler`: whole programs through `torch.compile(backend="encore")`.
-* `operators`: the device of whole steps and callables, whose graphs hold PyTorch's operators.
+* `operators`: the device of whole steps and callables; its graphs of PyTorch's operators are in `operator_graphs`.
 * `placement`: FX graphs that were made for a GPU, on the CPU, with the aliasing that they would have there.
 
 `fixtures` has the fixtures of all of them; every test can use them by name.

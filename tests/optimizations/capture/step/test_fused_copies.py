@@ -23,7 +23,7 @@ from optimizations.capture.fused_copies import MOST_BYTES, find_fused, fused_cop
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.plan import Choice, Plan
+from optimizations.graph.plan import Plan
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import CapturedGraph, MemoryRange
 from optimizations.torch_internals import list_copies
@@ -134,16 +134,6 @@ def test_input_in_graph_memory_is_copied_before_the_launch(copied: list[int]) ->
         assert copied == [1]
         copied.clear()
         assert torch.equal(step(*batch), weighed(*batch)) and copied == []
-
-
-def test_input_in_another_placeholder_is_copied_first() -> None:
-    step = served(weighed, [alike(seed) for seed in range(6)])
-    (recording,) = step._recordings
-    for other in (0, 2):
-        batch = alike(20 + other)
-        batch[1] = recording.inputs.recording_inputs[other]
-        expected = weighed(*[one.clone() for one in batch])
-        assert torch.equal(step(*batch), expected)
 
 
 def test_one_that_is_not_aligned_is_copied_before_the_launch(copied: list[int]) -> None:
@@ -260,22 +250,6 @@ def test_the_kernel_copies_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> Non
     assert seen == [torch.int16] * 4 and all(map(torch.equal, targets, sources))
 
 
-def test_what_a_capture_launches_was_launched_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver loads a kernel when it is launched first, which a capture may not allow."""
-    device = CpuDevice()
-    seen: list[tuple[bool, list[torch.dtype]]] = []
-    stock = torch_internals.foreach_copy_
-
-    def copying(targets: Any, sources: Any, **keywords: Any) -> None:
-        seen.append((device.is_capturing(), [one.dtype for one in targets]))
-        stock(targets, sources, **keywords)
-
-    monkeypatch.setattr(torch_internals, "foreach_copy_", copying)
-    served(weighed, [[one.to(torch.float16) for one in alike(seed)] for seed in range(CALLS)], device)
-    (captured,) = [types for capturing, types in seen if capturing]
-    assert captured == [torch.int16] * 4 and (False, captured) in seen[: seen.index((True, captured))]
-
-
 def test_an_input_that_the_step_writes_is_the_callers() -> None:
     def step(*batch: torch.Tensor) -> torch.Tensor:
         batch[1].mul_(2)
@@ -289,14 +263,6 @@ def test_an_input_that_the_step_writes_is_the_callers() -> None:
         assert torch.equal(graphed(*mine), step(*theirs))
         assert all(map(torch.equal, mine, theirs))
     assert graphed.report().replays == CALLS - AT_THE_RECORDING and reported(graphed) == (4, 0)
-    assert device.set_nodes == CALLS - AT_THE_RECORDING - 1
-
-
-def test_unchanged_input_is_read_in_place() -> None:
-    same, device = numbers(77, 4, 2), CpuDevice()
-    step = served(weighed, [[*alike(seed), same] for seed in range(CALLS)], device)
-    (recording,) = step.report().recordings
-    assert (recording.tensors_in_place, recording.copied_tensors) == (1, 4)
     assert device.set_nodes == CALLS - AT_THE_RECORDING - 1
 
 
@@ -417,18 +383,6 @@ def test_the_kernel_is_that_of_this_pytorchs_header() -> None:
     ) in text
 
 
-@pytest.mark.parametrize("room", [64, 448])
-def test_the_lists_of_the_argument_are_found_wherever_they_begin(room: int) -> None:
-    lists = (11, 12, 13), (21, 22, 23), (7, 8, 9)
-    filled = [[*one, *[11, 12, 13], *[5] * (room - 6)] for one in lists]  # and the sources behind each, left over
-    argument = struct.pack(f"<{3 * room}Q", *filled[0], *filled[1], *filled[2])
-    assert list_copies.places_of_sources(argument, *lists) == [0, 8, 16]
-    assert list_copies.places_of_sources(argument, lists[0], lists[1], (7, 8, 8)) is None
-    assert list_copies.places_of_sources(argument, lists[0], (21, 22, 24), lists[2]) is None
-    assert list_copies.places_of_sources(argument[:-8], *lists) is None
-    assert list_copies.places_of_sources(argument[8:], *lists) is None
-
-
 # Where the kernel is not found, or not led.
 
 
@@ -482,28 +436,12 @@ def fails(*arguments: Any) -> Any:
     raise CudaCallFailed("cuGraphGetNodes", None, "refused")
 
 
-@pytest.mark.parametrize("call", ["read", "pointers"])
-def test_silent_driver_is_recorded_with_copies_before_launch(
-    call: str, monkeypatch: pytest.MonkeyPatch, copied: list[int]
-) -> None:
-    device = CpuDevice()
-    monkeypatch.setattr(device, call, fails)
-    step = served(weighed, [alike(seed) for seed in range(CALLS)], device)
-    assert device.captures == 2 and reported(step) == (4, 0) and copied[-2:] == [4, 1]
-
-
 def test_where_nodes_are_not_counted_each_input_has_its_own(monkeypatch: pytest.MonkeyPatch, copied: list[int]) -> None:
     device = CpuDevice()
     monkeypatch.setattr(device, "node_count", fails)
     served(weighed, [alike(seed) for seed in range(CALLS)], device)
     assert device.captures == 1 and device.set_nodes == 0
     assert copied == [4] and CpuCopy.settings >= 4 * (CALLS - AT_THE_RECORDING)
-
-
-def test_sequential_list_copies_come_before_the_launch(copied: list[int]) -> None:
-    device = CpuDevice(copies_are_nodes=False)
-    step = served(weighed, [alike(seed) for seed in range(CALLS)], device)
-    assert device.captures == 2 and reported(step) == (4, 0) and copied[-2:] == [4, 1]
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
@@ -630,7 +568,7 @@ def test_the_driver_is_called_once_for_all_inputs_of_a_kernel(monkeypatch: pytes
     with pytest.raises(NotCarried, match="1 nodes copy inputs, where there should be 2"):
         find_fused(captured, range(1), copies, 1)
     nodes = find_fused(captured, range(1), copies, 0)
-    plan = Plan(Choice.HOST, (), (), tuple(nodes), ())
+    plan = Plan((), (), tuple(nodes), ())
     last = batches[3][2]
     owned = MemoryRange(address=last.data_ptr() + last.nbytes - 4, size_bytes=4)
     inputs.follow([], host_pointers(driver, graph, captured, plan), [owned], copies)

@@ -1,0 +1,478 @@
+"""Graphs of PyTorch's operators on the CPU, for the device in `operators`: what captures make and launches run."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import random
+import struct
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from optimizations import torch_internals
+from optimizations.capture.copy_nodes import NotCarried
+from optimizations.torch_internals import reference_counts
+
+GARBAGE = float("nan")
+ASKS = "_cuda_isCurrentStreamCapturing"
+"""What `torch.cuda.is_current_stream_capturing` calls."""
+ELSEWHERE: ContextVar[bool] = ContextVar("elsewhere", default=False)
+"""Whether what runs does so on another stream than the side stream."""
+
+
+_launches = itertools.count(1)
+
+
+_BY_GRAPHS: ContextVar[dict[int, list[int]]] = ContextVar("by graphs", default=defaultdict(lambda: [0, 0]))  # noqa: B039
+"""What all graphs hold of storages, by their addresses in C++: references of C++, and of Python. Steps that reach the
+device do not look into it."""
+_counts = reference_counts.storage_counts
+
+
+def _without_graphs(cells: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> tuple[list[int], list[int]]:
+    """A graph of the GPU holds addresses only, so what graphs of this one hold is no reference."""
+    of_storages, of_objects = _counts(cells, storages)
+    by_graphs = _BY_GRAPHS.get()
+    held = [by_graphs.get(cell, (0, 0)) for cell in cells]
+    return (
+        [count - one for count, (one, _) in zip(of_storages, held, strict=True)],
+        [count - one for count, (_, one) in zip(of_objects, held, strict=True)],
+    )
+
+
+def _count(held: Mapping[int, tuple[int, int]], times: int) -> None:
+    by_graphs = _BY_GRAPHS.get()
+    for cell, (of_storage, of_object) in held.items():
+        by_graphs[cell][0] += times * of_storage
+        by_graphs[cell][1] += times * of_object
+        if by_graphs[cell] == [0, 0]:
+            del by_graphs[cell]
+
+
+reference_counts.storage_counts = _without_graphs
+
+
+class CpuGraph:
+    """Operators with their arguments and results. `reads` are the addresses they were given, by their places; those of
+    views belong to the operator behind them."""
+
+    def __init__(self) -> None:
+        self.operators: list[tuple[Any, Any, Any, list[torch.Tensor | None]]] = []
+        self.reads: defaultdict[int, set[int]] = defaultdict(set)
+        self.made: dict[int, torch.UntypedStorage] = {}
+        self.outlived: list[tuple[int, StorageWeakRef]] = []
+        """What it made, once it was freed: others hold it, if anything does."""
+        self.references: dict[int, tuple[int, int]] = {}
+        """What it holds of storages, as in `_BY_GRAPHS`."""
+        self.held: Counter[int] = Counter()
+        """How many tensors it holds over storages, by their addresses in C++."""
+        self.led_elsewhere: set[tuple[int, int]] = set()
+        """Arguments of its operators in whose place an address was set."""
+        self.replays = self.launched_at = 0
+        self.freed = False
+        self.valid = False
+        self.later: list[CpuGraph] = []
+        """Graphs that were captured in the same pool since. Memory that this one used for a while was free then."""
+        self.mates: Callable[[], Sequence[CpuGraph]] = lambda: ()
+        """All graphs of the pool, which it does not hold."""
+        self.edges: set[tuple[int, int]] | None = None
+        """Between nodes, by their places among them; None: each waits for the one before it. `launched_edges` are
+        those of the executable."""
+        self.launched_edges: set[tuple[int, int]] | None = None
+        self.orders: set[tuple[int, ...]] = set()
+        """In which nodes ran, where they were not a chain."""
+        self.left: list[tuple[weakref.ref[CpuGraph], list[torch.UntypedStorage]]] = []
+        """What earlier graphs of the pool made, and nobody held any more behind this one: it may lie there."""
+
+    def replay(self) -> None:
+        assert self.valid and not self.freed, "a graph was launched that was not captured, or freed"
+        for mate in self.mates():
+            mate.spoil()
+        self.replays += 1
+        self.launched_at = next(_launches)
+        to_come = list(self.later)
+        with torch.inference_mode(), self._uncounted():  # what was made in that mode may be written
+            for index in self._order():
+                operator, arguments, keywords, results = self.operators[index]
+                copies_inputs = isinstance(operator, ListCopy) or (index, 1) in self.led_elsewhere
+                if operator is not _nothing and not copies_inputs:  # inputs are copied first of all
+                    while to_come:
+                        to_come.pop().overwrite()
+                values = leaves_of(operator(*arguments, **keywords))
+                for result, value in zip(results, values, strict=True):
+                    if result is not None:
+                        result.copy_(value)
+
+    def _order(self) -> Sequence[int]:
+        """Return the operators in an order that the edges allow, another one in each launch."""
+        if self.launched_edges is None:
+            return range(len(self.operators))
+        nodes = self.nodes()
+        drawn = random.Random(self.replays)
+        left, order = set(range(len(nodes))), []
+        while left:
+            waiting = {later for earlier, later in self.launched_edges if earlier in left}
+            chosen = drawn.choice(sorted(left - waiting))
+            left.remove(chosen)
+            order.append(chosen)
+        self.orders.add(tuple(order))
+        places = set(nodes)
+        memory = [index for index in range(len(self.operators)) if index not in places]
+        return [*memory, *(nodes[one] for one in order)]
+
+    def raw_cuda_graph(self) -> Any:
+        return self
+
+    def instantiate(self) -> None:
+        self.launched_edges = None if self.edges is None else set(self.edges)
+
+    def spoil(self) -> None:
+        """Where it made something, what earlier graphs left is written over, if anything was written there since: their
+        launches left garbage."""
+        before = [storages for graph, storages in self.left if (one := graph()) and one.launched_at > self.launched_at]
+        if before and any(not _is_garbage(storage) for storage in self.made.values()):
+            for storages in before:
+                for storage in storages:
+                    _fill_with_garbage(storage)
+
+    def __del__(self) -> None:
+        _count(self.references, -1)
+
+    def note_references(self) -> None:
+        """A graph of the GPU holds addresses only: what this one holds in their place is not the program's."""
+        tensors = [
+            one
+            for index, (_, arguments, *rest) in enumerate(self.operators)
+            for place, some in enumerate([*arguments, rest])
+            if (index, place) not in self.led_elsewhere
+            for one in leaves_of(some)
+            if _has_memory(one)
+        ]
+        held = Counter(one.untyped_storage()._cdata for one in {id(one): one for one in tensors}.values())
+        held.update({one._cdata: 0 for one in self.made.values()})
+        made = {one._cdata for one in self.made.values()}
+        _count(self.references, -1)
+        self.references = {key: (held[key], int(key in made)) for key in held}
+        _count(self.references, 1)
+        self.held = held
+
+    def _uncounted(self) -> contextlib.AbstractContextManager[Any]:
+        """A launch counts no versions: PyTorch sees nothing of it."""
+        values = [value for _, *rest in self.operators for value in leaves_of(rest) if isinstance(value, torch.Tensor)]
+        return torch.autograd._unsafe_preserve_version_counter(tuple(one for one in values if not one.is_inference()))
+
+    def nodes(self) -> list[int]:
+        """Places of the operators that do something: memory is not made by nodes."""
+        return [index for index, (operator, *_) in enumerate(self.operators) if not _makes_memory(operator)]
+
+    def copy_node(self, source: torch.Tensor, target: torch.Tensor) -> CpuCopy:
+        found = [
+            index
+            for index, (operator, arguments, _, _) in enumerate(self.operators)
+            if str(operator) == "aten.copy_.default"
+            and (arguments[1].data_ptr(), arguments[0].data_ptr()) == (source.data_ptr(), target.data_ptr())
+        ]
+        if len(found) != 1:
+            raise NotCarried(f"{len(found)} copies")
+        return CpuCopy(self, found[0])
+
+    def overwrite(self) -> None:
+        """What it made holds garbage, but for memory that the program gave back."""
+        outlived = [(address, torch_internals.storage_of_weak(one.cdata)) for address, one in self.outlived]
+        for address, storage in [*self.made.items(), *outlived]:
+            if storage is not None and storage.data_ptr() == address:
+                _fill_with_garbage(storage)
+
+    def reset(self) -> None:
+        self.freed = True
+        _count(self.references, -1)
+        self.references = {}
+        self.operators.clear()
+        self.outlived = [(address, StorageWeakRef(one)) for address, one in self.made.items()]
+        self.made.clear()
+
+
+def _fill_with_garbage(storage: torch.UntypedStorage) -> None:
+    if storage.nbytes() % 4 == 0:
+        torch.tensor([], dtype=torch.float32).set_(storage).fill_(GARBAGE)
+
+
+def freed_memory(graph: CpuGraph, held: Mapping[int, int]) -> list[torch.UntypedStorage]:
+    """What it made and nothing but graphs, which hold so many tensors over each, has now."""
+    by_graphs = {key: held[key] + 1 for key in (one._cdata for one in graph.made.values())}
+    return [
+        one for one in graph.made.values() if torch_internals.storage_use_count(one._cdata) <= by_graphs[one._cdata]
+    ]
+
+
+def _is_garbage(storage: torch.UntypedStorage) -> bool:
+    if not storage.nbytes() or storage.nbytes() % 4:
+        return True
+    return bool(torch.tensor([], dtype=torch.float32).set_(storage).isnan().all())
+
+
+class CpuCopy:
+    """A copy among the operators whose ends can be set. `settings` counts; none is taken after `refuse_after`."""
+
+    settings = 0
+    refuse_after: int | None = None
+
+    def __init__(self, graph: CpuGraph, index: int) -> None:
+        self._graph, self._index = graph, index
+
+    def _set(self, place: int, address: int) -> None:
+        if CpuCopy.refuse_after is not None and CpuCopy.settings >= CpuCopy.refuse_after:
+            raise NotCarried("refused")
+        CpuCopy.settings += 1
+        operator, arguments, keywords, results = self._graph.operators[self._index]
+        changed = [*arguments]
+        changed[place] = _like_at(arguments[place], address)
+        self._graph.operators[self._index] = operator, tuple(changed), keywords, results
+        if (self._index, place) not in self._graph.led_elsewhere:
+            self._graph.led_elsewhere.add((self._index, place))
+            self._graph.note_references()
+
+    def read_from(self, address: int) -> None:
+        self._set(1, address)
+
+    def switch_off(self) -> None:
+        self._graph.operators[self._index] = _nothing, (), {}, []
+        self._graph.note_references()
+
+    def write_to(self, address: int) -> None:
+        self._set(0, address)
+
+    def renew(self) -> None:
+        """What was set stays set: there is one executable."""
+
+
+@functools.cache
+def _makes_memory(operator: Any) -> bool:
+    return str(operator).startswith("aten.empty")
+
+
+def _nothing() -> list[torch.Tensor]:
+    return []
+
+
+def _like_at(tensor: torch.Tensor, address: int) -> torch.Tensor:
+    """What lies there, which is not held: a graph has nothing but the address."""
+    memory = (ctypes.c_uint8 * tensor.nbytes).from_address(address)
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
+
+
+class ListCopy:
+    """The kernel that copies lists of tensors, launched with so many blocks: its argument says what to copy, as bytes
+    that can be set. Where nothing is written it holds what lay there before, `left_over`.
+
+    As in ATen/native/cuda/MultiTensorApply.cuh: addresses of 64 sources and of 64 copies, how many elements each has,
+    the tensor and the part of it of each of 320 blocks, and the first tensor of the launch.
+    """
+
+    LAYOUT = struct.Struct("<64Q64Q64q320B320i4x")
+    TENSORS, BLOCKS, PART = 64, 320, 65536
+
+    def __init__(self, element_bytes: int, left_over: int) -> None:
+        self.element_bytes, self.left_over = element_bytes, left_over
+        self.tensors: list[tuple[int, int, int]] = []
+        self.blocks: list[tuple[int, int]] = []
+
+    def __str__(self) -> str:
+        return "multi_tensor_apply_kernel"
+
+    @classmethod
+    def launches(cls, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], left_over: int) -> list[Any]:
+        """What copies them: another launch where one is full."""
+        found = [cls(sources[0].element_size(), left_over)]
+        for target, source in zip(targets, sources, strict=True):
+            one = source.data_ptr(), target.data_ptr(), source.numel()
+            for part in range(-(-source.numel() // cls.PART)):
+                last = found[-1]
+                if len(last.blocks) == cls.BLOCKS or (not part and len(last.tensors) == cls.TENSORS):
+                    last = cls(last.element_bytes, left_over)
+                    found.append(last)
+                if one not in last.tensors or not part:
+                    last.tensors.append(one)
+                last.blocks.append((len(last.tensors) - 1, part))
+        return found
+
+    def argument(self) -> bytearray:
+        columns = zip(*self.tensors, strict=True)
+        words = [[*column, *[self.left_over] * (64 - len(column))] for column in columns]
+        places = [[*column, *[0] * (320 - len(column))] for column in zip(*self.blocks, strict=True)]
+        return bytearray(self.LAYOUT.pack(*itertools.chain(*words, *places)))
+
+    def __call__(self, argument: bytearray) -> list[torch.Tensor]:
+        fields = self.LAYOUT.unpack(argument)
+        sources, targets, elements, tensors, parts = (
+            fields[start:end] for start, end in itertools.pairwise([0, 64, 128, 192, 512, 832])
+        )
+        for block in range(len(self.blocks)):
+            tensor, begin = tensors[block], parts[block] * self.PART
+            count, shift = min(elements[tensor] - begin, self.PART), begin * self.element_bytes
+            assert not sources[tensor] % self.element_bytes, "a misaligned address"
+            ctypes.memmove(targets[tensor] + shift, sources[tensor] + shift, count * self.element_bytes)
+        return []
+
+
+def _is_list_copy(func: Any, args: Any) -> bool:
+    """Whether PyTorch has one kernel for it: otherwise it copies one after another."""
+    if str(func) != "aten._foreach_copy_.default":
+        return False
+    return all(
+        target.dtype == source.dtype == args[0][0].dtype
+        and target.stride() == source.stride()
+        and source.is_contiguous()
+        and target.shape == source.shape
+        for target, source in zip(*args[:2], strict=True)
+    )
+
+
+class Capture(TorchDispatchMode):
+    """`left_over` is what lies in memory that a launch hands to the driver and does not fill. None: lists of tensors
+    are not copied by a kernel."""
+
+    def __init__(self, graph: CpuGraph, host: Collection[int] | None = None, left_over: int | None = None) -> None:
+        super().__init__()
+        self.graph = graph
+        self.host = host
+        self.left_over = left_over
+        self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self.broken = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(issubclass(kind, torch_internals.FakeTensor) for kind in types):
+            return func(*args, **kwargs)
+        if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
+            return NotImplemented  # a tensor that holds others
+        if str(func).startswith("profiler."):
+            return func(*args, **kwargs)
+        if self.host is not None and is_of_host(func, args, kwargs, self.host):
+            return func(*args, **kwargs)
+        if torch.Tag.data_dependent_output in func.tags:
+            self.broken = True
+            raise RuntimeError("operation not permitted when stream is capturing")
+        inputs = [value for value in leaves_of((args, kwargs)) if isinstance(value, torch.Tensor)]
+        before = {storage_address(tensor) for tensor in inputs}
+        before |= {one.data_ptr() for one in leaves_of((args, kwargs)) if isinstance(one, torch.UntypedStorage)}
+        self.graph.reads[len(self.graph.operators)] |= before
+        writes = False
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                writes = True
+                value = args[index] if index < len(args) else kwargs.get(argument.name)
+                for tensor in leaves_of(value):
+                    if isinstance(tensor, torch.Tensor):
+                        self._save(tensor)
+        if "batch_norm" in str(func):  # writes its running statistics, which its schema does not say
+            writes = True
+            for tensor in inputs:
+                self._save(tensor)
+        result = func(*args, **kwargs)
+        if any(isinstance(value, torch_internals.FakeTensor) for value in leaves_of(result)):
+            return result
+        if self.left_over is not None and _is_list_copy(func, args) and not self.graph.made:
+            for launch in ListCopy.launches(*args[:2], self.left_over):
+                self.graph.operators.append((launch, (launch.argument(),), {}, []))
+            return result
+        results: list[torch.Tensor | None] = []
+        for value in leaves_of(result):
+            fresh = _has_memory(value) and storage_address(value) not in before
+            results.append(_where_it_lies(value.detach()) if fresh else None)
+            if fresh:
+                self.graph.made.setdefault(storage_address(value), value.untyped_storage())
+        if writes or any(value is not None for value in results):
+            self.graph.operators.append((func, _placed(args), _placed(kwargs), results))
+        return result
+
+    def _save(self, tensor: torch.Tensor) -> None:
+        address = storage_address(tensor)
+        if address not in self.graph.made and address not in self.saved:
+            self.saved[address] = tensor.untyped_storage(), tensor.untyped_storage().clone()
+
+    def undo(self) -> None:
+        """Executing nothing: what was there is as it was, what was made holds garbage."""
+        for storage, content in self.saved.values():
+            storage.copy_(content)
+        self.graph.overwrite()
+
+
+def is_of_host(func: Any, args: Any, kwargs: Any, host: Collection[int]) -> bool:
+    tensors = [value for value in leaves_of((args, kwargs)) if isinstance(value, torch.Tensor)]
+    if not tensors:
+        return torch.Tag.nondeterministic_seeded in func.tags
+    return all(storage_address(tensor) in host for tensor in tensors)
+
+
+def has_address(value: Any) -> bool:
+    return _has_memory(value) or is_word(value)
+
+
+def is_word(value: Any) -> bool:
+    return type(value) is int
+
+
+def _has_memory(value: Any) -> bool:
+    """Whether it is a tensor other than a sparse one, which is made of others, one that is zero without memory, or one
+    of the device `meta`."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and not value.is_meta
+        and not value._is_zerotensor()
+    )
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # a tensor that holds others
+        return 0
+
+
+def _placed(value: Any) -> Any:
+    """An operator's arguments as a graph has them: it knows their memory, and no tensors of the program's."""
+    if isinstance(value, dict):
+        return {key: _placed(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_placed, value))
+    return _where_it_lies(value) if isinstance(value, torch.Tensor) else value
+
+
+def _where_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor in the same memory. What becomes of the program's own does not change it."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    if not plain or tensor.is_inference() or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        return tensor
+    with torch.inference_mode(False), torch.no_grad():
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def leaves_of(value: Any) -> list[Any]:
+    if not isinstance(value, _NESTS):
+        return [value]
+    leaves: list[Any] = []
+    for member in value.values() if isinstance(value, dict) else value:
+        if isinstance(member, _NESTS):
+            leaves += leaves_of(member)
+        else:  # most: a launch asks for all operands of a graph
+            leaves.append(member)
+    return leaves
+
+
+_NESTS = (dict, list, tuple)
