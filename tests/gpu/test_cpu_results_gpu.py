@@ -90,26 +90,3 @@ def test_gradients_of_scalars_on_the_cpu_are_there(options: dict[str, Any]) -> N
         assert failure_of(compiled) == theirs
     else:
         gradients_are_eagers(compiled)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_an_optimizer_that_counts_its_steps_on_the_cpu(options: dict[str, Any]) -> None:
-    """Dynamo moves the counts to the GPU before it compiles, for any backend."""
-
-    def trained(wrap: Callable[[Callable[[], Any]], Callable[[], Any]]) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        net = torch.nn.Linear(8, 8, device="cuda")
-        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-        step = wrap(optimizer.step)
-        for index in range(10):
-            net(torch.full((4, 8), 0.1 * index, device="cuda")).square().mean().backward()
-            step()
-            optimizer.zero_grad()
-        return [*net.parameters(), *(state["step"] for state in optimizer.state.values())]
-
-    expected = trained(lambda step: step)
-    inductors = trained(torch.compile)
-    torch.compiler.reset()
-    mine = trained(lambda step: torch.compile(step, backend="encore", options=options))
-    assert [one.device for one in mine] == [one.device for one in inductors]
-    torch.testing.assert_close(mine, expected, check_device=False)

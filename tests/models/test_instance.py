@@ -102,23 +102,6 @@ def test_fp32_converts_wider_inputs_and_amp_leaves_them() -> None:
         assert instance.inputs(0).args[0].dtype == dtype
 
 
-def test_tensor_passed_twice_stays_one_and_counts_once() -> None:
-    instance = instantiate(INFERENCE, device="cpu", seed=0)
-    made = instance.inputs(0)
-    assert made.args[1] is made.kwargs["second"]
-    assert instance.input_bytes(made) == 5 * 4 * 2 + 5 * 8
-
-
-def test_shared_parameters_are_counted_once() -> None:
-    assert instantiate(INFERENCE, device="cpu", seed=0).parameters == 4 * 3 + 3 + 3
-
-
-def test_the_seed_decides_the_weights() -> None:
-    first, again, other = (instantiate(INFERENCE, device="cpu", seed=seed).module.inner.weight for seed in (3, 3, 4))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
 def test_seed_and_index_alone_decide_the_inputs() -> None:
     instance = instantiate(INFERENCE, device="cpu", seed=0)
     before = values(instance.inputs(1))

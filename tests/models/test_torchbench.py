@@ -14,7 +14,6 @@ import numpy
 import pytest
 import torch
 from fixtures.fake_torchbench import install
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from models import torchbench
 from models.instance import Instance, instantiate
@@ -47,11 +46,6 @@ def test_a_name_is_an_inference_row_by_the_published_rules() -> None:
     described = (row.acronym, row.name, row.suite, row.task, row.batch, row.dtype_policy, row.optimizer)
     assert described == ("torchbench:ranking_net", "ranking_net", "torchbench", "inference", 4, "bf16", None)
     assert find("torchbench:vision_maskrcnn").dtype_policy == "fp16"
-
-
-def test_a_name_in_any_case_is_the_same_workload() -> None:
-    assert find("TorchBench:language_NET").acronym == "torchbench:Language_Net"
-    assert find("torchbench:RANKING_NET-Train").acronym == "torchbench:ranking_net-train"
 
 
 @pytest.mark.parametrize("name", ["torchbench:", "torchbench:-train"])
@@ -128,13 +122,6 @@ def test_the_exceptions_of_the_published_runner_are_taken_over() -> None:
     assert with_sgd == torchbench.TRAINED_WITH_SGD
     assert torchbench.INFERENCE_DTYPE_EXCEPTIONS.keys() == in_amp | in_float16
     assert published["dtype: amp_dtype_bfloat16"] == torchbench.TRAINED_IN_BFLOAT16
-
-
-def test_the_exceptions_are_of_the_rows_that_are_found() -> None:
-    assert find("torchbench:dlrm-train").optimizer == "sgd"
-    row = find("torchbench:modded_nanogpt-train")
-    (listed,) = [listed for listed in find_set("torchbench") if listed.acronym == row.acronym]
-    assert row.dtype_policy == listed.dtype_policy == "amp-bf16"
 
 
 def test_a_model_that_gives_a_distribution_trains_on_its_mean() -> None:
@@ -256,12 +243,6 @@ def given(example: Any) -> Instance:
     return instantiate(row, device="cpu", seed=0)
 
 
-class Sized(list[Any]):
-    def __init__(self, members: Any, size: int) -> None:
-        super().__init__(members)
-        self.size = size
-
-
 @dataclasses.dataclass(frozen=True)
 class Batch:
     dense: torch.Tensor
@@ -269,32 +250,6 @@ class Batch:
 
 
 FLOATS, COUNTS = torch.arange(12.0).view(4, 3), torch.arange(5)
-
-
-@pytest.mark.parametrize(
-    "example",
-    [
-        Batch(FLOATS, COUNTS),
-        Sized([FLOATS, COUNTS], size=2),
-        pack_sequence([torch.arange(12.0).view(4, 3), torch.ones(1, 3)]),
-        {"x": FLOATS, "y": [Batch(FLOATS, COUNTS)]},
-        (FLOATS.to_mkldnn().to_dense(), COUNTS),
-    ],
-    ids=lambda example: type(example).__name__,
-)
-def test_tensors_in_any_container_are_converted_and_varied(example: Any) -> None:
-    instance = given((example,))
-    (first,), (other,) = instance.inputs(0).args, instance.inputs(1).args
-    assert type(first) is type(example)
-    for before, one, two in zip(*map(tensors_of, (example, first, other)), strict=True):
-        assert one is not two and one is not before
-        if before.is_floating_point():
-            assert one.dtype == torch.bfloat16 and not torch.equal(one, two)
-            assert torch.equal(one.float().flatten().sort().values, before.flatten().sort().values)
-        else:
-            assert torch.equal(one, before) and torch.equal(two, before)
-    if isinstance(example, PackedSequence):
-        assert first.batch_sizes.device.type == "cpu"
 
 
 def test_complex_numbers_vary_and_unordered_inputs_repeat() -> None:
@@ -306,17 +261,6 @@ def test_complex_numbers_vary_and_unordered_inputs_repeat() -> None:
     for before, one, two in zip(repeated, first[1:], other[1:], strict=False):
         assert one.shape == before.shape and one is not two
         assert torch.equal(one.float(), before.float()) and torch.equal(one, two)
-
-
-def test_what_is_no_container_is_handed_on_as_it_is() -> None:
-    class Boxes:
-        def __init__(self) -> None:
-            self.corners = torch.ones(2, 4)
-
-    leaves = (None, "text", 3, numpy.ones(2, numpy.float32), Boxes())
-    made = given((FLOATS, *leaves)).inputs(0).args
-    assert all(one is leaf for one, leaf in zip(made[1:], leaves, strict=True))
-    assert made[5].corners.dtype == torch.float32
 
 
 class Copyless(list[Any]):
