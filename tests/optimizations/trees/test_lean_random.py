@@ -67,7 +67,7 @@ class Program:
         self.held = [one for one in self.held if one[0] > self.calls]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_programs_compute_what_eager_does(cuda_on_cpu: CudaOnCpu, seed: int) -> None:
     program = Program(cuda_on_cpu, seed)
     for index in range(STEPS):

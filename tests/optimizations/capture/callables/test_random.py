@@ -10,7 +10,7 @@ from simulated_gpu.operators import CpuDevice
 
 from optimizations.capture.callables.graph_callables import graph_callables
 
-PROGRAMS = 60
+PROGRAMS = 30
 
 
 @pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")

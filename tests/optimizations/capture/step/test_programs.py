@@ -34,10 +34,9 @@ LIBRARY = (
     "sac_with_three_optimizers_and_tuned_temperature",
     "moco_queue_pointer_on_the_device",
     "sam_adaptive_in_place",
-    "wgan_gp_critic_five_times_by_an_argument",
     "maml_second_order_inner_loop",
 )
-"""Of the programs that a GPU compares: policies and slow copies, rings of keys, penalties, second derivatives."""
+"""Of the programs that a GPU compares: policies and slow copies, rings of keys, second derivatives."""
 
 
 @pytest.mark.parametrize("name", LIBRARY)
