@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import zlib
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,34 +69,56 @@ def state_of(*holders: Any) -> list[torch.Tensor]:
     return found
 
 
-def descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer, clip: float | None = None) -> torch.Tensor:
-    """Update the parameters once: no gradients, backward, norm of gradients at most `clip`, step. Return the loss."""
+def descend(
+    loss: torch.Tensor, optimizer: torch.optim.Optimizer, clip: float | None = None, scaler: Any = None
+) -> torch.Tensor:
+    """Update the parameters once: no gradients, backward, norm of gradients at most `clip`, step. Return the loss.
+
+    A `scaler` scales the loss, as with autocast to float16.
+    """
     optimizer.zero_grad()
-    loss.backward()
+    (loss if scaler is None else scaler.scale(loss)).backward()
     if clip is not None:
+        if scaler is not None:
+            scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], clip)
-    optimizer.step()
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
     return loss
 
 
 def training(
-    loss_of: Callable[..., torch.Tensor],
+    loss_of: Callable[..., Any],
     optimizer: torch.optim.Optimizer,
     batches: list[tuple[Any, ...]],
     *holders: Any,
     scheduler: Any = None,
+    every: int = 1,
     between: Callable[[int], Any] | None = None,
     clip: float | None = None,
+    cast: torch.dtype | None = None,
+    scaler: Any = None,
 ) -> Program:
-    """Return the plainest training, of which `holders` and the optimizer have the state."""
+    """Return the plainest training, of which `holders` and the optimizer have the state.
 
-    def step(*batch: Any) -> torch.Tensor:
-        return descend(loss_of(*batch), optimizer, clip)
+    `loss_of` gives the loss of a batch, or a pair of it and what the step returns besides; autocast to `cast` is around
+    it. After `every` so many calls the scheduler makes a step.
+    """
+
+    def step(*batch: Any) -> Any:
+        with torch.autocast(batch[0].device.type, dtype=cast) if cast else nullcontext():
+            found = loss_of(*batch)
+        loss, *more = found if isinstance(found, tuple) else (found,)
+        descend(loss, optimizer, clip, scaler)
+        return (loss.detach(), *more) if more else loss
 
     def after(index: int) -> None:
         if between is not None:
             between(index)
-        elif scheduler is not None:
+        elif scheduler is not None and index % every == every - 1:
             scheduler.step()
 
     return Program(step, batches, lambda: state_of(*holders, optimizer), after)
