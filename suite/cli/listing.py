@@ -10,9 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from models.registry import Workload
-from optimizations.byte_units import format_bytes
-from suite.measure.checkout import shown_code
 from suite.measure.modes import Mode
+from suite.report.provenance import facts
 from suite.results.schema import Environment
 
 
@@ -73,30 +72,9 @@ def tables(workloads: Sequence[Workload], modes: Sequence[Mode]) -> list[Rendera
 
 
 def environment_table(environment: Environment) -> Table:
-    """Return what `encore env` prints. What is not known is a dash."""
-    gpu, cpu = environment.gpu, environment.cpu
+    """Return what `encore env` prints."""
     table = Table(box=None, show_header=False)
-    rows = {
-        "GPU": f"{gpu.name}, compute capability {gpu.compute_capability}, {format_bytes(gpu.memory_bytes)}, "
-        f"{gpu.multiprocessors} multiprocessors"
-        if gpu
-        else "none",
-        "GPUs": environment.gpu_count,
-        "driver": environment.driver,
-        "torch": environment.torch,
-        "CUDA of torch": environment.torch_cuda,
-        "cuDNN": environment.cudnn,
-        "Python": environment.python,
-        "platform": environment.platform,
-        "CPU": f"{cpu.model}, {cpu.logical_cores} logical cores, {format_bytes(cpu.memory_bytes)}",
-        "CPU governor": cpu.governor,
-        "SMT": {None: None, True: "on", False: "off"}[cpu.smt],
-        "NUMA nodes": cpu.numa_nodes,
-        "commit": environment.git_commit,
-        "code changed": {None: None, True: "yes", False: "no"}[environment.git_dirty],
-        "code": shown_code(environment.code),
-        "packages": f"{len(environment.packages)} (--json lists them)",
-    }
-    for name, value in rows.items():
-        table.add_row(name, "-" if value is None else str(value))
+    packages = {"packages": f"{len(environment.packages)} (--json lists them)"}
+    for name, value in (facts(environment) | packages).items():
+        table.add_row(name, value)
     return table

@@ -13,10 +13,9 @@ from enum import StrEnum
 
 from optimizations.byte_units import format_bytes
 from suite.explain.records import Explanation
-from suite.measure.checkout import shown_code
 from suite.measure.modes import DEFAULT_MODE, EAGER_MODE, GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
 from suite.report import provenance
-from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes
+from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes, throttling
 from suite.report.compare import Comparison, Kernels, Ratios
 from suite.report.explain_tables import lowerings_of
 from suite.report.published import Published
@@ -31,8 +30,6 @@ DECIDED_SHARE = 0.9
 """Least share of verdicts that must decide something for the whole to count as decided."""
 FALSE_SHARE = 0.05
 """Largest share of comparisons of a program with itself that may find a difference."""
-HARMLESS_REASONS = frozenset({"GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks", "SyncBoost"})
-"""Clock-event reasons that slow nothing down while a block is measured."""
 
 
 class Trust(StrEnum):
@@ -75,16 +72,17 @@ def of_run(ratios: Ratios, published: Published) -> Conclusion:
     """
     run = ratios.run
     own = [mode for mode in run.modes if mode in MODES and MODES[mode].is_encores]
-    graphs = [mode for mode in run.modes if mode in MODES and MODES[mode].uses_cuda_graphs]
     baseline = GRAPH_MODE if own and GRAPH_MODE in run.modes else REFERENCE_MODE
-    modes = own or graphs or [mode for mode in run.modes if mode != baseline]
+    others = [mode for mode in run.modes if mode != baseline]
+    graphs = [mode for mode in others if mode in MODES and MODES[mode].uses_cuda_graphs]
+    modes = own or graphs or others
     # Whole steps and callables are captured where a program asks for it, and measured for some workloads only.
     usual = [mode for mode in modes if mode not in MODES or not MODES[mode].captures_more] or modes
     mode = usual[-1] if usual else None
-    items = [ratios.against(cell, baseline) for cell in run.cells if cell.mode == mode != baseline]
-    groups = row_groups(run, published)
+    items = [ratios.against(cell, baseline) for cell in run.cells if cell.mode == mode]
     sentence = f"Nothing can be compared: the run has {len(run.cells)} cells in {len(run.modes)} modes."
-    if mode is not None and items:
+    if mode is not None:
+        groups = row_groups(run, published)
         group = next(group for group in groups if any(cell_label(item.cell) in group.labels for item in items))
         sentence = _sentence(mode, baseline, ratios, group)
     return Conclusion(sentence, tuple(_points(ratios, items)), None if mode is None else baseline)
@@ -131,23 +129,17 @@ def _sentence(mode: str, baseline: str, ratios: Ratios, group: RowGroup) -> str:
         ]
         return f"It cannot be told whether {ours} is faster than {stock}: {', '.join(filter(None, reasons))}."
     counts = Counter(item.verdict for item in gains)
-    words = (
-        (Verdict.FAST, "faster"),
-        (Verdict.SAME, "the same"),
-        (Verdict.SLOW, "slower"),
-        (Verdict.AMBG, "undecided"),
-    )
-    said = [f"{word} in {counts[verdict]}" for verdict, word in words if counts[verdict]]
-    left = len(items) - len(gains)
-    rest = f"; {left} more cannot be compared" if left else ""
-    factor = "as fast as" if mean.low <= 1 <= mean.high else "times as fast as"
-    value = "about" if factor == "as fast as" else f"{mean.value:.2f}"
-    which = f" of {group.title}" if not group.suffix else ""
-    workloads = f"{mean.count}{which}" if which else _count(mean.count, "workload")
+    said = ", ".join(f"{word} in {counts[verdict]}" for verdict, word in _COUNTED.items() if counts[verdict])
+    rest = f"; {len(items) - len(gains)} more cannot be compared" if len(items) > len(gains) else ""
+    factor = "about as fast as" if mean.low <= 1 <= mean.high else f"{mean.value:.2f} times as fast as"
+    workloads = _count(mean.count, "workload") if group.suffix else f"{mean.count} of {group.title}"
     return (
-        f"{ours} is {value} {factor} {stock} over {workloads} (geometric mean "
-        f"{mean.value:.2f}, 95 % interval {mean.low:.2f} to {mean.high:.2f}): {', '.join(said)}{rest}."
+        f"{ours} is {factor} {stock} over {workloads} (geometric mean {mean.value:.2f}, 95 % interval "
+        f"{mean.low:.2f} to {mean.high:.2f}): {said}{rest}."
     )
+
+
+_COUNTED = {Verdict.FAST: "faster", Verdict.SAME: "the same", Verdict.SLOW: "slower", Verdict.AMBG: "undecided"}
 
 
 def _points(ratios: Ratios, items: Sequence[Comparison]) -> Iterator[Point]:
@@ -182,56 +174,31 @@ def _points(ratios: Ratios, items: Sequence[Comparison]) -> Iterator[Point]:
         found = len(false_findings(pairs))
         text = f"Of {_count(len(pairs), 'comparison')} of modes that are the same program, {found} found a difference"
         yield Point(found <= FALSE_SHARE * len(pairs), text)
-    alternating = [item for item in compared if item.alternating]
-    if len(alternating) < len(compared):
-        text = f"Not measured alternately: the modes of {_count(len(compared) - len(alternating), 'ratio')}"
-        yield Point(False, text)
+    if apart := sum(not item.alternating for item in compared):
+        yield Point(False, f"Not measured alternately: the modes of {_count(apart, 'ratio')}")
     yield Point(
         not run.failed and not run.missing,
         f"{len(run.cells) - len(run.failed)} cells passed, {len(run.failed)} failed, {len(run.missing)} were not run",
     )
-    short = sum(bool(cell.shortages) for cell in run.cells)
-    if short:
+    if short := sum(bool(cell.shortages) for cell in run.cells):
         yield Point(False, f"Memory was short in {_count(short, 'cell')} behind samples, which stand")
     if run.superseded:
         yield Point(False, f"{_count(len(run.superseded), 'cell')} had failed before and had to be measured again")
-    slowed = {reason: cells for reason, cells in _slowed(run.cells).items() if reason not in HARMLESS_REASONS}
-    if slowed:
-        said = ", ".join(f"{reason} in {_count(cells, 'cell')}" for reason, cells in sorted(slowed.items()))
-        yield Point(False, f"The GPU slowed down while it was measured: {said}")
-    environments = [part.environment for part in run.parts if part.labels] or [run.environment]
-    yield _of_one_code(environments)
+    if throttling(run):
+        yield Point(False, "The GPU lowered its clocks while it was measured")
+    yield _of_one_code([part.environment for part in run.parts if part.labels] or [run.environment])
     for remark in run.remarks:
         yield Point(False, remark[0].upper() + remark[1:])
 
 
 def _of_one_code(environments: Sequence[Environment]) -> Point:
     """Return whether the rows are of the same code, and of code that a reader can have."""
-    codes = {environment.code for environment in environments}
-    if None not in codes:
-        committed = {environment.code for environment in environments if environment.git_dirty is False}
-        return Point(
-            len(codes) == 1 and codes == committed,
-            (f"All rows are of code {shown_code(*codes)}" if len(codes) == 1 else f"The rows are of {len(codes)} codes")
-            + ("" if codes == committed else ", not committed when it was measured"),
-        )
-    commits = {environment.git_commit for environment in environments}
-    dirty = any(environment.git_dirty for environment in environments)
-    return Point(
-        len(commits) == 1 and None not in commits and not dirty,
-        ("All rows are of one commit" if len(commits) == 1 else f"The rows are of {len(commits)} commits")
-        + (", with changes that are in none" if dirty else "")
-        + (", of which one is unknown" if None in commits else ""),
-    )
-
-
-def _slowed(cells: Sequence[Cell]) -> Counter[str]:
-    """Count the cells in which each clock-event reason was seen around a block."""
-    found: Counter[str] = Counter()
-    for cell in cells:
-        states = [state for block in cell.blocks for state in (block.gpu_before, block.gpu_after) if state is not None]
-        found.update({reason for state in states for reason in state.throttle_reasons})
-    return found
+    codes = {one.code or one.git_commit for one in environments}
+    committed = {one.code or one.git_commit for one in environments if one.git_dirty is False} - {None}
+    text = "All rows are of one version of the code" if len(codes) == 1 else f"The rows are of {len(codes)} versions"
+    if codes != committed:
+        text += ", of which one is unknown" if None in codes else ", not committed when it was measured"
+    return Point(len(codes) == 1 and codes == committed, text)
 
 
 def _count(number: int, noun: str) -> str:

@@ -16,11 +16,9 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from optimizations.byte_units import format_bytes
-from suite.measure.checkout import shown_code
 from suite.measure.modes import MODES
 from suite.report.conclusion import Conclusion
-from suite.report.provenance import Provenance
+from suite.report.provenance import Provenance, facts
 from suite.report.published import Source
 from suite.report.table import Detailed, Table, printed_rows
 from suite.report.units import NOTHING, format_heading, is_missing, sort_key
@@ -167,44 +165,13 @@ def _packages(environments: Sequence[Environment]) -> list[tuple[str, list[tuple
     return [(", ".join(names), list(packages)) for packages, names in runs.items()]
 
 
-def environment_facts(environment: Environment) -> list[tuple[str, str]]:
-    """Return (name, value) of what a reader needs to judge a run, packages left out."""
-    gpu, cpu = environment.gpu, environment.cpu
-    known: list[tuple[str, object]] = [
-        ("Run", f"{environment.run_id}, {environment.created_at}"),
-        ("GPU", _gpu_text(environment)),
-        ("GPU memory", None if gpu is None else format_bytes(gpu.memory_bytes)),
-        ("Driver", environment.driver),
-        ("PyTorch", environment.torch),
-        ("CUDA", environment.torch_cuda),
-        ("cuDNN", environment.cudnn),
-        ("CPU", f"{cpu.model}, {cpu.physical_cores or '?'} cores, {cpu.logical_cores} logical"),
-        ("CPU governor", cpu.governor),
-        ("SMT", None if cpu.smt is None else ("on" if cpu.smt else "off")),
-        ("NUMA nodes", cpu.numa_nodes),
-        ("Host memory", format_bytes(cpu.memory_bytes)),
-        ("Platform", environment.platform),
-        ("Python", environment.python),
-        ("Commit", _commit_text(environment)),
-        ("Command", " ".join(environment.command_line)),
-        *((f"Setting {name}", value) for name, value in environment.settings.items()),
-    ]
-    return [(name, NOTHING if value is None else str(value)) for name, value in known]
-
-
-def _gpu_text(environment: Environment) -> str | None:
-    gpu = environment.gpu
-    if gpu is None:
-        return None
-    count = f"{environment.gpu_count} x " if environment.gpu_count > 1 else ""
-    return f"{count}{gpu.name}, compute capability {gpu.compute_capability}, {gpu.multiprocessors} multiprocessors"
-
-
-def _commit_text(environment: Environment) -> str | None:
-    if environment.git_commit is None:
-        return None
-    changes = ", with uncommitted changes" if environment.git_dirty else ""
-    return environment.git_commit + changes + (f"; code {shown_code(environment.code)}" if environment.code else "")
+def environment_facts(environment: Environment) -> dict[str, str]:
+    """Return what a reader needs to judge a run, by name, packages left out."""
+    run = {"run": f"{environment.run_id}, {environment.created_at}", "command": " ".join(environment.command_line)}
+    settings = {
+        f"setting {name}": NOTHING if value is None else str(value) for name, value in environment.settings.items()
+    }
+    return run | facts(environment) | settings
 
 
 def _shown(table: Table) -> _ShownTable:

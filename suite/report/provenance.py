@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from optimizations.byte_units import format_bytes
 from suite.explain.records import Explanation
 from suite.measure.checkout import shown_code
 from suite.report.runs import FULL_SIZE, Run
@@ -123,6 +124,33 @@ def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
     commits = {_short(explanation.commit, explanation.dirty) or "unknown" for explanation in explanations}
     commit = None if commits == {"unknown"} else ", ".join(sorted(commits))
     return Provenance("offline analysis without a GPU: counts, no times", device, commit, versions, warning, count=0)
+
+
+def facts(environment: Environment) -> dict[str, str]:
+    """Return what a reader needs to know of machine and software to judge a run, by name; packages are left out."""
+    gpu, cpu = environment.gpu, environment.cpu
+    count = f"{environment.gpu_count} x " if environment.gpu_count > 1 else ""
+    switch = {None: None, True: "on", False: "off"}
+    known: dict[str, object] = {
+        "GPU": gpu
+        and f"{count}{gpu.name}, compute capability {gpu.compute_capability}, {gpu.multiprocessors} multiprocessors",
+        "GPU memory": gpu and format_bytes(gpu.memory_bytes),
+        "driver": environment.driver,
+        "PyTorch": environment.torch,
+        "CUDA of PyTorch": environment.torch_cuda,
+        "cuDNN": environment.cudnn,
+        "Python": environment.python,
+        "commit": environment.git_commit
+        and environment.git_commit + (", with uncommitted changes" if environment.git_dirty else ""),
+        "code": shown_code(environment.code),
+        "CPU": f"{cpu.model}, {cpu.physical_cores or '?'} cores, {cpu.logical_cores} logical",
+        "governor": cpu.governor,
+        "SMT": switch[cpu.smt],
+        "NUMA nodes": cpu.numa_nodes,
+        "host memory": format_bytes(cpu.memory_bytes),
+        "operating system": environment.platform,
+    }
+    return {name: "unknown" if value is None else str(value) for name, value in known.items()}
 
 
 def short_commit(environment: Environment) -> str | None:

@@ -33,7 +33,7 @@ from suite.measure.modes import MODES
 from suite.report.published import PUBLISHED_VARIANT, Published
 from suite.results.errors import WrongUse
 from suite.results.schema import EXPLANATION_VERSION, Cell, Environment, HostUse, Status
-from suite.results.store import InvalidResults, RecordedRun, describe, read_retried, read_run
+from suite.results.store import InvalidResults, RecordedRun, describe, read_run
 
 FULL_SIZE = "full"
 
@@ -130,13 +130,8 @@ def load_run(folder: Path) -> Run:
 
 
 def run_of(recorded: RecordedRun) -> Run:
-    """Return a run that was read, with what its folder has besides.
-
-    Raises:
-        InvalidResults: a file is damaged; the message has the file and the line.
-    """
+    """Return a run that was read, in the report's order, with remarks on its files."""
     run_id = recorded.environment.run_id
-    retried = (Superseded(cell, run_id, None) for cell in read_retried(recorded.path))
     where = describe(recorded.path)
     cut = (
         f"the last line of run {run_id} was cut short, and that cell is left out; "
@@ -147,7 +142,7 @@ def run_of(recorded: RecordedRun) -> Run:
         recorded.environment,
         tuple(sorted(recorded.cells, key=cell_order)),
         tuple(recorded.missing()),
-        superseded=tuple(retried),
+        superseded=tuple(Superseded(cell, run_id, None) for cell in recorded.superseded),
         remarks=tuple(
             remark
             for remark, holds in (

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -20,19 +19,15 @@ from suite.results.store import (
     CELLS,
     ENVIRONMENT,
     PACKED,
-    RETRIED,
     RecordedRun,
     describe,
     lines_of,
     make_folder,
-    parse_lines,
     read_run,
     write_atomically,
     write_error,
 )
 
-NEXT_RETRIED = ".retried-next.jsonl"
-"""The coming content of `retried.jsonl`, from before rows leave `cells.jsonl` until they have."""
 LOCK = ".lock"
 LEAST_FREE_BYTES = 16 * 2**20
 """Space on the disk that a workload is begun with: more than the rows of any need."""
@@ -67,7 +62,7 @@ class RunWriter:
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[RunWriter, RecordedRun]:
-        """Open a run to go on with it. A last line that was cut short is moved to its own file.
+        """Open a run to go on with it. A last line that was cut short is cut off.
 
         Raises:
             RunIsBusy: another process writes this run.
@@ -81,8 +76,9 @@ class RunWriter:
         try:
             run = read_run(path)
             if run.cut_line is not None:
-                _move_cut_line(path, run.cut_line)
-            _finish_moving(path, run.cells)
+                with (path / CELLS).open("r+b") as file:
+                    file.truncate(file.seek(0, os.SEEK_END) - len(run.cut_line))
+                    os.fsync(file.fileno())
         except BaseException:
             writer.close()
             raise
@@ -105,21 +101,6 @@ class RunWriter:
         """
         if shutil.disk_usage(self.path).free < LEAST_FREE_BYTES:
             raise write_error(self.path / CELLS, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-
-    def offloaded(self, cells: Sequence[Cell], again: Callable[[Cell], bool]) -> list[Cell]:
-        """Move the lines of those cells of the run that are to run again to `retried.jsonl`; return the others.
-
-        Wherever it is killed, `reopen` finds each line in one of the two files.
-        """
-        moved = [cell for cell in cells if again(cell)]
-        kept = [cell for cell in cells if not again(cell)]
-        if moved:
-            retried = self.path / RETRIED
-            before = retried.read_text(encoding="utf-8") if retried.exists() else ""
-            write_atomically(self.path / NEXT_RETRIED, before + lines_of(moved))
-            write_atomically(self.path / CELLS, lines_of(kept))
-            _finish_moving(self.path, kept)
-        return kept
 
     def close(self) -> None:
         self._lock.close()
@@ -171,29 +152,3 @@ def _locked(run: Path) -> IO[bytes]:
             f"{describe(run)} is being written by another `encore run`; wait for it, or start another run"
         ) from None
     return lock
-
-
-def _move_cut_line(run: Path, cut_line: bytes) -> None:
-    """Keep the remains of a cut line to look at, then cut them off. In this order: a crash between loses nothing."""
-    _unused(run / "cells.cut-line.txt").write_bytes(cut_line)
-    with (run / CELLS).open("r+b") as file:
-        file.truncate(file.seek(0, os.SEEK_END) - len(cut_line))
-        os.fsync(file.fileno())
-
-
-def _finish_moving(run: Path, cells: Sequence[Cell]) -> None:
-    """Finish what `RunWriter.offloaded` has begun, if rows have left `cells.jsonl`; else it has not begun."""
-    waiting = run / NEXT_RETRIED
-    if not waiting.exists():
-        return
-    if parse_lines(waiting)[-1].key in {cell.key for cell in cells}:
-        waiting.unlink()
-    else:
-        waiting.replace(run / RETRIED)
-
-
-def _unused(path: Path) -> Path:
-    candidate, number = path, 2
-    while candidate.exists():
-        candidate, number = path.with_stem(f"{path.stem}-{number}"), number + 1
-    return candidate

@@ -1,10 +1,9 @@
 """Read runs on disk, a folder with `environment.json` and `cells.jsonl`, with checks, and write their files.
 
 A line is appended with one write and synced when its cell is final, so that whatever ends the process leaves whole
-lines behind; a last line cut short (power loss) is moved to a file next to it. One process writes a run at a time.
-Every key (workload, variant, size, mode) stands in a file once; a failed cell that is to be run again moves to
-`retried.jsonl` first. Of a run that is complete `gzip -9n cells.jsonl` makes a file of a fifth of the size, which is
-read as it is; such a run is not gone on with.
+lines behind; a last line cut short (power loss) is left out. One process writes a run at a time. Of a cell (workload,
+variant, size, mode) that failed and was run again, the last line counts. Of a run that is complete `gzip -9n
+cells.jsonl` makes a file of a fifth of the size, which is read as it is; such a run is not gone on with.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pydantic import ValidationError
 from optimizations import atomic_file
 from optimizations.uncollected import uncollected
 from suite.results.errors import EncoreError, WrongUse
-from suite.results.schema import SCHEMA_VERSION, Cell, Environment, Record
+from suite.results.schema import SCHEMA_VERSION, Cell, Environment, Record, Status
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUNS = REPOSITORY / "results" / "runs"
@@ -35,7 +34,6 @@ RECORDED = REPOSITORY / "results" / "recorded"
 ENVIRONMENT = "environment.json"
 CELLS = "cells.jsonl"
 PACKED = f"{CELLS}.gz"
-RETRIED = "retried.jsonl"
 
 _R = TypeVar("_R", bound=Record)
 
@@ -50,12 +48,14 @@ class CannotWrite(EncoreError):
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """Hold a run as read from disk. `cut_line` is a last line without its end, left out of `cells`."""
+    """Hold a run as read from disk. `cut_line` is a last line without its end, left out of `cells`; `superseded` are
+    failed cells that were run again since."""
 
     path: Path
     environment: Environment
     cells: tuple[Cell, ...]
     cut_line: bytes | None
+    superseded: tuple[Cell, ...] = ()
 
     def missing(self) -> list[tuple[str, str]]:
         """Return the (workload, mode) pairs the run set out to measure and has no line for."""
@@ -133,39 +133,45 @@ def read_run(run: Path) -> RecordedRun:
     """Return a run and all its cells, checked. A last line that was cut short is left out and reported in `cut_line`.
 
     Raises:
-        InvalidResults: a file is missing or damaged, a line is not of this schema, or a cell is there twice.
+        InvalidResults: a file is missing or damaged, a line is not of this schema, or one that passed is there twice.
     """
     environment = read_environment(run)
     path, text = _rows_of(run)
     whole, _, rest = text.rpartition(b"\n")
-    return RecordedRun(run, environment, tuple(_checked_rows(path, whole).values()), rest or None)
+    cells, superseded = _checked_rows(path, whole)
+    return RecordedRun(run, environment, tuple(cells), rest or None, tuple(superseded))
 
 
 @uncollected()  # looking for cycles among millions of numbers takes four fifths of the time of reading
-def _checked_rows(path: Path, text: bytes) -> dict[tuple[str, str, str, str], Cell]:
-    """Return the rows in these lines, by key."""
+def _checked_rows(path: Path, text: bytes) -> tuple[Iterable[Cell], list[Cell]]:
+    """Return the last row of each cell in these lines, and those of failed cells before them."""
     cells: dict[tuple[str, str, str, str], Cell] = {}
+    superseded = []
     for number, line in enumerate(text.split(b"\n") if text else (), start=1):
         place = f"{describe(path)} line {number}"
         cell = _parse(Cell, line, place)
         _check_version(cell, place)
-        if cell.key in cells:
-            raise InvalidResults(f"{place}: {'/'.join(cell.key)} is in the file already; each cell may be there once")
+        if (before := cells.pop(cell.key, None)) is not None:
+            if before.status is Status.PASS:
+                raise InvalidResults(f"{place}: {'/'.join(cell.key)} is in the file already, and has passed there")
+            superseded.append(before)
         _check_blocks(cell, place)
         cells[cell.key] = cell
-    return cells
+    return cells.values(), superseded
 
 
 def _content(path: Path) -> bytes:
-    """Return what is in a file of a run.
+    """Return what is in a file of a run, unpacked.
 
     Raises:
-        InvalidResults: it is a folder, or may not be read.
+        InvalidResults: it is a folder, is damaged, or may not be read.
         FileNotFoundError: it is not there.
     """
     try:
-        return path.read_bytes()
-    except (IsADirectoryError, PermissionError) as error:
+        return read_unpacked(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
         raise InvalidResults(f"{describe(path)} cannot be read: {error.strerror}") from error
 
 
@@ -179,25 +185,20 @@ def read_unpacked(path: Path) -> bytes:
     if path.suffix != ".gz":
         return content
     try:
+        if not content:
+            raise EOFError("it is empty")
         return gzip.decompress(content)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise OSError(errno.EIO, f"the packed file is damaged: {error}") from error
+        raise OSError(errno.EIO, f"it is damaged: {error}; restore it from where it was made") from error
 
 
 def _rows_of(run: Path) -> tuple[Path, bytes]:
     """Return the file that holds a run's rows, and its text; empty where none is final yet."""
     plain, packed = run / CELLS, run / PACKED
-    if not packed.exists():
-        return plain, _content(plain) if plain.exists() else b""
-    if plain.exists():
+    if plain.exists() and packed.exists():
         raise InvalidResults(f"{describe(run)} has both {CELLS} and {PACKED}; take away the one that is not to be read")
-    whole = _content(packed)
-    try:
-        if not whole:
-            raise EOFError("it is empty")
-        return packed, gzip.decompress(whole)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InvalidResults(f"{describe(packed)} is damaged: {error}. Restore it from where it was made") from error
+    path = packed if packed.exists() else plain
+    return path, _content(path) if path.exists() else b""
 
 
 def _check_blocks(cell: Cell, place: str) -> None:
@@ -211,26 +212,6 @@ def _check_blocks(cell: Cell, place: str) -> None:
                     f"{place}: {'/'.join(cell.key)} has two blocks of index {block.index}; each may be there once"
                 )
             seen.add(number)
-
-
-def read_retried(run: Path) -> tuple[Cell, ...]:
-    """Return rows of failed cells that were run again since, oldest first; none where no cell was.
-
-    Raises:
-        InvalidResults: a line is not of this schema.
-    """
-    path = run / RETRIED
-    return parse_lines(path) if path.exists() else ()
-
-
-def parse_lines(path: Path) -> tuple[Cell, ...]:
-    """Return the rows of a file in which every line is whole.
-
-    Raises:
-        InvalidResults: a line is not of this schema.
-    """
-    lines = _content(path).splitlines()
-    return tuple(_parse(Cell, line, f"{describe(path)} line {n}") for n, line in enumerate(lines, start=1))
 
 
 def list_runs(folder: Path) -> list[Path]:

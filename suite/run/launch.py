@@ -182,8 +182,8 @@ def _go_on(request: Request, console: Console, path: Path, plan: RunPlan | None)
     try:
         plan = plan or _resumed_plan(request, recorded, console)
         if recorded.cut_line is not None:
-            console.print(f"{describe(path)}: its last line was cut short and is moved aside; that cell runs again")
-        done = writer.offloaded(recorded.cells, lambda cell: _runs_again(request, plan, cell))
+            console.print(f"{describe(path)}: its last line was cut short and is left out; that cell runs again")
+        done = [cell for cell in recorded.cells if not _runs_again(request, plan, cell)]
         if request.retry_failed:
             _say_what_stays(console, path, [cell for cell in done if cell.shortages and _is_chosen(plan, cell)])
     except BaseException:

@@ -22,13 +22,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
-from typing import Any
 
-from suite.measure.checkout import shown_code
 from suite.measure.kernels import difference
 from suite.measure.modes import GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report.compare import SAMPLES, TimeKind
-from suite.report.provenance import of_run
+from suite.report.provenance import facts, of_run
 from suite.report.runs import Run, cell_label, load_runs, mode_order
 from suite.report.two_runs.change import (
     BASELINES,
@@ -78,7 +76,7 @@ class Difference:
 
 def differences(base: Run, new: Run) -> tuple[Difference, ...]:
     """List everything recorded of two runs that differs, the weightiest first."""
-    ours, theirs = (_facts(run) for run in (base, new))
+    ours, theirs = _facts(base), _facts(new)
     names = [*ours, *(name for name in theirs if name not in ours)]
     pairs = ((name, ours.get(name, "none"), theirs.get(name, "none")) for name in names)
     return tuple(Difference(*pair) for pair in pairs if pair[1] != pair[2])
@@ -86,30 +84,9 @@ def differences(base: Run, new: Run) -> tuple[Difference, ...]:
 
 def _facts(run: Run) -> dict[str, str]:
     environment = run.environment
-    cpu, gpu = environment.cpu, environment.gpu
-    commit = (environment.git_commit or "unknown")[:10] + (" + changes" if environment.git_dirty else "")
-    facts: Mapping[str, Any] = {
-        "device": run.device,
-        "GPU memory": gpu.memory_bytes if gpu else None,
-        "driver": environment.driver,
-        "PyTorch": environment.torch,
-        "CUDA of PyTorch": environment.torch_cuda,
-        "cuDNN": environment.cudnn,
-        "Python": environment.python,
-        "commit": commit,
-        "code": shown_code(environment.code),
-        "CPU": cpu.model,
-        "CPU cores": cpu.logical_cores,
-        "governor": cpu.governor,
-        "SMT": cpu.smt,
-        "NUMA nodes": cpu.numa_nodes,
-        "operating system": environment.platform,
-    }
     settings = {f"setting {name}": value for name, value in environment.settings.items() if name not in _NOT_SETTINGS}
     packages = {f"package {name}": value for name, value in environment.packages.items()}
-    return {
-        name: "unknown" if value is None else str(value) for name, value in {**facts, **settings, **packages}.items()
-    }
+    return facts(environment) | {name: str(value) for name, value in (settings | packages).items()}
 
 
 DEFAULT_THRESHOLD = 0.05

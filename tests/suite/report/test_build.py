@@ -184,7 +184,8 @@ def test_failures_that_newer_rows_stand_for_are_listed(tmp_path):
         of = environment(run_id=f"run-{day}", created_at=f"2026-01-0{day}T00:00:00+00:00")
         runs.append(write_run(tmp_path / f"run-{day}", cells, of))
     retried = failed_cell("ST", "compile", Status.CRASH, "died")
-    (runs[0] / "retried.jsonl").write_text(retried.model_dump_json() + "\n")
+    rows = runs[0] / "cells.jsonl"
+    rows.write_text(retried.model_dump_json() + "\n" + rows.read_text())
     report = build_report(runs, None, tmp_path / "out")
     assert (report.failed_cells, report.superseded_cells) == (0, 2)
     rows = list(csv.DictReader((tmp_path / "out" / "tables" / "superseded.csv").open()))

@@ -135,7 +135,7 @@ def throttled(one: Cell) -> Cell:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"of": environment(git_dirty=True)}, "with changes that are in none"),
+        ({"of": environment(git_dirty=True)}, "not committed when it was measured"),
         ({"of": environment(git_commit=None, git_dirty=False)}, "of which one is unknown"),
         ({"remarks": ("the last line of run x was cut short",)}, "The last line of run x was cut short"),
         ({"missing": (("ST", "graph"),)}, "1 were not run"),
@@ -154,7 +154,7 @@ def test_what_speaks_against_a_result_is_said(change, words):
 def test_a_gpu_that_slowed_down_is_said():
     first, *rest = pair("EOS", 100.0, 50.0)
     result = concluded(throttled(first), *rest)
-    assert text_of("slowed down while it was measured: SwPowerCap in 1 cell", result).holds is False
+    assert text_of("The GPU lowered its clocks while it was measured", result).holds is False
 
 
 def test_memory_that_was_short_behind_samples_is_said():
@@ -188,11 +188,11 @@ A, B = "a" * 64, "b" * 64
 @pytest.mark.parametrize(
     ("codes", "dirty", "text", "holds"),
     [
-        ((A, A), (False, True), "All rows are of code aaaaaaaaaaaa", True),
-        ((A, A), (True, True), "All rows are of code aaaaaaaaaaaa, not committed when it was measured", False),
-        ((A, B), (False, False), "The rows are of 2 codes", False),
-        ((A, B), (False, True), "The rows are of 2 codes, not committed when it was measured", False),
-        ((A, None), (False, False), "The rows are of 2 commits", False),
+        ((A, A), (False, True), "All rows are of one version of the code", True),
+        ((A, A), (True, True), "All rows are of one version of the code, not committed when it was measured", False),
+        ((A, B), (False, False), "The rows are of 2 versions", False),
+        ((A, B), (False, True), "The rows are of 2 versions, not committed when it was measured", False),
+        ((A, None), (False, False), "The rows are of 2 versions", False),
     ],
 )
 def test_rows_of_the_same_code_are_of_one_version(codes, dirty, text, holds):
@@ -205,7 +205,7 @@ def test_rows_of_the_same_code_are_of_one_version(codes, dirty, text, holds):
     assert (point.text, point.holds) == (text, holds)
 
 
-@pytest.mark.parametrize(("rows", "text"), [(["EOS"], "All rows are of one commit"), (["EOS", "ST"], "of 2 commits")])
+@pytest.mark.parametrize(("rows", "text"), [(["EOS"], "All rows are of one version"), (["EOS", "ST"], "of 2 versions")])
 def test_commits_are_those_of_runs_that_have_rows(rows, text):
     of = [environment(run_id=name, git_commit=digit * 40, git_dirty=False) for name, digit in (("a", "1"), ("b", "2"))]
     old = Run(of[0], tuple(cell for name in rows[1:] for cell in pair(name, 100.0, 90.0)))

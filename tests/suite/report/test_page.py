@@ -99,9 +99,8 @@ def test_the_script_sorts_numbers_and_keeps_missing_values_last(tmp_path):
     [
         ({}, "f" * 40),
         ({"git_dirty": True}, "f" * 40 + ", with uncommitted changes"),
-        ({"git_dirty": True, "code": "c" * 64}, "f" * 40 + ", with uncommitted changes; code cccccccccccc"),
     ],
 )
 def test_the_commit_of_a_run_stands_with_its_code(changes, shown):
-    facts = dict(environment_facts(environment(**{"git_commit": "f" * 40, "git_dirty": False} | changes)))
-    assert facts["Commit"] == shown
+    facts = environment_facts(environment(**{"git_commit": "f" * 40, "git_dirty": False} | changes))
+    assert facts["commit"] == shown

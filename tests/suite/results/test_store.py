@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gzip
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell
 
-from suite.results import run_writer, store
+from suite.results import store
 from suite.results.errors import EXIT_FINDING, EXIT_WRONG_USE, WrongUse
 from suite.results.run_writer import RunIsBusy, RunWriter
 from suite.results.schema import Cell, Environment, Status
@@ -60,7 +58,7 @@ def test_numbers_that_are_none_survive(error: float) -> None:
     assert repr(read.max_relative_error) == repr(error)
 
 
-def test_cut_last_line_is_skipped_by_readers_and_set_aside(tmp_path: Path) -> None:
+def test_cut_last_line_is_skipped_by_readers_and_cut_off(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", cell("EOS", "compile"), cell("EOS", "graph"))
     lines = (path / store.CELLS).read_bytes()
     (path / store.CELLS).write_bytes(lines[:-20])
@@ -71,7 +69,6 @@ def test_cut_last_line_is_skipped_by_readers_and_set_aside(tmp_path: Path) -> No
     writer, reopened = RunWriter.reopen(path)
     with writer:
         assert reopened == run
-        assert (path / "cells.cut-line.txt").read_bytes() == run.cut_line
         writer.append(cell("EOS", "graph"))
     assert (path / store.CELLS).read_bytes() == lines
     assert read_run(path).cut_line is None
@@ -109,7 +106,7 @@ def test_packed_rows_that_are_damaged_are_said_to_be(tmp_path: Path, kept_bytes:
     whole = gzip.compress((path / store.CELLS).read_bytes())
     (path / store.CELLS).unlink()
     (path / store.PACKED).write_bytes(whole[:kept_bytes] + then)
-    with pytest.raises(InvalidResults, match=r"cells\.jsonl\.gz is damaged: "):
+    with pytest.raises(InvalidResults, match=r"cells\.jsonl\.gz cannot be read: it is damaged: "):
         read_run(path)
 
 
@@ -125,17 +122,6 @@ def test_run_in_an_unwritable_folder_is_not_resumed(
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(WrongUse, match=r"nothing may be written there .*go on with the copy"):
         RunWriter.reopen(path)
-
-
-def test_a_second_cut_line_does_not_overwrite_the_first(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", cell())
-    for text in (b'{"first', b'\xff\xfe{"second'):
-        with (path / store.CELLS).open("ab") as file:
-            file.write(text)
-        RunWriter.reopen(path)[0].close()
-    assert (path / "cells.cut-line.txt").read_bytes() == b'{"first'
-    assert (path / "cells.cut-line-2.txt").read_bytes() == b'\xff\xfe{"second'
-    assert len(read_run(path).cells) == 1
 
 
 @pytest.mark.parametrize(
@@ -168,10 +154,15 @@ def test_a_whole_line_that_is_no_cell_is_refused(tmp_path: Path, line: bytes) ->
         read_run(path)
 
 
-def test_a_cell_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", cell(), cell())
-    with pytest.raises(InvalidResults, match=r"line 2: EOS/published/full/compile is in the file already"):
-        read_run(path)
+def test_cell_that_failed_may_be_measured_again(tmp_path: Path) -> None:
+    bad, good = failed_cell("EOS", "graph", Status.CRASH), cell("EOS", "graph")
+    path = make_run(tmp_path / "run", bad, cell("EOS", "compile"), bad, good)
+    run = read_run(path)
+    assert (run.cells, run.superseded) == ((cell("EOS", "compile"), good), (bad, bad))
+    with pytest.raises(
+        InvalidResults, match=r"line 2: EOS/published/full/graph is in the file already, and has passed"
+    ):
+        read_run(make_run(tmp_path / "twice", good, bad))
 
 
 def test_two_blocks_of_one_index_are_refused_wherever_they_are(tmp_path: Path) -> None:
@@ -270,54 +261,6 @@ def test_a_file_where_a_folder_should_be_is_wrong_use(tmp_path: Path) -> None:
         with pytest.raises(WrongUse, match="a file is in the way; give a folder"):
             write_atomically(path, "new")
     assert (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.parametrize("step", range(6))
-def test_interrupted_setting_aside_keeps_each_row_in_one_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
-    path = make_run(tmp_path / "run", cell("EOS", "compile"), failed_cell("ST", "graph", Status.CRASH))
-    steps = 0
-
-    def killed_at(change: Callable[..., object]) -> Callable[..., object]:
-        def changed(*arguments: object) -> object:
-            nonlocal steps
-            steps += 1
-            if steps > step:
-                raise KeyboardInterrupt
-            return change(*arguments)
-
-        return changed
-
-    def offloaded() -> None:
-        writer, run = RunWriter.reopen(path)
-        with writer:
-            writer.offloaded(run.cells, lambda each: each.status is Status.CRASH)
-
-    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(run_writer, "write_atomically", killed_at(write_atomically))
-        patch.setattr(Path, "replace", killed_at(Path.replace))
-        offloaded()
-    assert steps == min(step + 1, 5)
-    writer, run = RunWriter.reopen(path)
-    writer.close()
-    assert len(run.cells) + len(store.read_retried(path)) == 2
-    offloaded()
-    assert (len(read_run(path).cells), len(store.read_retried(path))) == (1, 1)
-    assert not list(path.glob("*next*"))
-
-
-def test_cells_set_aside_are_kept_elsewhere_and_may_come_again(tmp_path: Path) -> None:
-    bad = failed_cell("EOS", "graph", Status.CRASH)
-    path = make_run(tmp_path / "run", cell("EOS", "compile"), bad)
-    for _ in range(2):
-        writer, run = RunWriter.reopen(path)
-        with writer:
-            kept = writer.offloaded(run.cells, lambda each: each.status is Status.CRASH)
-            assert [each.mode for each in kept] == ["compile"]
-            assert [each.mode for each in read_run(path).cells] == ["compile"]
-            writer.append(bad)
-    assert len((path / store.RETRIED).read_text().splitlines()) == 2
 
 
 def test_runs_are_found_by_name_path_and_nearest_name(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_all_differences_of_the_environment_are_named(compare: Callable[..., Com
     made = compare(cells(), cells(), other)
     found = {each.what: (each.base, each.new) for each in made.differences}
     assert found == {
-        "commit": ("0123456789", "ffffffffff"),
+        "commit": (environment().git_commit, "f" * 40),
         "governor": ("performance", "powersave"),
         "setting samples": ("18", "50"),
         "package torch": ("0.0", "none"),
