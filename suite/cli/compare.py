@@ -43,22 +43,17 @@ def compare(
     metric: Annotated[
         MetricName, typer.Option(help="Time of one iteration to completion, or of iterations back to back.")
     ] = MetricName.latency,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Decide whether a run is slower than another; exit 1 if it is, 3 if that cannot be decided."""
     from suite.report.compare import TimeKind
     from suite.report.two_runs import compare_sides, find_side
-    from suite.report.two_runs.text import print_terminal, to_json, to_markdown
+    from suite.report.two_runs.text import print_terminal, to_json
 
-    if markdown and as_json:
-        raise WrongUse("--markdown and --json exclude each other")
     share = parse_share(threshold, "--threshold")
     made = compare_sides(find_side(base), find_side(new), TimeKind(metric.value), share)
     if as_json:
         print_json(to_json(made))
-    elif markdown:
-        print(to_markdown(made), end="")
     else:
         print_terminal(made, console())
     raise typer.Exit(made.exit_code)

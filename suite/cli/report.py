@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -76,12 +76,12 @@ def report(
         found = [newest] if newest else []
     further = further_results(micro, recorded=recorded)
     if only is not None:
-        report_only(only, found, further, out, figures, as_json=as_json)
+        _report_only(only, found, further, out or report_folder(found), figures, as_json=as_json)
         return
     if recorded and not found and explanations is None:
         say(f"nothing is recorded in {store.describe(store.RECORDED)}, so there is no report")
         return
-    made = build_report(found, explanations, out, figures, readme, further, all_recorded=recorded)
+    made = write_report(found, explanations, out, figures, readme, further, all_recorded=recorded)
     if as_json:
         print_json(made.model_dump(mode="json"))
     else:
@@ -113,63 +113,45 @@ def further_results(micro: Path | None = None, *, recorded: bool) -> Further:
     nanogpt = max((path.parent for path in RECORDED.glob(f"nanogpt-*/*/{ENVIRONMENT}")), default=None)
     programs = tuple(sorted(RECORDED.glob("programs-*/*.jsonl.gz")))
     proofs = tuple(sorted(RECORDED.glob("concurrency-*/*.jsonl.gz")))
-    return Further(micro or recorded_file("indirection.json"), nanogpt, programs, proofs)
+    newest = max(RECORDED.glob("*/indirection.json*"), default=None)
+    return Further(micro or newest, nanogpt, programs, proofs)
 
 
-def build_report(
-    runs: list[Path],
-    explanations: Path | None,
-    out: Path | None,
-    figures: Path | None,
+def report_folder(runs: Sequence[Path]) -> Path:
+    """Return where a report of these runs is by default: in the folder of the one run, or of all results."""
+    from suite.results.store import REPOSITORY
+
+    return (runs[0] if len(runs) == 1 else REPOSITORY / "results") / "report"
+
+
+def write_report(
+    runs: Sequence[Path],
+    explanations: Path | None = None,
+    out: Path | None = None,
+    figures: Path | None = None,
     readme: Path | None = None,
     further: Further | None = None,
     *,
     all_recorded: bool = False,
 ) -> Report:
-    """Build the report of runs, and print its warning; `out` is in the folder of the one run, or of all results.
-
-    Raises:
-        WrongUse: there is nothing to report, it does not belong into one report, or a folder cannot be written to.
-        InvalidResults: a file has wrong fields.
-        CannotWrite: the disk is full.
-    """
+    """Write a report, and print its steps and its warning; see `suite.report.build.build_report`."""
     from suite.cli.console import Progress
     from suite.report import build
-    from suite.results import store
 
-    folder = out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report"
+    results = further or build.Further()
     made = build.build_report(
-        runs,
-        explanations,
-        folder,
-        figures,
-        readme,
-        further or build.Further(),
-        announce=Progress("report"),
+        runs, explanations, out or report_folder(runs), figures, readme, results, Progress("report"),
         all_recorded=all_recorded,
-    )
+    )  # fmt: skip
     if made.warning:
         say(f"encore: {made.warning}")
     return made
 
 
-def recorded_file(name: str) -> Path | None:
-    """Return the recorded file of this name, packed or not; of several that in the last folder; None without any."""
-    from suite.results.store import RECORDED
-
-    return max((*RECORDED.glob(f"*/{name}"), *RECORDED.glob(f"*/{name}.gz")), default=None)
-
-
-def report_only(
-    names: str, runs: list[Path], further: Further, out: Path | None, figures: Path | None, *, as_json: bool
+def _report_only(
+    names: str, runs: list[Path], further: Further, out: Path, figures: Path | None, *, as_json: bool
 ) -> None:
-    """Write the figures and tables of these names, separated by commas, and print the tables as Markdown.
-
-    Raises:
-        WrongUse: a name is unknown, none is given, or the runs do not belong into one report.
-        InvalidResults: a file has wrong fields.
-        CannotWrite: the disk is full.
-    """
+    """Write the figures and tables of these names, separated by commas, and print the tables as Markdown."""
     from suite.report.build import build_exhibits
     from suite.report.paper import EXHIBITS
     from suite.results import store
@@ -177,10 +159,9 @@ def report_only(
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise WrongUse(f"--only names nothing; known: {', '.join(EXHIBITS)}")
-    folder = out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report"
-    files, tables = build_exhibits(wanted, runs, folder, figures, further)
+    files, tables = build_exhibits(wanted, runs, out, figures, further)
     if as_json:
-        print(json.dumps({"files": [str(path) for path in files]}, indent=2))
+        print_json({"files": [str(path) for path in files]})
         return
     print(tables)
     for path in files:

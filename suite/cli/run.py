@@ -11,7 +11,7 @@ import typer
 
 from suite.cli.choices import Device, JsonOption, Size, takes, was_given
 from suite.cli.console import console, print_json, say
-from suite.cli.report import build_report
+from suite.cli.report import write_report
 from suite.results.errors import WrongUse
 from suite.settings import FULL
 
@@ -165,7 +165,7 @@ def run(context: typer.Context, options: RunOptions) -> None:
         return
     finished = launch(request, console(stderr=True))
     lines = _conclusions(finished.path, programs, as_json=options.as_json)
-    made = build_report([finished.path], None, None, None) if options.report or programs else None
+    made = write_report([finished.path]) if options.report or programs else None
     if made:
         say(f"{describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
     if options.as_json:

@@ -13,19 +13,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from optimizations.report.recordings import RecordingReport
 from suite.measure.encore_report import with_short_paths
-from suite.results.errors import WrongUse
 from suite.results.schema import Record
-from suite.results.store import describe
+from suite.results.store import read_record
 
 DRAWN_VERSION: Literal[1] = 1
 """Version of the files."""
-
-MOST_FILE_BYTES = 256 * 2**20
-"""Largest file that is read: the largest workloads have a few megabytes."""
 
 Us = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
@@ -109,20 +105,6 @@ def read_graphs(path: Path) -> tuple[DrawnGraph, ...]:
     """Read a file of graphs.
 
     Raises:
-        WrongUse: it cannot be read, or holds something else; the message says where.
+        InvalidResults: it cannot be read, or holds something else; the message says where.
     """
-    try:
-        if path.stat().st_size > MOST_FILE_BYTES:
-            raise WrongUse(f"{describe(path)} is larger than {MOST_FILE_BYTES:,} bytes, so it is no file of graphs")
-        content = path.read_bytes()
-    except OSError as error:
-        raise WrongUse(f"{describe(path)} cannot be read: {error.strerror or error}") from error
-    try:
-        return DrawnGraphs.model_validate_json(content).graphs
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise WrongUse(
-            f"{describe(path)} is no file of graphs{f', at {place}' if place else ''}: {first['msg']} "
-            "(`encore draw graph --save FILE` writes such files)"
-        ) from error
+    return read_record(DrawnGraphs, path, "graphs", "`encore draw graph --save FILE` writes such files").graphs

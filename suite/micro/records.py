@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
-from suite.results.errors import WrongUse
 from suite.results.schema import Environment, GpuState, Record
-from suite.results.store import read_unpacked
+from suite.results.store import read_record
 
-MICRO_SCHEMA_VERSION = 1
+MICRO_SCHEMA_VERSION: Literal[1] = 1
 
 
 class Series(Record):
@@ -53,7 +50,7 @@ class MeasuredPoint(Record):
 class MicroRun(Record):
     """Hold `indirection.json`."""
 
-    micro_schema_version: int
+    micro_schema_version: Literal[1]
     environment: Environment
     points: list[MeasuredPoint]
 
@@ -62,21 +59,9 @@ def read_micro_run(path: Path) -> MicroRun:
     """Return what a run of the microbenchmark wrote.
 
     Raises:
-        WrongUse: the file cannot be read, or is not such a record of this version; the message says which.
+        InvalidResults: the file cannot be read, or is not such a record of this version; the message says which.
     """
-    try:
-        run = MicroRun.model_validate_json(read_unpacked(path))
-    except OSError as error:
-        raise WrongUse(f"cannot read {path}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise WrongUse(f"{path} holds no results of the microbenchmark: {where}: {first['msg']}") from error
-    if run.micro_schema_version != MICRO_SCHEMA_VERSION:
-        raise WrongUse(
-            f"{path} has schema version {run.micro_schema_version}, this is {MICRO_SCHEMA_VERSION}; measure it again"
-        )
-    return run
+    return read_record(MicroRun, path, "the microbenchmark", "`encore micro indirection` writes such files")
 
 
 Sweep = Literal["inputs", "bytes", "odd bytes", "nodes"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,31 +25,26 @@ from suite.report import (
     speedup_tables,
 )
 from suite.report.chart import Chart, LineChart, draw, to_png, to_svg
-from suite.report.conclusion import Conclusion
 from suite.report.markdown_pages import check_page, generated_names, paper_part, update_page
-from suite.report.page import Log, Page, PageFigure, Section, render
+from suite.report.page import Page, PageFigure, Section, render
 from suite.report.paper.concurrency import read_proof
 from suite.report.paper.costs import read_programs
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
-from suite.report.runs import Run, cell_label, load_explanations, load_recorded, load_run, load_runs
+from suite.report.runs import Run, load_explanations, load_recorded, load_run, load_runs
 from suite.report.start import start_table
 from suite.report.table import Table, to_csv, to_markdown
 from suite.results.errors import WrongUse
-from suite.results.schema import Cell, Record
-from suite.results.store import REPOSITORY, CannotWrite, make_folder, write_atomically
+from suite.results.schema import Record
+from suite.results.store import CannotWrite, make_folder, write_atomically
 
 HEADLINE = "headline"
 """The table of a run that the README has, and the name of its generated part there."""
 
-WRITTEN = ".report-files"
-"""File in a report's folder: the paths that the report wrote, one a line, so that the next one removes leftovers."""
-
 _FIGURES_WORTH_PROCESSES = 12
 """Fewer figures are drawn in this process."""
 
-FIGURES = REPOSITORY / "figures"
-"""The repository's own figures. Smoke runs are not drawn here: their numbers mean nothing, and would replace others."""
+Announce = Callable[[str], None]
 
 
 class Report(Record):
@@ -83,17 +78,6 @@ class Further:
     proofs: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Hold a section's content before anything is written."""
-
-    anchor: str
-    title: str
-    provenance: Provenance
-    charts: tuple[Chart | LineChart, ...]
-    tables: tuple[Table, ...]
-
-
 def build_report(
     runs: Sequence[Path],
     explanations: Path | None,
@@ -101,7 +85,7 @@ def build_report(
     figures_dir: Path | None = None,
     readme: Path | None = None,
     further: Further = Further(),  # a frozen record
-    announce: Callable[[str], None] = lambda step: None,
+    announce: Announce = lambda step: None,
     *,
     all_recorded: bool = False,
 ) -> Report:
@@ -110,10 +94,9 @@ def build_report(
     Args:
         runs: folders of runs; of a workload that several of them measured, one has its rows (`join_runs`).
         explanations: folder of `<name>.json` files that `encore explain --out` wrote.
-        out: gets `report.html` and `tables/`; made if it is not there. What an earlier report wrote there and this one
-            does not have is removed, other files stay.
-        figures_dir: gets the figures as PNG; None: they are in the page only. Figures of the same name are
-            replaced, nothing is removed. `out/figures` takes what is not to go to `FIGURES`.
+        out: gets `report.html` and `tables/`; made if it is not there. Files of the same name are replaced, none is
+            removed.
+        figures_dir: gets the figures as PNG; None: they are in the page only.
         readme: a Markdown file whose generated parts are renewed: "headline", and those of papers ("grace").
         announce: called with the name of each step that may take seconds, before it begins.
         all_recorded: leave out runs that cannot be read or do not fit to the newest, with a warning.
@@ -128,54 +111,74 @@ def build_report(
         raise WrongUse("nothing to report: give a run, or a folder of explanations (`encore explain --all --out DIR`)")
     announce(f"reading {len(runs)} runs")
     published = load_published()
-    recorded = (load_recorded(runs) if all_recorded else load_runs(runs)) if runs else None
+    run = (load_recorded(runs) if all_recorded else load_runs(runs)) if runs else None
     explained = () if explanations is None else load_explanations(explanations)
-    names = () if readme is None else _names_to_renew(readme, published, has_run=recorded is not None)
-    if readme is not None:
-        check_page(readme, names)
+    names = () if readme is None else _names_to_renew(readme, published, has_run=run is not None)
     announce("comparing modes")
-    ratios = compare.compare(recorded) if recorded else None
-    results = paper_results(ratios, further, published)
-    exhibits = [(exhibit, exhibit.make(exhibit, results)) for exhibit in paper.EXHIBITS.values()] if recorded else []
-    parts = [
-        *(_run_parts(ratios, published) if ratios is not None else ()),
-        *(_explain_parts(explained, published) if explained else ()),
-        *_paper_parts(exhibits, published),
+    ratios = compare.compare(run) if run else None
+    exhibits = _made(paper.EXHIBITS.values() if run else (), paper_results(ratios, further, published))
+    sections = [
+        *(_run_sections(ratios, published) if ratios is not None else ()),
+        *(_explain_sections(explained, published) if explained else ()),
+        *_paper_sections(exhibits, published),
     ]
-    concluded = conclusion.of_explanations(explained)
-    if ratios is not None:
-        concluded = conclusion.of_run(ratios, published)
-    warnings = tuple(dict.fromkeys(part.provenance.warning for part in parts if part.provenance.warning))
-    if figures_dir is not None and warnings and figures_dir.resolve() == FIGURES:
-        figures_dir = out / "figures"
+    warnings = tuple(dict.fromkeys(each.provenance.warning for each in sections if each.provenance.warning))
+    throttled = cell_tables.throttling(run) if run else None
     for folder, option in ((out, "--out"), (out / "tables", "--out"), (figures_dir, "--figures")):
         if folder is not None:
             make_folder(folder, option)
     try:
-        sections, figures = _write_figures(parts, figures_dir, announce)
+        figures, written = _draw_all(sections, figures_dir, announce)
         announce("writing tables and the page")
-        tables = _write_tables(parts, out / "tables")
+        page = Page(
+            title=f"Encore: run{'s' * (len(run.parts) > 1)} {_names(run)}"
+            if run
+            else "Encore: obstacles to CUDA graphs",
+            subject=_subject(run, len(explained)),
+            conclusion=conclusion.of_run(ratios, published) if ratios else conclusion.of_explanations(explained),
+            warnings=(*warnings, *([throttled] if throttled else ()), *(run.remarks if run else ())),
+            sections=tuple(sections),
+            figures=figures,
+            sources=tuple(published.sources.values()),
+            failed=run.failed if run else (),
+            environments=tuple(part.environment for part in run.parts or (run,)) if run else (),
+        )
+        tables = _write_tables(sections, out / "tables")
         html = out / "report.html"
-        write_atomically(html, render(_page(recorded, explained, sections, published, concluded)))
-        _remove_what_is_old(out, [html, *tables, *figures])
+        write_atomically(html, render(page))
         if readme is not None:
-            update_page(readme, {name: _page_part(name, parts, exhibits) for name in names})
+            update_page(readme, {name: _page_part(name, sections, exhibits) for name in names})
     except CannotWrite as error:
         message = f"cannot write the report: {error.__cause__}. The results it is made of are intact; make room."
         raise CannotWrite(message) from error
-    remarks = recorded.remarks if recorded else ()
     return Report(
         html=html,
         tables=tables,
-        figures=figures,
-        run_id=", ".join(provenance.run_names(recorded)) if recorded else None,
+        figures=written,
+        run_id=_names(run) if run else None,
         explained=len(explained),
-        cells=len(recorded.cells) if recorded else 0,
-        failed_cells=len(recorded.failed) if recorded else 0,
-        superseded_cells=len(recorded.superseded) if recorded else 0,
-        missing_cells=len(recorded.missing) if recorded else 0,
-        warning="; ".join((*warnings, *remarks)) or None,
+        cells=len(run.cells) if run else 0,
+        failed_cells=len(run.failed) if run else 0,
+        superseded_cells=len(run.superseded) if run else 0,
+        missing_cells=len(run.missing) if run else 0,
+        warning="; ".join((*warnings, *(run.remarks if run else ()))) or None,
     )
+
+
+def _names(run: Run) -> str:
+    return ", ".join(provenance.run_names(run))
+
+
+def _subject(run: Run | None, explained: int) -> str:
+    texts = []
+    if run:
+        again = f", {len(run.superseded)} that failed before were measured again" if run.superseded else ""
+        texts = [
+            f"{run.device}, PyTorch {run.environment.torch}",
+            f"{len(run.labels)} workloads in {len(run.modes)} modes: {len(run.cells) - len(run.failed)} cells passed, "
+            f"{len(run.failed)} failed, {len(run.missing)} not run{again}",
+        ]
+    return "; ".join([*texts, *([f"{explained} models analysed without a GPU"] if explained else ())])
 
 
 _OUTLINE = (
@@ -194,7 +197,7 @@ _OUTLINE = (
 """Sections of a run: anchor, title, how the names of its figures begin, and its tables."""
 
 
-def _run_parts(ratios: compare.Ratios, published: Published) -> tuple[_Part, ...]:
+def _run_sections(ratios: compare.Ratios, published: Published) -> tuple[Section, ...]:
     """Make the sections of a run: each figure with the tables that belong to it."""
     run = ratios.run
     origin = provenance.of_run(run)
@@ -205,23 +208,30 @@ def _run_parts(ratios: compare.Ratios, published: Published) -> tuple[_Part, ...
         speedup_tables.same_program(ratios),
         start_table(run),
     )
-    tables = {table.name: table for table in made if table is not None}
+    tables = {table.name: table for table in made}
     return tuple(
-        _Part(
+        Section(
             anchor,
             title,
             origin,
             tuple(chart for chart in drawn if stem is not None and chart.name.startswith(stem)),
-            tuple(tables[name] for name in names if name in tables),
+            tuple(tables[name] for name in names),
         )
         for anchor, title, stem, names in _OUTLINE
     )
 
 
-def _paper_parts(exhibits: Iterable[tuple[paper.Exhibit, paper.Made]], published: Published) -> list[_Part]:
+_Exhibits = Sequence[tuple[paper.Exhibit, paper.Made]]
+
+
+def _made(exhibits: Iterable[paper.Exhibit], results: paper.Results) -> _Exhibits:
+    return [(exhibit, exhibit.make(exhibit, results)) for exhibit in exhibits]
+
+
+def _paper_sections(exhibits: _Exhibits, published: Published) -> list[Section]:
     """Return a section for each figure and table of the papers."""
     return [
-        _Part(
+        Section(
             exhibit.stem,
             f"{published.sources[exhibit.source].label} {exhibit.number}",
             made.provenance,
@@ -230,6 +240,18 @@ def _paper_parts(exhibits: Iterable[tuple[paper.Exhibit, paper.Made]], published
         )
         for exhibit, made in exhibits
     ]
+
+
+def _explain_sections(explanations: tuple[Explanation, ...], published: Published) -> tuple[Section, ...]:
+    return (
+        Section(
+            "explain",
+            "What stands in the way of CUDA graphs (analysis without a GPU)",
+            provenance.of_explanations(explanations),
+            (),
+            explain_tables.all_tables(explanations, published),
+        ),
+    )
 
 
 def paper_results(ratios: compare.Ratios | None, further: Further, published: Published) -> paper.Results:
@@ -276,33 +298,19 @@ def build_exhibits(
         raise WrongUse(f"nothing to draw: {'; '.join(recorded.remarks)}")
     published = load_published()
     ratios = None if recorded is None else compare.Ratios(recorded)
-    results = paper_results(ratios, further, published)
-    parts = _paper_parts([(exhibit, exhibit.make(exhibit, results)) for exhibit in exhibits], published)
-    if figures_dir is None or (figures_dir.resolve() == FIGURES and any(part.provenance.warning for part in parts)):
-        figures_dir = out / "figures"
+    sections = _paper_sections(_made(exhibits, paper_results(ratios, further, published)), published)
+    figures_dir = figures_dir or out / "figures"
     make_folder(out / "tables", "--out")
     make_folder(figures_dir, "--figures")
-    shown = "\n".join(to_markdown(table, part.provenance) for part in parts for table in part.tables)
-    return [*_write_tables(parts, out / "tables"), *_write_figures(parts, figures_dir)[1]], shown
-
-
-def _explain_parts(explanations: tuple[Explanation, ...], published: Published) -> tuple[_Part, ...]:
-    return (
-        _Part(
-            "explain",
-            "What stands in the way of CUDA graphs (analysis without a GPU)",
-            provenance.of_explanations(explanations),
-            charts.of_explanations(explanations, published),
-            explain_tables.all_tables(explanations, published),
-        ),
-    )
+    shown = "\n".join(to_markdown(table, each.provenance) for each in sections for table in each.tables)
+    return [*_write_tables(sections, out / "tables"), *_draw_all(sections, figures_dir)[1]], shown
 
 
 def _names_to_renew(readme: Path, published: Published, *, has_run: bool) -> tuple[str, ...]:
     """Return the names of the generated parts of a file that a report of runs renews.
 
     Raises:
-        WrongUse: there is no run, or the file has no such part.
+        WrongUse: there is no run, or the file has no such part, or a part twice.
     """
     names = tuple(name for name in generated_names(readme) if name == HEADLINE or name in published.sources)
     if not has_run:
@@ -310,14 +318,15 @@ def _names_to_renew(readme: Path, published: Published, *, has_run: bool) -> tup
     if not names:
         known = ", ".join((HEADLINE, *published.sources))
         raise WrongUse(f"--readme {readme} has no generated part; write `<!-- generated: NAME -->`, NAME of: {known}")
+    check_page(readme, names)
     return names
 
 
-def _page_part(name: str, parts: Iterable[_Part], exhibits: Iterable[tuple[paper.Exhibit, paper.Made]]) -> str:
+def _page_part(name: str, sections: Iterable[Section], exhibits: _Exhibits) -> str:
     """Return a generated part of a page: the README's table, or a paper's numbers."""
     if name != HEADLINE:
         return paper_part([(exhibit, made) for exhibit, made in exhibits if exhibit.source == name])
-    tables = [(table, part.provenance) for part in parts for table in part.tables if table.name == HEADLINE]
+    tables = [(table, each.provenance) for each in sections for table in each.tables if table.name == HEADLINE]
     return headline_part(*tables[0])
 
 
@@ -326,117 +335,44 @@ def headline_part(table: Table, origin: Provenance) -> str:
     return to_markdown(table, origin.among(table.frame["workload"]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Hold a figure as the page has it, and as PNG where it is written."""
-
-    page: PageFigure
-    png: bytes | None
-
-
-def _write_figures(
-    parts: Sequence[_Part], folder: Path | None, announce: Callable[[str], None] = lambda step: None
-) -> tuple[list[Section], list[Path]]:
-    """Draw every figure, and write it as PNG where there is a folder; return the sections, and the paths."""
-    drawn = _draw_all([(chart, part.provenance) for part in parts for chart in part.charts], folder, announce)
-    written = []
-    for one in drawn:
-        if folder is not None and one.png is not None:
-            written.append(folder / f"{one.page.name}.png")
-            write_atomically(written[-1], one.png)
-    pages = iter(one.page for one in drawn)
-    sections = [
-        Section(part.anchor, part.title, part.provenance, tuple(next(pages) for _ in part.charts), part.tables)
-        for part in parts
-    ]
-    return sections, written
-
-
 def _draw_all(
-    wanted: Sequence[tuple[Chart | LineChart, Provenance]], folder: Path | None, announce: Callable[[str], None]
-) -> list[_Drawn]:
-    """Draw figures, many of them in as many processes as there are cores."""
+    sections: Iterable[Section], folder: Path | None, announce: Announce = lambda step: None
+) -> tuple[Mapping[str, PageFigure], list[Path]]:
+    """Draw every figure, many of them in as many processes as there are cores, and write it as PNG where there is a
+    folder; return the page's figures by name, and the paths."""
+    wanted = [(chart, section.provenance) for section in sections for chart in section.charts]
     draw_one = functools.partial(_draw_one, as_file=folder is not None)
     if len(wanted) < _FIGURES_WORTH_PROCESSES:
-        return list(map(draw_one, wanted))
-    drawn = []
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
-        for one in pool.map(draw_one, wanted):
-            drawn.append(one)
-            announce(f"drawing figures, {len(drawn)} of {len(wanted)}")
-    return drawn
+        drawn = list(map(draw_one, wanted))
+    else:
+        drawn = []
+        with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+            for one in pool.map(draw_one, wanted):
+                drawn.append(one)
+                announce(f"drawing figures, {len(drawn)} of {len(wanted)}")
+    written = []
+    for (chart, _), (_, png) in zip(wanted, drawn, strict=True):
+        if folder is not None and png is not None:
+            written.append(folder / f"{chart.name}.png")
+            write_atomically(written[-1], png)
+    return {chart.name: figure for (chart, _), (figure, _) in zip(wanted, drawn, strict=True)}, written
 
 
-def _draw_one(chart_and_origin: tuple[Chart | LineChart, Provenance], *, as_file: bool) -> _Drawn:
+def _draw_one(
+    chart_and_origin: tuple[Chart | LineChart, Provenance], *, as_file: bool
+) -> tuple[PageFigure, bytes | None]:
     chart, origin = chart_and_origin
     if isinstance(chart, Chart):
         origin = origin.among(chart.groups)
     figure = draw(chart, origin)
-    caption = (*chart.caption, f"{origin.caption}.")
-    return _Drawn(
-        PageFigure(chart.name, chart.title, caption, Markup(to_svg(figure, chart.name))),
-        to_png(figure) if as_file else None,
-    )
+    shown = PageFigure(chart.title, (*chart.caption, f"{origin.caption}."), Markup(to_svg(figure, chart.name)))
+    return shown, to_png(figure) if as_file else None
 
 
-def _remove_what_is_old(out: Path, written: Sequence[Path]) -> None:
-    """Remove what an earlier report wrote into `out` and this one did not; only files its own list names."""
-    new = {str(path.relative_to(out)) for path in written if path.is_relative_to(out)}
-    listing = out / WRITTEN
-    before = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
-    for name in before:
-        path = Path(name)
-        if name not in new and not path.is_absolute() and ".." not in path.parts:
-            (out / path).unlink(missing_ok=True)
-    write_atomically(listing, "".join(f"{name}\n" for name in sorted(new)))
-
-
-def _write_tables(parts: Iterable[_Part], folder: Path) -> list[Path]:
+def _write_tables(sections: Iterable[Section], folder: Path) -> list[Path]:
     written = []
-    for part in parts:
-        for table in part.tables:
+    for section in sections:
+        for table in section.tables:
             written.append(folder / f"{table.name}.csv")
-            write_atomically(written[-1], to_csv(table, part.provenance))
+            write_atomically(written[-1], to_csv(table, section.provenance))
     return written
-
-
-def _page(
-    run: Run | None,
-    explanations: Sequence[Explanation],
-    sections: Sequence[Section],
-    published: Published,
-    concluded: Conclusion,
-) -> Page:
-    origins = dict.fromkeys(section.provenance for section in sections)
-    names = provenance.run_names(run) if run else ()
-    title = f"Encore: run{'s' * (len(names) > 1)} {', '.join(names)}" if run else "Encore: obstacles to CUDA graphs"
-    counts = []
-    if run:
-        again = f", {len(run.superseded)} that failed before were measured again" if run.superseded else ""
-        counts.append(
-            f"{len(run.labels)} workloads in {len(run.modes)} modes: {len(run.cells) - len(run.failed)} cells passed, "
-            f"{len(run.failed)} failed, {len(run.missing)} not run{again}"
-        )
-    if explanations:
-        counts.append(f"{len(explanations)} models analysed without a GPU")
-    subject = [f"{run.device}, PyTorch {run.environment.torch}"] if run else []
-    return Page(
-        title=title,
-        subject="; ".join([*subject, *counts]),
-        conclusion=concluded,
-        origins=tuple(line for origin in origins for line in (origin.caption, *origin.rows_by_run)),
-        warnings=tuple(
-            warning
-            for warning in (*(origin.warning for origin in origins), cell_tables.throttling(run) if run else None)
-            if warning
-        ),
-        sections=tuple(sections),
-        sources=tuple(published.sources.values()),
-        logs=tuple(_log(cell) for cell in run.failed) if run else (),
-        environments=tuple(part.environment for part in run.parts or (run,)) if run else (),
-    )
-
-
-def _log(cell: Cell) -> Log:
-    title = f"{cell_label(cell)}, {cell.mode}: {cell.status.value}"
-    return Log(title, "\n\n".join(text for text in (cell.error, cell.log_tail) if text) or "No error was recorded.")

@@ -1,26 +1,20 @@
-"""Make the figures of a recorded run, and those of what `encore explain` found. One without a value is left out."""
+"""Make the figures of a recorded run. One without a value is left out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
-from suite.explain.records import Explanation
-from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
+from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report.cell_tables import host_median_us
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.compare import Comparison, Ratios, baselines
-from suite.report.explain_tables import explanation_label, is_as_published, lowerings_of, settings
 from suite.report.published import Published
-from suite.report.runs import RowGroup, Run, cell_label, row_groups
-from suite.report.runs import is_as_published as cell_is_as_published
+from suite.report.runs import RowGroup, Run, cell_label, is_as_published, row_groups
 from suite.results.schema import Cell, Status
 from suite.results.stats import Verdict
 
 GEOMEAN = "geomean"
-NOT_LOWERED = "not lowered"
 BASELINES = {f"over_{mode}": mode for mode in (GRAPH_MODE, REFERENCE_MODE)}
 """Stems of the figures of speed-ups, each with what it is over."""
 
@@ -77,8 +71,7 @@ def _compared(run: Run) -> tuple[str, ...]:
 
 def _ratio_bar(item: Comparison, published: Published) -> Bar:
     cell = item.cell
-    as_published = cell_is_as_published(cell)
-    paper = published.speedup("grace", cell.workload, cell.mode, item.baseline) if as_published else None
+    paper = published.speedup("grace", cell.workload, cell.mode, item.baseline) if is_as_published(cell) else None
     if item.ratio is None:
         return Bar(failure=item.missing, published=paper)
     undecided = item.verdict in (Verdict.AMBG, None)
@@ -121,46 +114,3 @@ def _split_bar(run: Run, cell: Cell) -> Bar:
 def _interval(low: float, high: float) -> tuple[float, float] | None:
     """Return an interval to draw; none where it is open (a single block)."""
     return (low, high) if math.isfinite(high) else None
-
-
-def of_explanations(explanations: Sequence[Explanation], published: Published) -> tuple[Chart, ...]:
-    """Return every figure these explanations have values for."""
-    chart = kernels_in_graphs(explanations, published)
-    return (chart,) if chart.has_values else ()
-
-
-def kernels_in_graphs(explanations: Sequence[Explanation], published: Published) -> Chart:
-    """Return the share of a model's kernels that would be inside CUDA graphs, per lowering setting, next to published
-    coverage."""
-    names = settings(explanations)
-    bars: dict[tuple[str, str], Bar] = {}
-    for explanation in explanations:
-        for setting in names:
-            parts = lowerings_of(explanation, setting)
-            inside = sum(one.kernels_in_graphs for one in parts)
-            kernels = inside + sum(one.kernels_outside for one in parts)
-            system: Literal["stock", "placement"] = "placement" if setting == PLACEMENT_MODE else "stock"
-            paper = published.coverage("grace", explanation.target, system) if is_as_published(explanation) else None
-            bar = Bar(100 * inside / kernels, total=100.0, published=paper) if kernels else Bar(None, published=paper)
-            if not parts:
-                bar = Bar(failure="failed" if explanation.error else NOT_LOWERED, published=paper)
-            bars[explanation_label(explanation), setting] = bar
-    labels = [explanation_label(explanation) for explanation in explanations]
-    whole = [label for label in labels if all(bars[label, name].value == 100 for name in names)]
-    if len(whole) == len(labels):  # then that is what there is to see
-        whole = []
-    note = "What runs between FX graphs, after a graph break, is not seen here; a measured coverage counts it."
-    if whole:
-        note += f" All kernels are inside in each setting, and left out here: {', '.join(whole)}."
-    return Chart(
-        "explain_kernels",
-        "Kernels inside and outside CUDA graphs, by offline lowering",
-        "% of kernels in FX graphs",
-        Scale.PERCENT,
-        tuple(label for label in labels if label not in whole),
-        names,
-        {key: bar for key, bar in bars.items() if key[0] not in whole},
-        parts=("in CUDA graphs", "outside"),
-        published=f"measured coverage, {published.sources['grace'].setting}",
-        note=note,
-    )

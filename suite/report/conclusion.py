@@ -1,52 +1,27 @@
-"""Conclude what a report comes to: one sentence with the points for and against trusting it, or six lines on a program.
+"""Conclude what a report comes to: one sentence, or six lines on a program of the user's own.
 
 Nothing here is measured or judged again: the sentence counts verdicts of one group of rows, whose figures and means say
-the same. The six lines say of a program of the user's own: speed, memory, start, what was not captured, and advice.
+the same. The six lines are on speed, memory, start, what was not captured, and advice.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from optimizations.byte_units import format_bytes
 from suite.explain.records import Explanation
 from suite.measure.modes import DEFAULT_MODE, EAGER_MODE, GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
-from suite.report import provenance
-from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes, throttling
+from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes
 from suite.report.compare import Comparison, Kernels, Ratios
 from suite.report.explain_tables import lowerings_of
 from suite.report.published import Published
 from suite.report.runs import RowGroup, Run, cell_label, row_groups
-from suite.report.speedup_tables import false_findings, same_program_pairs
 from suite.report.start import start_in, start_of
-from suite.results.schema import Cell, Environment, Status
+from suite.results.schema import Cell, Status
 from suite.results.stats import Verdict
 from suite.settings import recorded_plan
-
-DECIDED_SHARE = 0.9
-"""Least share of verdicts that must decide something for the whole to count as decided."""
-FALSE_SHARE = 0.05
-"""Largest share of comparisons of a program with itself that may find a difference."""
-
-
-class Trust(StrEnum):
-    """Tell whether the numbers can be relied on."""
-
-    YES = "Yes"
-    PARTLY = "With reservations"
-    NO = "No"
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Hold one reason for or against. `decisive` ones alone make a conclusion worthless where they do not hold."""
-
-    holds: bool
-    text: str
-    decisive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +30,7 @@ class Conclusion:
     compared."""
 
     sentence: str
-    points: tuple[Point, ...]
     baseline: str | None = None
-
-    @property
-    def trust(self) -> Trust:
-        if any(point.decisive and not point.holds for point in self.points):
-            return Trust.NO
-        return Trust.YES if all(point.holds for point in self.points) else Trust.PARTLY
 
 
 def of_run(ratios: Ratios, published: Published) -> Conclusion:
@@ -79,13 +47,12 @@ def of_run(ratios: Ratios, published: Published) -> Conclusion:
     # Whole steps and callables are captured where a program asks for it, and measured for some workloads only.
     usual = [mode for mode in modes if mode not in MODES or not MODES[mode].captures_more] or modes
     mode = usual[-1] if usual else None
-    items = [ratios.against(cell, baseline) for cell in run.cells if cell.mode == mode]
     sentence = f"Nothing can be compared: the run has {len(run.cells)} cells in {len(run.modes)} modes."
     if mode is not None:
-        groups = row_groups(run, published)
-        group = next(group for group in groups if any(cell_label(item.cell) in group.labels for item in items))
+        labels = {cell_label(cell) for cell in run.cells if cell.mode == mode}
+        group = next(group for group in row_groups(run, published) if labels.intersection(group.labels))
         sentence = _sentence(mode, baseline, ratios, group)
-    return Conclusion(sentence, tuple(_points(ratios, items)), None if mode is None else baseline)
+    return Conclusion(sentence, None if mode is None else baseline)
 
 
 def of_explanations(explanations: Sequence[Explanation]) -> Conclusion:
@@ -96,17 +63,15 @@ def of_explanations(explanations: Sequence[Explanation]) -> Conclusion:
         for setting in whole:
             parts = lowerings_of(explanation, setting)
             whole[setting] += bool(parts) and not any(one.kernels_outside or one.cpu_kernels for one in parts)
-    failed = [explanation for explanation in explanations if explanation.error]
     waits = sum(any(one.blocking_copies for one in lowerings_of(e, GRAPH_MODE)) for e in explanations)
+    failed = sum(explanation.error is not None for explanation in explanations)
+    rest = f" {failed} analyses failed." if failed else ""
     sentence = (
         f"Of {len(explanations)} models, stock CUDA graphs would hold all kernels of {whole[GRAPH_MODE]}, and of "
         f"{whole[PLACEMENT_MODE]} after Encore's placement; in {waits} the host waits for a copy in each call today."
+        f"{rest}"
     )
-    points = [
-        Point(not failed, f"{len(explanations) - len(failed)} of {len(explanations)} analyses came to their end"),
-        Point(False, "found without a GPU: kernels and copies are counted, nothing is timed"),
-    ]
-    return Conclusion(sentence, tuple(points))
+    return Conclusion(sentence)
 
 
 def _sentence(mode: str, baseline: str, ratios: Ratios, group: RowGroup) -> str:
@@ -140,65 +105,6 @@ def _sentence(mode: str, baseline: str, ratios: Ratios, group: RowGroup) -> str:
 
 
 _COUNTED = {Verdict.FAST: "faster", Verdict.SAME: "the same", Verdict.SLOW: "slower", Verdict.AMBG: "undecided"}
-
-
-def _points(ratios: Ratios, items: Sequence[Comparison]) -> Iterator[Point]:
-    run = ratios.run
-    origin = provenance.of_run(run)
-    if origin.warning:
-        yield Point(False, origin.warning, decisive=True)
-    checked = [cell for cell in run.cells if cell.correctness is not None]
-    wrong = [cell for cell in run.cells if cell.status is Status.FAIL_ACCURACY]
-    right = len(checked) - len({id(cell) for cell in wrong if cell.correctness is not None})
-    yield Point(
-        not wrong and bool(checked),
-        f"Outputs, loss and gradients were compared with eager before anything was timed: {right} of {len(checked)} "
-        "cells agree",
-    )
-    compared = [item for item in items if item.ratio is not None]
-    same = [item for item in compared if item.is_gain]
-    yield Point(
-        len(same) == len(compared) and bool(same),
-        f"In {len(same)} of {len(compared)} ratios both sides are known to run the same kernels"
-        if compared
-        else "There is no ratio whose kernels could be looked at",
-        decisive=not same,
-    )
-    decided = [item for item in same if item.verdict not in (None, Verdict.AMBG)]
-    if same:
-        yield Point(
-            len(decided) >= DECIDED_SHARE * len(same), f"The samples decide {len(decided)} of {len(same)} verdicts"
-        )
-    pairs = same_program_pairs(ratios)
-    if pairs:
-        found = len(false_findings(pairs))
-        text = f"Of {_count(len(pairs), 'comparison')} of modes that are the same program, {found} found a difference"
-        yield Point(found <= FALSE_SHARE * len(pairs), text)
-    if apart := sum(not item.alternating for item in compared):
-        yield Point(False, f"Not measured alternately: the modes of {_count(apart, 'ratio')}")
-    yield Point(
-        not run.failed and not run.missing,
-        f"{len(run.cells) - len(run.failed)} cells passed, {len(run.failed)} failed, {len(run.missing)} were not run",
-    )
-    if short := sum(bool(cell.shortages) for cell in run.cells):
-        yield Point(False, f"Memory was short in {_count(short, 'cell')} behind samples, which stand")
-    if run.superseded:
-        yield Point(False, f"{_count(len(run.superseded), 'cell')} had failed before and had to be measured again")
-    if throttling(run):
-        yield Point(False, "The GPU lowered its clocks while it was measured")
-    yield _of_one_code([part.environment for part in run.parts if part.labels] or [run.environment])
-    for remark in run.remarks:
-        yield Point(False, remark[0].upper() + remark[1:])
-
-
-def _of_one_code(environments: Sequence[Environment]) -> Point:
-    """Return whether the rows are of the same code, and of code that a reader can have."""
-    codes = {one.code or one.git_commit for one in environments}
-    committed = {one.code or one.git_commit for one in environments if one.git_dirty is False} - {None}
-    text = "All rows are of one version of the code" if len(codes) == 1 else f"The rows are of {len(codes)} versions"
-    if codes != committed:
-        text += ", of which one is unknown" if None in codes else ", not committed when it was measured"
-    return Point(len(codes) == 1 and codes == committed, text)
 
 
 def _count(number: int, noun: str) -> str:

@@ -12,18 +12,21 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from suite.measure.modes import MODES
+from suite.report.chart import Chart, LineChart
 from suite.report.conclusion import Conclusion
 from suite.report.provenance import Provenance, facts
 from suite.report.published import Source
+from suite.report.runs import cell_label
 from suite.report.table import Detailed, Table, printed_rows
 from suite.report.units import NOTHING, format_heading, is_missing, sort_key
 from suite.results import stats
-from suite.results.schema import Environment, Status
+from suite.results.schema import Cell, Environment, Status
 
 _PAGE = Path(__file__).parent / "page"
 LONG_TABLE = 260
@@ -39,9 +42,8 @@ OWN_MODES = frozenset(name for name, mode in MODES.items() if mode.is_encores)
 
 @dataclass(frozen=True, slots=True)
 class PageFigure:
-    """Hold a figure of the page: its name and title, the sentences below it, and the `<svg>` element of `to_svg`."""
+    """Hold a figure of the page: its title, the sentences below it, and the `<svg>` element of `to_svg`."""
 
-    name: str
     title: str
     caption: tuple[str, ...]
     svg: Markup
@@ -49,86 +51,58 @@ class PageFigure:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Hold a part of the page: figures, then tables, all of one origin."""
+    """Hold a part of a report: figures, then tables, all of one origin."""
 
     anchor: str
     title: str
     provenance: Provenance
-    figures: tuple[PageFigure, ...]
+    charts: tuple[Chart | LineChart, ...]
     tables: tuple[Table, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """Hold the end of a failed cell's log, with its error."""
-
-    title: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Page:
-    """Hold all that the page says: `conclusion` and the figure of speed-ups first, then sections, `origins` (lines on
-    where the numbers are from) last. `warnings` stand at the top, in the title and in the head; one environment per
-    run.
+    """Hold all that the page says: `conclusion` and the figure of speed-ups first, then sections, then where the
+    numbers are from. `figures` are those of the sections' charts, by name. `warnings` stand at the top, in the title
+    and in the head; one environment per run.
     """
 
     title: str
     subject: str
     conclusion: Conclusion
-    origins: tuple[str, ...]
     warnings: tuple[str, ...]
     sections: tuple[Section, ...]
+    figures: Mapping[str, PageFigure]
     sources: tuple[Source, ...]
-    logs: tuple[Log, ...] = ()
+    failed: tuple[Cell, ...] = ()
     environments: tuple[Environment, ...] = ()
 
     @property
-    def headline(self) -> PageFigure | None:
-        """Return the figure under the conclusion: the first of speed-ups over what the conclusion compares with."""
-        name = f"over_{self.conclusion.baseline}"
-        found = (figure for section in self.sections for figure in section.figures if figure.name.startswith(name))
-        return next(found, None)
+    def headline(self) -> str | None:
+        """Return the name of the figure under the conclusion: the first of speed-ups over what that compares with."""
+        return next((name for name in self.figures if name.startswith(f"over_{self.conclusion.baseline}")), None)
 
     @property
     def is_smoke(self) -> bool:
         """Return whether the numbers say nothing about performance, so that even a tab's title has to say so."""
         return any(section.provenance.warning for section in self.sections)
 
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Return lines on where the numbers are from."""
+        origins = dict.fromkeys(section.provenance for section in self.sections)
+        return tuple(line for origin in origins for line in (origin.caption, *origin.rows_by_run))
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """Hold a table cell. `parts` are set for a ratio: value, interval and remark, apart so that narrow columns
-    break."""
-
-    text: str
-    sort: str | None
-    missing: bool
-    classes: str
-    parts: tuple[str, str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    cells: tuple[_Cell, ...]
-    classes: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Heading:
-    text: str
-    is_own: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _ShownTable:
-    name: str
-    title: str
-    note: str
-    cut: str
-    headings: tuple[_Heading, ...]
-    rows: tuple[_Row, ...]
-    summary: tuple[_Row, ...]
+    @property
+    def logs(self) -> list[tuple[str, str]]:
+        """Return for each failed cell a title, and its error with the end of its log."""
+        return [
+            (
+                f"{cell_label(cell)}, {cell.mode}: {cell.status.value}",
+                "\n\n".join(text for text in (cell.error, cell.log_tail) if text) or "No error was recorded.",
+            )
+            for cell in self.failed
+        ]
 
 
 def render(page: Page) -> str:
@@ -174,24 +148,28 @@ def environment_facts(environment: Environment) -> dict[str, str]:
     return run | facts(environment) | settings
 
 
-def _shown(table: Table) -> _ShownTable:
+def _shown(table: Table) -> dict[str, Any]:
+    """Return a table as the template takes it: each row is its classes and its cells."""
     names = list(table.frame.columns)
     order = sorted(range(len(names)), key=lambda place: _rank(names[place], place))
-    columns = [names[place] for place in order]
-    rows = []
     body = len(table.frame) - table.summary_rows
     shown = body if body <= LONG_TABLE else SHOWN_OF_LONG
+    rows = []
     for place, (values, texts) in enumerate(
         zip(table.frame.itertuples(index=False, name=None), printed_rows(table), strict=True)
     ):
-        if shown <= place < body:
-            continue
-        cells = tuple(_cell(names[column], values[column], texts[column]) for column in order)
-        of = dict(zip(names, values, strict=True))
-        rows.append(_Row(cells, " ".join(_row_classes(of))))
-    cut = f"The first {shown} of {body} rows; the CSV file has all." if shown < body else ""
-    headings = tuple(_Heading(format_heading(column), column in OWN_MODES) for column in columns)
-    return _ShownTable(table.name, table.title, table.note, cut, headings, tuple(rows[:shown]), tuple(rows[shown:]))
+        if not shown <= place < body:
+            cells = [_cell(names[column], values[column], texts[column]) for column in order]
+            rows.append((" ".join(_row_classes(dict(zip(names, values, strict=True)))), cells))
+    return {
+        "name": table.name,
+        "title": table.title,
+        "note": table.note,
+        "cut": f"The first {shown} of {body} rows; the CSV file has all." if shown < body else "",
+        "headings": [(format_heading(names[column]), names[column] in OWN_MODES) for column in order],
+        "rows": rows[:shown],
+        "summary": rows[shown:],
+    }
 
 
 def _rank(column: str, place: int) -> tuple[int, int]:
@@ -208,25 +186,32 @@ def _row_classes(values: Mapping[str, object]) -> Iterator[str]:
         yield "own"
 
 
-def _cell(column: str, value: object, text: str) -> _Cell:
+def _cell(column: str, value: object, text: str) -> dict[str, Any]:
+    """Return a cell as the template takes it. `parts` are set for a ratio: value, interval and remark, apart so that
+    narrow columns break."""
     missing = is_missing(value)
     is_text = isinstance(value, str | bool) or missing
-    classes = [] if is_text else ["number"]
     parts = _parts(value) if isinstance(value, Detailed) else None
-    if is_text and len(text) <= _SHORT and parts is None:
-        classes.append("short")
-    if parts is not None:
-        classes.append("ratio")
-    if column in OWN_MODES:
-        classes.append("own")
-    if verdict := next((word for word in _words(text) if word in stats.Verdict.__members__), None):
-        classes.append(f"verdict-{verdict}")
-    elif column != "error" and text.rpartition(": ")[2] in _BAD_STATUSES:
-        classes.append("failure")
-    elif isinstance(value, Detailed) and "verdict" in value.values:
-        classes.append("undecided")
+    verdict = next((word for word in _words(text) if word in stats.Verdict.__members__), None)
+    failure = column != "error" and text.rpartition(": ")[2] in _BAD_STATUSES
+    has_verdict = isinstance(value, Detailed) and "verdict" in value.values
+    classes = {
+        "number": not is_text,
+        "short": is_text and len(text) <= _SHORT and parts is None,
+        "ratio": parts is not None,
+        "own": column in OWN_MODES,
+        f"verdict-{verdict}": verdict is not None,
+        "failure": failure and verdict is None,
+        "undecided": has_verdict and not failure and verdict is None,
+    }
     sort = _sort_key(value)
-    return _Cell(text, sort, missing or (isinstance(value, Detailed) and sort is None), " ".join(classes), parts)
+    return {
+        "text": text,
+        "sort": sort,
+        "missing": missing or (isinstance(value, Detailed) and sort is None),
+        "classes": " ".join(name for name, holds in classes.items() if holds),
+        "parts": parts,
+    }
 
 
 def _parts(value: Detailed) -> tuple[str, str, str] | None:

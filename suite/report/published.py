@@ -9,12 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
-from suite.results.errors import EncoreError
 from suite.results.schema import Record
+from suite.results.store import REPOSITORY, read_record
 
-PUBLISHED_PATH = Path(__file__).resolve().parents[2] / "results" / "published.json"
+PUBLISHED_PATH = REPOSITORY / "results" / "published.json"
 PUBLISHED_VARIANT = "published"
 
 
@@ -92,11 +90,6 @@ def load_published(path: Path = PUBLISHED_PATH) -> Published:
     """Read the published numbers.
 
     Raises:
-        EncoreError: the file is missing or has wrong fields.
+        InvalidResults: the file is missing or has wrong fields.
     """
-    try:
-        return Published.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise EncoreError(f"cannot read the published numbers: {error}; the file belongs to the repository") from error
-    except ValidationError as error:
-        raise EncoreError(f"{path} is not a file of published numbers: {error}") from error
+    return read_record(Published, path, "published numbers", "the file belongs to the repository")

@@ -24,8 +24,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from models.registry import TP_MARK
 from optimizations.uncollected import uncollected
 from suite.explain.records import Explanation
@@ -33,7 +31,7 @@ from suite.measure.modes import MODES
 from suite.report.published import PUBLISHED_VARIANT, Published
 from suite.results.errors import WrongUse
 from suite.results.schema import EXPLANATION_VERSION, Cell, Environment, HostUse, Status
-from suite.results.store import InvalidResults, RecordedRun, describe, read_run
+from suite.results.store import InvalidResults, RecordedRun, describe, read_record, read_run
 
 FULL_SIZE = "full"
 
@@ -168,31 +166,18 @@ def load_explanations(folder: Path) -> tuple[Explanation, ...]:
         raise WrongUse(f"{describe(folder)} holds no explanations; `encore explain --all --out {folder}` makes them")
     found: dict[tuple[str, str, str], Explanation] = {}
     for path in files:
-        explanation = _read_explanation(path)
+        explanation = read_record(Explanation, path, "an explanation", "make it again with `encore explain`")
+        if explanation.schema_version != EXPLANATION_VERSION:
+            raise InvalidResults(
+                f"{describe(path)}: schema version {explanation.schema_version}, this Encore reads "
+                f"{EXPLANATION_VERSION}; make it again with `encore explain`"
+            )
         key = (explanation.target, explanation.variant or "", explanation.size)
         if key in found:
             twice = row_label(explanation.target, explanation.variant, explanation.size)
             raise InvalidResults(f"{describe(path)}: {twice} is explained in another file of this folder too")
         found[key] = explanation
     return tuple(explanation for _, explanation in sorted(found.items()))
-
-
-def _read_explanation(path: Path) -> Explanation:
-    try:
-        explanation = Explanation.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InvalidResults(
-            f"{describe(path)}: {f'field {where!r}: ' if where else ''}{first['msg']}; this is not an explanation of "
-            f"schema version {EXPLANATION_VERSION}. Make it again with `encore explain`."
-        ) from error
-    if explanation.schema_version != EXPLANATION_VERSION:
-        raise InvalidResults(
-            f"{describe(path)}: schema version {explanation.schema_version}, this Encore reads {EXPLANATION_VERSION}; "
-            "make it again with `encore explain`"
-        )
-    return explanation
 
 
 ROUNDING = timedelta(seconds=1)

@@ -192,6 +192,23 @@ def read_unpacked(path: Path) -> bytes:
         raise OSError(errno.EIO, f"it is damaged: {error}; restore it from where it was made") from error
 
 
+def read_record(kind: type[_R], path: Path, what: str, advice: str) -> _R:
+    """Read a file that holds one record, packed or not.
+
+    Raises:
+        InvalidResults: it cannot be read, or holds something else than `what`; the message says where, and `advice`.
+    """
+    try:
+        return kind.model_validate_json(read_unpacked(path))
+    except OSError as error:
+        raise InvalidResults(f"{describe(path)} cannot be read: {error.strerror}; {advice}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        where = f", at {place}" if place else ""
+        raise InvalidResults(f"{describe(path)} is no file of {what}{where}: {first['msg']}; {advice}") from error
+
+
 def _rows_of(run: Path) -> tuple[Path, bytes]:
     """Return the file that holds a run's rows, and its text; empty where none is final yet."""
     plain, packed = run / CELLS, run / PACKED

@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from suite.report.history.rows import read_history, rows_of, write_history
 from suite.report.markdown_pages import update_page
@@ -29,19 +28,6 @@ from suite.results.store import (
 
 PAGE, PART = "README.md", "recorded"
 """The page of the folder, and the name of its generated part."""
-_WHAT = {
-    "judges": "`tests/judges/run.sh`",
-    "programs-": "`tests/gpu/programs.py`",
-    "concurrency-": "`tests/gpu/concurrency_proof.py`",
-    "library-steps-": "`tests/gpu/library_steps.py`",
-    "ranks-": "`tests/gpu/test_ranks_gpu.py`",
-    "explained": "`encore explain`",
-    "micro-step-": "`encore micro step`",
-    "micro-host": "`encore micro host`",
-    "micro-feeds": "`encore micro feeds`",
-    "micro-indirection": "`encore micro indirection`",
-}
-"""Commands that wrote the files of a folder that holds no run, by the beginning of its name."""
 _MOST_NAMES = 6
 """Workloads and modes are counted instead of named where there are more."""
 
@@ -107,11 +93,9 @@ def renew_page(recorded: Path) -> None:
 
 
 def listing(recorded: Path) -> str:
-    """List what is recorded as a Markdown table, one line for each run and each other file."""
+    """List the recorded runs as a Markdown table, one line for each."""
     runs = sorted(path.parent for path in recorded.rglob(ENVIRONMENT))
-    folders = sorted({path.parent for path in recorded.rglob("*.json*")} - {*runs, recorded})
     rows = [_of_run(run, recorded) for run in runs]
-    rows += [columns for folder in folders for columns in _of_files(folder, recorded)]
     return "\n".join(markdown_table(("what", "made by", "device", "commit", "workloads", "modes", "processes"), rows))
 
 
@@ -130,34 +114,6 @@ def _of_run(run: Path, recorded: Path) -> tuple[str, ...]:
         _named(row["mode"] for row in rows),
         " to ".join(str(count) for count in sorted({min(processes, default=0), max(processes, default=0)})),
     )
-
-
-def _of_files(folder: Path, recorded: Path) -> Iterable[tuple[str, ...]]:
-    """Describe each file of measurements in a folder; the many files of explanations in one line."""
-    made_by = next((what for name, what in _WHAT.items() if folder.name.startswith(name)), "")
-    files = [path for path in sorted(folder.glob("*.json*")) if path.name != "machine.json"]
-    if folder.name == "explained":
-        commits = {str(_first_record(path).get("commit"))[:10] for path in files}
-        yield (f"`{folder.name}`", made_by, "none", ", ".join(sorted(commits)), str(len(files)), "", "")
-        return
-    for path in files:
-        record = _first_record(path)
-        environment = record.get("environment") or record.get("run", {})
-        gpu, cpu = environment.get("gpu"), environment.get("cpu")
-        name = folder.name.removesuffix("-x2").rpartition("-")[2].upper()
-        named = environment.get("device", f"NVIDIA {name}")
-        device = gpu["name"] if gpu else f"CPU {cpu['model']}" if cpu else named
-        commit = environment.get("git_commit") or environment.get("commit") or record.get("commit")
-        commit = commit or path.name.split(".")[0]
-        yield (f"`{path.relative_to(recorded)}`", made_by, device, str(commit)[:10], "", "", "")
-
-
-def _first_record(path: Path) -> dict[str, Any]:
-    """Read a JSON file, or the first line of a file of lines."""
-    text = read_unpacked(path)
-    found = json.loads(text.splitlines()[0] if ".jsonl" in path.name else text)
-    assert isinstance(found, dict), path
-    return found
 
 
 def _device(environment: Environment) -> str:

@@ -1,4 +1,4 @@
-"""Print a comparison as Markdown, as JSON, or on a terminal."""
+"""Print a comparison on a terminal, or as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from suite.report.two_runs.change import Change
 from suite.report.two_runs.pairs import Comparison, Outcome, Pair
-from suite.report.units import NOTHING, format_value, markdown_table
+from suite.report.units import NOTHING, format_value
 from suite.results.errors import EXIT_UNDECIDED
 
 if TYPE_CHECKING:
@@ -85,25 +85,8 @@ def _pair_json(pair: Pair) -> dict[str, JsonValue]:
     return {"workload": pair.label, **plain, **_change_json(pair.change)}
 
 
-def to_markdown(comparison: Comparison) -> str:
-    """Return a page: the decision, what differs around the runs, remarks, means, rows, and what has no partner."""
-    lines = [f"# {comparison.base} and {comparison.new}", "", f"{headline(comparison)}.", ""]
-    lines += [f"By {comparison.metric.value}. {_HOW}", ""]
-    lines += ["## What differs around them", ""]
-    if comparison.differences:
-        lines += markdown_table(
-            ("", "BASE", "NEW"), [(each.what, each.base, each.new) for each in comparison.differences]
-        )
-    else:
-        lines += ["Nothing that was recorded."]
-    lines += ["", *(f"- {remark}" for remark in (*comparison.remarks, *comparison.advice))]
-    for title, rows, columns in _tables(comparison):
-        lines += ["", f"## {title}", "", *markdown_table(columns, rows)]
-    return "\n".join(lines) + "\n"
-
-
 def print_terminal(comparison: Comparison, console: Console) -> None:
-    """Print the same on a terminal, with a long list of differences cut."""
+    """Print what differs around the runs, remarks, means, rows, what has no partner, and the decision."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text

@@ -25,7 +25,6 @@ from suite.measure.checkout import shown_code
 from suite.measure.modes import MODES
 from suite.results import store
 from suite.results.errors import WrongUse
-from suite.results.store import read_run
 
 COMMANDS = ("list", "run", "report", "compare", "record", "history", "explain", "env")
 
@@ -80,11 +79,6 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     done = encore(command, "--help")
     assert done.returncode == 0
     assert f"Example: encore {command}" in done.stdout
-
-
-def test_json_is_offered_by_every_command() -> None:
-    for command in COMMANDS:
-        assert "--json" in encore(command, "--help").stdout
 
 
 def test_version_is_that_of_the_distribution() -> None:
@@ -283,17 +277,6 @@ def test_what_cannot_be_read_is_wrong_use(
     assert not (named / "report").exists()
 
 
-def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = made_run(tmp_path / "run", 1, "EOS")
-
-    def refused(path: Path) -> bytes:  # root may read everything
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", refused)
-    with pytest.raises(WrongUse, match=r"environment\.json cannot be read: Permission denied"):
-        read_run(run)
-
-
 def test_an_unwritable_folder_is_an_error_without_a_traceback(fake: Fake) -> None:
     (fake.folder / "file").write_text("")
     run = made_run(fake.runs / "one", 1, "EOS")
@@ -360,13 +343,6 @@ def test_recorded_means_all_recorded_runs(fake: Fake) -> None:
     done = fake(*command)
     assert workloads_of(done.stdout) == {("EOS", "run eos"), ("ST", "run st")}
     assert json.loads(done.stdout)["run_id"] == "eos, st"
-
-
-def test_without_a_run_the_newest_is_reported(fake: Fake) -> None:
-    for day, name in ((2, "newer"), (1, "older")):
-        made_run(fake.runs / name, day, "EOS")
-    done = fake("report", "--figures", str(fake.folder / "figures"), "--json")
-    assert json.loads(done.stdout)["html"] == str(fake.runs / "newer" / "report" / "report.html")
 
 
 def test_run_refuses_an_unknown_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

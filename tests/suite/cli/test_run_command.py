@@ -119,14 +119,6 @@ def test_resume_command_names_what_the_run_does_not(fake: Fake) -> None:
     assert all(cell.status is Status.PASS for cell in read_run(run).cells)
 
 
-def test_a_folder_may_have_brackets_and_spaces_in_its_name(fake: Fake) -> None:
-    out = fake.folder / "a [red] [" / "b] run"
-    done = fake("run", "EOS", *CPU, "--modes", "compile", "--out", str(out), behave={"EOS/compile": "exit:9"})
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert f"{out}: 1 cells to measure" in done.stderr
-    assert f"encore run --resume '{out}' --retry-failed" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [(("--samples", "20"), "--samples: 10 there, 20 here"), (("--seed", "5"), "--seed: 1337 there, 5 here")],

@@ -78,10 +78,10 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "cannot read"),
-        ("{}", "no results of the microbenchmark: micro_schema_version"),
-        ("[", "no results"),
-        (EVERYTHING.model_copy(update={"micro_schema_version": 7}).model_dump_json(), "schema version 7, this is 1"),
+        (None, "cannot be read"),
+        ("{}", "no file of the microbenchmark, at micro_schema_version"),
+        ("[", "no file of the microbenchmark"),
+        (EVERYTHING.model_copy(update={"micro_schema_version": 7}).model_dump_json(), "at micro_schema_version"),
     ],
 )
 def test_a_file_that_is_no_such_run_is_refused(tmp_path: Path, content: str | None, said: str) -> None:

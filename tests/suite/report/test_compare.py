@@ -194,12 +194,6 @@ def test_row_stands_in_for_a_baseline_without_samples():
     assert (item.ratio.value, item.alternating) == (pytest.approx(2), False)
 
 
-def test_pair_in_both_rows_was_measured_in_turn():
-    pair = {"grouping": Grouping.PAIRS, "group": ["compile", "eager"]}
-    run = run_of(cell(mode="eager", **steady([200] * 6), **pair), cell(mode="compile", **steady([100] * 6), **pair))
-    assert only(compare.compare(run), "eager", "compile").alternating
-
-
 def test_modes_measured_one_after_another_are_marked():
     run = run_of(
         cell(mode="compile", grouping=Grouping.SEQUENTIAL, group=["compile"], **steady([100] * 6)),
@@ -207,12 +201,6 @@ def test_modes_measured_one_after_another_are_marked():
     )
     item = only(compare.compare(run), "graph", "compile")
     assert not item.alternating
-
-
-def test_processes_with_other_kernels_make_no_gains():
-    run = run_of(cell(mode="compile"), cell(mode="graph", other_kernels=[2], **steady([50] * 6)))
-    item = only(compare.compare(run), "graph", "compile")
-    assert (item.kernels, item.verdict) == (Kernels.RETUNED, None)
 
 
 def short_of_memory(mode, phase):
@@ -228,14 +216,6 @@ def test_sequential_modes_are_compared_over_common_blocks():
     ours["grouping"] = Grouping.SEQUENTIAL
     item = only(compare.compare(run_of(cell(mode="compile", **apart), cell(mode="graph", **ours))), "graph", "compile")
     assert item.ratio.value > 2.1, "blocks of one index have nothing in common there"
-
-
-def test_blocks_of_two_groups_are_not_in_turn():
-    """A pair was measured once more for one of its modes, and the other one, which has a row, had no memory there."""
-    pair = {"grouping": Grouping.PAIRS, "group": ["compile", "graph"]}
-    again = cell(mode="graph", **steady([50] * 4, baseline_blocks={"compile": []}, **pair))
-    run = run_of(cell(mode="compile", **steady([100] * 4, **pair)), again)
-    assert not only(compare.compare(run), "graph", "compile").alternating
 
 
 @pytest.mark.parametrize("short", ["compile", "graph", "beside graph"])
@@ -262,11 +242,6 @@ def test_unprofiled_process_leaves_its_ratios_without_verdict(
     assert item.ratio.value == pytest.approx(2), "the samples stand"
 
 
-def test_memory_short_in_another_mode_says_nothing_of_kernels():
-    run = run_of(cell(mode="compile"), cell(mode="graph", shortages=short_of_memory("eager", "metrics")))
-    assert only(compare.compare(run), "graph", "compile").kernels is not Kernels.UNSEEN
-
-
 @pytest.mark.parametrize(
     ("cells", "missing"),
     [
@@ -279,11 +254,6 @@ def test_memory_short_in_another_mode_says_nothing_of_kernels():
 def test_without_two_good_cells_there_is_a_reason_and_no_ratio(cells, missing):
     item = only(compare.compare(run_of(*cells)), "graph", "compile")
     assert (item.ratio, item.verdict, item.missing) == (None, None, missing)
-
-
-def test_cell_with_wrong_results_is_not_compared():
-    wrong = cell(mode="graph", status=Status.FAIL_ACCURACY)
-    assert only(compare.compare(run_of(cell(mode="compile"), wrong)), "graph", "compile").missing == "fail_accuracy"
 
 
 def test_variants_and_sizes_of_a_workload_are_not_mixed():
@@ -366,13 +336,6 @@ def test_ratio_of_other_kernels_has_no_verdict_and_no_mean(ours, kernels, verdic
     assert (item.kernels, item.verdict) == (kernels, verdict)
     assert item.ratio.value == pytest.approx(2)
     assert bool(shared(comparisons, "graph", labels=["EOS"])) == (verdict is not None)
-
-
-def test_ratio_of_unrecorded_kernels_is_no_gain():
-    run = run_of(cell(mode="compile"), cell(mode="graph", **steady([50] * 6), **with_kernels(kernels=None)))
-    item = only(compare.compare(run), "graph", "compile")
-    assert (item.kernels, item.verdict, item.is_gain) == (Kernels.UNSEEN, None, False)
-    assert item.ratio.value == pytest.approx(2), "the samples stand"
 
 
 def test_eager_runs_other_kernels_by_nature():

@@ -11,17 +11,15 @@ from fixtures.synthetic_results import (
     block,
     cell,
     environment,
-    explanation,
     failed_cell,
     in_processes,
     large_run_cells,
-    lowering,
 )
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from suite.measure.modes import MODES
-from suite.report import charts, compare, provenance
+from suite.report import charts, compare
 from suite.report.chart import Bar, Chart, Line, LineChart, Scale, colour, draw, to_png, to_svg
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
@@ -132,12 +130,6 @@ def test_a_tick_is_near_both_ends_of_a_ratio_axis(values):
     assert min(axes.get_yticks()) < 2 * low and max(axes.get_yticks()) > high / 2
 
 
-def test_a_published_value_beyond_what_is_shown_widens_the_axis():
-    bars = {("a", "graph"): Bar(0.5, published=20.0)}
-    (axes,) = draw(chart_of(bars, Scale.RATIO, shown=(0.125, 8)), ORIGIN).axes
-    assert axes.get_ylim()[1] > 20
-
-
 def test_a_single_block_has_no_interval_to_draw():
     one = {"blocks": [block(0, [50.0, 51.0])]}
     chart = charts_of(cell("EOS", "compile", **one), cell("EOS", "graph", **one))["over_compile"]
@@ -159,18 +151,6 @@ def test_failed_cells_are_bars_with_their_status():
     assert "oom" in texts(draw(charts["time_split"], ORIGIN))
 
 
-def test_a_figure_without_a_value_is_left_out():
-    assert "over_graph" not in charts_of(cell("EOS", "compile"), cell("EOS", "eager"))
-    assert charts_of(failed_cell("EOS", "graph", Status.OOM)) == {}
-
-
-def test_kernels_in_graphs_are_shares_with_the_papers_coverage():
-    (chart,) = charts.of_explanations([explanation("ST")], PUBLISHED)
-    assert chart.series == ("graph", "graph-unpartitioned")
-    assert chart.bars["ST", "graph"] == Bar(90.0, total=100.0, published=5.14)
-    assert chart.bars["ST", "graph-unpartitioned"] == Bar(60.0, total=100.0, published=5.14)
-
-
 def test_failed_cell_has_a_colour_of_its_own():
     def box_of(failure):
         (axis,) = draw(chart_of({("a", "placement"): Bar(failure=failure), ("a", "graph"): Bar(1.0)}), ORIGIN).axes
@@ -183,40 +163,6 @@ def test_failed_cell_has_a_colour_of_its_own():
     assert told == "\N{BALLOT X} fail_accuracy" and without == "compile:\nnot run"
     assert len({mode, red, grey}) == 3
     assert box_of("compile: oom")[1] == red, "the baseline failed"
-
-
-def test_fully_covered_models_are_named_and_not_drawn():
-    _, second = explanation().graphs
-    whole = explanation("EOS", graphs=[second])
-    (chart,) = charts.of_explanations([whole, explanation("ST")], PUBLISHED)
-    assert chart.groups == ("ST",)
-    assert {group for group, _ in chart.bars} == {"ST"}
-    assert chart.note.endswith("All kernels are inside in each setting, and left out here: EOS.")
-    (alone,) = charts.of_explanations([whole], PUBLISHED)
-    assert alone.groups == ("EOS",), "if there is nothing else, that is what the figure shows"
-
-
-def test_models_that_were_not_lowered_or_failed_are_marked():
-    first, second = explanation().graphs
-    part = [first, second.model_copy(update={"lowerings": [lowering("graph", 1, 0)]})]
-    found = [explanation("EOS", graphs=part), explanation("ST", graphs=[], error="ValueError: no")]
-    (kernels,) = charts.of_explanations(found, PUBLISHED)
-    assert kernels.bars["EOS", "graph-unpartitioned"].failure == "not lowered"
-    assert kernels.bars["ST", "graph"].failure == "failed"
-
-
-def test_bars_are_drawn_from_the_base_of_their_scale():
-    ratio = draw(chart_of({("a", "graph"): Bar(2.0, (1.9, 2.2)), ("a", "encore"): Bar(0.5)}, Scale.RATIO), ORIGIN)
-    assert heights(ratio) == [(1.0, 2.0), (1.0, 0.5)]
-    parts = draw(chart_of({("a", "graph"): Bar(4.0, total=6.0)}, parts=("x", "y")), ORIGIN)
-    assert heights(parts) == [(0.0, 4.0), (4.0, 6.0)]
-
-
-def test_intervals_are_drawn_at_their_ends():
-    (axes,) = draw(chart_of({("a", "graph"): Bar(2.0, (1.5, 2.25))}, Scale.RATIO), ORIGIN).axes
-    (whiskers,) = axes.collections
-    ((_, low), (_, high)) = whiskers.get_segments()[0]
-    assert (low, high) == (1.5, 2.25)
 
 
 def test_zero_bytes_are_marked_and_ticks_are_binary():
@@ -318,12 +264,6 @@ def test_svg_keeps_the_digits_of_its_text():
     origin = Provenance("run s", "GPU", None, "2.11.0+cu130", None)
     svg = to_svg(draw(chart_of({("a", "graph"): Bar(1.234, label="1.234")}, Scale.RATIO), origin), "x")
     assert ">1.234<" in svg and "PyTorch 2.11.0+cu130" in svg and "0.85\N{MULTIPLICATION SIGN}" in svg
-
-
-def test_provenance_of_a_run_is_on_its_figures():
-    run = Run(environment(), (cell("EOS", "compile", device="cpu"),))
-    figure = draw(chart_of({("a", "graph"): Bar(1.0)}), provenance.of_run(run))
-    assert "SMOKE RUN on the CPU" in figure._suptitle.get_text()
 
 
 def drawn_places(chart: Chart) -> dict[str, tuple[float, float]]:

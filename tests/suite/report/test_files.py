@@ -6,8 +6,6 @@ import pytest
 from fixtures.report_pages import few_exhibits, undrawn  # noqa: F401  # fixtures are used by their names
 from fixtures.synthetic_results import (
     cell,
-    explanation,
-    write_explanations,
     write_run,
 )
 
@@ -15,34 +13,6 @@ from suite.report import build
 from suite.report.build import build_report
 from suite.results.errors import WrongUse
 from suite.results.store import CannotWrite, InvalidResults
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_report_removes_only_what_an_earlier_one_wrote(tmp_path):
-    out = tmp_path / "out"
-    run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph")])
-    build_report([run], None, out, out / "figures")
-    assert (out / "figures" / "over_compile.png").is_file()
-    assert (out / "tables" / "times.csv").is_file()
-    mine = (out / "README.md", out / "figures" / "explain_drawing.png", out / "tables" / "my.csv")
-    for path in mine:
-        path.write_text("mine")
-    report = build_report([], write_explanations(tmp_path / "explain", [explanation()]), out)
-    left = {path for path in out.rglob("*") if path.is_file()}
-    assert left == {report.html, *report.tables, *report.figures, *mine, out / build.WRITTEN}
-    assert not {path.stem for path in left} & {"over_compile", "times"}
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_list_of_written_files_removes_no_others(tmp_path):
-    (tmp_path / "out").mkdir()
-    for name in ("beside.txt", "absolute.txt"):
-        (tmp_path / name).write_text("mine")
-    (tmp_path / "out" / build.WRITTEN).write_text(
-        f"../beside.txt\n{tmp_path / 'absolute.txt'}\ntables/../../beside.txt\n"
-    )
-    build_report([write_run(tmp_path / "run", [cell("EOS", "compile")])], None, tmp_path / "out")
-    assert (tmp_path / "beside.txt").is_file() and (tmp_path / "absolute.txt").is_file()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -100,15 +70,6 @@ def test_unusable_readme_is_wrong_use_before_drawing(tmp_path, monkeypatch, cont
     with pytest.raises(WrongUse, match=words):
         build_report([run], None, tmp_path / "out", readme=readme)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_smoke_runs_leave_the_repositorys_figures_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "FIGURES", tmp_path / "figures")
-    for size, folder in (("tiny", tmp_path / "out" / "figures"), ("full", tmp_path / "figures")):
-        run = write_run(tmp_path / size, [cell("EOS", "compile", size=size)])
-        report = build_report([run], None, tmp_path / "out", tmp_path / "figures")
-        assert {path.parent for path in report.figures} == {folder}
 
 
 def test_wrong_results_leave_nothing_behind(tmp_path):

@@ -10,7 +10,6 @@ from fixtures.synthetic_results import GPU, cell, environment, explanation, fail
 from suite.report import provenance
 from suite.report.runs import (
     is_as_published,
-    join_runs,
     load_explanations,
     load_recorded,
     load_run,
@@ -41,30 +40,6 @@ def test_unknown_mode_is_kept_and_comes_last(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [({"surprise": 1}, "surprise"), ({"status": "fine"}, "status"), ({"blocks": 3}, "blocks")],
-)
-def test_wrong_fields_are_refused_with_file_and_line(tmp_path, change, message):
-    write_run(tmp_path, [cell("EOS", "compile"), cell("EOS", "graph")])
-    path = tmp_path / "cells.jsonl"
-    first, second = path.read_text().splitlines()
-    path.write_text(f"{first}\n{json.dumps(json.loads(second) | change)}\n")
-    with pytest.raises(InvalidResults, match=rf"cells\.jsonl line 2.*{message}"):
-        load_run(tmp_path)
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(WrongUse, match=r"environment\.json"):
-        load_run(tmp_path)
-
-
-def test_cells_the_run_has_not_come_to_are_known(tmp_path):
-    settings = {"workloads": ["EOS", "ST"], "modes": ["compile"]}
-    run = load_run(write_run(tmp_path, [cell("EOS", "compile")], environment(settings=settings)))
-    assert run.missing == (("ST", "compile"),)
-
-
-@pytest.mark.parametrize(
     ("parts", "label"),
     [
         (("ST", "published", "full"), "ST"),
@@ -81,11 +56,6 @@ def test_published_values_belong_to_published_full_size_programs():
     assert is_as_published(cell())
     for change in ({"variant": "current"}, {"size": "tiny"}, {"with_optimizer": True}):
         assert not is_as_published(cell(**change))
-
-
-def test_failed_cells_are_those_that_did_not_pass(tmp_path):
-    run = load_run(write_run(tmp_path, [cell("EOS", "compile"), failed_cell("EOS", "graph", Status.TIMEOUT)]))
-    assert [item.mode for item in run.failed] == ["graph"]
 
 
 @pytest.mark.parametrize(
@@ -115,12 +85,6 @@ def test_caption_names_gpu_version_run_and_commit(tmp_path):
 def test_cpu_run_on_a_gpu_machine_does_not_claim_the_gpu(tmp_path):
     run = load_run(write_run(tmp_path, [cell(device="cpu")]))
     assert provenance.of_run(run).caption.startswith("CPU SYNTHETIC CPU,")
-
-
-def test_captions_name_the_code_where_it_has_an_id(tmp_path):
-    of = environment(git_dirty=True, code="c" * 64)
-    caption = provenance.of_run(load_run(write_run(tmp_path, [cell()], of))).caption
-    assert caption.endswith("run synthetic, commit 0123456789 + changes with code cccccccccccc")
 
 
 def made_at(folder, run_id, day, cells, **changes):
@@ -194,11 +158,6 @@ def test_rows_next_to_other_programs_replace_no_undisturbed_ones(tmp_path, other
     assert taken_of([old, new]) == taken
 
 
-def test_newest_of_disturbed_runs_has_the_rows(tmp_path):
-    runs = [beside(tmp_path / name, day, cell("ST", "compile")) for day, name in ((1, "a"), (2, "b"))]
-    assert [part.labels for part in load_runs(runs).parts] == [(), ("MMC", "ST")]
-
-
 @pytest.mark.parametrize(
     ("old", "new", "taken"),
     [
@@ -229,11 +188,6 @@ def test_only_workloads_that_no_run_has_are_missing(tmp_path):
     old = made_at(tmp_path, "old", 1, [cell("EOS", "compile")], settings=asked)
     new = made_at(tmp_path, "new", 2, [cell("ST", "compile")], settings=asked)
     assert load_runs([old, new]).missing == (("MMC", "compile"), ("MMC", "graph"))
-
-
-def test_one_run_is_as_it_is(tmp_path):
-    run = load_run(made_at(tmp_path, "only", 1, [cell()]))
-    assert join_runs([run]) is run
 
 
 @pytest.mark.parametrize(
@@ -304,12 +258,6 @@ def test_provenance_names_each_run_and_that_of_a_row_its_own(tmp_path):
     assert (of_tiny.run_id, of_tiny.commit) == ("run b", "2222222222 + changes")
     assert "SMOKE RUN" in of_tiny.warning and "SMOKE RUN" in origin.warning
     assert origin.of_row("geomean").run_id == "spans runs a, b"
-
-
-def test_several_runs_without_a_driver_do_not_name_one(tmp_path):
-    here = {"gpu": None, "driver": None}
-    runs = [made_at(tmp_path, run_id, day, [cell(run_id)], **here) for day, run_id in ((1, "a"), (2, "b"))]
-    assert provenance.of_run(load_runs(runs)).caption.startswith("CPU SYNTHETIC CPU, PyTorch 0.0+synthetic, run a (")
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path):

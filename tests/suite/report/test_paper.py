@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from models import registry
 from suite.cli.main import main
 from suite.micro.records import read_micro_run
 from suite.report.build import build_exhibits
-from suite.report.chart import Chart, LineChart, draw
+from suite.report.chart import Chart, draw
 from suite.report.compare import Ratios
 from suite.report.paper import EXHIBITS, Results, find_exhibits
 from suite.report.paper.concurrency import read_proof
@@ -308,28 +307,6 @@ def test_share_of_copies_is_what_indirection_saves() -> None:
     assert patch.get_height() == pytest.approx(-25), "a negative value has a bar"
 
 
-def test_share_of_a_graphs_overhead_is_over_the_floor() -> None:
-    def timed(mode: str, whole_us: float, floor_us: float) -> Cell:
-        more = {"floor": {"whole_us": whole_us, "floor_us": floor_us, "graphs": 1.0}}
-        return cell("ST", mode, metrics=metrics().model_copy(update={"more": more}))
-
-    done = made("pygraph-section3", results(timed("placement", 100, 60), timed("indirection", 90, 60)))
-    assert row(done, "ST")["copies_percent"] == pytest.approx(25)
-    assert (done.points[0].published, done.points[0].measured) == ("60 %", "25 % (median of 1)")
-
-
-def test_unsettled_row_is_marked_and_in_no_mean() -> None:
-    compiled = cell("ST", "encore").compile
-    assert compiled is not None
-    unsettled = cell("ST", "encore", 10, compile=compiled.model_copy(update={"settled": False}))
-    rows = [cell(name, mode, 100) for name in ("EOS", "ST") for mode in ("compile", "graph")]
-    done = made("fig10", results(*rows, cell("EOS", "encore", 50), unsettled))
-    assert "encore: unsettled" in str(row(done, "ST")["missing"])
-    assert isinstance(done.chart, Chart)
-    assert done.chart.bars["ST", "encore"].undecided
-    assert done.chart.bars["geomean", "encore"].value == pytest.approx(2, rel=0.02)
-
-
 def test_memory_of_programs_is_read_by_phase(tmp_path: Path) -> None:
     path = tmp_path / "programs.jsonl"
     sizes = (("stock", 200, 100), ("encore", 100, 80))
@@ -386,15 +363,6 @@ def test_smoke_rows_of_nanogpt_stand_next_to_no_published_value() -> None:
     assert isinstance(steps.chart, Chart) and {bar.published for bar in steps.chart.bars.values()} == {None}
 
 
-def test_rows_of_the_own_run_come_before_the_recorded_ones() -> None:
-    times = {"eager": 1.0, "by-hand": 0.8}
-    older = Run(environment(), tuple(nanogpt_row("NANOGPT-8-48", mode, whole, 1.0) for mode, whole in times.items()))
-    costs = row(made("nanogpt-costs", Results(PUBLISHED, nanogpt=older)), "by-hand", "mode")
-    assert costs["tokens_per_s"] == pytest.approx(10) and costs["prompt_us"] == pytest.approx(9.0)
-    both = row(made("nanogpt-costs", replace(results(*nanogpt_rows()), nanogpt=older)), "by-hand", "mode")
-    assert both["missing"] == NOT_MEASURED
-
-
 def test_workloads_are_the_papers_and_gaps_are_named() -> None:
     done = made("table1", results(cell("EOS", "compile")))
     known = registry.workloads()
@@ -426,14 +394,6 @@ def test_only_some_are_written_when_asked(tmp_path: Path, capsys: pytest.Capture
         with pytest.raises(SystemExit) as ended:
             main(["report", str(run), "--only", names_given])
         assert ended.value.code == 2
-
-
-def test_recorded_fig9_is_that_of_the_microbenchmark(recorded: Results) -> None:
-    done = made("fig9", recorded)
-    assert isinstance(done.chart, LineChart)
-    assert {line.name for line in done.chart.lines} == {"copy", "host", "prelude", "ptx"}
-    assert "micro-indirection" in done.provenance.run_id
-    assert all(math.isfinite(y) and y > 0 for line in done.chart.lines for _, y in line.points)
 
 
 def split(label: str, mode: str, microseconds: float, coverage: float = 100.0) -> Cell:

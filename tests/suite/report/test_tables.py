@@ -86,12 +86,6 @@ def test_overview_has_time_ratio_interval_verdict_and_reasons(run, comparisons):
     assert table.summary_rows == 1
 
 
-def test_overview_says_where_the_reference_failed(run):
-    broken = Run(run.environment, (failed_cell("EOS", "compile", Status.CRASH), cell("EOS", "graph")))
-    table = speedup_tables.overview(compare.Ratios(broken), PUBLISHED)
-    assert row(table, workload="EOS") == {"workload": "EOS", "compile_us": "crash", "graph": "compile: crash"}
-
-
 def test_overview_over_graph_has_the_modes_compared_with_it() -> None:
     cells = [cell("EOS", mode, time) for mode, time in (("compile", 100), ("graph", 50), ("placement", 25))]
     run = Run(environment(), tuple(cells))
@@ -120,11 +114,6 @@ def test_times_split_host_time_into_kernel_time_and_the_rest(run):
     assert (found["kernel_us"], found["rest_us"], found["host_to_kernel_ratio"]) == (40.0, 60.0, 2.5)
     assert (found["host_p05_us"], found["host_p95_us"]) == (99.0, 101.0)
     assert (found["samples"], found["blocks"], found["processes"], found["grouping"]) == (54, 18, 3, "together")
-
-
-def test_coverage_is_the_share_of_kernels_in_graphs(run):
-    found = row(cell_tables.table("coverage", run), workload="EOS", mode="graph")
-    assert (found["coverage_percent"], found["graph_kernels"], found["other_kernels"]) == (75.0, 75, 25)
 
 
 def test_copies_are_summed_and_blocking_ones_counted(run):
@@ -225,12 +214,6 @@ def test_simultaneous_workloads_are_among_the_conditions():
     assert told(Run(whole, cells[1:])) == ""
     shards = tuple(Run(environment(), (each,)) for each in cells)
     assert runs.at_the_same_time(Run(environment(), cells, parts=shards)) == ("BERT", "DBV2")
-
-
-def test_correctness_of_a_wrong_cell_is_shown(run):
-    wrong = cell("EOS", "graph", status=Status.FAIL_ACCURACY)
-    found = row(cell_tables.table("correctness", Run(run.environment, (wrong,))), workload="EOS")
-    assert (found["status"], found["inputs"], found["max_relative_error"]) == ("fail_accuracy", 2, 0.001)
 
 
 def test_reasons_for_not_capturing_are_listed(run):

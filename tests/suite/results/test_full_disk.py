@@ -26,21 +26,6 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_rows_without_room_leave_the_file_as_it_was(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (run / store.CELLS).read_bytes()
-    real = os.write
-
-    def full(descriptor: int, data: bytes) -> int:
-        real(descriptor, data[:10])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "write", full)
-    writer, _ = RunWriter.reopen(run)
-    with writer, pytest.raises(CannotWrite, match="--resume"):
-        writer.append(cell("ST", "compile"))
-    assert (run / store.CELLS).read_bytes() == before
-
-
 def test_run_without_room_for_a_workload_does_not_begin_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, _ = RunWriter.reopen(run)
     with writer:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from recorded_runs import read_recorded
 
-from suite.cli.report import further_results, recorded_file
+from suite.cli.report import further_results
 from suite.micro.records import read_micro_run
 from suite.report.history.recording import PAGE, PART, listing
 from suite.report.markdown_pages import generated_part
@@ -40,7 +40,7 @@ def test_recorded_files_stay_small() -> None:
     assert sum(sizes.values()) <= MOST_BYTES, "retire a run: encore record --retire RUN"
 
 
-def test_recorded_page_lists_every_run_and_file() -> None:
+def test_recorded_page_lists_every_run() -> None:
     part = generated_part((RECORDED / PAGE).read_text(encoding="utf-8"), PART)
     assert part.strip() == listing(RECORDED), "renew it: encore record, or suite.report.history.recording.renew_page"
 
@@ -57,9 +57,9 @@ def test_recorded_explanations_are_read_and_without_error() -> None:
 
 
 def test_recorded_files_of_other_commands_are_read() -> None:
-    micro = recorded_file("indirection.json")
-    assert micro is not None and read_micro_run(micro).points
-    nanogpt = further_results(recorded=True).nanogpt
+    further = further_results(recorded=True)
+    assert further.micro is not None and read_micro_run(further.micro).points
+    nanogpt = further.nanogpt
     assert nanogpt is not None and {cell.suite for cell in load_runs([nanogpt]).cells} == {"nanogpt"}
 
 

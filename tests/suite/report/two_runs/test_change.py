@@ -11,12 +11,6 @@ from suite.report.two_runs.change import change_between, mean_change, own_varian
 from suite.results.stats import UNKNOWN, Spread
 
 
-def test_change_is_the_difference_of_the_means() -> None:
-    change = change_between(np.log([2.0, 2.0]), np.log([1.0, 1.0]), UNKNOWN)
-    assert change is not None
-    assert (change.value, change.low, change.high) == pytest.approx((0.5, 0.5, 0.5))
-
-
 def test_interval_is_that_of_two_samples_of_students_t() -> None:
     """By hand: variance 0.0002 with three degrees of freedom, of two processes and of three; t is 3.182."""
     base, new = np.array([0.01, -0.01]), np.array([0.01, 0.0, -0.01])
@@ -63,8 +57,3 @@ def test_mean_change_is_geometric_and_better_known() -> None:
     assert mean.low < math.exp(0.125) < mean.high
     with pytest.raises(ValueError, match="at least one"):
         mean_change([])
-
-
-def test_mean_of_changes_without_noise_has_no_width() -> None:
-    change = change_between(np.zeros(2), np.zeros(2), UNKNOWN)
-    assert change is not None and mean_change([change, change]).half_width == 0
