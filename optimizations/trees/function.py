@@ -147,11 +147,10 @@ class RecordableFunction:
         """Return whether rules may take its graph: only inference has no backward that would need its memory."""
         return self.options.selection == "rule" and self.direction == "inference"
 
-    def goes_without_graph(self) -> bool:
+    def decide_before_recording(self) -> None:
         """Decide before the first recording whether the function runs without a graph."""
         if self._follows_rules and (why := without_graph(self.code().kernels)) is not None:
             self.decide("no graph", why)
-        return self.decision == "no graph"
 
     def keeps_graph_for_results(self, result_bytes: int) -> bool:
         """Decide again for a function that is small enough to run without a graph, now that its results are known."""

@@ -132,7 +132,7 @@ class GraphedFunction:
         self._compile_id = torch_internals.CompileContext.current_compile_id()
         self._integers: list[int] = []
         self._recorded: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {}
-        self._with_graph: dict[tuple[int, ...], RecordableFunction] = {}
+        self._functions: dict[tuple[int, ...], RecordableFunction] = {}
         self._measured: dict[tuple[int, ...], tuple[Decision, str]] = {}
         self._callers_get: frozenset[int] | None = None
         self._warned = False
@@ -154,8 +154,11 @@ class GraphedFunction:
 
     def forget(self) -> None:
         """Drop everything recorded; the next call records again, with the manager there is then."""
+        if self._options.selection == "measure":
+            functions = list(self._functions.items())
+            self._measured.update((key, (one.decision, one.why)) for key, one in functions if one.decision is not None)
         self._recorded.clear()
-        self._with_graph.clear()
+        self._functions.clear()
 
     @property
     def is_measured_now(self) -> bool:
@@ -176,15 +179,19 @@ class GraphedFunction:
             return aligned(inputs)
         if not self._warned:
             self._warned = trees.maybe_warning_due_to_dynamic_shape(self._recorded, sizes)
-        recordable = self._with_graph.pop(key, None)
+        recordable = self._functions.get(key)
         if recordable is None:
             recordable = RecordableFunction(aligned, self._generated, self._options, self._direction, self._code)
+            recordable.follow_streams = self._follow_streams
+            recordable.callers_get = self._callers_get
             self._report(recordable)
             if key in self._measured:
                 recordable.decide(*self._measured[key])
-            if recordable.goes_without_graph():
-                return self._first_call_without_graph(recordable, key, inputs)
-        recordable.callers_get = self._callers_get
+            recordable.decide_before_recording()
+            self._functions[key] = recordable
+        recordable.run = aligned
+        if recordable.decision == "no graph":
+            return self._first_call_without_graph(recordable, key, inputs)
         recordable.written_inputs = self._written_inputs(inputs, recordable)
         static = trees.remove_unaligned_input_idxs(inputs, self._static_input_idxs)
         static = sorted({*static, *recordable.written_inputs})
@@ -207,17 +214,10 @@ class GraphedFunction:
             if found is not None and key in found._recorded:
                 found._recorded[key] = call
 
-        def decided(decision: Decision, why: str) -> None:
-            serve_by(recorded)
-            if (found := this()) is not None:
-                found._measured[key] = decision, why
-
         recordable.serve_by = serve_by
-        recordable.follow_streams = self._follow_streams
-        measures = self._options.selection == "measure" and recordable.decision is None
-        self._recorded[key] = (
-            Measured(recordable, recorded, self._keywords["device_index"], decided) if measures else recorded
-        )
+        if self._options.selection == "measure" and recordable.decision is None:
+            recorded = Measured(recordable, recorded, self._keywords["device_index"])
+        self._recorded[key] = recorded
         return outputs
 
     def _returned(self, index: int) -> bool:
@@ -228,10 +228,7 @@ class GraphedFunction:
         """Serve a call of a function that is too small for a graph, unless its results turn out to be large."""
         outputs = function.run_past_manager(inputs)
         result_bytes = sum(one.nbytes for one in outputs if isinstance(one, torch.Tensor))
-        if function.keeps_graph_for_results(result_bytes):
-            self._with_graph[key] = function
-        else:
-            function.follow_streams = self._follow_streams
+        if not function.keeps_graph_for_results(result_bytes):
             self._recorded[key] = function.run_past_manager
         return outputs
 

@@ -30,7 +30,6 @@ class Measured:
         function: the function.
         recorded: serves a call through the function's manager.
         device_index: the CUDA device of its graphs.
-        decided: called with the decision and its reason; from then on this is not called any more.
     """
 
     def __init__(
@@ -38,12 +37,10 @@ class Measured:
         function: RecordableFunction,
         recorded: Callable[[list[Any]], Any],
         device_index: int,
-        decided: Callable[[Decision, str], None],
     ) -> None:
         self._function = function
         self._recorded = recorded
         self._mark = functools.partial(mark, device_index)
-        self._decided = decided
         self._race: Race | None = None
 
     @property
@@ -104,4 +101,5 @@ class Measured:
             self._copy_inputs(decision == "copies")
         if self._function.without_graph is None:
             self._function.decide(decision, why)
-        self._decided(decision, why)
+        if self._function.serve_by is not None:
+            self._function.serve_by(self._recorded)
