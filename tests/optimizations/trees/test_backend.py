@@ -43,12 +43,10 @@ class FakeEncore(FakeMaker):
     """In the place of `EncoreMaker`: notes its arguments, and reports one recording."""
 
     made_with: ClassVar[list[Any]] = []
-    selections: ClassVar[list[Any]] = []
 
     def __init__(self, options: Options, report: Callable[[Any], None]) -> None:
         super().__init__()
         self.made_with.append(options.indirection)
-        self.selections.append(options.selection)
         report(FakeFunction(RecordingReport("inference", 3, 2, (), 0, 16, (), None, 6, 0.5)))
 
 
@@ -56,7 +54,6 @@ class FakeEncore(FakeMaker):
 def encore(cuda_in_disguise: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMaker]:
     """Yields what stands in stock's place."""
     FakeEncore.made_with = []
-    FakeEncore.selections = []
     monkeypatch.setattr(maker_module, "EncoreMaker", FakeEncore)
     optimizations.reset()
     yield cuda_in_disguise
@@ -68,15 +65,6 @@ def call(options: Mapping[str, Any]) -> None:
     compiled = torch.compile(program, backend="encore", options={**options, "inductor": inductor})
     x = torch.ones(8, 8)
     assert torch.equal(compiled(x), program(x))
-
-
-def test_backend_passes_selection_to_the_maker(encore: FakeMaker) -> None:
-    call({"selection": "off"})
-    torch.compiler.reset()
-    call({})
-    torch.compiler.reset()
-    call({"selection": "measure"})
-    assert FakeEncore.selections == ["off", "rule", "measure"]
 
 
 def test_stock_makes_the_graphs_where_indirection_is_off(encore: FakeMaker) -> None:

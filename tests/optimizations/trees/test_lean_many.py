@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import COUNT, Model, nodes, values
+from simulated_gpu.trees import COUNT, Compiled, Model, nodes, values
 
-from optimizations import torch_internals
-from optimizations.options import Options
 from optimizations.trees import liveness, reasons
-from optimizations.trees.maker import EncoreMaker
 
 W = values(7)
 RESULTS = liveness.MANY + 3
@@ -37,28 +34,13 @@ class Backward(Model):
 
 class Training:
     def __init__(self, cuda: CudaOnCpu) -> None:
-        self.functions: list[Any] = []
-        self.forward = self._made(Forward(cuda), 3, outputs=RESULTS, is_backward=False)
-        self.backward = self._made(Backward(cuda), 2 + RESULTS, outputs=1, is_backward=True)
+        forward = Compiled(Forward(cuda), outputs=RESULTS, is_inference=False)
+        backward = Compiled(Backward(cuda), inputs=2 + RESULTS, is_inference=False, is_backward=True)
+        self.forward, self.backward = forward.function, backward.function
+        self.compiled = forward, backward
         for start in range(40):  # until all inputs are proven
             self.step(start)
         self.ways()
-
-    def _made(self, model: Model, inputs: int, *, outputs: int, is_backward: bool) -> Callable[[list[Any]], list[Any]]:
-        placeholder = torch_internals.cudagraph_utils.PlaceholderInfo("a", None, [], None)
-        made: Callable[[list[Any]], list[Any]] = EncoreMaker(
-            Options(indirection="host", selection="off"), self.functions.append
-        ).cudagraphify(
-            model,
-            (2,),
-            device_index=0,
-            placeholders=[placeholder] * inputs,
-            constants=(),
-            is_backward=is_backward,
-            is_inference=False,
-            stack_traces=[None] * outputs,
-        )
-        return made
 
     def step(self, start: float, look: Callable[[list[torch.Tensor]], Any] = lambda saved: None) -> Any:
         """A step of training; what `look` gives of the saved results is given back."""
@@ -76,8 +58,9 @@ class Training:
 
     def ways(self) -> list[str]:
         """Why calls went the full way since it was asked last."""
-        found = [way.reason for function in self.functions for way in function.slow_calls()]
-        for function in self.functions:
+        functions = [function for one in self.compiled for function in one.functions]
+        found = [way.reason for function in functions for way in function.slow_calls()]
+        for function in functions:
             function._slow_calls.clear()
         return found
 
@@ -130,7 +113,7 @@ def test_a_result_that_is_made_again_is_one_of_many_again(cuda_on_cpu: CudaOnCpu
 
 def test_counts_are_those_of_the_references_that_stock_keeps_now(cuda_on_cpu: CudaOnCpu) -> None:
     training = Training(cuda_on_cpu)
-    node = next(one for one in nodes() if one.function is training.functions[0])
+    node = next(one for one in nodes() if one.function is training.compiled[0].functions[0])
     references = node.references([(0, place) for place in range(RESULTS)])
     assert type(references) is liveness.Many
     assert not liveness.any_alive(references) and references.idle()

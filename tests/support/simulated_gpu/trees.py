@@ -111,13 +111,16 @@ class Compiled:
         choice: Choice = Choice.HOST,
         outputs: int = 1,
         static_inputs: tuple[int, ...] = (2,),
+        inputs: int = 3,
         lean: bool = True,
         selection: Selection = "off",
         concurrency: Concurrency = "off",
         **keywords: Any,
     ) -> None:
         self.functions: list[Any] = []
-        placeholders = [torch_internals.cudagraph_utils.PlaceholderInfo(name, None, [], None) for name in "xyw"]
+        placeholders = [
+            torch_internals.cudagraph_utils.PlaceholderInfo(name, None, [], None) for name in "xyw".ljust(inputs, "a")
+        ]
         settings = {"is_backward": False, "is_inference": True, "stack_traces": [None] * outputs, **keywords}
         options = Options(indirection=choice.value, lean=lean, selection=selection, concurrency=concurrency)
         maker = EncoreMaker(options, self.functions.append)
