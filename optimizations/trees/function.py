@@ -76,6 +76,7 @@ class RecordableFunction:
         copies_inputs: whether recordings copy all their inputs, as stock does.
         not_followed: why addresses in its graphs are not changed any more; None where they may be.
         records_on_inputs: whether recordings may leave placeholders out. Note [Inputs without a placeholder].
+        is_retired: whether its manager has freed what it could since `without_graph` was given.
         decision: how its calls are served from now on, by rule or by measurement; None where that is not decided. `why`
             gives the reason.
         median_us: measured time by alternative.
@@ -110,6 +111,7 @@ class RecordableFunction:
         self.copies_inputs = False
         self.not_followed: str | None = None
         self.records_on_inputs = options.indirection != Choice.PRELUDE and options.selection != "measure"
+        self.is_retired = False
         self.decision: Decision | None = None
         self.why = ""
         self.median_us: Mapping[str, float] = {}
@@ -304,8 +306,8 @@ class RecordableFunction:
     def ran_without_graph(self, reason: str) -> None:
         """Count a call without a graph. `TORCH_LOGS=cudagraphs` shows the first for each reason."""
         self._count_uncaptured(reason)
-        if self.decision == "no graph" and self.direction == "inference" and self.serve_by is not None:
-            self.serve_by(self.run_past_manager)  # the manager has freed its graphs where it could
+        if self.decision == "no graph" and self.is_retired and self.direction == "inference" and self.serve_by:
+            self.serve_by(self.run_past_manager)
 
     def _count_uncaptured(self, reason: str) -> None:
         self._uncaptured[reason] += 1

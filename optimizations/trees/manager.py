@@ -181,7 +181,9 @@ class EncoreManager(CUDAGraphTreeManager):
         function = self._function(function_id)
         self.streams.enter(function.direction == "backward", self.current_node)
         reason = self._against_a_graph(function, new_inputs)
-        if function.without_graph is not None:
+        retired = function.without_graph is not None and not function.is_retired
+        if retired and not self.streams.inside_capture:  # freeing graphs would end the capture
+            function.is_retired = True
             self._free_unused_graphs()
         if reason is not None:
             return self.run_without_graph(new_inputs, function_id, reason)
