@@ -40,10 +40,11 @@ from optimizations.trees import containers
 from optimizations.trees.fast_path import on_fast_path
 from optimizations.trees.function import RecordableFunction, is_one_of_several, reading
 from optimizations.trees.hook import resting
-from optimizations.trees.manager import EncoreManager, follow_streams
+from optimizations.trees.manager import EncoreManager
 from optimizations.trees.measured import Measured
 from optimizations.trees.readable_seeds import with_readable_seeds
 from optimizations.trees.reasons import INSIDE_CAPTURE
+from optimizations.trees.streams import follow_streams
 
 ALIGNMENT_BYTES = 16
 """The alignment that Inductor's kernels rely on, in bytes."""

@@ -36,10 +36,6 @@ functions and nothing else. Stock raises if a function returned memory from else
 results are right all the same, so the caller gets them. The function runs without a graph from then on, and the pool is
 left to what lies in it. If the check before the warm-up failed, another function was the cause.
 
-Note [Calls past the manager]. A function without a graph may read results of graphs on another stream than theirs, and
-the next replay writes over them. So its calls follow the streams as all others do (`follow_streams`): they wait for the
-graphs before them, and the graphs after them wait for them.
-
 Note [Functions inside of functions]. An operator of the program's own may call a compiled function. While such an
 operator is warmed up or recorded, as part of another function, the inner function is part of that one too: it runs as
 it is, and the outer graph holds its kernels.
@@ -60,14 +56,14 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.calls.turns import inside_a_function, is_lent
+from optimizations.calls.turns import is_lent
 from optimizations.graph.pools import Pool, claim, end_failed_capture, failed_in_cusolver, give_back, pool_memory
 from optimizations.one_line import one_line
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.rebind import with_globals
 from optimizations.torch_internals.stock_trees import forget_places
 from optimizations.trees import moved_inputs
-from optimizations.trees.containers import container_of_call, free_all, managers
+from optimizations.trees.containers import container_of_call, free_all
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.hook import resting
 from optimizations.trees.node import EncoreNode, NotLaunched
@@ -476,7 +472,7 @@ class EncoreManager(CUDAGraphTreeManager):
         """Yield all recordings. Other threads may record meanwhile."""
         roots = self.roots or {}
         for root in [one for recorded in list(roots.values()) for one in recorded]:
-            yield from below(root)
+            yield from root.with_all_that_follow()
 
     def _recorded_behind(self, parent: EncoreNode | None, function_id: Any) -> list[EncoreNode]:
         """Return the tree's own list of recordings of a function that follow another, or begin an iteration (None)."""
@@ -489,7 +485,7 @@ class EncoreManager(CUDAGraphTreeManager):
         siblings[:] = [one for one in siblings if one is not node]
         if self.current_node is node:
             self.current_node = node.parent
-        self._release(below(node))
+        self._release(node.with_all_that_follow())
 
     def _release(self, nodes: Iterable[EncoreNode]) -> None:
         """Free what these recordings hold besides their graphs."""
@@ -620,25 +616,3 @@ class EncoreManager(CUDAGraphTreeManager):
             super().shutdown()
             for node in nodes:
                 node.release()
-
-
-def below(node: EncoreNode) -> Iterator[EncoreNode]:
-    """Yield a recording and all that follow it."""
-    nodes = [node]
-    while nodes:
-        found = nodes.pop()
-        yield found
-        nodes.extend(found.following())
-
-
-def follow_streams(device_index: int) -> None:
-    """Order this thread's next work on a device after the graphs that it called. Note [Calls past the manager].
-
-    Not inside of another function: the call of that one did so.
-    """
-    thread = threading.get_ident()
-    for one in managers(device_index):
-        moved = one.streams.last != torch_internals.current_raw_stream(device_index)
-        if moved and thread in one.streams.callers and not inside_a_function():
-            with one.turn:
-                one.streams.follow(one.current_node)

@@ -618,10 +618,13 @@ class EncoreNode(CUDAGraphNode):
         pool_bytes = sum(one.size_bytes for one in pool_memory(self.cuda_graphs_pool))
         return waiting_for_memory(pool_bytes, self.free_bytes())
 
-    def following(self) -> Iterator[EncoreNode]:
-        """Yield the recordings that follow this one."""
-        for nodes in list(self.children.values()):
-            yield from nodes
+    def with_all_that_follow(self) -> Iterator[EncoreNode]:
+        """Yield this recording and all that follow it. Other threads may record meanwhile."""
+        nodes = [self]
+        while nodes:
+            found = nodes.pop()
+            yield found
+            nodes += [one for recorded in list(found.children.values()) for one in recorded]
 
     @property
     def result_bytes(self) -> int:

@@ -12,6 +12,10 @@ Note [Results on other streams]. Where a call comes on another stream than the o
 the program may go on there with results that it holds, and let go of them later: the host then knows of no reader, and
 the device may be behind. So as long as results are alive that were there when a stream was left, each call waits for
 that stream, and once more when they are gone.
+
+Note [Calls past the manager]. A function without a graph may read results of graphs on another stream than theirs, and
+the next replay writes over them. So its calls follow the streams as all others do (`follow_streams`): they wait for the
+graphs before them, and the graphs after them wait for them.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.calls.turns import make_context_current, stream_of, wait_for_stream
+from optimizations.calls.turns import inside_a_function, make_context_current, stream_of, wait_for_stream
+from optimizations.trees.containers import managers
 
 
 class CallStreams:
@@ -88,3 +93,16 @@ def _with_results(left: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
     """Return those of the streams whose results are alive, with these."""
     found = {stream: [one for one in results if one() is not None] for stream, results in left.items()}
     return {stream: alive for stream, alive in found.items() if alive}
+
+
+def follow_streams(device_index: int) -> None:
+    """Order this thread's next work on a device after the graphs that it called. Note [Calls past the manager].
+
+    Not inside of another function: the call of that one did so.
+    """
+    thread = threading.get_ident()
+    for one in managers(device_index):
+        moved = one.streams.last != torch_internals.current_raw_stream(device_index)
+        if moved and thread in one.streams.callers and not inside_a_function():
+            with one.turn:
+                one.streams.follow(one.current_node)

@@ -8,9 +8,11 @@ import weakref
 import pytest
 import torch
 from simulated_gpu.compiler import CompiledOnCpu
+from simulated_gpu.work import aligned
 from torch import nn
 
 import optimizations
+from optimizations.trees import moved_inputs
 from optimizations.trees.containers import managers
 
 
@@ -108,3 +110,95 @@ def test_parameters_of_models_that_are_gone_are_not_kept(compiled_on_cpu: Compil
     gc.collect()
     assert compiled_on_cpu.cuda.replays
     assert [one() for one in parameters[:-2]] == [None] * (len(parameters) - 2)
+
+
+LAYERS = 24
+
+
+class Block(nn.Module):
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(memory(place))
+        self.shift = nn.Parameter(memory(place + 100))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight).exp() @ self.shift
+
+
+def memory(seed: int) -> torch.Tensor:
+    drawn = 0.5 * torch.randn(4, 4, generator=torch.Generator().manual_seed(seed))
+    return aligned(16).view(4, 4).copy_(drawn)
+
+
+def passes(layers: list[Block], count: int, start: int = 0) -> None:
+    """Run a model of these layers in inference, and compare it with eager PyTorch."""
+    with torch.no_grad():
+        for step in range(start, start + count):
+            x = expected = torch.full((3, 4), 0.01 * step)
+            for layer in layers:
+                x = layer(x)
+                expected = layer.forward(expected)
+            assert torch.equal(x, expected), step
+
+
+def compiled_layers() -> list[Block]:
+    layers = [Block(place) for place in range(LAYERS)]
+    for layer in layers:
+        layer.compile(backend="encore")
+    return layers
+
+
+def recorded() -> list[int]:
+    """Return the bytes that each recording copies in a call."""
+    return [node.copied_per_replay for one in managers() for node in one.nodes()]
+
+
+def test_each_layer_is_recorded_with_its_weights(compiled_on_cpu: CompiledOnCpu) -> None:
+    layers = compiled_layers()
+    passes(layers, 4)
+    copied = recorded()
+    assert len(copied) == LAYERS
+    assert max(copied) <= 3 * 4 * 4, "the weights are read where they are, as with stock"
+    replays = compiled_on_cpu.cuda.replays
+    passes(layers, 3, start=4)
+    assert compiled_on_cpu.cuda.replays == replays + 3 * LAYERS, "no call runs without a graph"
+    assert len(recorded()) == LAYERS
+
+
+def test_layers_of_a_second_model_are_recorded_too(compiled_on_cpu: CompiledOnCpu) -> None:
+    """Recordings of the first one have been replayed by then."""
+    first, second = compiled_layers(), compiled_layers()
+    passes(first, 4)
+    passes(second, 4)
+    assert len(recorded()) == 2 * LAYERS
+    assert max(recorded()) <= 3 * 4 * 4
+    passes(first, 2)
+    assert len(recorded()) == 2 * LAYERS
+
+
+def test_layers_that_are_gone_have_moved(compiled_on_cpu: CompiledOnCpu) -> None:
+    """As weights that are loaded for each call: there are two recordings, and one that copies."""
+    layer, held = Block(0), []
+    layer.compile(backend="encore")
+    for step in range(12):
+        held.append(bytearray(4096))  # for other addresses
+        for parameter in layer.parameters():
+            parameter.data = memory(step)
+        passes([layer], 1, start=step)
+    assert len(recorded()) <= 3
+    assert recorded()[-1] != 3 * 4 * 4, "its weights are copied, or read in place by now"
+
+
+def test_sets_of_weights_that_never_come_back_are_copied(
+    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moved_inputs, "MOST_LAYERS", 5)
+    layer, held = Block(0), []
+    layer.compile(backend="encore")
+    for step in range(16):
+        held += [parameter.data for parameter in layer.parameters()]
+        for parameter in layer.parameters():
+            parameter.data = memory(step)
+        passes([layer], 1, start=step)
+    assert len(recorded()) == 6
+    assert recorded()[-1] != 3 * 4 * 4, "its weights are copied, or read in place by now"
