@@ -95,14 +95,9 @@ NAMES: dict[str, Private] = {
     "disable_current_modes": Private(
         "torch.utils._python_dispatch:_disable_current_modes", "compute a constant while others trace"
     ),
-    "disabled_torch_function": Private(
-        "torch:_C._disabled_torch_function_impl", "let a tensor of another class be a plain one to PyTorch"
-    ),
     "enter_autocast": Private("torch.amp.autocast_mode:_enter_autocast", "see autocast inside of a graph"),
     "exit_autocast": Private("torch.amp.autocast_mode:_exit_autocast", "see autocast inside of a graph"),
     "foreach_copy_": Private("torch:_foreach_copy_", "copy several tensors in one launch"),
-    "foreach_lerp_": Private("torch:_foreach_lerp_", "average by a weight that lies on the GPU"),
-    "foreach_pow": Private("torch:_foreach_pow", "raise a beta that lies on the GPU to powers"),
     "has_kernel_for": Private("torch:_C._dispatch_has_computed_kernel_for_dispatch_key", "know what a GPU can run"),
     "innermost_fn": Private("torch._dynamo.eval_frame:innermost_fn", "keep Dynamo out of a function once, not twice"),
     "is_from_global_source": Private("torch._dynamo.source:is_from_global_source", "tell attributes from arguments"),
@@ -197,7 +192,6 @@ NAMES: dict[str, Private] = {
         "torch._dynamo.trace_rules:get_torch_obj_rule_map", "fill tables that know functions"
     ),
     "tensor_method": Private("torch._dynamo.trace_rules:get_tensor_method", "fill tables that know functions"),
-    "DeviceContext": Private("torch.utils._device:DeviceContext", "tell a default device from a mode"),
     "get_function_stack_at": Private("torch:_C._get_function_stack_at", "see the modes around a step"),
     "len_torch_dispatch_stack": Private("torch:_C._len_torch_dispatch_stack", "see the modes around a step"),
     "len_torch_function_stack": Private("torch:_C._len_torch_function_stack", "see the modes around a step"),

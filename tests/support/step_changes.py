@@ -150,9 +150,9 @@ def tensors_made_of_numbers(device: str) -> Program:
 
     def step(batch: dict[str, torch.Tensor]) -> Any:
         low = torch.tensor(torch.finfo(torch.float32).min, dtype=torch.float32, device=device)
-        pair = torch.tensor([settings["factor"], 2], device=batch["x"].device)
-        x = torch.where(batch["x"] > low, batch["x"] * pair[0], low) + torch.tensor(True, device=device)
-        return train({**batch, "x": x}), pair
+        factor = torch.tensor(settings["factor"], device=batch["x"].device)
+        x = torch.where(batch["x"] > low, batch["x"] * factor, low) + torch.tensor(True, device=device)
+        return train({**batch, "x": x}), factor
 
     def between(index: int) -> None:
         settings["factor"] = 0.1 if index < 5 else 0.3

@@ -6,8 +6,7 @@ be compared at the end. `PROGRAMS` holds them all, those of `step_changes` and `
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import step_changes  # noqa: F401 - its programs are among them
@@ -96,38 +95,6 @@ def fused_adamw_with_clipping(device: str) -> Program:
         return loss, norm
 
     return Program(step, batches(device), lambda: state_of(model, optimizer))
-
-
-@program
-def numbers_assigned_to_parts_of_tensors(device: str) -> Program:
-    """On a GPU PyTorch takes each from a tensor in CPU memory."""
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        x = batch["x"].clone()
-        x[:, 0] = 1
-        x[0, 1] = 0.5
-        x[..., -2:] = -1
-        x[torch.arange(2, device=device), 2] = True
-        if device != "cpu":
-            x[x > 1.5] = 0.25
-            x[:, 4:][:, x[0, 4:] < 0] = 0.75
-        counts = torch.zeros(3, dtype=torch.long, device=device)
-        counts[1] = 3.7
-        optimizer.zero_grad()
-        hidden = model[0](x)
-        hidden[1:, 3] = 0.0
-        if device != "cpu":
-            hidden[hidden.detach() > 0.5] = 0.25
-        hidden[:, [3, 1]] = hidden[:, :2].detach() * 2
-        hidden = hidden * hidden.new_tensor([1.0, 0.5] * 8)
-        loss = nn.functional.cross_entropy(model[1:](hidden), batch["y"]) * counts[1]
-        loss.backward()
-        optimizer.step()
-        return loss.detach(), x, counts
-
-    return Program(step, batches(device), lambda: state_of(model))
 
 
 @program
@@ -232,60 +199,6 @@ def autocast_in_the_step(device: str) -> Program:
 def autocast_around_each_call(device: str) -> Program:
     made = fused_adamw_with_clipping(device)
     made.around_each = lambda: torch.autocast(device, dtype=torch.bfloat16)
-    return made
-
-
-@program
-def autocast_around_all_calls(device: str) -> Program:
-    """Autocast casts the weights in the first call and keeps that, whatever the optimizer writes."""
-    made = fused_adamw_with_clipping(device)
-    made.around_all = lambda: torch.autocast(device, dtype=torch.bfloat16)
-    return made
-
-
-@program
-def autocast_around_several_calls(device: str) -> Program:
-    """Seven calls, then two, then four in regions of their own: their kept casts are others. The first call of a
-    region makes casts, and the next two are alike."""
-    made = fused_adamw_with_clipping(device)
-    made.batches = batches(device, 13)
-    left = contextlib.ExitStack()
-
-    def enter() -> contextlib.ExitStack:
-        left.enter_context(torch.autocast(device, dtype=torch.bfloat16))
-        return left
-
-    def between(index: int) -> None:
-        if index in (6, 8):
-            left.close()
-            enter()
-
-    made.around_all, made.between = enter, between
-    made.replays, made.recordings = 4 + 0 + 1, 1
-    return made
-
-
-@program
-def autocast_switched_on_for_good(device: str) -> Program:
-    """Behind the fifth call, in no region: the casts of the sixth are kept until some region is left."""
-    made = fused_adamw_with_clipping(device)
-    made.batches = batches(device, 16)
-
-    def between(index: int) -> None:
-        if index == 4:
-            torch.set_autocast_dtype(device, torch.bfloat16)
-            torch.set_autocast_enabled(device, True)
-
-    @contextlib.contextmanager
-    def around() -> Iterator[None]:
-        try:
-            yield
-        finally:
-            torch.set_autocast_enabled(device, False)
-            torch.clear_autocast_cache()
-
-    made.around_all, made.between = around, between
-    made.replays, made.recordings = 2 + 8, 2
     return made
 
 

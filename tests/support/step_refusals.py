@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import itertools
 import random
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -186,7 +185,7 @@ def scheduled(model: nn.Module, step_of: Step) -> Any:
     return lambda batch: step_of(optimizer, train(batch).detach()), {"between": lambda index: scheduler.step()}
 
 
-@refused("reads the learning rate of an optimizer in Python")
+@refused("optimizer.param_groups[0]['lr'], which changes on every call")
 def rate_that_decides(model: nn.Module) -> Any:
     return scheduled(model, lambda optimizer, loss: loss * 2 if optimizer.param_groups[0]["lr"] > 0.01 else loss)
 
@@ -200,7 +199,7 @@ def rate_changed_in_the_step(model: nn.Module) -> Any:
     return scheduled(model, change)
 
 
-@refused("returns the learning rate or the betas of an optimizer", line=False)
+@refused("optimizer.param_groups[0]['lr'], which changes on every call")
 def rate_returned(model: nn.Module) -> Any:
     return scheduled(model, lambda optimizer, loss: (loss, optimizer.param_groups[0]["lr"]))
 
@@ -354,18 +353,18 @@ def disturbs_its_noise(device: str, train: Step, disturb: Callable[[torch.Genera
     return step
 
 
-@refused(SETS_A_STATE)
+@refused(SETS_A_STATE, line=False)
 def seeds_a_generator_of_its_own(device: str, train: Step) -> Step:
     return disturbs_its_noise(device, train, lambda noise: noise.manual_seed(5))
 
 
-@refused(SETS_A_STATE)
+@refused(SETS_A_STATE, line=False)
 def draws_the_same_numbers_again(device: str, train: Step) -> Step:
     state = torch.Generator(device=device).manual_seed(3).get_state()
     return disturbs_its_noise(device, train, lambda noise: noise.set_state(state))
 
 
-@refused(SETS_A_STATE, dropout=0.1)
+@refused(SETS_A_STATE, dropout=0.1, line=False)
 def seeds_the_default_generator_by_itself(device: str, train: Step) -> Step:
     default = torch.default_generator if device == "cpu" else torch.cuda.default_generators[0]
 
@@ -485,17 +484,6 @@ def counter_in_an_array(train: Step) -> Step:
 def a_large_array(train: Step) -> Step:
     table = numpy.ones(2**18)
     return lambda batch: train(batch) * float(table[0])
-
-
-@refused("reads the clock, time.monotonic")
-def a_deadline(train: Step) -> Step:
-    deadline = time.monotonic() + 3600.0
-
-    def step(batch: Batch) -> torch.Tensor:
-        loss = train(batch)
-        return loss * 2 if time.monotonic() > deadline else loss
-
-    return step
 
 
 @refused("uses a module of TorchScript", line=False)

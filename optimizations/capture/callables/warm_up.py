@@ -27,6 +27,7 @@ from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
 from optimizations.capture.step.observing import (
     CHECKPOINT_DRAWS,
+    Generators,
     Given,
     call_changes,
     changed_itself,
@@ -34,7 +35,6 @@ from optimizations.capture.step.observing import (
     host_generators,
 )
 from optimizations.capture.step.operations import Operation
-from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.graph.memory import memory_of
 from optimizations.report.steps import Refusal
@@ -176,20 +176,20 @@ def _observed_run(
     states, gradients = device.random_states(), _gradients(parameters)
     with observing(device, member, Run(as_captured=before.as_captured), forbid=False) as seen:
         observer = seen.observer
-        observer.before_write, observer.default_generator = note, device.default_generator()
+        observer.before_write, default = note, device.default_generator()
         of_program = [*state.device_generators, *state.generators.values()]
         of_gpu = [
             one
             for one in of_program
             if isinstance(one, torch.Generator) and identity(one) not in observer.host_generators
         ]
-        observer.reseeding = reseeding = Reseeding([observer.default_generator, *of_gpu])
+        generators = Generators([default, *of_gpu])
         known = {identity(one): one.get_state() for one in of_gpu}
         try:
             with device.warming_up(), seen.watching():
                 run = _run_once(member, training, observer, before)
         finally:
-            reseeded = reseeding.refusals()
+            reseeded = generators.refusals({identity(one or default) for one in observer.drawn_from})
             for generator, content in zip(observer.generators, observer.first_states, strict=True):
                 generator.set_state(known.get(identity(generator), content))
     run.as_captured, run.generators = before.as_captured, observer.generators

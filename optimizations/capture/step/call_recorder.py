@@ -106,7 +106,6 @@ class CallRecorder(ABC):
             self._with_findings.pop(key, None)
         progress.numbers = numbers
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
-        progress.kept_casts = seen.kept_casts
         progress.drops_gradients, progress.gradients = seen.drops_gradients, seen.gradients
         progress.host = HostTensors(on_the_host(call.state.tensors, device.holds))
         progress.saw(call.tensors)

@@ -169,9 +169,9 @@ def advice_on(names: Iterable[str]) -> str | None:
 _ADVICE_ON_OTHERS = "change it seldom, for each value gets a graph of its own"
 _ADVICE_ON_NUMBERS = {
     "lr": "make the optimizer with capturable=True or fused=True, which takes a learning rate that changes, or give "
-    "one of your own a tensor on the GPU (`lr=torch.tensor(0.1, device='cuda')`), by which it multiplies",
-    "betas": "make the scheduler with cycle_momentum=False, or use Adam or AdamW with capturable=True and without "
-    "fused=True, which take a first beta that changes, for parameters in float32",
+    "one of your own a tensor on the GPU (`lr=torch.tensor(0.1, device='cuda')`), by which it multiplies; read and "
+    "set the rate outside of the step",
+    "betas": "make the scheduler with cycle_momentum=False: a graph keeps the betas of an optimizer",
     "momentum": "make the scheduler with cycle_momentum=False: a graph keeps the momentum of an optimizer",
 }
 

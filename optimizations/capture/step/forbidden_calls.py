@@ -1,6 +1,7 @@
-"""Refuse calls that a capture cannot hold: waits for the GPU, random state read or set, tensors of Python's numbers.
+"""Refuse calls that a capture cannot hold: waits for the GPU, random state read or set.
 
-Nor can it hold a clock that the program reads: what was decided by it would be decided once.
+`torch.tensor(0.5, device="cuda")` copies from host memory, which cannot be in a graph either. A fill with the same
+number has the same bits, and the number stands in the trace, where calls are compared.
 
 Note [Random state and checkpoints]. `torch.utils.checkpoint` saves the GPU's random state and sets it again for the
 recomputation, and neither can be done in a capture. Where the step draws no random numbers there is nothing to keep,
@@ -19,9 +20,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -29,10 +29,8 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step.learning_rates import made_for_graphs
 from optimizations.capture.step.observer import Observer
-from optimizations.capture.step.python_values import Owner, assigning, filling, filling_like, is_pytorchs
-from optimizations.capture.step.source_lines import called_by_the_program, called_from, optimizer_that_runs
-from optimizations.capture.step.user_code import ADVICE_ON_CLOCKS, CLOCKS
-from optimizations.torch_internals import averaged_model, function_tables, replaced_attribute
+from optimizations.capture.step.source_lines import called_from, optimizer_that_runs
+from optimizations.torch_internals import function_tables, replaced_attribute
 
 _WAITS: tuple[tuple[Any, str], ...] = (
     (torch.cuda, "synchronize"),
@@ -87,17 +85,6 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
 
         return call
 
-    def clock(name: str, stock: Callable[[], Any]) -> Callable[[], Any]:
-        def call() -> Any:
-            if not elsewhere() and called_by_the_program():  # libraries look for logs and timeouts of their own
-                observers[0].refuse(
-                    f"reads the clock, time.{name}",
-                    ADVICE_ON_CLOCKS,
-                )
-            return stock()
-
-        return call
-
     def get_rng_state(*arguments: Any, **keywords: Any) -> torch.Tensor:
         if elsewhere():
             return stock_get(*arguments, **keywords)
@@ -116,12 +103,17 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             with observers[0].unseen():
                 stock_set(state, *arguments, **keywords)
 
-    def is_gpu(device: torch.device) -> bool:
-        return device.type == "cuda" or (device.type == "cpu" and cpu_is_gpu)
+    def filling(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def tensor(*data: Any, device: Any = None, **keywords: Any) -> torch.Tensor:
+            of_a_number = len(data) == 1 and type(data[0]) in (bool, int, float) and keywords.keys() <= {"dtype"}
+            if of_a_number and device is not None and not (elsewhere() or torch_internals.len_torch_function_stack()):
+                with contextlib.suppress(RuntimeError, TypeError, ValueError, OverflowError):
+                    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+                    if place.type == "cuda" or (place.type == "cpu" and cpu_is_gpu):
+                        return torch.full((), data[0], device=place, **keywords)
+            return stock(*data, device=device, **keywords)
 
-    def dtype_of(data: Any) -> torch.dtype:
-        with observers[0].unseen():
-            return stock_tensor(data).dtype
+        return tensor
 
     def is_captured() -> bool:
         if elsewhere():
@@ -131,20 +123,9 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         asked.captured = asked.captured or not observers[0].refusals
         return asked.as_captured
 
-    def by_a_mask(number: complex) -> AbstractContextManager[None]:
-        return observers[0].by_a_mask(number)
-
-    def update_parameters(averaged: Any, model: torch.nn.Module) -> None:
-        if elsewhere() or torch.compiler.is_compiling() or not observers[0].holds(averaged.n_averaged):
-            averaged_model.STOCK(averaged, model)
-        else:
-            averaged_model.decided_on_the_gpu(averaged, model)
-
     function_tables.fill()
     nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
     cpu_is_gpu = observer.holds(nothing)
-    stock_tensor = torch.tensor
-    tensors = Owner(observer.holds, elsewhere)
     graphs: Any = torch_internals.cuda_graphs
     stock_captured = getattr(graphs, _CAPTURED)
     stock_get, stock_set = torch.cuda.get_rng_state, torch.cuda.set_rng_state
@@ -159,19 +140,10 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             advice = "seed before the step: a graph would not do it again"
             call = refusing(_qualified(owner, name), vars(owner)[name], advice)
             stack.enter_context(replaced_attribute(owner, name, call))
-        stack.enter_context(replaced_attribute(averaged_model.OWNER, averaged_model.NAME, update_parameters))
-        for name in CLOCKS:
-            stack.enter_context(replaced_attribute(time, name, clock(name, vars(time)[name])))
-        of_numbers: dict[tuple[Any, str], Any] = {
-            (torch.Tensor, "new_tensor"): filling_like(tensors),
-            (torch.Tensor, "__setitem__"): assigning(tensors, by_a_mask),
-        }
-        if not compiled:
-            for name in ("tensor", "as_tensor"):
-                of_numbers[torch, name] = filling(tensors, name, is_gpu, dtype_of)
-        for (owner, name), call in of_numbers.items():
-            if is_pytorchs(getattr(owner, name)):
-                stack.enter_context(replaced_attribute(owner, name, call))
+        for name in () if compiled else ("tensor", "as_tensor"):
+            stock = vars(torch)[name]
+            if not isinstance(stock, FunctionType) or stock.__module__ == __name__:  # the program's own functions stay
+                stack.enter_context(replaced_attribute(torch, name, filling(stock)))
         # What `torch.cuda.is_current_stream_capturing` calls: compiled code looks whether that itself is PyTorch's.
         stack.enter_context(replaced_attribute(graphs, _CAPTURED, is_captured))
         stack.enter_context(replaced_attribute(torch.cuda, "get_rng_state", get_rng_state))

@@ -34,13 +34,14 @@ from optimizations.capture.step.changes import Numbers, named, numbers_given
 from optimizations.capture.step.gradients import gradients, held, pattern
 from optimizations.capture.step.hooks import hooks_of
 from optimizations.capture.step.host_state import HostState
-from optimizations.capture.step.learning_rates import LearningRates
+from optimizations.capture.step.learning_rates import RATE, LearningRates
 from optimizations.capture.step.options import DEFAULT_LIMIT, DEFAULT_WARM_UP, StepOptions
 from optimizations.capture.step.parallel import DDP_WARM_UP
 from optimizations.capture.step.progress import Action, Plan
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.recording import Recording
 from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
+from optimizations.capture.step.used_names import RanCode
 from optimizations.capture.step.watch import is_name_dropped, numbers_of
 from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import Refusal, StepChanged, StepReport
@@ -284,8 +285,8 @@ class GraphedStep(CallRecorder):
         if self._recordings.little_used > MOST_DROPPED * self._options.limit:
             self._all = self._little_used_because()
             return self._refuse_and_run(key, self._all, args, kwargs)
-        self._rates.watch(state.optimizers.values())
-        if self._options.learning_rate == "auto" and self._rates.changed():
+        read = self._options.learning_rate == "number" or self._changes.names.has_key(RATE)
+        if self._rates.changed(state.optimizers.values(), numbers_only=read):
             self._recordings.drop_all()
             self._plan.forget()
         call = call_of(args, kwargs, tensors, state)
@@ -324,13 +325,13 @@ class GraphedStep(CallRecorder):
         self._eager += 1
         self._changes_streams(device, observes=True)
         call.before.clear()  # the step may let go of them
+        ran = RanCode()
         with alone(), device.warming_up(), self._rates.as_tensors():
             device.may_read(gradients(call.parameters))
-            snapshot = state.snapshot() if self._rates.standing else []
-            returned = self._run(*args, **kwargs)
-        if self._rates.standing:
-            self._rates.left_as_numbers(state, snapshot)
-        return self._rates.as_numbers(returned)
+            with ran:
+                returned = self._run(*args, **kwargs)
+        self._changes.names.take_in(ran, state)
+        return returned
 
     def _told_by(self, numbers: Numbers) -> Hashable:
         """Return the numbers by which calls of one signature are told apart. What is left out now counts for no key."""

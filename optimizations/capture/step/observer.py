@@ -31,11 +31,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
-from optimizations.capture.step import casts
 from optimizations.capture.step.drawing import draws
 from optimizations.capture.step.launches import numbers_of
 from optimizations.capture.step.operations import Operation
-from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.source_lines import (
     ADVICE_ON_CTC,
     advice_by_caller,
@@ -69,23 +67,19 @@ class Observer(torch_internals.TorchDispatchMode):
         operations: what ran, in order.
         refusals: what a graph could not repeat.
         outside: storages that were read and came from outside of the step, by address: a tensor, and the line.
-        draws: whether random numbers of the GPU were drawn.
+        draws: whether random numbers of the GPU were drawn, `drawn_from` which generators; None is the default one.
         generators: those other than the default that were passed to operators.
         in_backward: whether an operator ran inside of a backward.
-        kept_casts: whether it read what may be a cast that autocast keeps from an earlier call.
-        new_casts: whether it made a cast that autocast may keep.
         compiling: whether PyTorch compiles something right now.
         multiplies: whether an operator ran that may compute in a workspace of cuBLAS.
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
-        rates: storages of tensors that stand for learning rates and betas, which are numbers to the program, with what
-            they stand for.
+        rates: storages of tensors that stand for learning rates, which are numbers to the program.
         log: notes what puts nodes into a graph that is being captured; None where none is.
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
         sparse: names of sparse tensors that were there before, by their identities: no operator may be given one.
         gone: whether what lay at an address before the call is gone, and with it the name of what lies there.
         taken_over: those of `outside` where that was so when they were read first: of what lay there nothing was read.
-        reseeding: looks at generators around draws; `default_generator` is that of draws that name none.
         compares_values: whether values that the host made, and the GPU reads, are arguments that calls are compared by.
         host_generators: identities of generators of the host whose draws decide nothing.
         given: storages of arguments, of which parts are not told from each other: two may be parts of one storage, at
@@ -113,25 +107,22 @@ class Observer(torch_internals.TorchDispatchMode):
         self._known = known
         self._unseen = 0
         self.log: LaunchLog | None = None
-        self.rates: dict[int, str] = {}
-        self._from_rates: dict[int, str] = {}
-        self._numbers: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._in_region = casts.inside_region()
-        self._assigned: complex | None = None
+        self.rates: frozenset[int] = frozenset()
+        self._in_region = _inside_autocast()
         self._forbid = forbid
         self._made: set[int] = set()
+        self._from_numbers: set[int] = set()
         self.operations: list[Operation] = []
         self.refusals: list[Refusal] = []
         self.outside: dict[int, tuple[weakref.ref[torch.Tensor], str | None]] = {}
         self.draws = False
+        self.drawn_from: list[torch.Generator | None] = []
         self.generators = list(generators)
         self.first_states: list[torch.Tensor] = []
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.sparse: Mapping[int, str] = {}
         self.gone: Callable[[int], bool] = lambda address: False
         self.taken_over: set[int] = set()
-        self.reseeding: Reseeding | None = None
-        self.default_generator: torch.Generator | None = None
         self.returned: frozenset[int] = frozenset()
         self.compares_values = False
         self.host_generators: frozenset[int] = frozenset()
@@ -140,7 +131,6 @@ class Observer(torch_internals.TorchDispatchMode):
         self._origins: dict[tuple[Any, ...], str] = {}
         self._counted_from = 0
         self.in_backward = False
-        self.kept_casts = self.new_casts = False
         self.compiling = self.set_up = False
 
     supports_higher_order_operators = True
@@ -157,22 +147,6 @@ class Observer(torch_internals.TorchDispatchMode):
             yield
         finally:
             self._unseen -= 1
-
-    @contextlib.contextmanager
-    def by_a_mask(self, number: complex) -> Iterator[None]:
-        """Note that a number is written where a mask says, in the block.
-
-        Note [Numbers that are assigned] in `python_values`.
-        """
-        self._assigned = number
-        try:
-            yield
-        finally:
-            self._assigned = None
-
-    def is_kept_cast(self, tensor: torch.Tensor | None) -> bool:
-        """Return whether a tensor of unknown origin may be a cast that autocast keeps from an earlier call."""
-        return self._in_region and tensor is not None and casts.may_be_kept(tensor)
 
     def refuse(self, reason: str, advice: str) -> None:
         """Note a finding of the line that runs now; raise it where this is a capture.
@@ -206,16 +180,9 @@ class Observer(torch_internals.TorchDispatchMode):
         if name.startswith("profiler.") or self._unseen or self.compiling:
             return func(*args, **kwargs)
         inputs = list(_tensors(args)) + list(_tensors(kwargs.values()))
-        assigned: tuple[complex, ...] = ()
-        if self._assigned is not None and name.startswith((*_INDEXING[1:], _LIFTS)):
-            inputs = [tensor for tensor in inputs if self.holds(tensor)]  # without PyTorch's own of the number
-            assigned = (self._assigned,)
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
         drawing = draws(func, args, kwargs)
         self._look(name, func, args, kwargs, inputs, drawing=drawing)
-        drawn_from = self._drawn_from(kwargs) if drawing else None
-        if drawn_from is not None and self.reseeding is not None:
-            self.reseeding.look(drawn_from)
         made_from = {storage(tensor) for tensor in inputs}
         if name.startswith(_SETS_MEMORY):  # what is behind lies in memory that is there
             made_from.update(one.data_ptr() for one in args if isinstance(one, torch.UntypedStorage))
@@ -223,40 +190,32 @@ class Observer(torch_internals.TorchDispatchMode):
         compared = not name.startswith(_UNCOMPARED) or (name.startswith(_DETACH) and inputs[0].requires_grad)
         if compared:
             values = self._values_for_gpu(inputs) if self.compares_values else ()
-            looks = self._summaries((args, kwargs, assigned))
-            self.operations.append(Operation(name, (*looks, *values), line))
+            looks = self._summaries((args, kwargs))
+            self.operations.append(Operation(name, (*looks, *values, *self._numbers_in(inputs)), line))
         for tensor in inputs:
             address = storage(tensor)
             if address not in self._made and address not in self.outside:
                 self.outside[address] = weakref.ref(tensor), line
                 if self.gone(address):
                     self.taken_over.add(address)
-                if self._in_region and not self._name(tensor):
-                    self.kept_casts = self.kept_casts or self.is_kept_cast(tensor)
-        self.new_casts = self.new_casts or (self._in_region and casts.is_cast_of_a_weight(name, args))
+                if self._in_region and not self._name(tensor) and _may_be_a_kept_cast(tensor):
+                    self.refuse(
+                        "reads a weight as autocast keeps it from an earlier call",
+                        "enter autocast inside of the step, or around each call",
+                    )
         if self.before_write is not None:
             for tensor in _written(func, args, kwargs):
                 self.before_write(tensor)
         result = self._noted(func, args, kwargs, made_from)
         if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in _tensors((result,))):
             return result  # made in a mode of the program's
-        if drawn_from is not None and self.reseeding is not None:
-            self.reseeding.drew(drawn_from)
-        only_rates = bool(self.rates and made_from) and made_from <= {*self.rates, *self._from_rates}
-        if self._from_rates and not only_rates:  # `2 * rate` that is written with a tensor would be a tensor
-            for tensor in _written(func, args, kwargs):
-                self._from_rates.pop(storage(tensor), None)
-                self._numbers.pop(id(tensor), None)
+        if name.startswith(_LIFTS) and not self.holds(result) and result.numel() == 1:
+            self._from_numbers.add(storage(result))
+            self._made.add(storage(result))
         for number, tensor in enumerate(_tensors((result,))):
             made = storage(tensor) not in made_from
             if made:
                 self._made.add(storage(tensor))
-                if only_rates:
-                    self._from_rates[storage(tensor)] = self._stands_for(made_from)
-                    if not name.startswith(_COPIES):
-                        self._numbers[id(tensor)] = weakref.ref(tensor)
-                else:  # of a rate may have been what lay there before
-                    self._from_rates.pop(storage(tensor), None)
             if self.compares_values:
                 if compared:
                     self._note_origin(tensor, number)
@@ -323,12 +282,12 @@ class Observer(torch_internals.TorchDispatchMode):
         """Return values that an operator of the GPU is given by the host."""
         return self.values_made_by_host(inputs) if any(map(self.holds, inputs)) else ()
 
-    def _drawn_from(self, kwargs: Any) -> torch.Generator | None:
-        """Return the generator that a drawing operator draws from; None where that is the host's."""
-        given: torch.Generator | None = kwargs.get("generator")
-        if self._is_of_host(given):
-            return None
-        return self.default_generator if given is None else given
+    def _numbers_in(self, inputs: Sequence[torch.Tensor]) -> Iterator[Any]:
+        """Yield the values of tensors in CPU memory that PyTorch made of one number, which a kernel gets as it is."""
+        for tensor in inputs:
+            if storage(tensor) in self._from_numbers:
+                with self.unseen():
+                    yield tensor.item()
 
     def _is_of_host(self, generator: torch.Generator | None) -> bool:
         return generator is not None and identity(generator) in self.host_generators
@@ -340,13 +299,16 @@ class Observer(torch_internals.TorchDispatchMode):
         if drawing:
             generator = kwargs.get("generator")
             self.draws = self.draws or not self._is_of_host(generator)
+            if not self._is_of_host(generator):
+                self.drawn_from.append(generator)
             unknown = generator is not None and not any(generator is known for known in self.generators)
             if unknown and not self._is_of_host(generator):
                 if self._forbid:
                     self.refuse("draws from a generator that it did not use before", "use one generator in all calls")
                 self.generators.append(generator)
                 self.first_states.append(generator.get_state())
-        self._look_at_rates(name, func, args, kwargs, on_gpu, tags)
+        if self.rates and not self.rates.isdisjoint(map(storage, _written(func, args, kwargs))):
+            self.refuse("changes the learning rate of an optimizer", "change it after the step")
         for path in filter(None, map(self.sparse.get, map(id, inputs))):
             self.refuse(*uses_sparse(path))
         if on_gpu and (name in _HOST_READS or torch.Tag.data_dependent_output in tags):
@@ -380,28 +342,6 @@ class Observer(torch_internals.TorchDispatchMode):
             )
         self._look_at_transfers(name, args, kwargs)
         self._look_at_host_tensors(name, func, args, kwargs, inputs, bool(on_gpu))
-
-    def _look_at_rates(
-        self, name: str, func: Any, args: Any, kwargs: Any, on_gpu: Sequence[torch.Tensor], tags: Any
-    ) -> None:
-        found = {storage(tensor) for tensor in on_gpu} if self.rates else set()
-        if found.isdisjoint(self.rates) and found.isdisjoint(self._from_rates):
-            return
-        behind = "it changes from call to call, so a tensor stands for it in the step: do so after the step"
-        if name in _HOST_READS or torch.Tag.data_dependent_output in tags:
-            self.refuse(f"reads {self._stands_for(found)} of an optimizer in Python", behind)
-        written = {storage(tensor) for tensor in _written(func, args, kwargs)}
-        if not written.isdisjoint(self.rates):
-            self.refuse(f"changes {self._stands_for(written)} of an optimizer", behind)
-
-    def is_number(self, tensor: torch.Tensor) -> bool:
-        """Return whether it was computed of learning rates and betas only, and would be a number without these."""
-        found = self._numbers.get(id(tensor))
-        return found is not None and found() is tensor and tensor.dim() == 0
-
-    def _stands_for(self, storages: set[int]) -> str:
-        """Return what a tensor among these stands for, or was made of."""
-        return next(name for name in map({**self._from_rates, **self.rates}.get, storages) if name is not None)
 
     def _look_at_transfers(self, name: str, args: Any, kwargs: Any) -> None:
         if name.startswith("aten.copy_.") or name.startswith("aten._copy_from"):
@@ -461,6 +401,24 @@ class Observer(torch_internals.TorchDispatchMode):
             yield str(nest) if isinstance(nest, (torch.dtype, torch.device)) else type(nest).__name__
 
 
+def _inside_autocast() -> bool:
+    """Return whether an autocast region surrounds this call, or `set_autocast_enabled` switched autocast on."""
+    depth: int = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    on = depth > 0 or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+    return on and torch.is_autocast_cache_enabled()
+
+
+def _may_be_a_kept_cast(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor of unknown origin may be a cast, which autocast keeps until a region around it is left.
+
+    No graph may read such a cast: nothing tells when PyTorch forgets it.
+    """
+    made_by = tensor.grad_fn
+    cast = tensor.is_leaf if made_by is None else type(made_by).__name__ == "ToCopyBackward0"
+    return cast and tensor.dtype in (torch.bfloat16, torch.float16)
+
+
 _PLAIN: Any = torch.Tensor.__torch_dispatch__
 _HOST_READS = frozenset(
     {"aten._local_scalar_dense.default", "aten.item.default", "aten.equal.default", "aten.is_nonzero.default"}
@@ -483,7 +441,7 @@ be none either. Where a gradient is stopped so, calls are compared by it: it dec
 _OF_SIZES = "use a form of fixed size: torch.where, masked_fill, or an output_size"
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
 _LIFTS = "aten.lift_fresh."
-"""What PyTorch makes of one of Python's numbers before it assigns it goes through it."""
+"""What PyTorch makes of Python's numbers goes through it."""
 
 
 def uses_sparse(path: str) -> tuple[str, str]:
@@ -548,8 +506,6 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 _SETS_MEMORY = "aten.set_."
 """Leads a tensor to memory, which may be given without a tensor."""
-_COPIES = ("aten.clone", "aten._to_copy", _LIFTS, "aten.empty", "aten.full")
-"""What makes a tensor of a number."""
 
 
 def _short(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +26,10 @@ from optimizations.capture.step.host_state import Change, ChangeKind, HostState,
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, memory, storage
 from optimizations.capture.step.operations import Operation
-from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import Look, TensorMarks, attributes_set, look
 from optimizations.report.steps import Refusal
+from optimizations.torch_internals.generator_identity import identity
 
 CHECKPOINT_DRAWS = Refusal(
     "keeps the GPU's random state to draw the same numbers again, as torch.utils.checkpoint does for recomputation",
@@ -49,20 +49,12 @@ LEAVES_SETTINGS = Refusal(
     "leaves a setting of PyTorch other than it found it (gradients on or off, autocast, default dtype, precision)",
     "set it before the step, or for a block of it (`with torch.set_grad_enabled(...)`)",
 )
-RETURNS_RATE = Refusal(
-    "returns the learning rate or the betas of an optimizer, numbers that change from call to call",
-    "read them after the step: `optimizer.param_groups[0]['lr']`",
-)
-KEEPS_RATE = Refusal(
-    "keeps the learning rate or the betas of an optimizer, numbers that change from call to call",
-    "keep them after the step: `lr = optimizer.param_groups[0]['lr']`",
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
     """Record what a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
-    `kept_casts` whether casts that autocast keeps may be among these, `asked` whether it asked if it is captured
+    `asked` whether it asked if it is captured
     before anything was refused, `host_draws` what it drew on the host, where that decides nothing, `drops_gradients`
     whether it let go of gradients from before, unread, `gradients` which parameters (identities) had one after it.
     `set_up`: something was compiled or tuned meanwhile, so that the rest says nothing about the next call."""
@@ -74,7 +66,6 @@ class Observed:
     outside: frozenset[int]
     generators: list[torch.Generator]
     draws: bool
-    kept_casts: bool
     asked: bool
     set_up: bool
     host_draws: HostDraws
@@ -103,8 +94,7 @@ def observe(
     observer.rates = rates.storages()
     if draws_unused:
         observer.compare_values(host_generators(device, call.state), call.tensors)
-    observer.default_generator = device.default_generator()
-    observer.reseeding = reseeding = Reseeding([observer.default_generator, *generators])
+    before = Generators([default := device.default_generator(), *generators])
     asked = forbidden_calls.Asked(as_captured=as_captured)
     host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
     given = Given(call.args, call.kwargs)
@@ -124,8 +114,8 @@ def observe(
             forbidden_calls.watched(observer, asked, capturing=False, compiled=call.state.compiled),
             observer,
         ):
-            with_tensors = step(*call.args, **call.kwargs)
-        observer.returned = storages_of([with_tensors, gradients(call.parameters)])
+            returned = step(*call.args, **call.kwargs)
+        observer.returned = storages_of([returned, gradients(call.parameters)])
         kept = kept_results(call.state, snapshot, observer)
         findings = [*observer.refusals, *call_changes(call.state, snapshot, kept)]
     if ambient() != settings:
@@ -138,12 +128,7 @@ def observe(
     if draws and asked.random_state:
         findings.append(CHECKPOINT_DRAWS)
     elif draws:
-        findings += reseeding.refusals()
-    returned = rates.as_numbers(with_tensors, observer.is_number)
-    if returned is not with_tensors:
-        findings.append(RETURNS_RATE)
-    if rates.left_as_numbers(call.state, snapshot, observer.is_number):
-        findings.insert(0, KEEPS_RATE)
+        findings += before.refusals({identity(one or default) for one in observer.drawn_from})
     if not copies(returned):
         findings.append(NO_COPY)
     if any(map(_has_gradient, [*_made_by(call, returned), *(entry.new for entry in kept)])):
@@ -169,7 +154,6 @@ def observe(
         outside=frozenset(observer.outside),
         generators=observer.generators,
         draws=draws,
-        kept_casts=observer.kept_casts,
         asked=asked.captured,
         set_up=observer.set_up,
         host_draws=host_random.draws(*of_results) if draws_unused else HostDraws(),
@@ -178,6 +162,35 @@ def observe(
             id(one) for one, gradient in zip(call.parameters, after, strict=True) if gradient is not None
         ),
     )
+
+
+RESEEDS = Refusal(
+    "seeds a generator of random numbers, or sets its state",
+    "do so before the step: a graph would not do it again, and goes on drawing where it ended",
+)
+
+
+class Generators:
+    """Keep the states of generators of the GPU before a call, to tell afterwards whether it only drew from them."""
+
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self._before = {identity(one): (one, _state(one)) for one in generators}
+
+    def refusals(self, drawn: Collection[int]) -> list[Refusal]:
+        """Return the refusal of a generator that is where draws cannot have led it. `drawn`: those drawn from."""
+        states = ((key, generator, then, _state(generator)) for key, (generator, then) in self._before.items())
+        reseeded = (key in drawn if now == then else not _goes_on(one, then, now) for key, one, then, now in states)
+        return [RESEEDS] if any(reseeded) else []
+
+
+def _state(generator: torch.Generator) -> bytes:
+    return generator.get_state().numpy().tobytes()
+
+
+def _goes_on(generator: torch.Generator, before: bytes, after: bytes) -> bool:
+    """Return whether draws can have made a state of the one before. Of the GPU's it is a seed and a count of draws."""
+    counts = int.from_bytes(before[8:], "little") <= int.from_bytes(after[8:], "little")
+    return generator.device.type == "cpu" or (before[:8] == after[:8] and counts)
 
 
 def host_generators(device: Device, state: HostState) -> frozenset[int]:
@@ -382,7 +395,7 @@ def _wandering(observer: Observer, call: Call, of_gradients: frozenset[int], see
         return
     known = {storage(tensor) for tensor in [*call.state.tensors.values(), *call.tensors]}
     known |= of_gradients
-    for address, (reference, line) in observer.outside.items():
-        if address and address not in known and address not in seen and not observer.is_kept_cast(reference()):
+    for address, (_, line) in observer.outside.items():
+        if address and address not in known and address not in seen:
             yield Refusal("reads a tensor that changes on every call", "pass it as an argument of the step", line)
             return

@@ -41,7 +41,7 @@ class Action(Enum):
 @dataclass(slots=True)
 class Progress:
     """Record what is known of one signature. `trace` is of the last observed call, `agreeing` how many in a row were
-    alike; `outside` where it read tensors that it did not make, `kept_casts` whether autocast keeps some of them,
+    alike; `outside` where it read tensors that it did not make,
     `generators` those it drew from other than the default one, `failed` the captures that were not what was observed,
     `set_ups` the calls and captures in which something was compiled. `host_draws`: what the last observed call drew on
     the host, where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them.
@@ -53,7 +53,6 @@ class Progress:
     trace: Sequence[Operation] = ()
     returned: Hashable = None
     outside: frozenset[int] = frozenset()
-    kept_casts: bool = False
     generators: Sequence[torch.Generator] = ()
     draws: bool = False
     agreeing: int = 0

@@ -25,7 +25,6 @@ from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.bound_results import BoundResults
 from optimizations.capture.step.call import Call, sparse_tensors
-from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.gradient_room import carves, room_for_gradients
 from optimizations.capture.step.gradients import Gradients, Use, gradients
@@ -38,7 +37,6 @@ from optimizations.capture.step.mentioned import check_unread, decides, reads_of
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
 from optimizations.capture.step.observing import (
     CHECKPOINT_DRAWS,
-    RETURNS_RATE,
     Given,
     call_changes,
     changed_itself,
@@ -67,10 +65,9 @@ class Recording:
     """Hold a captured step.
 
     `written` are inputs it writes, `mutated` other tensors whose versions it counts up; `written_memory` is that of all
-    other tensors it writes, `read_memory` what it reads where it writes inputs too. `kept` holds what it reads, and
-    `region` lasts as long as autocast keeps the casts among these. `bound` are attributes and variables that a call
-    binds to what it made. `arguments` is what calls look like that it may serve. `pool` is where its memory lies.
-    `in_workspace`: its graph may write to a workspace of cuBLAS.
+    other tensors it writes, `read_memory` what it reads where it writes inputs too. `kept` holds what it reads. `bound`
+    are attributes and variables that a call binds to what it made. `arguments` is what calls look like that it may
+    serve. `pool` is where its memory lies. `in_workspace`: its graph may write to a workspace of cuBLAS.
     """
 
     graph: Any
@@ -91,7 +88,6 @@ class Recording:
     audits: Audits
     key_value: Hashable = None
     bound: BoundResults = field(default_factory=BoundResults)
-    region: RegionMark | None = None
     in_workspace: bool = True
     side_by_side: SideBySide = field(default_factory=SideBySide)
     replays: int = 0
@@ -105,8 +101,6 @@ class Recording:
 
         `state`: what the step reaches now. Without it only the containers of before are compared.
         """
-        if self.region is not None and not self.region.lasts():
-            return False
         if self.shares(tensors):
             return False
         if self.bound and not self.bound.fit():
@@ -143,8 +137,6 @@ class Recording:
 
         `state`: what the step reaches now, for a recording of calls of the same signature.
         """
-        if self.region is not None and not self.region.lasts():
-            return True
         moved = not self.watch.in_place() if state is None else self.watch.is_over(state)
         return moved or self.gradients.lost()
 
@@ -248,7 +240,7 @@ def capture(
         made=progress.gradients,
     )
     carried: list[tuple[torch.Tensor, torch.Tensor]] = []
-    with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
+    with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
         observer.log = log = device.launch_log(notes_memory=concurrency == "auto")
         with device.capturing(graph, pool, progress.generators), log.noting(*loaded_modules(), operators=False):
@@ -276,8 +268,6 @@ def capture(
                 bound = [entry.new for entry in results]
                 carried = carried_out([returned, bound], device.holds, call.known(placeholders))
         changes = list(call_changes(call.state, snapshot, results))
-    if rates.as_numbers(returned) is not returned:
-        raise StepRefused(RETURNS_RATE)
     if not device.ready():
         raise StepDiffers(FREED_MEANWHILE)
     _check(observer, asked, progress, changes)
@@ -350,7 +340,6 @@ def capture(
         decides(reads, outputs.static, [call.tensors[index] for index in inputs.in_place]),
         unknown,
         host=_host_tensors(device, observer, call, progress, unknown),
-        probes=rates.compared_apart(),
         dropped=dropped,
     )
     return Recording(
@@ -378,7 +367,6 @@ def capture(
         progress=progress,
         audits=Audits(options.check_every),
         bound=BoundResults(results, {id(tensor): weakref.ref(tensor) for tensor in state} if results else {}),
-        region=_mark(call) if observer.kept_casts else None,
         side_by_side=side_by_side(device, graph, pool, log if concurrency == "auto" else None, renew),
         in_workspace=observer.multiplies or device.computes_in_workspace(graph, beside),
         report=RecordedStep(
@@ -459,37 +447,13 @@ def _follow(
 
 
 @contextlib.contextmanager
-def _no_casts_of_the_graph_kept(observer: Observer, progress: Progress) -> Iterator[None]:
-    """Make casts again inside the block, unless the calls before read kept ones.
-
-    Those that lie in the graph's memory are forgotten after it.
-    """
-    if not progress.kept_casts:
-        torch.clear_autocast_cache()
+def _no_casts_of_the_graph_kept() -> Iterator[None]:
+    """Let autocast make casts again inside the block, and forget those, which lie in the graph's memory, after it."""
+    torch.clear_autocast_cache()
     try:
         yield
     finally:
-        if observer.new_casts or not progress.kept_casts:
-            torch.clear_autocast_cache()
-
-
-def _mark(call: Call) -> RegionMark:
-    """Return a mark in the region that surrounds the call.
-
-    Raises:
-        StepRefused: there is none that lasts.
-    """
-    held = next((t.device for t in [*call.state.parameters(), *call.tensors]), torch.device("cuda"))
-    mark = RegionMark(held)
-    if not mark.lasts():
-        raise StepRefused(KEPT_CASTS)
-    return mark
-
-
-KEPT_CASTS = Refusal(
-    "reads some weights as autocast keeps them from earlier calls, and casts others itself",
-    "enter autocast inside of the step, or around each call",
-)
+        torch.clear_autocast_cache()
 
 
 FREED_MEANWHILE = Refusal(
@@ -512,8 +476,6 @@ def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress,
         raise StepRefused(observer.refusals[0])
     if asked.random_state and (observer.draws or progress.draws):
         raise StepRefused(CHECKPOINT_DRAWS)
-    if observer.kept_casts and observer.new_casts:
-        raise StepRefused(KEPT_CASTS)
     if (difference := first_difference(progress.trace, observer.operations)) is not None:
         raise StepDiffers(difference)
     if changes:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 
-from optimizations.capture.step.user_code import is_users_file
-
 _ENCORE = str(Path(__file__).resolve().parents[2])
 _LIBRARIES = ("/torch/", "/site-packages/", "/dist-packages/", "/contextlib.py", "/functools.py")
 
@@ -118,12 +116,6 @@ def _frames_between() -> Iterator[types.FrameType]:
     while frame is not None and not _is_users(frame.f_code.co_filename):
         yield frame
         frame = frame.f_back
-
-
-def called_by_the_program() -> bool:
-    """Return whether the program's own code called the function that asks, and not a library's or Python's."""
-    path = sys._getframe(2).f_code.co_filename
-    return _is_users(path) and is_users_file(path)
 
 
 def line_of(error: BaseException) -> str | None:

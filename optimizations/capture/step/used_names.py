@@ -52,6 +52,7 @@ class UsedNames:
 
     def __init__(self) -> None:
         self._users: set[str] = set()
+        self._keys: set[str] = set()
         self._every: set[str] = set()
         self._taken_in: dict[int, types.CodeType] = {}
         self._unknown = False
@@ -82,6 +83,8 @@ class UsedNames:
             if is_users_file(code.co_filename):
                 self.code.append(code)
                 self._users |= all_names(code)
+            if not _is_of_an_optimizer(code):
+                self._keys.update(one for one in code.co_consts if isinstance(one, str))
 
     def has(self, container: Container, key: Any) -> bool:
         """Return whether code that ran names an entry: an attribute, variable or key; a list by its own name.
@@ -93,9 +96,18 @@ class UsedNames:
         names = self._every if container.of_library or not container.is_attributes else self._users
         return (key if isinstance(key, str) and key != "cell_contents" else last_word(container.path)) in names
 
+    def has_key(self, key: str) -> bool:
+        """Return whether code that ran, but that of PyTorch's optimizers, may look up this key, as far as is known."""
+        return not self.known or self._unknown or key in self._keys
+
     def has_path(self, path: str) -> bool:
         """Return whether the program's own code that ran names what stands at the end of a path."""
         return self._unknown or last_word(path) in self._users
+
+
+def _is_of_an_optimizer(code: types.CodeType) -> bool:
+    path = code.co_filename
+    return "/torch/optim/" in path and not path.endswith(("lr_scheduler.py", "swa_utils.py"))
 
 
 def _with_called(first: Iterable[types.CodeType], others: Iterable[types.CodeType]) -> list[types.CodeType]:

@@ -13,13 +13,6 @@ from typing import Any
 
 _LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 _STEPS = "optimizations.capture.step."
-CLOCKS = tuple(
-    f"{name}{unit}"
-    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
-    for unit in ("", "_ns")
-)
-"""Functions of the module `time` that return another value in each call."""
-ADVICE_ON_CLOCKS = "measure around it; decide by the time before it, and pass the decision"
 
 
 def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:

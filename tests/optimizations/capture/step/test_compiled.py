@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from simulated_gpu.operators import CpuDevice
 from torch import nn
-from torch._dynamo.utils import counters
 
 from optimizations.capture.step.graphed_step import GraphedStep
 
@@ -97,47 +95,3 @@ def test_step_that_detaches_in_some_calls_is_another_step() -> None:
     step, calls = made()
     with pytest.warns(UserWarning, match="without a CUDA graph"):
         assert run(GraphedStep(step, device=CpuDevice()), calls) == expected
-
-
-def test_numbers_are_assigned_around_and_in_compiled_code() -> None:
-    """What stands in for the methods meanwhile makes no graph of the compiler's another, nor breaks it."""
-
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = self.layer(x).clone()
-            y[:, 1] = 0.5
-            return y[:, [1, 0, 2, 3]] + y.new_tensor([1.0, 2.0, 3.0, 4.0])
-
-    torch.compiler.reset()
-    counters.clear()
-    torch.manual_seed(3)
-    model = Masked()
-    like, compiled = copy.deepcopy(model), torch.compile(model, backend="aot_eager")
-
-    def step_of(model: Any, parameters: Iterable[nn.Parameter]) -> Callable[[torch.Tensor], torch.Tensor]:
-        optimizer = torch.optim.SGD(parameters, lr=0.1)
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            y = model(x).clone()
-            y[0] = 2.0
-            y[:, [2, 0]] = x[:, :2]
-            loss = y.square().sum() + y.new_tensor(1.5)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    step = GraphedStep(step_of(compiled, model.parameters()), device=CpuDevice())
-    expected = step_of(like, like.parameters())
-    for _ in range(8):
-        x = torch.randn(3, 4)
-        assert torch.equal(step(x), expected(x))
-    report = step.report()
-    assert (report.replays, report.refusals) == (5, ())
-    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]

@@ -11,9 +11,7 @@ import itertools
 import pickle
 import random
 import re
-import sys
 import threading
-import time
 import types
 import warnings
 import weakref
@@ -79,58 +77,12 @@ class Strict:
 
 
 def test_what_stands_in_for_a_function_refuses_nothing_later() -> None:
-    """A module that is imported by a step while it is captured keeps it: `from time import perf_counter`."""
+    """A module that is imported by a step while it is captured keeps it: `from torch import manual_seed`."""
     with forbidden_calls.watched(Strict(), forbidden_calls.Asked(), capturing=True, compiled=False):  # type: ignore[arg-type]
-        clock, seed = time.perf_counter, torch.manual_seed
-        with pytest.raises(AssertionError, match="reads the clock"):
-            clock()
-    assert clock() <= time.perf_counter()
+        seed = torch.manual_seed
+        with pytest.raises(AssertionError, match="manual_seed"):
+            seed(3)
     assert seed(3).initial_seed() == 3
-
-
-HELPERS = """
-from time import perf_counter, time
-
-def scaled(x):
-    return x["time"] * 2
-
-def late(deadline):
-    return perf_counter() > deadline
-"""
-
-
-def helpers() -> types.ModuleType:
-    """A module of the program's own that imports clocks by their names."""
-    made = types.ModuleType("own_helpers")
-    exec(HELPERS, vars(made))  # noqa: S102
-    return made
-
-
-class Bar:
-    """As libraries have them, which show how far a program is."""
-
-    def __init__(self) -> None:
-        self.factor, self.clock = 3.0, time.perf_counter
-
-
-@pytest.mark.parametrize("of_library", [False, True])
-def test_what_only_has_the_name_of_a_clock_is_none(of_library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key of a batch where the module imported `time` by its name; what a library keeps for its logs."""
-    own = helpers()
-    monkeypatch.setitem(sys.modules, "own_helpers", own)
-    bar = Bar()
-    monkeypatch.setattr(Bar, "__module__", "torch.distributions.bars")
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        if of_library:
-            return batch["time"] * bar.factor
-        return own.scaled(batch) + batch["time"]  # type: ignore[no-any-return]
-
-    graphed = GraphedStep(step, device=CpuDevice())
-    for index in range(6):
-        batch = {"time": torch.full((3,), float(index))}
-        assert torch.equal(graphed(batch), step(batch))
-    assert (graphed.report().refusals, graphed.report().replays) == ((), 3)
 
 
 def test_the_reason_is_a_warning_with_the_name_of_the_step() -> None:
@@ -730,22 +682,18 @@ def test_programs_own_exception_is_raised_with_raise() -> None:
     assert graphed.report().refusals == () and graphed.report().replays == 6
 
 
-def test_returned_rate_is_the_programs_number() -> None:
-    model = network("cpu")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
-    train = training_step(model, optimizer)
-
-    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, float]:
-        return train(batch), optimizer.param_groups[0]["lr"]
-
-    graphed = GraphedStep(step, device=CpuDevice())
-    rates = []
-    with pytest.warns(UserWarning, match="returns the learning rate"):
-        for batch in batches("cpu", 8):
-            rates.append(graphed(*batch)[1])
-            optimizer.param_groups[0]["lr"] /= 2
-    assert rates == [2.0**-index for index in range(1, 9)]
-    assert all(type(rate) is float for rate in rates)
+def test_cast_kept_from_an_earlier_call_is_refused() -> None:
+    """Autocast casts the weights in the first call of a region and keeps that, whatever the optimizer writes."""
+    found = []
+    for graphed in (False, True):
+        model = network("cpu")
+        train = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        step: Any = GraphedStep(train, device=CpuDevice()) if graphed else train
+        with warnings.catch_warnings(), torch.autocast("cpu", dtype=torch.bfloat16):
+            warnings.simplefilter("ignore")
+            found.append([step(*batch).detach() for batch in batches("cpu", 9)])
+    assert all(map(torch.equal, *found))
+    assert any("as autocast keeps it" in one.reason for one in step.report().refusals) and not step.report().replays
 
 
 class WithSlots:

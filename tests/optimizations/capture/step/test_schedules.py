@@ -1,4 +1,4 @@
-"""Schedulers that change learning rates, betas and momentum in each call, over a step that is recorded once."""
+"""Schedulers that change learning rates in each call, over a step that is recorded once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from optimizations.capture.step.graphed_step import GraphedStep
 CALLS = 20
 Make = Callable[[Any], torch.optim.Optimizer]
 
-SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {
-    "OneCycleLR": lambda optimizer: OneCycleLR(optimizer, max_lr=0.05, total_steps=CALLS + 1),
-    "CyclicLR": lambda optimizer: CyclicLR(optimizer, 0.01, 0.05, step_size_up=4),
+SCHEDULERS: dict[str, Callable[..., LRScheduler]] = {
+    "OneCycleLR": lambda optimizer, cycles: OneCycleLR(
+        optimizer, max_lr=0.05, total_steps=CALLS + 1, cycle_momentum=cycles
+    ),
+    "CyclicLR": lambda optimizer, cycles: CyclicLR(optimizer, 0.01, 0.05, step_size_up=4, cycle_momentum=cycles),
 }
 
 
@@ -46,11 +48,16 @@ def groups(parameters: Any) -> torch.optim.Optimizer:
 
 
 def run(
-    make: Make, schedule: str, *, graphed: bool, between: Callable[[int, torch.optim.Optimizer], None] | None = None
+    make: Make,
+    schedule: str,
+    *,
+    graphed: bool,
+    between: Callable[[int, torch.optim.Optimizer], None] | None = None,
+    cycles: bool = False,
 ) -> tuple[list[torch.Tensor], Any]:
     model = network("cpu")
     optimizer = make(model.parameters())
-    scheduler = SCHEDULERS[schedule](optimizer)
+    scheduler = SCHEDULERS[schedule](optimizer, cycles)
     train = training_step(model, optimizer)
     step: Any = GraphedStep(train, device=CpuDevice()) if graphed else train
     found = []
@@ -60,7 +67,6 @@ def run(
         if between is not None:
             between(index, optimizer)
     assert all(type(group["lr"]) is float for group in optimizer.param_groups)
-    assert all(type(beta) is float for group in optimizer.param_groups for beta in group.get("betas", ()))
     return [*found, *state_of(model, optimizer)], step.report() if graphed else None
 
 
@@ -74,17 +80,17 @@ EXACT = {
 
 @pytest.mark.parametrize("name", sorted(EXACT))
 @pytest.mark.parametrize("schedule", sorted(SCHEDULERS))
-def test_scheduled_betas_reach_the_graph(name: str, schedule: str) -> None:
+def test_scheduled_rate_reaches_the_graph(name: str, schedule: str) -> None:
     expected, _ = run(EXACT[name], schedule, graphed=False)
     found, report = run(EXACT[name], schedule, graphed=True)
     for mine, theirs in zip(found, expected, strict=True):
         # The learning rate is float32 in the graph; eager multiplies it with the weight decay in double precision.
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
     assert (report.refusals, report.replays, len(report.recordings)) == ((), CALLS - 3, 1)
-    assert report.patched_learning_rates == (4 if name == "two groups" else 2)
+    assert report.patched_learning_rates == (2 if name == "two groups" else 1)
 
 
-def test_betas_in_the_graph_are_those_of_eager_bit_for_bit() -> None:
+def test_rate_in_the_graph_is_eagers_bit_for_bit() -> None:
     """Without weight decay nothing is derived from a number of single precision."""
     make = EXACT["Adam"]
     expected, _ = run(make, "OneCycleLR", graphed=False)
@@ -92,30 +98,8 @@ def test_betas_in_the_graph_are_those_of_eager_bit_for_bit() -> None:
     assert all(map(torch.equal, found, expected))
 
 
-def test_parameterwise_optimizer_takes_rounded_betas() -> None:
-    make = adam(capturable=True, foreach=False)
-    expected, _ = run(make, "CyclicLR", graphed=False)
-    found, report = run(make, "CyclicLR", graphed=True)
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
-    assert (report.refusals, report.replays) == ((), CALLS - 3)
-
-
-def test_a_second_beta_that_changes_has_a_graph_of_its_own() -> None:
-    def between(index: int, optimizer: torch.optim.Optimizer) -> None:
-        if index == 9:
-            group = optimizer.param_groups[0]
-            group["betas"] = (group["betas"][0], 0.9)
-
-    make = EXACT["Adam"]
-    expected, _ = run(make, "CyclicLR", graphed=False, between=between)
-    found, report = run(make, "CyclicLR", graphed=True, between=between)
-    assert all(map(torch.equal, found, expected))
-    assert (report.refusals, report.replays, len(report.recordings)) == ((), CALLS - 3 - 2, 2)
-
-
 REFUSED = {
-    "fused": (adam(fused=True), "optimizer.param_groups[0]['betas']", "without fused=True"),
+    "fused": (adam(fused=True), "optimizer.param_groups[0]['betas']", "cycle_momentum=False"),
     "another optimizer with betas": (
         adam(torch.optim.NAdam, capturable=True, foreach=True),
         "optimizer.param_groups[0]['betas']",
@@ -132,38 +116,14 @@ REFUSED = {
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_number_only_options_are_named_without_recording(name: str) -> None:
     make, value, advice = REFUSED[name]
-    expected, _ = run(make, "OneCycleLR", graphed=False)
-    found, report = run(make, "OneCycleLR", graphed=True)
+    expected, _ = run(make, "OneCycleLR", graphed=False, cycles=True)
+    found, report = run(make, "OneCycleLR", graphed=True, cycles=True)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     (refusal,) = report.refusals
     assert value in refusal.reason and "['lr']" not in refusal.reason and advice in refusal.advice
     assert refusal.source_line is not None and "step_parts.py:" in refusal.source_line
     assert report.recordings == ()
-
-
-class OwnAdam(torch.optim.Adam):
-    """A step of its own, in which a beta is a number."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                assert parameter.grad is not None
-                parameter.sub_(parameter.grad, alpha=0.1 * (1 - group["betas"][0]))
-
-
-def test_adam_with_its_own_step_keeps_numeric_betas() -> None:
-    model, reference = network("cpu"), network("cpu")
-    optimizers = [OwnAdam(one.parameters(), capturable=True) for one in (model, reference)]
-    step, eager = (training_step(*pair) for pair in zip((model, reference), optimizers, strict=True))
-    graphed = GraphedStep(step, device=CpuDevice())
-    for index, batch in enumerate(batches("cpu", 16)):
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["betas"] = (0.9 if index < 7 else 0.8, 0.999)
-        assert torch.equal(graphed(*batch), eager(*batch))
-    report = graphed.report()
-    assert (report.refusals, report.replays, len(report.recordings)) == ((), 16 - 3 - 2, 2)
 
 
 def test_a_weight_decay_that_changes_in_each_call_is_named() -> None:
@@ -176,23 +136,6 @@ def test_a_weight_decay_that_changes_in_each_call_is_named() -> None:
     assert all(map(torch.equal, found, expected))
     (refusal,) = report.refusals
     assert "optimizer.param_groups[0]['weight_decay']" in refusal.reason and "change it seldom" in refusal.advice
-
-
-def test_low_precision_parameters_keep_numeric_betas() -> None:
-    def make(parameters: Any) -> torch.optim.Optimizer:
-        found = list(parameters)
-        for one in found:
-            one.data = one.data.bfloat16()
-        return torch.optim.Adam(found, lr=0.01, capturable=True, foreach=True)
-
-    model = network("cpu")
-    optimizer = make(model.parameters())
-    scheduler = SCHEDULERS["CyclicLR"](optimizer)
-    step = GraphedStep(training_step(model, optimizer), device=CpuDevice())
-    for (batch,) in batches("cpu", 12):
-        step({"x": batch["x"].bfloat16(), "y": batch["y"]})
-        scheduler.step()
-    assert step.report().patched_learning_rates == 1  # that of the rate
 
 
 def test_rate_changed_by_step_and_program_is_the_programs() -> None:
@@ -220,34 +163,6 @@ def test_rate_changed_by_step_and_program_is_the_programs() -> None:
         return [*found, *state_of(model, optimizer)]
 
     assert all(map(torch.equal, run(graphed=True), run(graphed=False)))
-
-
-USES: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
-    "read": (lambda group, loss: loss * 2 if group["betas"][0] > 0.9 else loss, "reads a beta of an optimizer"),
-    "returned": (lambda group, loss: (loss, group["betas"]), "returns the learning rate or the betas"),
-    "written": (lambda group, loss: group["betas"][0].mul_(0.5) if tensor_in(group) else loss, "changes a beta"),
-}
-
-
-def tensor_in(group: Any) -> bool:
-    return isinstance(group["betas"][0], torch.Tensor)
-
-
-@pytest.mark.parametrize("name", sorted(USES))
-def test_a_step_that_uses_the_betas_in_python_is_refused(name: str) -> None:
-    use, words = USES[name]
-    model = network("cpu")
-    optimizer = EXACT["Adam"](model.parameters())
-    scheduler = SCHEDULERS["CyclicLR"](optimizer)
-    train = training_step(model, optimizer)
-    step = GraphedStep(lambda batch: use(optimizer.param_groups[0], train(batch).detach()), device=CpuDevice())
-    for batch in batches("cpu", 12):
-        returned = step(*batch)
-        if name == "returned":
-            assert returned[1] == optimizer.param_groups[0]["betas"] and type(returned[1][0]) is float
-        scheduler.step()
-    report = step.report()
-    assert any(words in refusal.reason for refusal in report.refusals) and report.replays == 0
 
 
 def decays(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
@@ -294,7 +209,7 @@ def test_step_that_derives_its_rate_is_given_numbers(make: Callable[[Any], Calla
 def test_a_scheduler_in_the_step_is_to_be_called_behind_it(make: Make) -> None:
     model = network("cpu")
     optimizer = make(model.parameters())
-    scheduler = SCHEDULERS["OneCycleLR"](optimizer)
+    scheduler = SCHEDULERS["OneCycleLR"](optimizer, False)
     train = training_step(model, optimizer)
 
     def train_and_schedule(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -348,22 +263,6 @@ def test_own_optimizer_is_told_how_to_take_a_changing_rate() -> None:
         replays.append(step.report().replays)
     assert len(refusals[0]) == 1 and "one of your own a tensor on the GPU" in refusals[0][0]
     assert refusals[1] == [] and replays[1] == 12 - 3
-
-
-def test_betas_are_passed_when_they_begin_to_change() -> None:
-    model, reference = network("cpu"), network("cpu")
-    optimizers = [EXACT["Adam"](one.parameters()) for one in (model, reference)]
-    step = GraphedStep(training_step(model, optimizers[0]), device=CpuDevice())
-    eager = training_step(reference, optimizers[1])
-    for index, batch in enumerate(batches("cpu", 24)):
-        for optimizer in optimizers:
-            if index >= 8:
-                optimizer.param_groups[0]["betas"] = (0.9 - 0.01 * (index % 7), 0.999)
-        assert torch.equal(step(*batch), eager(*batch))
-    report = step.report()
-    assert (report.refusals, len(report.recordings), report.dropped_recordings) == ((), 1, 1)
-    assert report.replays >= 24 - 3 - 4
-    assert torch.equal(loss_of(model, batch[0]), loss_of(reference, batch[0]))
 
 
 class Prepared:
@@ -449,67 +348,33 @@ def test_scheduler_count_is_compared_where_it_may_be_read(weight: Callable[[Any]
     assert all(map(torch.equal, found, expected))
 
 
-COMPUTED = "what is computed of it"
 KEEPS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a learning rate": lambda group: group["lr"],
-    "betas": lambda group: group["betas"],
-    "a list": lambda group: [group["lr"], group["betas"][0]],
-    "a group": lambda group: {name: value for name, value in group.items() if name != "params"},
-    COMPUTED: lambda group: group["lr"] * 2,
+    "a list": lambda group: [group["lr"], 1.0],
+    "what is computed of it": lambda group: group["lr"] * 2,
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "warm_up"),
-    # More calls of warm-up are not looked at, and what they compute of a rate stays a tensor.
-    [(name, warm_up) for name in sorted(KEEPS) for warm_up in (3, 6) if (name, warm_up) != (COMPUTED, 6)],
-)
-def test_a_step_that_keeps_a_rate_keeps_numbers_and_is_refused(name: str, warm_up: int) -> None:
+@pytest.mark.parametrize("returned", [False, True])
+@pytest.mark.parametrize("name", sorted(KEEPS))
+def test_step_that_uses_a_rate_gets_numbers_and_is_refused(name: str, returned: bool) -> None:
     kept: dict[str, Any] = {"last": 0.0}
     model = network("cpu")
     optimizer = adam(capturable=True, foreach=True)(model.parameters())
-    scheduler = SCHEDULERS["OneCycleLR"](optimizer)
+    scheduler = SCHEDULERS["OneCycleLR"](optimizer, False)
     train = training_step(model, optimizer)
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: dict[str, torch.Tensor]) -> Any:
         loss = train(batch)
-        kept["last"] = KEEPS[name](optimizer.param_groups[0])
-        return loss.detach()
-
-    graphed = GraphedStep(step, device=CpuDevice(), warm_up=warm_up)
-    for batch in batches("cpu", 12):
-        graphed(*batch)
-        expected = KEEPS[name](optimizer.param_groups[0])
-        if name == "what is computed of it":
-            assert type(kept["last"]) is float and kept["last"] == pytest.approx(expected, rel=1e-6)
-        else:
-            assert repr(kept["last"]) == repr(expected)
-        scheduler.step()
-    report = graphed.report()
-    assert report.recordings == () and "keeps the learning rate" in report.refusals[0].reason
-
-
-def test_memory_of_a_derived_rate_is_a_tensor() -> None:
-    """Memory of `2 * rate` is given to the next tensor, and that is a tensor itself once one was added to it."""
-    model = network("cpu")
-    optimizer = adam(capturable=True, foreach=False)(model.parameters())
-    scheduler, train = OneCycleLR(optimizer, max_lr=0.05, total_steps=CALLS + 1), training_step(model, optimizer)
-    kept: dict[int, Any] = dict.fromkeys(range(9), torch.zeros(()))
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = train(batch).detach()
-        rate = optimizer.param_groups[0]["lr"]
-        made = rate * 2.0
-        made += loss
-        gone = [rate * number for number in range(8)]
-        del gone
-        values = [loss * number for number in range(8)]
-        kept.update(enumerate([value * 0.5 for value in values] + [made]))
-        return loss
+        used = KEEPS[name](optimizer.param_groups[0])
+        if not returned:
+            kept["last"] = used
+        return loss.detach(), used if returned else 0.0
 
     graphed = GraphedStep(step, device=CpuDevice())
     for batch in batches("cpu", 12):
-        graphed(*batch)
+        _, found = graphed(*batch)
+        assert repr(found if returned else kept["last"]) == repr(KEEPS[name](optimizer.param_groups[0]))
         scheduler.step()
-        assert {type(value) for value in kept.values()} == {torch.Tensor}
-    assert (graphed.report().refusals, graphed.report().replays) == ((), 12 - 3)
+    report = graphed.report()
+    assert report.recordings == () and report.refusals
