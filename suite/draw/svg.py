@@ -1,4 +1,4 @@
-"""Write a graph's branches as an SVG: a row for each branch, time from left to right, below it the longest path.
+"""Write a graph's branches as an SVG: a row for each branch, time from left to right, the longest path outlined.
 
 The file stands alone: no script, no font, no link. Each launch has its name, time and line as a tooltip.
 """
@@ -10,18 +10,15 @@ from collections.abc import Iterator
 from html import escape
 
 from suite.draw.records import DrawnGraph, DrawnLaunch
-from suite.draw.text import path_rows, printable, source, summary
+from suite.draw.text import printable, source, summary
 from suite.draw.timeline import Timeline
 
 WIDTH = 1600
 LEFT, RIGHT = 70, 30
 ROW, BAR = 20, 14
 LINE = 16
-PATH_ROWS = 40
 _CHARACTER = 5.6
 """Width of a character of 9 pixels."""
-_NAME, _TIME, _SOURCE = 110, 700, 720
-"""Places where the columns of the longest path begin; times end there."""
 
 _COLOURS = {"triton": "#56B4E9", "library": "#E69F00", "copy": "#B8B8B8", "barrier": "#D55E00"}
 _NAMES = {
@@ -38,8 +35,7 @@ def render(graph: DrawnGraph, line: Timeline) -> str:
     notes = summary(graph, line)
     top = 34 + LINE * len(notes) + 46
     bottom = top + ROW * line.branches
-    shown, left_out = path_rows(graph, line, PATH_ROWS)
-    height = bottom + (80 + LINE * (len(shown) + bool(left_out)) if shown else 10)
+    height = bottom + 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
         'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="12" fill="#123450">',
@@ -52,7 +48,6 @@ def render(graph: DrawnGraph, line: Timeline) -> str:
         parts += _axis(line, top, bottom)
         parts += _crossings(line, top)
         parts += (_bar(graph, line, index, top) for index in range(len(graph.concurrency.order)))
-        parts += _path_table(graph, line, bottom + 50)
     return "\n".join([*parts, "</svg>\n"])
 
 
@@ -144,19 +139,3 @@ def _bar(graph: DrawnGraph, line: Timeline, index: int, top: int) -> str:
         return bar
     name = launch.name if len(launch.name) <= fitting else f"{launch.name[: fitting - 1]}…"
     return bar + _text(x + 3, y + 10.5, name, 'font-size="9" pointer-events="none"')
-
-
-def _path_table(graph: DrawnGraph, line: Timeline, top: int) -> Iterator[str]:
-    shown, left_out = path_rows(graph, line, PATH_ROWS)
-    yield _text(LEFT, top, "Longest path", 'font-weight="bold"')
-    yield _text(_TIME, top, line.unit, 'text-anchor="end"')
-    yield _text(_SOURCE, top, "line of the program")
-    for row, (index, time) in enumerate(shown, start=1):
-        y, name = top + LINE * row, graph.concurrency.order[index].name
-        yield _text(LEFT + 30, y, str(index), 'text-anchor="end"')
-        yield _text(_NAME, y, name if len(name) <= 72 else f"{name[:71]}…")
-        yield _text(_TIME, y, f"{time:,.5g}", 'text-anchor="end"')
-        where = source(graph, index)
-        yield _text(_SOURCE, y, where if len(where) <= 125 else f"{where[:124]}…")
-    if left_out:
-        yield _text(_NAME, top + LINE * (len(shown) + 1), f"and {left_out} shorter ones")

@@ -52,13 +52,6 @@ def ends(line: Timeline) -> str:
     return f"The longest path takes {took}, if the GPU has room for all"
 
 
-def path_rows(graph: DrawnGraph, line: Timeline, most: int = PATH_ROWS) -> tuple[list[tuple[int, float]], int]:
-    """Return launches of the longest path with their times, in order, and how many shorter ones are left out."""
-    times = [(index, line.ends[index] - line.starts[index]) for index in line.longest_path]
-    longest = {index for index, _ in sorted(times, key=lambda one: -one[1])[:most]}
-    return [one for one in times if one[0] in longest], max(0, len(times) - most)
-
-
 def source(graph: DrawnGraph, index: int) -> str:
     """Return the program's line of a launch without what differs between machines."""
     written = graph.concurrency.order[index].source_line
@@ -78,13 +71,14 @@ def _body(graph: DrawnGraph, line: Timeline) -> Iterator[str]:
         yield f"     and {len(rows) - MOST_BRANCHES} more branches"
     yield ""
     yield f"Longest path{'':{_NAME_COLUMNS - 8}}{line.unit:>10}  line"
-    shown, left_out = path_rows(graph, line)
-    for index, time in shown:
+    times = {index: line.ends[index] - line.starts[index] for index in line.longest_path}
+    shown = sorted(times, key=lambda index: -times[index])[:PATH_ROWS]
+    for index in sorted(shown):
         name = graph.concurrency.order[index].name
         name = name if len(name) <= _NAME_COLUMNS else f"{name[: _NAME_COLUMNS - 3]}..."
-        yield f"{index:5} {name:{_NAME_COLUMNS}} {time:>10,.5g}  {source(graph, index)}".rstrip()
-    if left_out:
-        yield f"      and {left_out} shorter ones"
+        yield f"{index:5} {name:{_NAME_COLUMNS}} {times[index]:>10,.5g}  {source(graph, index)}".rstrip()
+    if len(times) > len(shown):
+        yield f"      and {len(times) - len(shown)} shorter ones"
 
 
 def _rows(graph: DrawnGraph, line: Timeline) -> list[str]:

@@ -30,7 +30,7 @@ from suite.explain.records import Explanation
 from suite.measure.modes import MODES
 from suite.report.published import PUBLISHED_VARIANT, Published
 from suite.results.errors import WrongUse
-from suite.results.schema import EXPLANATION_VERSION, Cell, Environment, HostUse, Status
+from suite.results.schema import EXPLANATION_VERSION, Cell, Environment, Status
 from suite.results.store import InvalidResults, RecordedRun, describe, read_record, read_run
 
 FULL_SIZE = "full"
@@ -129,26 +129,21 @@ def load_run(folder: Path) -> Run:
 
 def run_of(recorded: RecordedRun) -> Run:
     """Return a run that was read, in the report's order, with remarks on its files."""
-    run_id = recorded.environment.run_id
-    where = describe(recorded.path)
-    cut = (
-        f"the last line of run {run_id} was cut short, and that cell is left out; "
-        f"`encore run --resume {where}` measures it again"
-    )
-    empty = f"run {run_id} has no row: nothing is measured yet; `encore run --resume {where}` goes on with it"
+    run_id, where = recorded.environment.run_id, describe(recorded.path)
+    remarks = []
+    if recorded.cut_line is not None:
+        remarks = [
+            f"the last line of run {run_id} was cut short, and that cell is left out; "
+            f"`encore run --resume {where}` measures it again"
+        ]
+    elif not recorded.cells:
+        remarks = [f"run {run_id} has no row: nothing is measured yet; `encore run --resume {where}` goes on with it"]
     return Run(
         recorded.environment,
         tuple(sorted(recorded.cells, key=cell_order)),
         tuple(recorded.missing()),
         superseded=tuple(Superseded(cell, run_id, None) for cell in recorded.superseded),
-        remarks=tuple(
-            remark
-            for remark, holds in (
-                (empty, not recorded.cells and recorded.cut_line is None),
-                (cut, recorded.cut_line is not None),
-            )
-            if holds
-        ),
+        remarks=tuple(remarks),
     )
 
 
@@ -188,39 +183,40 @@ DISTURBING_CORES = 1.0
 """That other programs keep busy. What an idle host does by itself is some tenths of a core."""
 
 
-def beside_others(run: Run) -> tuple[str, ...]:
-    """Return what the rows are called that were measured beside other workloads or other programs, in the order of
-    cells."""
-    found = {*at_the_same_time(run), *beside_programs(run)}
-    return tuple(label for label in run.labels if label in found)
-
-
 def beside_programs(run: Run) -> tuple[str, ...]:
     """Return what the rows are called of which a mode says that other programs were at work on the host meanwhile."""
-    found = {cell_label(cell) for cell in run.cells if cell.others is not None and _disturbs(cell.others)}
+    found = {
+        cell_label(cell)
+        for cell in run.cells
+        if (others := cell.others) is not None
+        and ((others.cpu_cores or 0.0) >= DISTURBING_CORES or bool(others.gpus_at_work))
+    }
     return tuple(label for label in run.labels if label in found)
-
-
-def _disturbs(others: HostUse) -> bool:
-    return (others.cpu_cores or 0.0) >= DISTURBING_CORES or bool(others.gpus_at_work)
 
 
 def at_the_same_time(run: Run) -> tuple[str, ...]:
     """Return what the rows are called that were measured while rows of another part of the run were, in the order of
     cells.
 
-    Parts are those that a recorded run was joined from, of which all that is known is that no workload is in two of
-    them, or the runs of a report.
+    Parts are the runs of a report. Of a run that versions before 0.2.0 joined from shards all that is known is that no
+    workload is in two of them.
     """
-    spans = [(part, cell_label(cell), *_span(cell)) for part, cells in _parts(run) for cell in cells]
+    spans = []
+    for number, part in enumerate(run.parts or (run,)):
+        for cell in part.cells:
+            begin = datetime.fromisoformat(cell.started_at)
+            own = cell_label(cell) if _is_merged(part.environment) else ""
+            spans.append(((number, own), cell_label(cell), begin + ROUNDING, begin + timedelta(seconds=cell.wall_s)))
     found = {
         label
         for part, label, begin, end in spans
-        if any(
-            part != other and begin + ROUNDING < until and start + ROUNDING < end for other, _, start, until in spans
-        )
+        if any(part != other and begin < until and start < end for other, _, start, until in spans)
     }
     return tuple(label for label in run.labels if label in found)
+
+
+def _is_merged(environment: Environment) -> bool:
+    return bool(environment.settings.get("parts")) or environment.command_line[1:2] == ["merge"]
 
 
 def said_of_others(run: Run) -> str:
@@ -238,27 +234,6 @@ def said_of_others(run: Run) -> str:
             "which makes host times longer, those of mode compile most."
         )
     return text
-
-
-def _parts(run: Run) -> list[tuple[str, Sequence[Cell]]]:
-    """Return cells that were measured by different processes of the suite, as far as is known, each with a name."""
-    found: list[tuple[str, Sequence[Cell]]] = []
-    for number, each in enumerate(run.parts or (run,)):
-        if is_merged(each.environment):
-            found += [(f"{number} {cell_label(cell)}", [cell]) for cell in each.cells]
-        else:
-            found.append((str(number), each.cells))
-    return found
-
-
-def is_merged(environment: Environment) -> bool:
-    """Return whether the run was joined from shards, by versions before 0.2.0."""
-    return bool(environment.settings.get("parts")) or environment.command_line[1:2] == ["merge"]
-
-
-def _span(cell: Cell) -> tuple[datetime, datetime]:
-    begin = datetime.fromisoformat(cell.started_at)
-    return begin, begin + timedelta(seconds=cell.wall_s)
 
 
 def load_runs(folders: Sequence[Path]) -> Run:
@@ -332,7 +307,7 @@ def join_runs(runs: Sequence[Run]) -> Run:
 
 def _taken(runs: Sequence[Run]) -> dict[str, int]:
     """Return which of these runs, oldest first, each workload's rows are of."""
-    beside = [set(beside_others(run)) for run in runs]
+    beside = [{*at_the_same_time(run), *beside_programs(run)} for run in runs]
     have: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
         for label in run.labels:
