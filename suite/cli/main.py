@@ -128,7 +128,6 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Show what keeps a model from CUDA graphs and what each call copies. Needs no GPU."""
-    from suite.explain.progress import AnalysisDisplay
     from suite.explain.run import explain_many, reusable
     from suite.explain.targets import find_targets
     from suite.explain.text import render, summary
@@ -147,9 +146,11 @@ def explain(
         say(f"{len(kept)} of {len(wanted)} are explained in {describe(out)} already, by this very code")
     explanations = list(kept.values())
     remaining = [target for target in wanted if target not in kept]
+    if remaining:
+        several = "" if len(remaining) == 1 else "s"
+        say(f"explaining {len(remaining)} target{several}; each may take minutes, at most {timeout} of processor time")
     try:
-        display = AnalysisDisplay(console(stderr=True), timeout_s)
-        with closing(explain_many(remaining, out=out, timeout_s=timeout_s, watcher=display)) as explained:
+        with closing(explain_many(remaining, out=out, timeout_s=timeout_s)) as explained:
             for each in explained:
                 explanations.append(each.explanation)
                 if as_json or everything:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from suite.explain.generated_code import Body, not_captured_again
 from suite.explain.lowering import LoweredGraph, LoweredPair, LoweringFailed, lower, lower_pair
 from suite.explain.pretended_gpu import H100, pretended_gpu
 from suite.explain.records import TO_THE_END, FxGraph, GraphBreak, Lowering
-from suite.explain.steps import announce
 from suite.measure.known_values import UnknownValue
 from suite.measure.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
 from suite.measure.source_line import line_of_frame, short_path
@@ -73,13 +71,6 @@ class TracedCall:
     failure: Exception | None = None
     seen: str | None = None
     differentiated: bool = False
-    _modules: set[str] = field(default_factory=set)
-
-    def note_modules(self, graph_module: torch.fx.GraphModule) -> None:
-        """Note the modules whose operations are in a graph, by their paths as Dynamo writes them."""
-        for node in graph_module.graph.nodes:
-            for path, _ in (node.meta.get("nn_module_stack") or {}).values():
-                self._modules.add("." + re.sub(r"\W+", ".", path.replace("_modules", "")).strip("."))
 
     def drop_backwards(self) -> None:
         """Forget the backward graphs of a call that has run none: it is inference, although it might train."""
@@ -90,22 +81,11 @@ class TracedCall:
             for graph, pair in zip(self.graphs, stock, strict=True)
         ]
 
-    def end(self, module: torch.nn.Module, cut: BaseException | None) -> None:
-        """Say how far the call of `module` was seen. `cut`: what ended it early."""
+    def end(self, cut: BaseException | None) -> None:
+        """Say how far the call was seen. `cut`: what ended it early."""
         place = None if cut is None else user_place(cut)
-        if cut is None:
-            self.seen = TO_THE_END
-            return
-        leaves = [name for name, member in module.named_modules() if name and next(member.children(), None) is None]
-        unseen = [name for name in leaves if not any(_ends_alike(path, name) for path in self._modules)]
-        after = f"; {len(unseen)} of {len(leaves)} layers after it are not" if unseen else ""
-        self.seen = f"seen up to {place.partition(' in ')[0] if place else 'an unknown line'}{after}"
-
-
-def _ends_alike(path: str, name: str) -> bool:
-    """Return whether a path that Dynamo writes may mean this module: below a graph break it begins at an inner one."""
-    tail = path.rpartition(".self.")[2]
-    return bool(tail) and f".{name}".endswith(f".{tail}")
+        up_to = f"seen up to {place.partition(' in ')[0] if place else 'an unknown line'}"
+        self.seen = TO_THE_END if cut is None else up_to
 
 
 def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTINGS) -> TracedCall:
@@ -125,7 +105,6 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
         program.mode,
         program.surroundings(),
     ):
-        announce("tracing the call")
         cut: Exception | None = None
         call = torch.compile(program.module, backend=_backend(found, settings, training=program.training))
         try:
@@ -139,7 +118,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
                 found.limits.append(f"{_DRIVER_LIMIT}: {user_place(error)}")
             else:
                 found.failure = error
-        found.end(program.module, cut)
+        found.end(cut)
         found.breaks.extend(
             GraphBreak(reason=_first_line(reason.reason), source_line=_innermost(reason.user_stack))
             for reason in reasons
@@ -228,15 +207,12 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, tr
         if settings:
             ways[PLACEMENT_MODE] = lambda: lower_placed(placement, example_inputs, lowered.get(GRAPH_MODE), lower_one)
         for name, way in ways.items():
-            announce(f"lowering FX graph {len(found.graphs)} for {name}")
             try:
                 lowered[name] = way()
             except LoweringFailed as error:
                 failures[name] = str(error)
-        announce("tracing the call")
         # Only now: Dynamo may have been asked to trace the frame again, and then this graph does not count.
         index = len(found.graphs)
-        found.note_modules(graph_module)
         record, unknown = read_fx_graph(graph_module, example_inputs, index)
         if unknown is not None:
             found.limits.append(f"graph {index}: where its values live is not known: {unknown}")

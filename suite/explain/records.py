@@ -6,25 +6,14 @@ full lowering for an H100. What could not be seen is listed in `limits`, not gue
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from suite.results.schema import NotCaptured, Record
 
 TO_THE_END = "seen to its end"
 """The value of `Explanation.seen` where nothing cut the call short."""
-
-
-class Sparse(Record):
-    """Leave the field `LEFT_OUT` out of what is written where it is empty."""
-
-    LEFT_OUT: ClassVar[str]
-
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written: dict[str, Any] = write(self)
-        return {name: value for name, value in written.items() if value or name != self.LEFT_OUT}
 
 
 CpuKind = Literal["constant", "attribute", "argument", "computed", "output"]
@@ -71,7 +60,7 @@ class NonStaticInput(Record):
     input_bytes: int | None
 
 
-class Lowering(Sparse):
+class Lowering(Record):
     """Hold Inductor's outcome for one FX graph under one setting, from an offline lowering for `target` (no GPU).
 
     `partitions` counts pieces that would become CUDA graphs; `kernels_in_graphs` the kernels inside them; kernels
@@ -80,10 +69,8 @@ class Lowering(Sparse):
     library call may launch more than one.
 
     `captured_once`: why Encore captures the graph only once, so that inputs are copied whose uses the generated code
-    does not name. Told after placement, of programs that train; left out of what is written where there is nothing.
+    does not name. Told after placement, of programs that train.
     """
-
-    LEFT_OUT = "captured_once"
 
     setting: str
     target: str
@@ -138,14 +125,11 @@ class Placed(Record):
     left: list[LeftInPlace]
 
 
-class FxGraph(Sparse):
+class FxGraph(Record):
     """Hold one FX graph of the model, in the order Dynamo made them. `placement` None: it was not planned.
 
-    `backward`: the lowerings of its backward graph, in a program that trains. Left out of what is written where there
-    are none.
+    `backward`: the lowerings of its backward graph, in a program that trains.
     """
-
-    LEFT_OUT = "backward"
 
     index: int
     operations: int
@@ -166,13 +150,11 @@ class GraphBreak(Record):
     source_line: str | None
 
 
-class Explanation(Sparse):
+class Explanation(Record):
     """Hold all that `explain` tells of one model. `error` is set, and the rest may be empty, where the analysis failed.
 
     `commit` and `dirty` are Encore's own: the git commit of the code that analysed, and whether it was changed since.
     """
-
-    LEFT_OUT = "seen"
 
     schema_version: int
     target: str

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import selectors
+import select
 from collections.abc import Generator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
-from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -38,20 +36,7 @@ TIMEOUT_S = 900.0
 IDLE_S = 120.0
 """Time without any use of the processor after which a target hangs, or `timeout_s` where that is less."""
 BEAT_S = 0.5
-"""Longest time between two calls of `Watcher.time_passes`."""
-
-
-class Watcher(Protocol):
-    """Define the callbacks that report what happens meanwhile."""
-
-    def step(self, target: Target, step: str) -> None:
-        """Take note that a target's worker has begun a step, which `suite.explain.steps` names."""
-
-    def ended(self, target: Target) -> None:
-        """Take note that a target's worker has ended."""
-
-    def time_passes(self) -> None:
-        """Take the chance to do something now and then while workers run."""
+"""Time between two looks at how much processor time the targets have used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +71,6 @@ def explain_many(
     out: Path | None = None,
     jobs: int | None = None,
     timeout_s: float = TIMEOUT_S,
-    watcher: Watcher | None = None,
 ) -> Generator[Explained, None, None]:
     """Explain targets, `jobs` at a time (as many as there are cores by default), yielding each when it is done.
 
@@ -101,41 +85,22 @@ def explain_many(
         make_folder(out, "--out")
     waiting, done = list(targets), 0
     running: list[_Running] = []
-    with guard.temporary_folder("encore-explain-") as folder, selectors.DefaultSelector() as selector:
+    with guard.temporary_folder("encore-explain-") as folder:
         try:
             while waiting or running:
                 while waiting and len(running) < (jobs or _cores()):
-                    one = _Running(waiting.pop(0), folder / str(len(targets) - len(waiting)), timeout_s)
-                    running.append(one)
-                    selector.register(one.steps_fd, selectors.EVENT_READ)
-                    selector.register(one.worker.exit_fd, selectors.EVENT_READ)
-                selector.select(BEAT_S)
-                for one in list(running):
-                    for step in one.new_steps():
-                        if watcher is not None:
-                            watcher.step(one.target, step)
-                    if one.steps_ended and one.steps_fd in selector.get_map():
-                        selector.unregister(one.steps_fd)
-                    if not (one.worker.exited() or one.has_taken_too_long()):
-                        continue
+                    running.append(_Running(waiting.pop(0), folder / str(len(targets) - len(waiting)), timeout_s))
+                select.select([one.worker.exit_fd for one in running], (), (), BEAT_S)
+                for one in [one for one in running if one.worker.exited() or one.has_taken_too_long()]:
                     running.remove(one)
-                    if not one.steps_ended:
-                        selector.unregister(one.steps_fd)
-                    selector.unregister(one.worker.exit_fd)
                     explanation = one.finish()
                     done += 1
-                    if watcher is not None:
-                        watcher.ended(one.target)
                     path = None if out is None else out / file_name(one.target)
                     if path is not None:
                         _write(path, explanation)
                     yield Explained(one.target, explanation, path, monotonic() - one.start, done, len(targets))
-                if watcher is not None:
-                    watcher.time_passes()
         finally:
             end([one.worker for one in running])
-            for one in running:
-                os.close(one.steps_fd)
 
 
 def _write(path: Path, explanation: Explanation) -> None:
@@ -155,49 +120,28 @@ def file_name(target: Target) -> str:
     return f"{stem}.json" if is_default else f"{stem}-{target.variant}.json"
 
 
-@dataclass(slots=True)
 class _Running:
     """Hold a target with its worker, from the start."""
 
-    target: Target
-    folder: Path
-    timeout_s: float
-    worker: Supervised = field(init=False)
-    steps_fd: int = field(init=False)
-    start: float = field(init=False)
-    steps_ended: bool = False
-    _cpu_s: float = 0.0
-    _cpu_used_at: float = 0.0
-    _step: str = "starting"
-    _unread: bytes = b""
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir()
+    def __init__(self, target: Target, folder: Path, timeout_s: float) -> None:
+        folder.mkdir()
+        self.target = target
+        self.timeout_s = timeout_s
         self.start = self._cpu_used_at = monotonic()
-        self.steps_fd, write = os.pipe()
-        os.set_blocking(self.steps_fd, False)
-        target = self.target
+        self._cpu_s = 0.0
+        self._answer = folder / "answer.json"
         variant = () if target.variant is None else ("--variant", target.variant)
-        arguments = ("--target", target.name, *variant, "--size", target.size)
-        places = ("--answer", str(self._answer), "--steps", str(write))
-        try:
-            self.worker = Supervised(
-                (*WORKER_COMMAND, *arguments, *places),
-                self.folder / "log.txt",
-                pass_fds=(write,),
-                # The same answers on every machine: a GPU that is there is hidden, and threads do not compete.
-                env={
-                    "CUDA_VISIBLE_DEVICES": "",
-                    "OMP_NUM_THREADS": "1",
-                    "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
-                    "TRITON_CACHE_DIR": str(self.folder / "triton"),
-                },
-            )
-        except BaseException:
-            os.close(self.steps_fd)
-            raise
-        finally:
-            os.close(write)
+        self.worker = Supervised(
+            (*WORKER_COMMAND, "--target", target.name, *variant, "--size", target.size, "--answer", str(self._answer)),
+            folder / "log.txt",
+            # The same answers on every machine: a GPU that is there is hidden, and threads do not compete.
+            env={
+                "CUDA_VISIBLE_DEVICES": "",
+                "OMP_NUM_THREADS": "1",
+                "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+                "TRITON_CACHE_DIR": str(folder / "triton"),
+            },
+        )
 
     def has_taken_too_long(self) -> bool:
         """Return whether it has used more processor time than it may, or none for so long that it hangs."""
@@ -205,21 +149,6 @@ class _Running:
         if used >= self._cpu_s + 0.05:
             self._cpu_s, self._cpu_used_at = used, now
         return used >= self.timeout_s or now - self._cpu_used_at >= min(self.timeout_s, IDLE_S)
-
-    @property
-    def _answer(self) -> Path:
-        return self.folder / "answer.json"
-
-    def new_steps(self) -> list[str]:
-        """Return steps that the worker has announced since."""
-        with suppress(BlockingIOError):
-            while chunk := os.read(self.steps_fd, 2**16):
-                self._unread += chunk
-            self.steps_ended = True
-        *lines, self._unread = self._unread.split(b"\n")
-        steps = [line.decode(errors="replace") for line in lines]
-        self._step = steps[-1] if steps else self._step
-        return steps
 
     def finish(self) -> Explanation:
         """Return the explanation, once the worker has ended or has taken too long. Nothing of it is left."""
@@ -231,16 +160,15 @@ class _Running:
                 took = f"took longer than {self.timeout_s:g} s of processor time"
             else:
                 took = f"hangs: it used no processor time for {min(self.timeout_s, IDLE_S):g} s"
-            return self._failed(f"the analysis {took}, the last of it {self._step}")
+            return self._failed(f"the analysis {took}")
         finally:
             end([self.worker])
-            os.close(self.steps_fd)
 
     def _read(self) -> Explanation:
         try:
             read = WorkerAnswer.model_validate_json(self._answer.read_bytes())
         except (FileNotFoundError, ValidationError):
-            return self._failed(f"the analysis {self.worker.exit_description()} while {self._step}")
+            return self._failed(f"the analysis {self.worker.exit_description()}")
         if read.wrong_use is not None:
             raise WrongUse(read.wrong_use)
         return read.explanation or self._failed("the analysis gave no answer")

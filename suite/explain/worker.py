@@ -18,7 +18,6 @@ from models import registry
 from suite.explain.build import Program, build_program, build_workload, load_program
 from suite.explain.capture import TracedCall, capture, user_place
 from suite.explain.records import Explanation, WorkerAnswer
-from suite.explain.steps import announce, announce_to
 from suite.explain.targets import Target, unexplained
 from suite.results.errors import WrongUse
 from suite.results.store import write_atomically
@@ -30,10 +29,8 @@ def main() -> None:
     parser.add_argument("--variant", help="a variant of the workload")
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--answer", type=Path, required=True, help="the file to write")
-    parser.add_argument("--steps", type=int, required=True, metavar="FD", help="pipe to say on what is being done")
     options = parser.parse_args()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    announce_to(options.steps)
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     try:
@@ -73,12 +70,8 @@ def _describe(failure: Exception) -> str:
 
 def _build(target: Target) -> Program:
     if target.is_program:
-        announce(f"importing {target.name.partition(':')[0]}")
         give_way()
-        make = load_program(target.name)
-        announce(f"calling {target.name.partition(':')[2]}()")
-        return build_program(make)
-    announce("building the model")
+        return build_program(load_program(target.name))
     return build_workload(registry.find(target.name), variant=target.variant, size=target.size)
 
 

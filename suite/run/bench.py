@@ -14,14 +14,13 @@ from suite.settings import RunSettings
 class Toolchain:
     """Keep what one cell finds out about the host's compilers for all that come after it.
 
-    Finding it out takes many seconds, and processes that do it at once do it one after another. `headers` is a folder
-    for compiled headers; None: each process compiles its own. `being_asked`: a cell is finding it out now.
+    Finding it out takes many seconds, so the first process that compiles does it alone. `headers` is a folder
+    for compiled headers; None: each process compiles its own.
     """
 
     headers: Path | None = None
     vec_isa_ok: bool | None = None
     asked: bool = False
-    being_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,8 @@ from suite.measure.modes import REFERENCE_MODE, Mode
 from suite.results.schema import CompileConditions, Correctness
 from suite.run.bench import Bench
 from suite.run.member import Member
-from suite.run.trials import TrialsApart
 from suite.worker.compile_cache import CompileCache
-from suite.worker.protocol import CellSpec, Compile, Prepare, Settle, Start
+from suite.worker.protocol import CellSpec, Compile, Prepare, Start
 
 
 class CellCommands:
@@ -31,45 +30,31 @@ class CellCommands:
         iteration_us: by mode, the time of an iteration there.
     """
 
-    def __init__(self, bench: Bench, workload: Workload, variant: str, trials: TrialsApart) -> None:
+    def __init__(self, bench: Bench, workload: Workload, variant: str) -> None:
         self._bench = bench
         self._workload = workload
         self._variant = variant
-        self._trials = trials
         self.first: dict[str, Correctness] = {}
         self.iteration_us: dict[str, float] = {}
 
-    def start(
-        self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache, *, asked: bool = False
-    ) -> dict[Member, list[Start]]:
-        """Return the commands to start. `asked`: to find out what the host's compilers can do."""
-        return {
-            member: [Start(spec=each.spec, asked=asked) for each in self.prepare(member, modes, cache)]
-            for member in members
-        }
+    def start(self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache) -> dict[Member, list[Start]]:
+        """Return the commands to start, one for each rank."""
+        return {member: [Start(spec=each.spec) for each in self.prepare(member, modes, cache)] for member in members}
 
-    def prepare(
-        self, member: Member, modes: Sequence[Mode], cache: CompileCache, *, tried_elsewhere: int | None = None
-    ) -> list[Prepare]:
-        """Return the commands to prepare, one for each rank. `tried_elsewhere`: as in `CellSpec`."""
-        spec = self.spec(member, modes, cache)
-        own = {"tp": self._workload.tp, "rendezvous": member.worker.rendezvous, "tried_elsewhere": tried_elsewhere}
+    def prepare(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> list[Prepare]:
+        """Return the commands to prepare, one for each rank."""
+        spec = self._spec(member, modes, cache)
+        own = {"tp": self._workload.tp, "rendezvous": member.worker.rendezvous}
         return [
             Prepare(spec=spec.model_copy(update={**own, "rank": rank, "cache_dir": str(cache.of_rank(rank))}))
             for rank in range(len(member.worker.ranks))
         ]
 
     def compile(
-        self,
-        members: Sequence[Member],
-        fresh: Collection[Member],
-        modes: Sequence[Mode],
-        cache: CompileCache,
-        *,
-        next_to: int,
+        self, members: Sequence[Member], fresh: Collection[Member], modes: Sequence[Mode], cache: CompileCache
     ) -> dict[Member, list[Compile]]:
-        """Return commands to compile for those that have not failed, with their conditions, next to so many trials.
-        `fresh`: those whose modes have not compiled before."""
+        """Return commands to compile for those that have not failed, with their conditions. `fresh`: those whose modes
+        have not compiled before."""
         leader = _first_to_compile(modes, cache)
         there = [member for member in fresh if member.failure is None]
         led = any(member.mode is leader for member in there)
@@ -78,20 +63,11 @@ class CellCommands:
             if member.failure is None:
                 conditions = CompileConditions.WARM
                 if member in there:
-                    conditions = cache.conditions(len(there) + next_to, follows=led and member.mode is not leader)
+                    conditions = cache.conditions(len(there), follows=led and member.mode is not leader)
                 found[member] = [Compile(conditions=conditions)] * len(member.worker.ranks)
         return found
 
-    def settle(self, member: Member, alike: Sequence[tuple[str | None, Correctness]]) -> list[Settle]:
-        """Return the commands to settle. `alike`: verdicts on other modes that were tried, with their backends."""
-        if member.process or member.mode.backend is None:
-            return [Settle()] * len(member.worker.ranks)
-        # Those of the same backend are looked at first: most likely they are the same program.
-        near = sorted(alike, key=lambda one: one[0] != member.mode.backend)
-        tried = self._trials.verdicts.get(member.mode.name)
-        return [Settle(tried=tried, alike=[one for _, one in near])] * len(member.worker.ranks)
-
-    def spec(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> CellSpec:
+    def _spec(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> CellSpec:
         """Return all that a member must know of its cell, but for what differs from rank to rank."""
         mode, later = member.mode, member.process > 0
         toolchain = self._bench.toolchain
@@ -101,8 +77,7 @@ class CellCommands:
         leads = mode is leader
         follows = leader is not None and not leads and mode.backend is not None
         # A pool of compilers takes seconds to start. Those that find their kernels need none.
-        uses_all = leads or (not later and self._trials.tries_reference(mode, modes))
-        compile_threads = 1 if later or follows or cache.has(mode) else cores if uses_all else share
+        compile_threads = 1 if later or follows or cache.has(mode) else cores if leads else share
         first = self.first.get(mode.name)
         return CellSpec(
             **{**self._bench.settings.model_dump(), "variant": self._variant},
@@ -121,7 +96,6 @@ class CellCommands:
             cache_dir=str(cache.folder),
             vec_isa_ok=toolchain.vec_isa_ok,
             headers_dir=str(toolchain.headers) if toolchain.headers else None,
-            being_asked=toolchain.being_asked,
             stochastic=self._workload.own is not None and self._workload.stochastic,
         )
 

@@ -21,8 +21,7 @@ from suite.results.schema import Cell, CompileTimes, Correctness, Grouping, Stat
 from suite.run.bench import Bench
 from suite.run.cell_commands import CellCommands
 from suite.run.member import Member, cell_of
-from suite.run.ranked_worker import RankedWorker, converse_ranked, end, send
-from suite.run.trials import TRIED, TrialsApart
+from suite.run.ranked_worker import RankedWorker, converse_ranked, end
 from suite.worker.compile_cache import CompileCache
 from suite.worker.protocol import (
     Built,
@@ -33,8 +32,8 @@ from suite.worker.protocol import (
     LoadProfiler,
     MeasureOnce,
     Prepared,
+    Settle,
     Start,
-    Try,
 )
 
 WORKER_BYTES = 3 * 2**30
@@ -54,13 +53,9 @@ class GroupSession:
     longer than measuring, and most of it happens on one core. So later processes start while the first ones compile
     side by side, and wait, where the host has the memory for it. Those that may turn out not to be needed do not: where
     there are many, the compilation of a small program is over before they have started.
-    On the GPU they have a context at most, and no tensors. So do the first ones of the workload that comes next
-    (`ahead`). And several processes of each mode are prepared side by side, where the GPU has memory for all of them.
-    They are measured one after another: while one process of each mode is, the others wait.
-
-    Attributes:
-        ahead: the session of the workload that comes next, if its processes may start with later ones of this one.
-        trials: who tries what is random, and what was found (Note [Trials] in `suite.run.trials`).
+    On the GPU they have a context at most, and no tensors. Several processes of each mode are prepared side by side,
+    where the GPU has memory for all of them. They are measured one after another: while one process of each mode is,
+    the others wait.
     """
 
     def __init__(
@@ -75,13 +70,10 @@ class GroupSession:
         self.workload = workload
         self.variant = variant
         self._known = {name: [correctness] for name, correctness in known.items()}
-        self.trials = TrialsApart(workload)
-        self._commands = CellCommands(bench, workload, variant, self.trials)
-        self._was_tried = False
+        self._commands = CellCommands(bench, workload, variant)
         self._cache = cache
         self._waiting: dict[tuple[str, int], Member] = {}
         self._expected: Sequence[Mode] = ()
-        self.ahead: GroupSession | None = None
 
     @contextmanager
     def alive(
@@ -113,9 +105,8 @@ class GroupSession:
             end([member.worker for member in unused], ask_first=False)
 
     def expect(self, modes: Sequence[Mode], processes: Sequence[int]) -> None:
-        """Expect these processes of each mode: they start when modes compile side by side the next time, here or in the
-        session that this one is ahead of: see Note [Later processes]. Of what the host has no memory for, the last ones
-        do not."""
+        """Expect these processes of each mode: they start when modes compile side by side the next time: see Note
+        [Later processes]. Of what the host has no memory for, the last ones do not."""
         self._expected = modes
         of_each = len(modes) * (self.workload.tp or 1) * WORKER_BYTES
         there = psutil.virtual_memory().available
@@ -176,11 +167,7 @@ class GroupSession:
             return member.prepared.compile if member.prepared else None
 
     def _waiting_or_new(self, mode: Mode, process: int) -> Member:
-        member = self._waiting.pop((mode.name, process), None)
-        if member is None:
-            return self._start(mode, process)
-        member.started_at, member.started = datetime.now(UTC), time.monotonic()  # it may wait since the last workload
-        return member
+        return self._waiting.pop((mode.name, process), None) or self._start(mode, process)
 
     def _start(self, mode: Mode, process: int) -> Member:
         log = self.bench.logs / f"{self.workload.acronym}.{mode.name}.log"
@@ -190,42 +177,17 @@ class GroupSession:
 
     def _prepare(self, members: Sequence[Member], cache: CompileCache) -> None:
         modes = [member.mode for member in members if member.process == members[0].process]
-        self._was_tried = False
-        toolchain, asked = self.bench.toolchain, self._asked(members, modes, cache)
-        toolchain.asked |= bool(asked)
-        if not asked.keys().isdisjoint(members):  # one of those that are prepared next, who have to know it then
-            self._converse({**self._commands.start(members, modes, cache), **asked})
-            asked = {}
-        # In a later group the modes of the first one know their results, and there is less memory than was thought.
-        trying = {} if self._commands.first else self.trials.who(members, modes, self._waiting)
-        if not asked.keys().isdisjoint(trying.values()):  # who tries something needs it for that
-            self._converse(asked)
-            asked = {}
-        toolchain.being_asked = bool(asked)
-        apart = sum(member not in members for member in trying.values()) if trying else None
-        preparing: dict[Member, Sequence[Command]] = {
-            member: self._commands.prepare(member, modes, cache, tried_elsewhere=apart)
-            for member in members
-            if not member.failure
-        }
-        send({member.worker: commands for member, commands in asked.items()})
-        self._converse(preparing)
+        compiling = [member for member in members if member.mode.backend is not None]
+        if compiling and not self.bench.toolchain.asked:
+            self.bench.toolchain.asked = True
+            self._converse(self._commands.start(compiling[:1], modes, cache))
+        self._converse(
+            {member: self._commands.prepare(member, modes, cache) for member in members if not member.failure}
+        )
         if do_not_fit(members):
-            toolchain.being_asked = False
-            self._converse(asked, sent=asked)
             return  # they will be measured in smaller groups, and those that wait would start for nothing
-        if self._was_tried:
-            trying = {}
-        fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
-        compiling = self._commands.compile(members, fresh, modes, cache, next_to=len(trying))
-        idle = {member: compiling.pop(member) for member in trying.values() if member in compiling}
-        trials = self.trials.commands(trying, lambda member: self._commands.spec(member, modes, cache))
-        waiting = self._all_waiting()
-        toolchain.being_asked = False
-        self._converse({**waiting, **trials, **asked, **compiling}, sent=asked)
-        self._note_trials(trying)
-        if idle:
-            self._converse({member: commands for member, commands in idle.items() if not member.failure})
+        fresh = [member for member in compiling if not cache.has(member.mode)]
+        self._converse({**self._start_waiting(), **self._commands.compile(members, fresh, modes, cache)})
         self._settle(members)
         for member in fresh:
             if member.failure is None:  # or there may be nothing in the cache
@@ -242,65 +204,24 @@ class GroupSession:
                 member.correctness = compare_bitwise(member.mode, own, self._known)
                 member.failure = bitwise_failure(member.mode, member.correctness)
 
-    def _asked(
-        self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache
-    ) -> dict[Member, list[Start]]:
-        """Return which process finds out what the host's compilers can do, with its command; empty where that is known.
-
-        It takes most of a minute. One of those that wait does it, while the first ones are built and compile; where
-        none waits, one of the first.
-        """
-        if self.bench.toolchain.asked:
-            return {}
-        waiting = sorted(self._waiting.values(), key=lambda member: member.mode.name in TRIED)
-        for member in (*waiting, *members):
-            if member.mode.backend is not None and not member.by_rank:
-                own = (self._expected, self._cache) if member not in members else (modes, cache)
-                return self._commands.start([member], *own, asked=True)
-        return {}
-
-    def _note_trials(self, trying: Mapping[str, Member]) -> None:
-        for line in self.trials.note(trying):
-            self.bench.display.note(f"{self.workload.acronym} {line}")
-        for name, member in trying.items():
-            if member.failure and self._waiting.get((name, 1)) is member:  # another is started where it is needed
-                del self._waiting[name, 1]
-                end([member.worker], ask_first=False)
-
     def _settle(self, members: Sequence[Member]) -> None:
-        """Settle members side by side, but one after another where selection times calls. Modes that were tried come
-        first: others that have their bits are as right as they are."""
-        first = [member for member in members if member.mode.name in self.trials.verdicts and not member.process]
-        self._settle_some(first, [])
-        alike = [
-            (member.mode.backend, member.prepared.correctness)
-            for member in first
-            if member.prepared is not None and member.prepared.correctness is not None
-        ]
-        self._settle_some([member for member in members if member not in first], alike)
-
-    def _settle_some(self, members: Sequence[Member], alike: Sequence[tuple[str | None, Correctness]]) -> None:
-        living = [member for member in members if not member.failure]
-        self._converse(
-            {member: self._commands.settle(member, alike) for member in living if not member.mode.times_calls}
-        )
-        for member in living:
+        """Settle members side by side, and those where selection times calls one after another."""
+        self._tell([member for member in members if not member.mode.times_calls], Settle())
+        for member in members:
             if member.mode.times_calls:
-                self._converse({member: self._commands.settle(member, alike)})
+                self._tell([member], Settle())
 
     def _tell(self, members: Sequence[Member], command: Command) -> None:
         """Send the same command to all members that have not failed, at the same time."""
         self._converse({m: [command] * len(m.worker.ranks) for m in members if m.failure is None})
 
-    def _converse(self, commands: Mapping[Member, Sequence[Command]], sent: Collection[Member] = ()) -> None:
-        """Send each member its command (one for each rank), all at the same time, and keep the answers. Those that were
-        `sent` theirs before are waited for with the others."""
+    def _converse(self, commands: Mapping[Member, Sequence[Command]]) -> None:
+        """Send each member its command (one for each rank), all at the same time, and keep the answers."""
         members = {member.worker: member for member in commands}
         answers = converse_ranked(
             {member.worker: command for member, command in commands.items()},
             self.bench.timeout_s,
-            lambda worker, phase: self._show(members[worker], commands[members[worker]], phase),
-            sent=[member.worker for member in sent],
+            lambda worker, phase: self.bench.display.phase(members[worker].mode.name, phase),
         )
         for worker, answer in answers.items():
             member = members[worker]
@@ -312,20 +233,11 @@ class GroupSession:
                 case Collected(metrics=metrics):
                     member.metrics = metrics
                 case Built() as built:
-                    self._was_tried |= built.was_tried
                     toolchain = self.bench.toolchain
                     toolchain.vec_isa_ok = toolchain.vec_isa_ok or built.vec_isa_ok
                 case Failed() as failure:
                     member.failure, member.failed_rank = failure, answer.failed_rank
                     member.correctness = failure.correctness or member.correctness  # what was found before stands
-
-    def _show(self, member: Member, commands: Sequence[Command], phase: str) -> None:
-        """Show a member's phase, unless it waits to be measured: it may try a mode that is shown as it compiles."""
-        if not isinstance(commands[0], Try) or not member.process:
-            self.bench.display.phase(member.mode.name, phase)
-
-    def _all_waiting(self) -> dict[Member, list[Start]]:
-        return self._start_waiting() | (self.ahead._start_waiting() if self.ahead is not None else {})
 
     def _start_waiting(self) -> dict[Member, list[Start]]:
         """Return commands for those that wait and have not been started."""

@@ -45,8 +45,6 @@ from suite.worker.protocol import (
     Settle,
     Start,
     Stop,
-    Tried,
-    Try,
     encode,
 )
 
@@ -61,7 +59,7 @@ COMPANION_GRACE_S = 5.0
 """Time for a worker to answer once another one, which it may be waiting for, has failed."""
 COMPANION_FAILED = "another one that had failed"
 
-Answer = Built | Compiled | Tried | Prepared | Measured | Done | Collected | Failed
+Answer = Built | Compiled | Prepared | Measured | Done | Collected | Failed
 OnPhase = Callable[["Worker", str], None]
 
 
@@ -137,10 +135,9 @@ def converse(
     timeout_s: float,
     on_phase: OnPhase = lambda worker, phase: None,
     companions: Mapping[Worker, Collection[Worker]] = MappingProxyType({}),
-    sent: Collection[Worker] = (),
 ) -> dict[Worker, Answer]:
-    """Send each worker its command (those in `sent` have it already) and wait for all answers; each phase of a worker
-    may take `timeout_s`, and one in which it waits for the others so long for each of them.
+    """Send each worker its command and wait for all answers; each phase of a worker may take `timeout_s`, and one in
+    which it waits for the others so long for each of them.
 
     Workers work at the same time. One that fails does not end the others; it should be ended by the caller. Its
     `companions`, which wait for it, have `COMPANION_GRACE_S` from then on. One that took too long is killed as soon as
@@ -155,8 +152,7 @@ def converse(
     answers: dict[Worker, Answer] = {}
     with selectors.DefaultSelector() as selector:
         for worker, command in requests.items():
-            if worker not in sent:
-                worker.send(command)
+            worker.send(command)
             selector.register(worker.reply_fd, selectors.EVENT_READ, worker)
             selector.register(worker.exit_fd, selectors.EVENT_READ, worker)
         while len(answers) < len(exchanges):
@@ -267,7 +263,7 @@ class _Exchange:
         return self._timeout_s
 
 
-_FIRST_PHASES = {"start": "build", "prepare": "build", "try": "check", "once": "metrics", "profiler": "metrics"}
+_FIRST_PHASES = {"start": "build", "prepare": "build", "once": "metrics", "profiler": "metrics"}
 """First phases of commands that are not named after theirs."""
 
 
@@ -282,7 +278,7 @@ def _answers(message: Answer, command: Command) -> bool:
             return status is not Status.PASS
         case Measured(block=block), Measure() as asked:
             return (block.index, block.turn, len(block.host_us)) == (asked.index, asked.turn, asked.samples)
-        case (Built(), Start() | Prepare()) | (Compiled(), Compile()) | (Tried(), Try()) | (Prepared(), Settle()):
+        case (Built(), Start() | Prepare()) | (Compiled(), Compile()) | (Prepared(), Settle()):
             return True
         case (Done(), LoadProfiler()) | (Collected(), MeasureOnce() | CollectMetrics()):
             return True

@@ -10,11 +10,6 @@ from rich.console import Console
 from suite.results.schema import Cell, Status
 from suite.settings import format_duration
 
-FIRST_WORD_S = 2.0
-"""Seconds that an analysis may take over a step before a line says so."""
-NEXT_WORD_S = 30.0
-"""Seconds that it may then stay silent over the same step."""
-
 
 class TimeLeft:
     """Estimate the seconds left in a run: those of what has not ended, less what the current workload has used."""

@@ -7,7 +7,7 @@ hangs leaves the others waiting: they get a few seconds to tell what they saw, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from suite.results.schema import Block, Correctness, Status
 from suite.run import process
 from suite.run.guard import make_folder, remove_folder
 from suite.run.process import Answer, Worker, converse
-from suite.worker.protocol import Built, Collected, Command, Compiled, Done, Failed, Measured, Prepared, Tried
+from suite.worker.protocol import Built, Collected, Command, Compiled, Done, Failed, Measured, Prepared
 
 OnPhase = Callable[["RankedWorker", str], None]
 
@@ -49,13 +49,6 @@ class RankedWorker:
             remove_folder(self._folder)
 
 
-def send(commands: Mapping[RankedWorker, Sequence[Command]]) -> None:
-    """Send commands whose answers are awaited later, by `converse_ranked` with the same ones as `sent`."""
-    for cell, each in commands.items():
-        for worker, command in zip(cell.ranks, each, strict=True):
-            worker.send(command)
-
-
 @dataclass(frozen=True, slots=True)
 class Answered:
     """Hold an answer of a cell: what it says as a whole, what each rank says, and which rank it failed on."""
@@ -69,7 +62,6 @@ def converse_ranked(
     requests: Mapping[RankedWorker, Sequence[Command]],
     timeout_s: float,
     on_phase: OnPhase = lambda worker, phase: None,
-    sent: Collection[RankedWorker] = (),
 ) -> dict[RankedWorker, Answered]:
     """Run `process.converse` with cells, each of which gets a command for each rank. Phases are those of rank 0."""
     first = {cell.ranks[0]: cell for cell in requests}
@@ -87,7 +79,6 @@ def converse_ranked(
         timeout_s,
         announced,
         companions={worker: cell.ranks for cell in requests for worker in cell.ranks},
-        sent=[worker for cell in sent for worker in cell.ranks],
     )
     arrival = list(answers)
     return {cell: _joined(cell, answers, arrival) for cell in requests}
@@ -176,7 +167,6 @@ def slowest(blocks: Sequence[Block]) -> Block:
 _WHOLE: Mapping[type, Callable[..., Answer]] = {
     Built: _first,
     Compiled: _first,
-    Tried: _first,
     Done: _first,
     Prepared: _prepared,
     Measured: _measured,

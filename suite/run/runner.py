@@ -111,30 +111,15 @@ class Runner:
         outcome = RunOutcome()
         begun = self.clock()
         try:
-            with temporary_folder("encore-headers-") as self.toolchain.headers, ExitStack() as ahead:
-                session: GroupSession | None = None
-                for job, following in zip(jobs, [*jobs[1:], None], strict=True):
-                    with ahead.pop_all() as opened:
-                        started, session = session, None
-                        name, used_s = job.workload.acronym, self.clock() - begun
-                        if not self._fits(name, used_s):
-                            outcome.not_started.append(name)
-                            continue
-                        current = started or opened.enter_context(self._session(job))
-                        if following is not None and self._starts_early(job, following, used_s):
-                            session = ahead.enter_context(self._session(following))
-                            session.expect(following.missing, (0,))
-                        current.ahead = session
-                        self._run_job(job, current, outcome)
+            with temporary_folder("encore-headers-") as self.toolchain.headers:
+                for job in jobs:
+                    if self._fits(job.workload.acronym, self.clock() - begun):
+                        self._run_job(job, outcome)
+                    else:
+                        outcome.not_started.append(job.workload.acronym)
         finally:
             kill_strays()
         return outcome
-
-    def _starts_early(self, job: Job, following: Job, used_s: float) -> bool:
-        """Return whether the processes of the workload after this one may start with it: where it will be begun, as far
-        as is known, and with all of its modes at once."""
-        both = self.estimates_s[job.workload.acronym] + self.estimates_s[following.workload.acronym]
-        return following.is_new and (self.budget_s is None or used_s + both <= self.budget_s)
 
     def _fits(self, name: str, used_s: float) -> bool:
         if self.budget_s is None or used_s + self.estimates_s[name] <= self.budget_s:
@@ -143,10 +128,11 @@ class Runner:
         self.display.note(f"{name}: not started, it may need {needs} and {left} of the budget are left")
         return False
 
-    def _run_job(self, job: Job, session: GroupSession, outcome: RunOutcome) -> None:
+    def _run_job(self, job: Job, outcome: RunOutcome) -> None:
         self.writer.check_space()
         self.display.workload_starts(job.workload.acronym, [mode.name for mode in job.missing])
-        rows = self._measure(session, job)
+        with self._session(job) as session:
+            rows = self._measure(session, job)
         cells = [rows[mode.name] for mode in job.missing]
         self.writer.append(*cells)
         for cell in cells:
@@ -168,9 +154,7 @@ class Runner:
             if not self.settings.warm_cache:
                 folder = stack.enter_context(temporary_folder("encore-cache-"))
             cache = CompileCache(folder, kept=self.settings.warm_cache)
-            session = GroupSession(bench, job.workload, job.variant, known, cache)
-            stack.enter_context(session.later_processes())
-            yield session
+            yield GroupSession(bench, job.workload, job.variant, known, cache)
 
     def _measure(self, session: GroupSession, job: Job) -> dict[str, Cell]:
         """Return the rows of a job by mode: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
@@ -233,8 +217,6 @@ def measure_group(
                 smaller = not done and len(modes) > 1 and lacked_memory(alive)
                 done += len(together) if fits else 0
             if smaller:
-                if session.trials.give_up():
-                    return measure_group(session, modes, grouping, have_rows)
                 return {}
             crowded = crowded or not fits
     for guest in group.guests:

@@ -16,7 +16,7 @@ import torch
 import optimizations
 from models.parts import CapturedByHand
 from optimizations.torch_internals.graph_keys import mark_graphs
-from suite.measure.compile_times import restart_timers, timer_seconds, waited_s
+from suite.measure.compile_times import restart_timers, timer_seconds
 from suite.measure.encore_report import graphs_wait_for_memory
 from suite.measure.graphs import GraphLog
 from suite.measure.iteration import Iterate, callable_for, iteration, seed_all
@@ -201,9 +201,8 @@ class Compilation:
             return time.perf_counter() - begin
 
     def _waited_s(self, place: Follower) -> float:
-        """Return the seconds waited for the mode that leads, for turns on the GPU, and for another process's
-        findings."""
-        return place.waited_s + self._program.turns.waited_s + waited_s()
+        """Return the seconds waited for the mode that leads, and for turns on the GPU."""
+        return place.waited_s + self._program.turns.waited_s
 
     def _settle(self, times: CompileTimes) -> CompileTimes:
         """Call on until no graph of Encore's waits for more calls, or time is up; return the times with what that took.

@@ -15,7 +15,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from optimizations.torch_internals.generated_modules import before_kernels, when_launched
@@ -39,22 +39,12 @@ class Place:
     Args:
         folder: all cells that compile in this order have it.
         most_wait_s: how long it waits in each of its compilations at most.
-        compilations: those in which it leads.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        leads: bool,
-        follows: bool,
-        most_wait_s: float = MOST_WAIT_S,
-        compilations: Sequence[str] = (TRIAL, REAL),
-    ) -> None:
+    def __init__(self, folder: Path, *, leads: bool, follows: bool, most_wait_s: float = MOST_WAIT_S) -> None:
         self._folder = folder
         self._most_wait_s = most_wait_s
         self._leads = leads
-        self._compilations = compilations
         self._follows = follows
         self._leaders: dict[str, Leader] = {}
 
@@ -62,7 +52,7 @@ class Place:
     def built(self) -> Iterator[None]:
         """Surround all that comes before the real compilation. The cell leads from here on, unless this fails."""
         if self._leads:
-            self._leaders = {name: Leader(self._folder / name) for name in self._compilations}
+            self._leaders = {name: Leader(self._folder / name) for name in (TRIAL, REAL)}
         try:
             yield
         except BaseException:

@@ -60,7 +60,7 @@ class Judge:
 
     Attributes:
         eager: what eager computes, in host memory, from its run on.
-        trial_verdict: that on a trial of the mode, in this process or another.
+        trial_verdict: that on a trial of the mode.
     """
 
     def __init__(self, program: CellProgram, compilation: Compilation, announce: Callable[[str], None]) -> None:
@@ -101,35 +101,20 @@ class Judge:
             run_unchecked(own, iterate, self._program.checked[0], self._program.states[0], self._program.spec.seed)
         release(own.device)
 
-    def trial_correctness(self) -> Correctness:
-        """Return the verdict on the trial, of a cell that has run one."""
-        assert self.trial_verdict is not None, "stochastic workloads are tried, in modes that compile"
-        return self._record(self.trial_verdict)
-
-    def correctness(self, tried: Correctness | None, alike: Sequence[Correctness]) -> Correctness | None:
+    def correctness(self) -> Correctness | None:
         """Return whether what is measured computes what eager does; None for the results of the mode's first process.
-
-        Args:
-            tried: the verdict on a trial of this mode in another process.
-            alike: verdicts on other modes, which hold for this one if it has their bits.
 
         Raises:
             Inaccurate: the results differ from eager's by more than their precision explains.
         """
-        correctness = None
-        if tried is not None:
-            self.trial_verdict = _agreement(tried)
-        if self._program.ranks.any(
-            self._program.spec.known_digests is None or not self._bits.as_in_the_first_process()
-        ):
-            correctness = next((known for known in alike if self._bits.as_known(known.digests, known.varying)), None)
-            if correctness is None:
-                if self.eager is None and tried is None:
-                    self.run_reference()
-                    if self.trial_verdict is not None:  # the trial has thrown away what was compiled
-                        self._compilation.compile_again()
-                correctness = self._check()
-        return correctness
+        is_first = self._program.spec.known_digests is None
+        if not self._program.ranks.any(is_first or not self._bits.as_in_the_first_process()):
+            return None
+        if self.eager is None:
+            self.run_reference()
+            if self.trial_verdict is not None:  # the trial has thrown away what was compiled
+                self._compilation.compile_again()
+        return self._check()
 
     def forget(self) -> None:
         """Forget what only checks need."""
@@ -257,17 +242,6 @@ def _results_of(
     instance: Instance, iterate: Iterate, checked: Sequence[Inputs], states: Sequence[State], seed: int
 ) -> list[Results]:
     return [run_checked(instance, iterate, inputs, state, seed) for inputs, state in zip(checked, states, strict=True)]
-
-
-def _agreement(correctness: Correctness) -> Agreement:
-    return Agreement(
-        correctness.passed,
-        correctness.compared_tensors,
-        correctness.max_relative_error,
-        correctness.worst,
-        correctness.reference_error,
-        widened_error=correctness.widened_error,
-    )
 
 
 TRIAL_FOLDER = "trial"

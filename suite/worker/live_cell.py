@@ -5,8 +5,7 @@ what that computes (`suite.worker.judge`). The order of `build`, `compile` and `
 
 1. Build the module and all input sets, the latter at different addresses.
 2. Run eager for reference; its results wait in host memory. Start the compilers.
-3. Stochastic workloads: compile once for trial so that eager's random numbers are drawn, and compare that. Where other
-   processes do this meanwhile (Note [Trials] in `suite.run.trials`), this one takes their verdict in step 5.
+3. Stochastic workloads: compile once for trial so that eager's random numbers are drawn, and compare that.
 4. The real compilation: first call, then warm-up until every CUDA graph is recorded and replayed. In both compilations
    one mode leads, and the others find its kernels (`suite.worker.compile_order`).
 5. Compare replays with eager (a first call replays nothing), and call on each input once more to see which tensors
@@ -24,24 +23,41 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import torch
+
+from models.instance import instantiate
+from models.registry import find
 from optimizations.torch_internals.tuning import tune_once
 from suite.measure.compile_times import share_toolchain, start_toolchain
 from suite.measure.memory import reserved_bytes, restart_peak
 from suite.measure.modes import select_modes
 from suite.measure.timing import iteration_us, measure_block
-from suite.results.schema import Block, CompileConditions, Correctness
+from suite.results.schema import Block, CompileConditions
 from suite.worker.cell_program import CellProgram
 from suite.worker.compilation import Compilation
-from suite.worker.compile_order import TRIAL, Place
+from suite.worker.compile_order import Place
 from suite.worker.gpu_turns import alone_to_tune
 from suite.worker.judge import Judge
 from suite.worker.measured_once import MeasuredOnce
 from suite.worker.protocol import Built, CellSpec, Measure, Prepared, core_for
 from suite.worker.rank_group import RankGroup
+
+
+def start(spec: CellSpec) -> Built:
+    """Import what a cell will need and start the compilers, without a GPU, while other cells compile."""
+    torch.compiler.cudagraph_mark_step_begin()  # all modes mark their steps, and the first mark imports Inductor
+    (mode,) = select_modes([spec.mode])
+    workload = find(spec.workload)
+    if not workload.builds_on_device:
+        with contextlib.suppress(Exception):  # if the tiny model fails, the real one will say why
+            instantiate(workload, variant=spec.variant, size="tiny", device="cpu", seed=spec.seed)
+    if mode.backend is None:
+        return Built()
+    return Built(vec_isa_ok=start_toolchain(torch.device("cpu"), spec.vec_isa_ok, spec.headers_dir))
 
 
 class LiveCell:
@@ -70,67 +86,28 @@ class LiveCell:
             self._program.build()
             self._announce("check")
             spec, found = self._spec, None
-            share_toolchain(spec.vec_isa_ok, spec.headers_dir, being_asked=spec.being_asked)
-            if spec.known_digests is None and not self._tried_elsewhere:
+            share_toolchain(spec.vec_isa_ok, spec.headers_dir)
+            if spec.known_digests is None:
                 self._judge.run_reference()
             has_reference_elsewhere = spec.known_digests is not None or isinstance(self._program.ranks, RankGroup)
             if has_reference_elsewhere and not self._judge.is_tried:
                 self._judge.call_uncompiled()
             if self._compilation.mode.backend is not None:
-                # After the trial, which takes longer than another process takes to find out about C++.
-                found = start_toolchain(
-                    self._program.instance.device, spec.vec_isa_ok, spec.headers_dir, being_asked=spec.being_asked
-                )
-            return Built(vec_isa_ok=found, was_tried=self._judge.trial_verdict is not None)
-
-    @property
-    def _tried_elsewhere(self) -> bool:
-        return self._judge.is_tried and self._spec.tried_elsewhere is not None
-
-    def try_out(self, mode: str) -> Correctness:
-        """Return the verdict on a trial of another mode, by a built cell that does not compile. The cell is as before
-        then.
-
-        The trials of others follow this one (`suite.worker.compile_order`).
-
-        Raises:
-            Inaccurate: the trial differs from eager by more than its precision explains.
-        """
-        (other,) = select_modes([mode])
-        place = Place(Path(self._spec.cache_dir), leads=True, follows=False, compilations=(TRIAL,))
-        compilation = Compilation(self._program, other, place, self._announce)
-        judge = Judge(self._program, compilation, self._announce)
-        try:
-            with place.built():
-                judge.run_reference()
-            return judge.trial_correctness()
-        finally:
-            compilation.forget_trial()
-
-    def forget_trial(self) -> None:
-        """Forget the trial, however it has ended: nothing of it is left."""
-        self._compilation.forget_trial()
-
-    def trial_correctness(self) -> Correctness:
-        """Return the verdict on the trial, of a cell that has run one."""
-        return self._judge.trial_correctness()
+                found = start_toolchain(self._program.instance.device, spec.vec_isa_ok, spec.headers_dir)
+            return Built(vec_isa_ok=found)
 
     def compile(self, conditions: CompileConditions) -> None:
         """Run the real compilation, recordings and warm-up."""
         self._compilation.compile(conditions)
 
-    def settle(self, tried: Correctness | None = None, alike: Sequence[Correctness] = ()) -> Prepared:
+    def settle(self) -> Prepared:
         """Bring the compiled cell to the point where blocks can be measured.
-
-        Args:
-            tried: the verdict on a trial of this mode in another process.
-            alike: verdicts on other modes, which hold for this one if it has their bits.
 
         Raises:
             Inaccurate: the results differ from eager's by more than their precision explains.
         """
         compile_times = self._compilation.settle()
-        correctness = self._judge.correctness(tried, alike)
+        correctness = self._judge.correctness()
         self._judge.forget()
         self._compilation.take_optimizer_in()
         instance = self._program.instance

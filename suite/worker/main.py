@@ -40,8 +40,6 @@ from suite.worker.protocol import (
     Settle,
     Start,
     Stop,
-    Tried,
-    Try,
     encode,
 )
 
@@ -113,11 +111,11 @@ class Server:
     def _answers(self) -> Iterator[Record]:
         for line in self._commands:
             match COMMANDS.validate_json(line):
-                case Start(spec=spec, asked=asked):
+                case Start(spec=spec):
                     self._enter(spec)
-                    from suite.worker.start import start
+                    from suite.worker.live_cell import start
 
-                    yield start(spec, asked=asked)
+                    yield start(spec)
                 case Prepare(spec=spec):
                     self._leaves_at_once = spec.device == "cuda" or (spec.tp or 1) > 1
                     self._enter(spec)
@@ -128,11 +126,9 @@ class Server:
                 case Compile(conditions=conditions):
                     self._built.compile(conditions)
                     yield Compiled()
-                case Try(spec=spec):
-                    yield self._try(spec)
-                case Settle(tried=tried, alike=alike):
+                case Settle():
                     self._phase = "settle"
-                    yield self._built.settle(tried, alike)
+                    yield self._built.settle()
                 case Measure() as command:
                     self._phase = "measure"
                     yield Measured(block=self._built.measure(command))
@@ -149,22 +145,6 @@ class Server:
                     yield Collected(metrics=once.kernels() if kernels_only else once.whole())
                 case Stop():
                     return
-
-    def _try(self, spec: CellSpec) -> Tried:
-        """Try a mode. A failed trial is not this cell's failure: the mode is tried once more where it is measured."""
-        self._enter(spec)
-        from suite.worker.start import require_living_gpu, try_apart
-
-        try:
-            cell = self._cell
-            correctness = try_apart(spec, self._announce) if cell is None else cell.try_out(spec.mode)
-        except Inaccurate as error:
-            return Tried(correctness=error.correctness)
-        except (Exception, SystemExit) as error:  # a program may end the process that runs it
-            traceback.print_exc()
-            require_living_gpu(spec.device)
-            return Tried(correctness=None, error=_summary(error))
-        return Tried(correctness=correctness)
 
     def _enter(self, spec: CellSpec) -> None:
         if not self._entered:

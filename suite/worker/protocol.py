@@ -7,7 +7,6 @@ each:
     start   -> built | failed                    import torch and start the compilers; may be left out
     prepare -> phase* then built | failed        build, run eager for comparison, start the compilers
     compile -> phase* then compiled | failed     compile, warm up and record
-    try     -> tried | failed                    try a mode for another process, while that compiles
     settle  -> prepared | failed                 call on until nothing of Encore's waits, compare with eager
     measure -> block | failed                    one block of samples
     once    -> metrics | failed                  metrics that need no profiler
@@ -52,10 +51,8 @@ class CellSpec(RunSettings):
     what had other bits there in each call; a later process that has the same needs no comparison. `known_iteration_us`
     is the time of an iteration there. `tp` processes work on a cell whose workload is split over GPUs, this one as
     `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is what an earlier cell found out, see `Built`, and
-    `headers_dir` has the compiled headers of C++ kernels of all cells. `being_asked`: another process is finding out
-    what `vec_isa_ok` will be, and tells it in that folder. `stochastic`: a program of the user's own draws random
-    numbers. `tried_elsewhere`: a stochastic workload's compiled program is tried by other processes, so many
-    of which are not measured; None: by the cell itself.
+    `headers_dir` has the compiled headers of C++ kernels of all cells. `stochastic`: a program of the user's own draws
+    random numbers.
     """
 
     workload: str
@@ -77,20 +74,14 @@ class CellSpec(RunSettings):
     cache_dir: str
     vec_isa_ok: bool | None = None
     headers_dir: str | None = None
-    being_asked: bool = False
     stochastic: bool = False
-    tried_elsewhere: int | None = None
 
 
 class Start(Record):
-    """Start what needs no GPU and is the same for every cell, before it is known what else the cell needs.
-
-    `asked`: the cell is to find out what the host's compilers can do, for all that come after it.
-    """
+    """Start what needs no GPU and is the same for every cell, before it is known what else the cell needs."""
 
     do: Literal["start"] = "start"
     spec: CellSpec
-    asked: bool = False
 
 
 class Prepare(Record):
@@ -105,23 +96,10 @@ class Compile(Record):
     conditions: CompileConditions
 
 
-class Try(Record):
-    """Try this mode in a cell that is built, or that waits, and forget what was compiled for it."""
-
-    do: Literal["try"] = "try"
-    spec: CellSpec
-
-
 class Settle(Record):
-    """Settle the cell. Apart from `compile`, for Encore may time calls here, and such a cell settles alone.
-
-    `tried`: the verdict on the mode's trial, from another process. `alike`: those on other modes of the workload. Who
-    has their bits is as right as they are.
-    """
+    """Settle the cell. Apart from `compile`, for Encore may time calls here, and such a cell settles alone."""
 
     do: Literal["settle"] = "settle"
-    tried: Correctness | None = None
-    alike: list[Correctness] = Field(default_factory=list)
 
 
 class Measure(Record):
@@ -169,23 +147,14 @@ class Phase(Record):
 
 class Built(Record):
     """Answer that the cell is built. `vec_isa_ok`: whether C++ can use all vector instructions of the CPU; None: not
-    known. `was_tried`: the cell has tried its program itself."""
+    known."""
 
     type: Literal["built"] = "built"
     vec_isa_ok: bool | None = None
-    was_tried: bool = False
 
 
 class Compiled(Record):
     type: Literal["compiled"] = "compiled"
-
-
-class Tried(Record):
-    """Answer a trial. `correctness` None: it could not be tried, for the reason `error`."""
-
-    type: Literal["tried"] = "tried"
-    correctness: Correctness | None
-    error: str | None = None
 
 
 class Prepared(Record):
@@ -227,11 +196,11 @@ class Failed(Record):
 
 
 Command = Annotated[
-    Start | Prepare | Compile | Try | Settle | Measure | MeasureOnce | LoadProfiler | CollectMetrics | Stop,
+    Start | Prepare | Compile | Settle | Measure | MeasureOnce | LoadProfiler | CollectMetrics | Stop,
     Field(discriminator="do"),
 ]
 Reply = Annotated[
-    Phase | Built | Compiled | Tried | Prepared | Measured | Done | Collected | Failed, Field(discriminator="type")
+    Phase | Built | Compiled | Prepared | Measured | Done | Collected | Failed, Field(discriminator="type")
 ]
 
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)

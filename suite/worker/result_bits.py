@@ -23,15 +23,9 @@ class ResultBits:
         self._compilation = compilation
 
     def as_in_the_first_process(self) -> bool:
-        """Return whether they are those that the mode's first process has found."""
-        return self.as_known(self._program.spec.known_digests or [], self._program.spec.known_varying)
-
-    def as_known(
-        self, known_digests: Sequence[str], known_varying: Sequence[Mapping[str, Sequence[float]]] | None
-    ) -> bool:
-        """Return whether the compiled iteration has these digests, and what varies from call to call is within the
-        tolerance."""
-        varying = known_varying or [{}] * len(self._program.checked)
+        """Return whether the compiled iteration has the digests of the mode's first process, and what varies from call
+        to call is within the tolerance."""
+        varying = self._program.spec.known_varying or [{}] * len(self._program.checked)
         tolerance = tolerance_of(self._program.instance, self._program.checked[0])
         digests, near = [], True
         for inputs, state, known in zip(self._program.checked, self._program.states, varying, strict=True):
@@ -42,7 +36,7 @@ class ResultBits:
                 for name, sketch in known.items()
                 if sketch  # or it is not there in every call
             )
-        return near and digests == list(known_digests)
+        return near and digests == self._program.spec.known_digests
 
     def of_run(
         self, inputs: Inputs, state: State, sketched: Collection[str] = ()

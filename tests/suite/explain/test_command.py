@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -13,10 +12,8 @@ from pathlib import Path
 
 import pytest
 from fixtures.fake_runs import default_signals, living
-from rich.console import Console
 
 from suite.explain import run
-from suite.explain.progress import AnalysisDisplay
 from suite.explain.run import explain_many
 from suite.explain.targets import Target
 from suite.results.store import CannotWrite
@@ -85,7 +82,7 @@ def test_explain_names_the_line_a_target_hangs_in() -> None:
     (explained,) = explain_many([Target("any:hang", None)], timeout_s=2.0)
     error = explained.explanation.error
     assert error is not None
-    assert "hangs: it used no processor time for 2 s, the last of it calling hang()" in error
+    assert "hangs: it used no processor time for 2 s" in error
     assert "in hang_in_make" in error
 
 
@@ -101,38 +98,3 @@ def test_a_full_disk_says_how_to_go_on_and_leaves_no_worker(monkeypatch: pytest.
     if (tmp_path / "pids").exists():
         worker, child, _ = (tmp_path / "pids").read_text().split()
         assert living([int(worker), int(child)], within_s=10.0) == []
-
-
-@pytest.mark.usefixtures("fake_workers")
-def test_program_that_closes_all_descriptors_uses_no_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = time.process_time()
-    (explained,) = explain_many([Target("any:deaf", None)], timeout_s=3.0)
-    assert explained.explanation.error is not None
-    assert time.process_time() - before < 1.0
-
-
-def shown(display: AnalysisDisplay, out: io.StringIO) -> list[str]:
-    display.time_passes()
-    lines = out.getvalue().splitlines()
-    out.truncate(0)
-    out.seek(0)
-    return lines
-
-
-def test_slow_step_has_a_line_now_and_then() -> None:
-    now, out = [100.0], io.StringIO()
-    target, quick = Target("XLNET-I", "published"), Target("any:make", None)
-    display = AnalysisDisplay(Console(file=out, width=200), 900.0, clock=lambda: now[0])
-    display.step(target, "building the model")
-    display.step(quick, "calling make()")
-    display.ended(quick)
-    now[0] += 1
-    assert shown(display, out) == []
-    now[0] += 5
-    assert shown(display, out) == ["XLNET-I (published): building the model, 6s (limit: 15m00s of processor time)"]
-    now[0] += 20
-    assert shown(display, out) == []
-    display.step(target, "tracing the call")
-    assert shown(display, out) == ["XLNET-I (published): tracing the call, 26s (limit: 15m00s of processor time)"]
-    now[0] += 31
-    assert shown(display, out) == ["XLNET-I (published): tracing the call, 57s (limit: 15m00s of processor time)"]

@@ -105,14 +105,6 @@ def test_a_backward_is_counted_apart_and_marked() -> None:
     assert row.rstrip().endswith("Encore captures it once only: it calls a::b")
 
 
-def test_parts_of_training_are_written_for_training_only() -> None:
-    written = trained().model_dump_json()
-    assert Explanation.model_validate_json(written) == trained()
-    for name in ("backward", "captured_once"):
-        assert f'"{name}":' in written
-        assert f'"{name}":' not in explanation().model_dump_json()
-
-
 def test_a_midway_failure_is_said() -> None:
     assert summary(explanation(error="Trouble: at once")).endswith("; failed midway")
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
 
-import pytest
 import torch
 
 from optimizations import torch_internals
@@ -35,51 +33,6 @@ def test_headers_are_compiled_into_the_folder_of_all_processes(monkeypatch, tmp_
     with torch_internals.fresh_cache():
         compile_times.start_toolchain(torch.device("cpu"), headers=str(tmp_path))
     assert list(tmp_path.glob("*.gch")), "the compiler's own folder was used"
-
-
-@pytest.mark.parametrize(("told", "checked"), [(True, []), (None, ["code"])])
-def test_who_needs_what_another_is_being_asked_waits_for_it(monkeypatch, tmp_path, told, checked):
-    kind, asked = torch_internals.cpu_vec_isa.VecISA, []
-    monkeypatch.setattr(kind, "check_build", lambda isa, code: asked.append(code) or True)
-    monkeypatch.setattr(torch_internals.codecache, "_HEADER_DIR", "own")
-    monkeypatch.setattr(torch_internals.codecache, "_HEADER_LOCK_DIR", "own/locks")
-    compile_times.share_toolchain(None, str(tmp_path), being_asked=True)
-    other = threading.Timer(0.3, compile_times.tell_toolchain, (told, str(tmp_path)))
-    begin = time.monotonic()
-    other.start()
-    assert kind.check_build(object(), "code") and kind.check_build(object(), "code")
-    assert time.monotonic() - begin >= 0.3
-    assert asked == 2 * checked
-
-
-def test_what_a_compilation_waits_for_is_in_no_time_of_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch_internals.cpu_vec_isa.VecISA, "check_build", lambda isa, code: True)
-    monkeypatch.setattr(torch_internals.codecache, "_HEADER_DIR", "own")
-    monkeypatch.setattr(torch_internals.codecache, "_HEADER_LOCK_DIR", "own/locks")
-    compiled = []
-    monkeypatch.setattr(compile_times.torch, "compile", lambda function, **options: compiled.append(1) or function)
-    device, folder = torch.device("meta"), str(tmp_path)
-    assert compile_times.start_toolchain(device, None, folder, being_asked=True) is None
-    assert compiled == [1], "for the device alone: for the CPU it would wait for the answer"
-    restart_timers()
-    threading.Timer(0.3, compile_times.tell_toolchain, (True, folder)).start()
-    torch_internals.cpu_vec_isa.VecISA.check_build(object(), "code")
-    assert 0.2 < compile_times.waited_s() < 5.0
-    restart_timers()
-    assert compile_times.waited_s() == 0.0
-    compile_times.start_toolchain(device, None, folder, being_asked=True)
-    assert compiled == [1] * 3
-
-
-def test_who_is_told_nothing_finds_it_out_after_a_while(monkeypatch, tmp_path, capfd):
-    kind = torch_internals.cpu_vec_isa.VecISA
-    monkeypatch.setattr(kind, "check_build", lambda isa, code: False)
-    monkeypatch.setattr(torch_internals.codecache, "_HEADER_DIR", "own")
-    monkeypatch.setattr(torch_internals.codecache, "_HEADER_LOCK_DIR", "own/locks")
-    monkeypatch.setattr(compile_times, "MOST_WAIT_S", 0.1)
-    compile_times.share_toolchain(None, str(tmp_path), being_asked=True)
-    assert not kind.check_build(object(), "code")
-    assert "no other process said" in capfd.readouterr().out
 
 
 def test_what_c_plus_plus_can_use_is_found_out_once(monkeypatch):

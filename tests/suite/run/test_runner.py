@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs, told
+from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload, living, recorded_pids
 
 import suite.run.group
@@ -22,7 +22,7 @@ from suite.results.schema import CompileTimes, Correctness, Grouping, Status
 from suite.results.store import CannotWrite, read_run
 from suite.run.runner import plan_jobs
 from suite.worker.compile_cache import CompileCache
-from suite.worker.protocol import Failed, Prepare, Start
+from suite.worker.protocol import Failed
 
 __all__ = ["bench"]
 
@@ -76,31 +76,12 @@ def test_each_mode_has_the_blocks_of_all_its_processes(bench: Bench) -> None:
 def test_later_processes_start_while_the_first_ones_compile(bench: Bench) -> None:
     bench.run(modes=FOUR[1:3], processes=3)
     told = events(bench.folder)
-    started = [words[1:] for words in told if words[0] == "started"]
+    started = [words[1:] for words in told if words[0] == "started" and words[2:]]
     assert sorted(started) == [["compile", "later"]] * 2 + [["graph", "later"]] * 2
     said = [words[0] for words in told]
     begun = [index for index, words in enumerate(told) if words[0] == "started" and words[2:] == ["later"]]
     assert max(begun) < said.index("settled"), "nothing starts while one settles"
     assert fake_workers_alive() == []
-
-
-def test_waiting_process_finds_compiler_features_early(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = told(monkeypatch)
-    bench.run(modes=FOUR[:3], workloads=[fake_workload("ONE"), fake_workload("TWO")], processes=2)
-    built, compiling, *others = ([one for one in each.values() if isinstance(one, (Start, Prepare))] for each in said)
-    assert {(type(one), one.spec.mode) for one in built} == {(Prepare, mode.name) for mode in FOUR[:3]}
-    (asked,) = (one for one in compiling if isinstance(one, Start) and one.asked)
-    assert (asked.spec.mode, asked.spec.later, asked.spec.being_asked) == ("compile", True, False)
-    assert all(one.spec.being_asked for one in (*built, *compiling) if one is not asked)
-    assert not any(one.spec.being_asked or getattr(one, "asked", False) for each in others for one in each)
-    assert [words for words in events(bench.folder) if words[0] == "asked"] == [["asked", "compile"]], "once in a run"
-
-
-def test_first_process_finds_compiler_features_if_none_waits(bench: Bench) -> None:
-    bench.run(modes=FOUR[1:3], processes=1)
-    told = events(bench.folder)
-    assert ["asked", "compile"] in told
-    assert sorted(words[1:] for words in told if words[0] == "started") == [["compile"], ["graph"]]
 
 
 def test_later_processes_start_late_where_host_memory_is_short(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +122,7 @@ def test_nothing_waits_for_modes_that_do_not_fit_together(bench: Bench) -> None:
     assert {cell.grouping for cell in bench.cells().values()} == {Grouping.SEQUENTIAL}
     assert fake_workers_alive() == []
     assert started.count(["graph", "later"]) == 1, "for its mode alone"
-    assert started.count(["compile", "later"]) == 1 + 1, "the one that was asked what the compilers can do"
+    assert started.count(["compile", "later"]) == 1
 
 
 def test_mode_that_did_not_fit_has_nothing_in_the_cache(bench: Bench) -> None:
@@ -194,40 +175,6 @@ def test_failed_metrics_keep_earlier_findings_but_do_not_pass(bench: Bench, phas
     assert row.correctness is not None and row.correctness.passed
     assert row.compile is not None
     assert (row.metrics is not None) is (phase != "once"), "what needs no profiler is handed out before there is one"
-
-
-def test_next_workload_starts_with_later_processes_of_this_one(bench: Bench) -> None:
-    bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[1:3], processes=2)
-    said = [" ".join(words) for words in events(bench.folder)]
-    first, second = (index for index, line in enumerate(said) if line.startswith("once compile"))
-    before, between = said[:first], said[first:second]
-    assert before.count("started compile") == before.count("started graph") == 1
-    assert "started compile" not in between and "started graph" not in between
-    assert between.count("started compile later") == between.count("started graph later") == 1
-    for cell in bench.cells().values():
-        assert (cell.status, cell.processes) == (Status.PASS, 2)
-    assert fake_workers_alive() == []
-
-
-def test_waiting_workload_counts_its_time_from_its_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake workers of the first workload take a while."""
-    bench.run({"ONE/graph": "slow:1.5@settle"}, workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[1:3])
-    cells = bench.cells()
-    assert cells["ONE/compile"].wall_s > 1.5 > cells["TWO/compile"].wall_s
-    assert cells["TWO/compile"].started_at > cells["ONE/compile"].started_at
-
-
-def test_waiting_workload_that_never_begins_leaves_nothing(bench: Bench) -> None:
-    """The budget is enough for two, as far as is known before; the first takes longer."""
-    ticks = iter([0.0, 0.0, 15.0])
-    outcome = bench.run(
-        workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[1:3], budget_s=22.0,
-        clock=lambda: next(ticks),
-    )  # fmt: skip
-    assert outcome.not_started == ["TWO"]
-    started = [words[1] for words in events(bench.folder) if words[0] == "started"]
-    assert sorted(started) == ["compile", "compile", "graph", "graph"], "of the one that waits, too"
-    assert fake_workers_alive() == []
 
 
 ENOUGH = 2 * (2 * 2 + 2) * 2**30
@@ -370,7 +317,7 @@ def test_one_cell_finds_compiler_features_for_all_later_ones(bench: Bench) -> No
         log.stem: {line.split()[-3] for line in log.read_text().splitlines() if "told" in line}
         for log in (bench.path / "logs").iterdir()
     }
-    assert [words[1] for words in events(bench.folder) if words[0] == "asked"] == ["compile"]
+    assert [words[1:] for words in events(bench.folder) if words[0] == "started"] == [["compile"]], "before all others"
     assert len(told) == 8
     assert set().union(*told.values()) == {"True"}
 

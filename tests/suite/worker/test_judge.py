@@ -73,7 +73,7 @@ def test_eager_and_trial_may_be_deterministic_by_themselves(cell, deterministic)
     module = Asking()
     live = cell(lambda: module, "compile", task="training", stochastic=True, tried_deterministic=deterministic)
     live.build()
-    assert live._judge.trial_correctness().passed
+    assert live._judge.trial_verdict.passed
     assert set(module.found) == {deterministic}
     tried = len(module.found)
     assert tried >= 4, "eager, and what was compiled for trial, on two inputs each"

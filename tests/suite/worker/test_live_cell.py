@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 
+import pytest
 from tiny_cells import Mlp, cell, replaced_call
 
 import suite.worker.compilation
@@ -14,6 +15,7 @@ import suite.worker.live_cell
 import suite.worker.measured_once
 from suite.results.schema import CompileConditions
 from suite.worker.gpu_turns import TURNS, GpuTurns
+from suite.worker.live_cell import start
 from suite.worker.protocol import Measure
 
 __all__ = ["cell"]
@@ -118,3 +120,20 @@ def test_cell_restarts_peaks_before_each_phase(cell, monkeypatch):
     first, second = (index for index, event in enumerate(events) if event == "peak")
     assert events[:2] == ["workspaces", "restart"] and events[2:first].count("call") >= 4
     assert events[second - 4 : second] == ["restart", "call", "call", "call"], "each input set once"
+
+
+@pytest.mark.parametrize(("mode", "started"), [("eager", []), ("graph", ["cpu"])])
+def test_started_process_imports_its_model_and_its_compilers(cell, monkeypatch, mode, started):
+    built, toolchains = [], []
+    spec = cell(lambda: built.append("tiny") or Mlp(), mode, spec={"size": "full"})._spec
+    monkeypatch.setattr(
+        suite.worker.live_cell, "start_toolchain", lambda device, *rest: toolchains.append(device.type) or True
+    )
+    assert start(spec.model_copy(update={"device": "cuda"})).vec_isa_ok is (True if started else None)
+    assert built == ["tiny"]
+    assert toolchains == started, "the GPU is not touched"
+
+
+def test_start_says_nothing_of_a_model_that_cannot_be_built(cell):
+    """It will fail where its row says so."""
+    start(cell(lambda: 1 / 0)._spec)
