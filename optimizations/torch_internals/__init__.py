@@ -116,10 +116,6 @@ NAMES: dict[str, Private] = {
     "compilation_callbacks": Private(
         "torch._dynamo.callback:callback_handler", "notice compilations while a step is observed"
     ),
-    "compile_triton_kernel": Private(
-        "torch._inductor.async_compile:AsyncCompile.triton", "wait before a module's first kernel"
-    ),
-    "wait_for_kernels": Private("torch._inductor.async_compile:AsyncCompile.wait", "count the generated modules"),
     "inductor_benchmarker": Private(
         "torch._inductor.runtime.benchmarking:InductorBenchmarker", "time a kernel as Inductor does"
     ),

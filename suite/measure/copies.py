@@ -4,8 +4,8 @@ Stock CUDAGraph Trees copy every input that is neither static nor an output of a
 `CUDAGraphNode._copy_inputs_and_remove_from_src`. For the length of one `counting` block that method is wrapped; timed
 iterations never run wrapped.
 
-Graphs that read inputs in place go through the same method for the inputs they copy, and count the bytes of pointers
-that they write (`optimizations.in_place.addresses`).
+Graphs that read inputs in place go through the same method for the inputs they copy. Encore reports the bytes of
+pointers that they write.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
+import optimizations
 from optimizations import torch_internals
-from optimizations.trees.containers import managers
 
 
 class RecordedGraph(Protocol):
@@ -76,5 +76,4 @@ def counting(node_class: type | None = None) -> Iterator[CopyCount]:
 
 def pointer_bytes() -> int:
     """Return the bytes of pointers written so far, by all graphs that read inputs in place."""
-    trackers = [node.tracker for manager in managers() for node in manager.nodes()]
-    return sum(one.pointer_bytes for one in trackers if one is not None)
+    return sum(recording.total_pointer_bytes for recording in optimizations.recordings())

@@ -274,40 +274,19 @@ def refused_of_other_inputs(
     )
 
 
-def distances(
-    compiled: Results,
-    eager: Results,
-    instance: Instance,
-    inputs: Inputs,
-    state: State,
-    only: Collection[str] | None = None,
-) -> dict[str, float]:
-    """Return relative errors of one input set against eager, by tensor. `only`: of these, and 0 for all others."""
-    tolerance = tolerance_of(instance, inputs)
-    same = same_bits(compiled, eager)
-    if only is not None:
-        same |= {name for name in (*compiled.tensors, *eager.tensors) if name not in only}
-    return errors(compiled.tensors, eager.tensors, state, device=instance.device, tolerance=tolerance, same=same)
-
-
 def same_bits(compiled: Results, eager: Results) -> set[str]:
     """Return the names of tensors that have the same bits on both sides, as far as bits were taken."""
     return {name for name, bits in compiled.bits.items() if eager.bits.get(name) == bits}
 
 
 def compare_with_eager(
-    compiled: Results,
-    eager: Results,
-    instance: Instance,
-    inputs: Inputs,
-    state: State,
-    seed: int,
-    found: Mapping[str, float] | None = None,
+    compiled: Results, eager: Results, instance: Instance, inputs: Inputs, state: State, seed: int
 ) -> Agreement:
-    """Return the verdict on one input set. `found`: the `distances`, where they are known."""
-    found = distances(compiled, eager, instance, inputs, state) if found is None else found
+    """Return the verdict on one input set."""
     dtype = compute_dtype(instance, inputs)
     tolerance, device = tolerance_of(instance, inputs), instance.device
+    same = same_bits(compiled, eager)
+    found = errors(compiled.tensors, eager.tensors, state, device=device, tolerance=tolerance, same=same)
     of_gradients = {name: each for name, each in eager.tensors.items() if name.startswith(GRADIENT)}
     few = {name for name, each in of_gradients.items() if has_few(each)}
     small = {name for name, each in of_gradients.items() if each.numel() < SMALL}

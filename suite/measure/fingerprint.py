@@ -6,7 +6,7 @@ Copying gigabytes from a GPU to hash them on the host takes longer than the iter
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -23,24 +23,13 @@ _GOLDEN, _MIX1, _MIX2, _MIX3 = (
 """Odd constants of common 64-bit mixers (SplitMix64, MurmurHash3, xorshift64*), as signed numbers."""
 
 
-def fingerprint(tensor: torch.Tensor) -> str:
-    """Return 128 bits as 32 hexadecimal digits; the same for the same bytes on every device.
+def words(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the two sums of a fingerprint, on the tensor's device; nothing waits for them.
 
     Each word of 8 bytes is mixed with its place and summed up modulo 2**64, in two ways. Other bytes have another
     fingerprint but for a chance of about 2**-64; collisions on purpose are not expected. Shape and dtype do not
     count.
     """
-    return fingerprints([tensor])[0]
-
-
-def fingerprints(tensors: Iterable[torch.Tensor]) -> list[str]:
-    """Return the fingerprint of each tensor. The host waits once, when all are computed: where processes share a GPU,
-    each wait takes long."""
-    return texts([words(tensor) for tensor in tensors])
-
-
-def words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the two sums of a fingerprint, on the tensor's device; nothing waits for them."""
     data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     sums = torch.zeros(2, dtype=torch.int64, device=data.device)
     sums[0] = data.numel()
@@ -57,7 +46,8 @@ def words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def texts(sums: Sequence[torch.Tensor]) -> list[str]:
-    """Return fingerprints of the sums that `words` gave."""
+    """Return fingerprints of the sums that `words` gave: 128 bits as 32 hexadecimal digits, the same for the same bytes
+    on every device. The host waits once for each device: where processes share a GPU, each wait takes long."""
     found = [""] * len(sums)
     for device in {one.device for one in sums}:
         places = [place for place, one in enumerate(sums) if one.device == device]

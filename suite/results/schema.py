@@ -216,8 +216,9 @@ class CompileTimes(Record):
 
     `conditions` None: they are not known. `settle_calls` came after warm-up, until no CUDA graph of Encore's waited for
     more calls; `settled` says whether that was reached. Until 2026-11-24 first processes spread Encore's work on its
-    graphs over these calls, as a user's do. `waited_s` is how long the mode waited for the kernels of the one that
-    compiles first; that is in no other of these times. `calls_s` has the first calls of warm-up and settling one by
+    graphs over these calls, as a user's do. `waited_s` is how long the mode waited for its turns on the GPU, and
+    in older rows for the mode that compiled first; that is in no other of these times. `calls_s` has the first calls of
+    warm-up and settling one by
     one, each with the wait for its end, as many as `CALLS_OF_START`; `settle_s` is the sum of all that came after
     warm-up.
     """

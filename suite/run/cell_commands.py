@@ -1,25 +1,24 @@
 """Make the commands for the processes of a workload's modes, by what is known of the others. Nothing runs here.
 
-Note [Tuning]: all modes share one compile cache, and compile side by side. One of them leads, the reference mode if it
-is there: the others get as far as their first kernel, and wait there until it has compiled and tuned its own, alone on
-the GPU, for what others do meanwhile would disturb the timing that Inductor's tuning goes by
-(`suite.worker.compile_order`). They find what it tuned; whatever else a mode tunes, it tunes in its turn, while no
-other warms up (`suite.worker.gpu_turns`), and the others find that too. Then they settle side by side, but for modes
-where Encore's selection times calls: their processes settle alone.
+Note [Tuning]: all modes share one compile cache. The first of them that compiles, the reference mode if it is there,
+compiles and tunes its kernels while no other is at work, for what others do would disturb the timing that Inductor's
+tuning goes by. Then the others compile side by side, and find what it tuned; whatever else a mode tunes, it tunes in
+its turn, while no other warms up (`suite.worker.gpu_turns`), and the others find that too. Then they settle side by
+side, but for modes where Encore's selection times calls: their processes settle alone.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from models.registry import Workload
 from suite.measure.modes import REFERENCE_MODE, Mode
-from suite.results.schema import CompileConditions, Correctness
+from suite.results.schema import Correctness
 from suite.run.bench import Bench
 from suite.run.member import Member
 from suite.worker.compile_cache import CompileCache
-from suite.worker.protocol import CellSpec, Compile, Prepare, Start
+from suite.worker.protocol import CellSpec, Prepare, Start
 
 
 class CellCommands:
@@ -50,34 +49,15 @@ class CellCommands:
             for rank in range(len(member.worker.ranks))
         ]
 
-    def compile(
-        self, members: Sequence[Member], fresh: Collection[Member], modes: Sequence[Mode], cache: CompileCache
-    ) -> dict[Member, list[Compile]]:
-        """Return commands to compile for those that have not failed, with their conditions. `fresh`: those whose modes
-        have not compiled before."""
-        leader = _first_to_compile(modes, cache)
-        there = [member for member in fresh if member.failure is None]
-        led = any(member.mode is leader for member in there)
-        found = {}
-        for member in members:
-            if member.failure is None:
-                conditions = CompileConditions.WARM
-                if member in there:
-                    conditions = cache.conditions(len(there), follows=led and member.mode is not leader)
-                found[member] = [Compile(conditions=conditions)] * len(member.worker.ranks)
-        return found
-
     def _spec(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> CellSpec:
         """Return all that a member must know of its cell, but for what differs from rank to rank."""
         mode, later = member.mode, member.process > 0
         toolchain = self._bench.toolchain
         cores = max(1, len(os.sched_getaffinity(0)) // (self._workload.tp or 1))
         share = max(1, cores // len(modes))
-        leader = None if later else _first_to_compile(modes, cache)
-        leads = mode is leader
-        follows = leader is not None and not leads and mode.backend is not None
-        # A pool of compilers takes seconds to start. Those that find their kernels need none.
-        compile_threads = 1 if later or follows or cache.has(mode) else cores if leads else share
+        # A pool of compilers takes seconds to start. Those that find their kernels need none; trials do not.
+        leads = not later and mode is _first_to_compile(modes, cache)
+        compile_threads = cores if leads else 1 if later or not self._workload.stochastic else share
         first = self.first.get(mode.name)
         return CellSpec(
             **{**self._bench.settings.model_dump(), "variant": self._variant},
@@ -85,9 +65,6 @@ class CellCommands:
             mode=mode.name,
             cpu_threads=share,
             compile_threads=compile_threads,
-            leads=leads,
-            follows=follows,
-            most_wait_s=self._bench.timeout_s / 2,  # or a leader that hangs would use up the time of the others
             later=later,
             alive_together=1 if later else len(modes),  # more than one later process only where the memory is there
             known_digests=first.digests if first and first.passed else None,
@@ -101,7 +78,7 @@ class CellCommands:
 
 
 def _first_to_compile(modes: Sequence[Mode], cache: CompileCache) -> Mode | None:
-    """Return the mode that leads when these compile: see Note [Tuning]. None where one has compiled already."""
+    """Return the mode that compiles before the others: see Note [Tuning]. None where one has compiled already."""
     if cache.has_kernels:
         return None
     compiled = sorted((m for m in modes if m.backend is not None), key=lambda mode: mode.name != REFERENCE_MODE)

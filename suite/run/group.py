@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 import psutil
 
 from models.registry import Workload
-from suite.measure.modes import GRAPH_MODE, Mode
-from suite.results.schema import Cell, CompileTimes, Correctness, Grouping, Status
+from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE, Mode
+from suite.results.schema import Cell, CompileConditions, CompileTimes, Correctness, Grouping, Status
 from suite.run.bench import Bench
 from suite.run.cell_commands import CellCommands
 from suite.run.member import Member, cell_of
@@ -28,6 +28,7 @@ from suite.worker.protocol import (
     Collected,
     CollectMetrics,
     Command,
+    Compile,
     Failed,
     LoadProfiler,
     MeasureOnce,
@@ -186,12 +187,8 @@ class GroupSession:
         )
         if do_not_fit(members):
             return  # they will be measured in smaller groups, and those that wait would start for nothing
-        fresh = [member for member in compiling if not cache.has(member.mode)]
-        self._converse({**self._start_waiting(), **self._commands.compile(members, fresh, modes, cache)})
+        self._compile(members, cache)
         self._settle(members)
-        for member in fresh:
-            if member.failure is None:  # or there may be nothing in the cache
-                cache.compiled(member.mode)
         first = self._commands.first
         for member in members:
             if member.prepared is not None:
@@ -203,6 +200,31 @@ class GroupSession:
                 own = member.prepared.correctness or first[member.mode.name]
                 member.correctness = compare_bitwise(member.mode, own, self._known)
                 member.failure = bitwise_failure(member.mode, member.correctness)
+
+    def _compile(self, members: Sequence[Member], cache: CompileCache) -> None:
+        """Compile members: one alone first, where no mode has compiled, then the others side by side. See Note [Tuning]
+        in `suite.run.cell_commands`."""
+        cold = [member for member in members if member.mode.backend is not None and not cache.has(member.mode)]
+        warm = [member for member in members if member not in cold]
+        cold.sort(key=lambda member: member.mode.name != REFERENCE_MODE)
+        while cold and not cache.has_kernels:
+            self._compile_side_by_side([cold.pop(0)], (), cache)
+        self._compile_side_by_side(cold, warm, cache)
+
+    def _compile_side_by_side(self, cold: Sequence[Member], warm: Sequence[Member], cache: CompileCache) -> None:
+        """Compile members whose modes have not compiled before, and others. Those that wait start meanwhile."""
+        cold = [member for member in cold if not member.failure]
+        conditions = cache.conditions(len(cold))
+        told = {**dict.fromkeys(cold, conditions), **dict.fromkeys(warm, CompileConditions.WARM)}
+        self._converse(
+            {
+                **self._start_waiting(),
+                **{m: [Compile(conditions=told[m])] * len(m.worker.ranks) for m in told if not m.failure},
+            }
+        )
+        for member in cold:
+            if not member.failure:  # or there may be nothing in the cache
+                cache.compiled(member.mode)
 
     def _settle(self, members: Sequence[Member]) -> None:
         """Settle members side by side, and those where selection times calls one after another."""

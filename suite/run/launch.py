@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,13 +22,13 @@ from suite.results import store
 from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Environment, Status
-from suite.results.store import InvalidResults, RecordedRun, describe
+from suite.results.store import RecordedRun, describe
 from suite.run.matrix import matching, select_modes_for, select_workloads, split_names
 from suite.run.own_program import examine_programs, name_programs
 from suite.run.process import WORKER_COMMAND
 from suite.run.progress import Display
 from suite.run.runner import Job, Runner, RunOutcome, plan_jobs
-from suite.run.schedule import Estimates, Shard, usual_seconds
+from suite.run.schedule import Shard, estimated_seconds, usual_seconds
 from suite.run.supervise import Interrupted
 from suite.settings import Preset, RunPlan, RunSettings, recorded_plan, setting_differences
 
@@ -151,7 +150,7 @@ def _measure(
     request: Request, console: Console, run: _OpenRun, jobs: Sequence[Job], worker_command: Sequence[str]
 ) -> RunOutcome:
     plan = run.plan
-    estimates_s = _estimates_s(jobs, run.done, run.writer.path, plan)
+    estimates_s = _estimates_s(jobs, plan)
     runner = Runner(
         writer=run.writer,
         settings=plan.settings,
@@ -277,14 +276,13 @@ def planned_jobs(request: Request, console: Console) -> tuple[list[Job], dict[st
         done = tuple(cell for cell in store.read_run(path).cells if not _runs_again(request, plan, cell))
     chosen = select_workloads(plan.workloads, plan.variant, planned=True) if plan.workloads else ()
     jobs = plan_jobs(chosen, select_modes(plan.modes), plan.size, done)
-    return jobs, _estimates_s(jobs, done, path, plan)
+    return jobs, _estimates_s(jobs, plan)
 
 
-def _estimates_s(jobs: Sequence[Job], done: Sequence[Cell], path: Path | None, plan: RunPlan) -> dict[str, float]:
-    estimates = Estimates([done, *_earlier_rows(path, plan)])
+def _estimates_s(jobs: Sequence[Job], plan: RunPlan) -> dict[str, float]:
     return {
-        job.workload.acronym: estimates.seconds(
-            job.workload.acronym, job.workload.task, size=plan.size, device=plan.device, modes=job.missing
+        job.workload.acronym: estimated_seconds(
+            job.workload.acronym, job.workload.task, size=plan.size, device=plan.device, modes=len(job.missing)
         )
         for job in jobs
     }
@@ -390,23 +388,6 @@ def require_tag(tag: str | None) -> None:
     """
     if tag is not None and not re.fullmatch(r"[\w.-]+", tag):
         raise WrongUse(f"--tag {tag!r}: only letters, digits, '.', '_' and '-' can be part of a folder's name")
-
-
-def _earlier_rows(current: Path | None, plan: RunPlan) -> Iterator[Sequence[Cell]]:
-    """Yield rows of other runs, for estimates: newest first, this checkout's own before recorded ones.
-
-    Runs in another size or on another device tell nothing, and it takes seconds to read what is recorded of full ones.
-    """
-    for folder in (store.RUNS, store.RECORDED):
-        for path in store.list_runs(folder)[::-1]:
-            if current is None or path.resolve() != current.resolve():
-                with suppress(InvalidResults):
-                    if _tells_of(store.read_environment(path).settings, plan):
-                        yield store.read_run(path).cells
-
-
-def _tells_of(settings: Mapping[str, object], plan: RunPlan) -> bool:
-    return (settings.get("size", plan.size), settings.get("device", plan.device)) == (plan.size, plan.device)
 
 
 def _listed(found: Sequence[str]) -> str:

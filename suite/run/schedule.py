@@ -9,13 +9,12 @@ import math
 import random
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE, Mode
 from suite.results.errors import WrongUse
-from suite.results.schema import Cell, Grouping, Status
 from suite.settings import RunSettings
 
 _T = TypeVar("_T")
@@ -28,13 +27,11 @@ DEFAULT_ESTIMATE_S: dict[tuple[str, str], float] = {
     ("tiny", "inference"): 120.0,
     ("tiny", "training"): 180.0,
 }
-"""Seconds a workload in all modes is taken to need while neither an earlier row nor `RECORDED_S` tells. In full size:
-somewhat more than the slowest that fitted on an H200 with 16 cores in the first runs (XLNET-I 123, DGPT2 131, ten
-blocks each, cold compile caches). DR-I, which did not fit and went in halves, took 204 there. The tiny ones are not
-measured, but chosen high."""
+"""Seconds a workload in all modes is taken to need where `RECORDED_S` does not tell. In full size: somewhat more than
+the slowest that fitted on an H200 with 16 cores in the first runs. The tiny ones are not measured, but chosen high."""
 
 ESTIMATE_MARGIN = 1.2
-"""Factor of an estimate from earlier rows, for compile times vary from run to run."""
+"""Factor of an estimate from recorded seconds, for compile times vary from run to run."""
 
 
 BLOCK_US = 6000.0
@@ -176,41 +173,10 @@ def usual_seconds(workload: str, task: str, *, size: str, device: str) -> float:
     return DEFAULT_ESTIMATE_S[size, task] if recorded is None else recorded
 
 
-@dataclass(frozen=True, slots=True)
-class Estimates:
-    """Estimate how long workloads take from earlier runs.
-
-    `earlier` holds the rows of one past run each, the most telling run first.
-    """
-
-    earlier: Sequence[Sequence[Cell]]
-
-    def seconds(self, workload: str, task: str, *, size: str, device: str, modes: Collection[object]) -> float:
-        """Return the seconds this workload is expected to take in these modes, rather too many than too few."""
-        for cells in self.earlier:
-            rows = [
-                cell
-                for cell in cells
-                if (cell.workload, cell.size, cell.device, cell.status) == (workload, size, device, Status.PASS)
-            ]
-            if rows:
-                return ESTIMATE_MARGIN * _group_seconds(rows) * max(1.0, len(modes) / len(rows))
-        if (size, device) == ("full", "cuda") and workload in RECORDED_S:
-            return ESTIMATE_MARGIN * RECORDED_S[workload] * max(1.0, len(modes) / RECORDED_MODES)
-        return DEFAULT_ESTIMATE_S[size, task]
-
-
-def _group_seconds(rows: Iterable[Cell]) -> float:
-    """Return the wall time of a workload: cells of a group ran at the same time, pairs and single ones in sequence."""
-    together: dict[tuple[str, ...], float] = defaultdict(float)
-    others = 0.0
-    for row in rows:
-        if row.grouping in (Grouping.TOGETHER, Grouping.HALVES):
-            group = tuple(row.group)
-            together[group] = max(together[group], row.wall_s)
-        else:
-            others += row.wall_s
-    return sum(together.values()) + others
+def estimated_seconds(workload: str, task: str, *, size: str, device: str, modes: int) -> float:
+    """Return the seconds this workload is expected to take in so many modes, rather too many than too few."""
+    usual_s = usual_seconds(workload, task, size=size, device=device)
+    return ESTIMATE_MARGIN * usual_s * max(1.0, modes / RECORDED_MODES)
 
 
 RECORDED_S: Mapping[str, int] = {

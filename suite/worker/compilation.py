@@ -26,7 +26,6 @@ from suite.measure.profiling import KernelSources
 from suite.results.schema import CALLS_OF_START, CompileConditions, CompileTimes
 from suite.worker.captured_iteration import CapturedIteration, captured_iteration
 from suite.worker.cell_program import CellProgram
-from suite.worker.compile_order import REAL, Follower, Place
 from suite.worker.protocol import OomTogether, Unsupported
 
 SETTLE_S = 100.0
@@ -47,17 +46,15 @@ class Compilation:
     """Compile a program in a mode. `announce` is called with each phase as it begins.
 
     Attributes:
-        place: its place in the order in which modes compile.
         iterate: the compiled iteration, once there is one.
         captured: the same, where the mode captures more than the module.
         graphs, sources, compile_peak: of what was compiled last, for what is measured once.
     """
 
-    def __init__(self, program: CellProgram, mode: Mode, place: Place, announce: Callable[[str], None]) -> None:
+    def __init__(self, program: CellProgram, mode: Mode, announce: Callable[[str], None]) -> None:
         self._program = program
         self._announce = announce
         self.mode = mode
-        self.place = place
         self.graphs = GraphLog(wants_cuda_graphs=mode.uses_cuda_graphs)
         self.compile_peak: Peak | None = None
         self.sources = KernelSources()
@@ -167,24 +164,24 @@ class Compilation:
         self.iterate = self.compiled_iteration(self._call)
         seed_all(spec.seed)
         restart_timers()
-        self._program.turns.waited_s = 0.0
+        turns = self._program.turns
+        turns.waited_s = 0.0
         release_workspaces(device)
         restart_peak(device)
         with self._noting_graphs():
             begin = time.perf_counter()
-            with self.place.first_call(REAL) as place:
-                self.iterate_set(0)
-                self._program.timer.synchronize()
-            first_call_s = time.perf_counter() - begin - self._waited_s(place)
+            self.iterate_set(0)
+            self._program.timer.synchronize()
+            first_call_s = time.perf_counter() - begin - turns.waited_s
             announce("warm-up")
             calls_s = [first_call_s]
             for position in range(1, max(spec.warm_up, self.calls_to_replay - 1 + spec.input_sets)):
                 calls_s.append(self._timed_call(position))
-            warm_up_s = time.perf_counter() - begin - self._waited_s(place)
+            warm_up_s = time.perf_counter() - begin - turns.waited_s
         return CompileTimes(
             first_call_s=first_call_s,
             warm_up_s=warm_up_s,
-            waited_s=self._waited_s(place),
+            waited_s=turns.waited_s,
             warm_cache=spec.warm_cache,
             parts=timer_seconds(),
             conditions=conditions,
@@ -199,10 +196,6 @@ class Compilation:
             self.iterate_set(position)
             self._program.timer.synchronize()
             return time.perf_counter() - begin
-
-    def _waited_s(self, place: Follower) -> float:
-        """Return the seconds waited for the mode that leads, and for turns on the GPU."""
-        return place.waited_s + self._program.turns.waited_s
 
     def _settle(self, times: CompileTimes) -> CompileTimes:
         """Call on until no graph of Encore's waits for more calls, or time is up; return the times with what that took.

@@ -18,7 +18,7 @@ INDUCTOR = "inductor"
 TRITON = "triton"
 ENCORE = "encore"
 JUDGED = "judged"
-"""The folder where processes note results that they found right (`suite.measure.judged`)."""
+"""The folder where processes note results that they found right (`suite.worker.eager_comparison`)."""
 
 _GRAPHS = ("fxgraph", "aotautograd")
 """Folders of compiled graphs, of Inductor and of AOTAutograd, in Inductor's."""
@@ -56,14 +56,11 @@ class CompileCache:
     def has_kernels(self) -> bool:
         return bool(self._compiled)
 
-    def conditions(self, modes: int, *, follows: bool) -> CompileConditions:
-        """Return the conditions of one of so many modes that compile for the first time, at the same time.
-
-        `follows`: it finds the kernels of another one of these.
-        """
-        if follows or self._compiled or self._kept:
+    def conditions(self, modes: int) -> CompileConditions:
+        """Return the conditions of so many modes that compile for the first time, at the same time."""
+        if self._compiled or self._kept:
             return CompileConditions.KERNELS_SIDE_BY_SIDE if modes > 1 else CompileConditions.KERNELS_ALONE
-        return CompileConditions.COLD_FOLLOWED if modes > 1 else CompileConditions.COLD_ALONE
+        return CompileConditions.COLD_ALONE
 
     def compiled(self, mode: Mode) -> None:
         """Note that a mode has compiled here."""

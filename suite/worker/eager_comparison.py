@@ -1,26 +1,27 @@
 """Compare what was compiled with eager: the verdict on its results, by one process at a time.
 
-Results that have the bits of others which were compared, in another process or mode, are as right as those
-(`suite.measure.judged`).
+The modes of a workload compute the same on the same inputs, most of them with the same kernels. Comparing takes seconds
+in each, and minutes where eager in the own dtype is no reference and the program is compiled in higher precision, too.
+So the first process that finds results right writes down their bits, and others that have them get the same verdict.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from optimizations.atomic_file import write_atomically
 from suite.measure.correctness import (
     Agreement,
     combine,
     compare_widened,
     compare_with_eager,
-    distances,
     refused_of_other_inputs,
-    tolerance_of,
 )
-from suite.measure.judged import Judged, JudgedResults
 from suite.measure.memory import release
 from suite.measure.results import Results
 from suite.worker.cell_program import CellProgram
@@ -28,6 +29,30 @@ from suite.worker.compilation import CALLS_TO_REPLAY, Compilation
 from suite.worker.compile_cache import JUDGED
 from suite.worker.protocol import WAITING
 from suite.worker.rank_group import RankGroup
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedResults:
+    """Keep verdicts in a folder that all processes of a workload share. One process at a time reads and adds."""
+
+    folder: Path
+
+    def add(self, results: Sequence[Results], verdict: Agreement) -> None:
+        """Add a verdict for other processes; where there is no room for it, they compare by themselves."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._file(results), json.dumps(asdict(verdict)).encode())
+        except OSError as error:
+            print(f"what was found right is not kept for other processes: {error}")
+
+    def verdict(self, results: Sequence[Results]) -> Agreement | None:
+        """Return the verdict on results with the bits of these, one for each input set; None where there is none."""
+        file = self._file(results)
+        return Agreement(**json.loads(file.read_bytes())) if file.exists() else None
+
+    def _file(self, results: Sequence[Results]) -> Path:
+        digests = " ".join(one.digest() for one in results)
+        return self.folder / f"{hashlib.sha256(digests.encode()).hexdigest()}.json"
 
 
 class EagerComparison:
@@ -41,10 +66,10 @@ class EagerComparison:
     def verdict(self, kind: str, compiled: list[Results], eager: list[Results]) -> tuple[Agreement, bool]:
         """Return the verdict, and whether all that was compiled had to be forgotten for it.
 
-        Results that are as right as others of this kind, which another process has compared, get their verdict.
+        Results with the bits of others of this kind, which another process has compared, get their verdict.
         """
         if isinstance(self._program.ranks, RankGroup):
-            return self._compared(compiled, eager)[0], False
+            return self._compared(compiled, eager), False
         shared = JudgedResults(Path(self._program.spec.cache_dir) / JUDGED / kind)
         release(self._program.instance.device)
         # It may run the program in a precision that takes several times the memory, and compile it in that: one process
@@ -52,55 +77,27 @@ class EagerComparison:
         self._announce(WAITING)
         with self._program.turns.alone(math.inf):
             self._announce("compare")
-            if (known := self._known_verdict(shared, compiled, eager)) is not None:
+            if (known := shared.verdict(compiled)) is not None:
                 return known, False
-            verdict, found = self._compared(compiled, eager)
+            verdict = self._compared(compiled, eager)
             if forgotten := verdict.undecided:
                 verdict = self._widened(verdict)
             if verdict.passed:
-                shared.add(Judged(tuple(one.all_bits() for one in compiled), tuple(found), verdict))
+                shared.add(compiled, verdict)
             release(self._program.instance.device)
         return verdict, forgotten
 
-    def _compared(self, compiled: list[Results], eager: list[Results]) -> tuple[Agreement, list[dict[str, float]]]:
-        """Return the verdict by comparison with eager; and the errors of each input set by tensor."""
+    def _compared(self, compiled: list[Results], eager: list[Results]) -> Agreement:
+        """Return the verdict by comparison with eager."""
         with self._program.whole() as (whole, states):
-            each = list(zip(compiled, eager, self._program.checked, states, strict=True))
-            found = [distances(one, expected, whole, inputs, state) for one, expected, inputs, state in each]
+            seed = self._program.spec.seed
             verdict = combine(
                 [
-                    compare_with_eager(one, expected, whole, inputs, state, self._program.spec.seed, errors)
-                    for (one, expected, inputs, state), errors in zip(each, found, strict=True)
+                    compare_with_eager(one, expected, whole, inputs, state, seed)
+                    for one, expected, inputs, state in zip(compiled, eager, self._program.checked, states, strict=True)
                 ]
             )
-        return refused_of_other_inputs(verdict, compiled, eager, device=self._program.instance.device), found
-
-    def _known_verdict(self, shared: JudgedResults, compiled: list[Results], eager: list[Results]) -> Agreement | None:
-        """Return the verdict on results that are as right as others, which they join where some bits are their own."""
-        others: list[Results] = [Results({}) for _ in compiled]
-
-        def errors(place: int, names: Collection[str]) -> dict[str, float]:
-            others[place] = Results({name: compiled[place].tensors[name] for name in names})
-            found = distances(
-                compiled[place],
-                eager[place],
-                self._program.instance,
-                self._program.checked[place],
-                self._program.states[place],
-                names,
-            )
-            return {name: found[name] for name in names}
-
-        tolerance = tolerance_of(self._program.instance, self._program.checked[0])
-        as_right = shared.as_right([one.all_bits() for one in compiled], errors, tolerance)
-        if as_right is None:
-            return None
-        verdict = refused_of_other_inputs(as_right.verdict, others, eager, device=self._program.instance.device)
-        if not verdict.passed:
-            return None
-        if any(one.tensors for one in others):
-            shared.add(as_right)
-        return verdict
+        return refused_of_other_inputs(verdict, compiled, eager, device=self._program.instance.device)
 
     def _widened(self, verdict: Agreement) -> Agreement:
         """Return the verdict on a mode that its own dtype does not decide. All that was compiled is forgotten."""

@@ -48,7 +48,6 @@ from suite.results.schema import Correctness
 from suite.worker.cell_program import CellProgram
 from suite.worker.compilation import Compilation
 from suite.worker.compile_cache import INDUCTOR, TRITON
-from suite.worker.compile_order import TRIAL
 from suite.worker.eager_comparison import EagerComparison
 from suite.worker.protocol import Inaccurate
 from suite.worker.rank_group import RankGroup
@@ -132,8 +131,7 @@ class Judge:
                 self._compilation.callable_for(self._program.instance.module)
             )
             first, *others = self._each_checked() * (calls - 1)
-            with self._compilation.place.first_call(TRIAL):
-                run_unchecked(self._program.instance, iterate, *first, self._program.spec.seed)
+            run_unchecked(self._program.instance, iterate, *first, self._program.spec.seed)
             with self._program.calling():  # while another process compiles, or all do
                 for inputs, state in others:
                     run_unchecked(self._program.instance, iterate, inputs, state, self._program.spec.seed)

@@ -6,8 +6,7 @@ what that computes (`suite.worker.judge`). The order of `build`, `compile` and `
 1. Build the module and all input sets, the latter at different addresses.
 2. Run eager for reference; its results wait in host memory. Start the compilers.
 3. Stochastic workloads: compile once for trial so that eager's random numbers are drawn, and compare that.
-4. The real compilation: first call, then warm-up until every CUDA graph is recorded and replayed. In both compilations
-   one mode leads, and the others find its kernels (`suite.worker.compile_order`).
+4. The real compilation: first call, then warm-up until every CUDA graph is recorded and replayed.
 5. Compare replays with eager (a first call replays nothing), and call on each input once more to see which tensors
    have the same bits in each call. To the outside this is the end of warm-up: phases follow one another and none comes
    back.
@@ -22,10 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -39,11 +36,10 @@ from suite.measure.timing import iteration_us, measure_block
 from suite.results.schema import Block, CompileConditions
 from suite.worker.cell_program import CellProgram
 from suite.worker.compilation import Compilation
-from suite.worker.compile_order import Place
 from suite.worker.gpu_turns import alone_to_tune
 from suite.worker.judge import Judge
 from suite.worker.measured_once import MeasuredOnce
-from suite.worker.protocol import Built, CellSpec, Measure, Prepared, core_for
+from suite.worker.protocol import Built, CellSpec, Measure, Prepared
 from suite.worker.rank_group import RankGroup
 
 
@@ -68,8 +64,7 @@ class LiveCell:
         self._announce = announce
         (mode,) = select_modes([spec.mode])
         self._program = CellProgram(spec)
-        place = Place(Path(spec.cache_dir), leads=spec.leads, follows=spec.follows, most_wait_s=spec.most_wait_s)
-        self._compilation = Compilation(self._program, mode, place, announce)
+        self._compilation = Compilation(self._program, mode, announce)
         self._judge = Judge(self._program, self._compilation, announce)
         self._once: MeasuredOnce | None = None
 
@@ -81,20 +76,19 @@ class LiveCell:
             Inaccurate: the trial of a stochastic workload differs from eager by more than its precision explains.
         """
         self._announce("build")
-        with self._compilation.place.built():
-            tune_once(partial(alone_to_tune, self._program.turns, self._spec.device))
-            self._program.build()
-            self._announce("check")
-            spec, found = self._spec, None
-            share_toolchain(spec.vec_isa_ok, spec.headers_dir)
-            if spec.known_digests is None:
-                self._judge.run_reference()
-            has_reference_elsewhere = spec.known_digests is not None or isinstance(self._program.ranks, RankGroup)
-            if has_reference_elsewhere and not self._judge.is_tried:
-                self._judge.call_uncompiled()
-            if self._compilation.mode.backend is not None:
-                found = start_toolchain(self._program.instance.device, spec.vec_isa_ok, spec.headers_dir)
-            return Built(vec_isa_ok=found)
+        tune_once(partial(alone_to_tune, self._program.turns, self._spec.device))
+        self._program.build()
+        self._announce("check")
+        spec, found = self._spec, None
+        share_toolchain(spec.vec_isa_ok, spec.headers_dir)
+        if spec.known_digests is None:
+            self._judge.run_reference()
+        has_reference_elsewhere = spec.known_digests is not None or isinstance(self._program.ranks, RankGroup)
+        if has_reference_elsewhere and not self._judge.is_tried:
+            self._judge.call_uncompiled()
+        if self._compilation.mode.backend is not None:
+            found = start_toolchain(self._program.instance.device, spec.vec_isa_ok, spec.headers_dir)
+        return Built(vec_isa_ok=found)
 
     def compile(self, conditions: CompileConditions) -> None:
         """Run the real compilation, recordings and warm-up."""
@@ -155,20 +149,5 @@ class LiveCell:
     def once(self) -> MeasuredOnce:
         """Return what is measured once, after the blocks."""
         if self._once is None:
-            program, compilation = self._program, self._compilation
-            self._once = MeasuredOnce(
-                mode=compilation.mode,
-                device=program.instance.device,
-                input_sets=len(program.input_sets),
-                iterate=compilation.iterate_set,
-                synchronize=program.timer.synchronize,
-                agreed=program.ranks.any,
-                largest=program.ranks.largest,
-                core=core_for(0, sorted(os.sched_getaffinity(0)), rank=self._spec.rank, ranks=program.ranks.count),
-                graphs=compilation.graphs,
-                compile_peak=compilation.compile_peak,
-                sources=compilation.sources,
-                captured=compilation.captured,
-                module=program.instance.module,
-            )
+            self._once = MeasuredOnce(self._program, self._compilation)
         return self._once

@@ -43,8 +43,6 @@ class CellSpec(RunSettings):
 
     `cpu_threads` is this worker's share of the cores while modes are at work side by side, `compile_threads` how many
     it may compile with. `cache_dir` is where compiled kernels go: one folder for all modes of a workload.
-    `leads`: this mode compiles first, and others follow it. `follows`: this is one of these, and waits for it
-    for `most_wait_s` seconds at most (`suite.worker.compile_order`).
     `later`: the mode had a process before, so it fits into memory. `alive_together` modes of the workload are on the
     GPU at the same time.
     `known_digests` are those of the mode's first process, whose results were compared with eager's, and `known_varying`
@@ -60,9 +58,6 @@ class CellSpec(RunSettings):
     mode: str
     cpu_threads: int
     compile_threads: int = 1
-    leads: bool = False
-    follows: bool = False
-    most_wait_s: float = 300.0
     tp: int | None = None
     rank: int = 0
     rendezvous: str | None = None

@@ -13,16 +13,13 @@ from pathlib import Path
 
 import pytest
 from fixtures.fake_command import CPU, Fake, wait_for
-from fixtures.fake_runs import SETTINGS, living, recorded_pids
-from fixtures.synthetic_results import cell, environment, write_run
+from fixtures.fake_runs import living, recorded_pids
 
 from suite.measure.checkout import code_id
 from suite.results import store
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Shortage, Status
 from suite.results.store import read_run
-from suite.run.launch import _earlier_rows
-from suite.settings import RunPlan
 
 
 def test_a_run_leaves_rows_logs_and_a_summary(fake: Fake) -> None:
@@ -226,27 +223,6 @@ def test_what_is_used_of_a_budget_already_is_not_used_again(fake: Fake) -> None:
         done = fake("run", "EOS", *CPU, "--budget", "1h", "--budget-used", used, "--json", "--out", out)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["not_started"] == left_out
-
-
-def test_estimates_ignore_runs_of_other_sizes_or_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(store, "RECORDED", tmp_path / "recorded")
-    plan = RunPlan(**SETTINGS.model_dump(), workloads=["EOS"], modes=["eager"])
-    told = {"size": plan.size, "device": plan.device}
-    for folder, name, settings in (
-        (store.RUNS, "current", told),
-        (store.RUNS, "alike", told),
-        (store.RUNS, "larger", told | {"size": "full"}),
-        (store.RECORDED, "elsewhere", told | {"device": "cuda"}),
-        (store.RECORDED, "silent", {}),
-    ):
-        write_run(folder / name, [cell(parameters=len(name))], environment(settings=settings))
-    read: list[str] = []
-    read_run = store.read_run
-    monkeypatch.setattr(store, "read_run", lambda run: read.append(run.name) or read_run(run))
-    found = [cell.parameters for cells in _earlier_rows(store.RUNS / "current", plan) for cell in cells]
-    assert read == ["alike", "silent"]
-    assert found == list(map(len, read))
 
 
 def test_a_run_in_use_is_refused(fake: Fake) -> None:

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from suite.measure import fingerprint as module
-from suite.measure.fingerprint import fingerprint, sketch, sketched_error
+from suite.measure.fingerprint import sketch, sketched_error, texts, words
+
+
+def fingerprint(tensor: torch.Tensor) -> str:
+    return texts([words(tensor)])[0]
 
 
 def values(dtype: torch.dtype, count: int = 4099) -> torch.Tensor:
@@ -69,10 +73,10 @@ def test_sums_of_high_bits_do_not_cancel_out() -> None:
 
 
 def test_each_single_bit_counts() -> None:
-    words = torch.arange(16)
-    found = {fingerprint(words)}
+    numbers = torch.arange(16)
+    found = {fingerprint(numbers)}
     for place, bit in itertools.product(range(16), range(64)):
-        flipped = words.clone()
+        flipped = numbers.clone()
         flipped[place] ^= -(2**63) if bit == 63 else 1 << bit
         found.add(fingerprint(flipped))
     assert len(found) == 1 + 16 * 64
@@ -81,8 +85,8 @@ def test_each_single_bit_counts() -> None:
 def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = values(torch.uint8, 1003)
     expected = fingerprint(tensor)
-    for words in (1, 7, 125, 126):
-        monkeypatch.setattr(module, "CHUNK_WORDS", words)
+    for count in (1, 7, 125, 126):
+        monkeypatch.setattr(module, "CHUNK_WORDS", count)
         assert fingerprint(tensor) == expected
     assert fingerprint(tensor[:0]) == "0" * 32
     assert fingerprint(torch.tensor(1.0)) != fingerprint(torch.tensor(2.0))

@@ -8,7 +8,6 @@ from collections import Counter
 from datetime import datetime
 
 import pytest
-from fixtures.synthetic_results import cell, failed_cell
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import paths, read_recorded
@@ -17,7 +16,7 @@ from models import registry
 from models.registry import TP_MARK
 from suite.measure.modes import MODES, Mode
 from suite.results.errors import WrongUse
-from suite.results.schema import Cell, Grouping, Status
+from suite.results.schema import Cell
 from suite.run.matrix import select_modes_for, select_workloads
 from suite.run.schedule import (
     BLOCK_US,
@@ -29,8 +28,8 @@ from suite.run.schedule import (
     MOST_SAMPLES,
     RECORDED_MODES,
     RECORDED_S,
-    Estimates,
     Shard,
+    estimated_seconds,
     halves,
     least_blocks,
     orders,
@@ -222,50 +221,14 @@ def test_finished_baseline_is_still_the_partner_of_missing_modes() -> None:
     assert names(pairings(modes("compile"), modes("compile", "graph"))) == [(None, ["compile"])]
 
 
-def test_estimates_come_from_the_first_run_that_has_the_workload() -> None:
-    row = {"device": "cuda", "size": "full", "wall_s": 100.0}
-    earlier = [
-        [cell("ST", **row)],
-        [cell("EOS", "compile", **row), cell("EOS", "graph", **(row | {"wall_s": 150.0}))],
-        [cell("EOS", **(row | {"wall_s": 999.0}))],
-    ]
-    estimates = Estimates(earlier)
+def test_estimates_are_recorded_seconds_with_a_margin() -> None:
+    def seconds(name: str, size: str = "full", device: str = "cuda", modes: int = RECORDED_MODES) -> float:
+        return estimated_seconds(name, "inference", size=size, device=device, modes=modes)
 
-    def seconds(name: str, **options: object) -> float:
-        fields = {"size": "full", "device": "cuda", "modes": ["compile", "graph"]} | options
-        return estimates.seconds(name, "inference", **fields)  # type: ignore[arg-type]
-
-    assert seconds("EOS") == pytest.approx(ESTIMATE_MARGIN * 150)
-    assert seconds("EOS", modes=["a", "b", "c", "d"]) == pytest.approx(ESTIMATE_MARGIN * 300), "more modes, more time"
-    assert seconds("EOS", modes=["a"]) == pytest.approx(ESTIMATE_MARGIN * 150), "never less than it took"
-    assert seconds("EOS", size="tiny") == DEFAULT_ESTIMATE_S["tiny", "inference"]
-    assert seconds("EOS", device="cpu") == DEFAULT_ESTIMATE_S["full", "inference"]
-    assert seconds("MMC") == ESTIMATE_MARGIN * RECORDED_S["MMC"], "no earlier row, but one in the repository"
-    assert seconds("MMC", modes=["a"] * 16) == pytest.approx(2 * ESTIMATE_MARGIN * RECORDED_S["MMC"])
-    assert seconds("NEW") == DEFAULT_ESTIMATE_S["full", "inference"]
-
-
-def test_sequential_cells_add_up_and_failed_ones_do_not_count() -> None:
-    rows = [
-        cell("EOS", "eager", wall_s=40.0, grouping=Grouping.PAIRS),
-        cell("EOS", "compile", wall_s=60.0, grouping=Grouping.SEQUENTIAL),
-        failed_cell("EOS", "graph", Status.CRASH, wall_s=1.0),
-        failed_cell("NEW", "graph", Status.CRASH, wall_s=1.0),
-    ]
-    options = {"size": "full", "device": "cuda", "modes": ["eager", "compile"]}
-    assert Estimates([rows]).seconds("EOS", "inference", **options) == pytest.approx(ESTIMATE_MARGIN * 100)  # type: ignore[arg-type]
-    assert Estimates([rows]).seconds("NEW", "training", **options) == DEFAULT_ESTIMATE_S["full", "training"]  # type: ignore[arg-type]
-
-
-def test_halves_run_in_sequence_and_their_cells_in_parallel() -> None:
-    rows = [
-        cell("DR-I", mode, wall_s=wall_s, grouping=Grouping.HALVES, group=group)
-        for group, wall_s in ((["compile", "eager"], 40.0), (["compile", "graph"], 60.0))
-        for mode in group
-        if (mode, wall_s) != ("compile", 60.0)
-    ]
-    options = {"size": "full", "device": "cuda", "modes": ["eager", "compile", "graph"]}
-    assert Estimates([rows]).seconds("DR-I", "inference", **options) == pytest.approx(ESTIMATE_MARGIN * 100)  # type: ignore[arg-type]
+    assert seconds("MMC") == seconds("MMC", modes=1) == ESTIMATE_MARGIN * RECORDED_S["MMC"]
+    assert seconds("MMC", modes=2 * RECORDED_MODES) == pytest.approx(2 * ESTIMATE_MARGIN * RECORDED_S["MMC"])
+    for name, size, device in (("MMC", "tiny", "cuda"), ("MMC", "full", "cpu"), ("NEW", "full", "cuda")):
+        assert seconds(name, size, device) == ESTIMATE_MARGIN * DEFAULT_ESTIMATE_S[size, "inference"]
 
 
 def test_every_workload_has_a_default_estimate() -> None:

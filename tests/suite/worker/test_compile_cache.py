@@ -13,13 +13,11 @@ COMPILE, GRAPH, UNPARTITIONED = (MODES[name] for name in ("compile", "graph", "g
 
 def test_conditions_tell_what_was_there_and_who_was_at_work(tmp_path: Path) -> None:
     cache = CompileCache(tmp_path)
-    assert cache.conditions(1, follows=False) is CompileConditions.COLD_ALONE
-    assert cache.conditions(2, follows=False) is CompileConditions.COLD_FOLLOWED
-    assert cache.conditions(2, follows=True) is CompileConditions.KERNELS_SIDE_BY_SIDE
+    assert cache.conditions(1) is CompileConditions.COLD_ALONE
     cache.compiled(COMPILE)
-    assert cache.conditions(1, follows=False) is CompileConditions.KERNELS_ALONE
-    assert cache.conditions(2, follows=False) is CompileConditions.KERNELS_SIDE_BY_SIDE
-    assert CompileCache(tmp_path, kept=True).conditions(1, follows=False) is CompileConditions.KERNELS_ALONE
+    assert cache.conditions(1) is CompileConditions.KERNELS_ALONE
+    assert cache.conditions(2) is CompileConditions.KERNELS_SIDE_BY_SIDE
+    assert CompileCache(tmp_path, kept=True).conditions(1) is CompileConditions.KERNELS_ALONE
 
 
 def test_once_a_mode_has_compiled_the_others_find_its_kernels(tmp_path: Path) -> None:
