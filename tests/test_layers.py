@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import optimizations
 from optimizations import torch_internals
 from suite.results.store import REPOSITORY
 
@@ -18,6 +19,7 @@ SOURCES = sorted(
     for package in ("suite", "models", "optimizations", "host_tuning")
     for path in (REPOSITORY / package).rglob("*.py")
 )
+BACKEND = REPOSITORY / "optimizations"
 TABLE = REPOSITORY / "optimizations" / "torch_internals.py"
 
 
@@ -103,3 +105,74 @@ def test_the_search_finds_constructors_without_a_device(tmp_path: Path) -> None:
 def test_tensors_are_made_on_a_device_that_is_named() -> None:
     ours = [path for path in SOURCES if path.is_relative_to(REPOSITORY / "optimizations")]
     assert not [found for path in ours for found in constructors_without_a_device(path)]
+
+
+UTILITY = "a plain utility without torch"
+REPORTED = "records and source lines of the public report"
+PRIVATE_NAMES = "the one place for private PyTorch names"
+OF_ONE_MECHANISM = "`encore micro` measures one mechanism alone"
+GRAPH_PARTS = ("applied", "device", "editing", "memory", "plan", "pointers", "read", "recapture", "records")
+
+BACKEND_OF_SUITE: dict[str, tuple[str, str]] = {
+    "atomic_file": ("suite", UTILITY),
+    "byte_units": ("suite", UTILITY),
+    "uncollected": ("suite", UTILITY),
+    "user_cache": ("suite", UTILITY),
+    "report": ("suite", REPORTED),
+    "report.recordings": ("suite", REPORTED),
+    "stack_trace": ("suite", REPORTED),
+    "torch_internals": ("suite", PRIVATE_NAMES),
+    "torch_internals.autograd_graph": ("suite/explain", PRIVATE_NAMES),
+    "torch_internals.graph_keys": ("suite", PRIVATE_NAMES),
+    "torch_internals.outcome": ("suite", PRIVATE_NAMES),
+    "torch_internals.post_grad_pass": ("suite/measure", PRIVATE_NAMES),
+    "torch_internals.tuning": ("suite", PRIVATE_NAMES),
+    "placement": ("suite/explain", "explain shows what the backend's own analysis finds"),
+    "in_place.generated": ("suite/explain", "explain reads generated code as the backend does"),
+    "trees.containers": ("suite/measure", "live graphs are counted as stock's are"),
+    **{f"graph.{name}": ("suite/micro", OF_ONE_MECHANISM) for name in GRAPH_PARTS},
+    "in_place.addresses": ("suite/micro", OF_ONE_MECHANISM),
+}
+"""Modules of the backend that the suite may import besides its public names: in which folder, and why."""
+
+
+def backend_modules(path: Path) -> Iterator[str]:
+    """Names of the backend's modules that a source imports; of public names that it reads, "" and the name."""
+    public = set(optimizations.__all__)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names, level=0) if f"{module}.".startswith("optimizations."):
+                inner = module.partition(".")[2]
+                for alias in names:
+                    dotted = f"{inner}.{alias.name}".strip(".")
+                    is_module = (BACKEND / f"{dotted.replace('.', '/')}.py").exists() or (
+                        BACKEND / dotted.replace(".", "/") / "__init__.py"
+                    ).exists()
+                    if is_module or dotted not in public:
+                        yield dotted if is_module else inner
+            case ast.Import(names=names):
+                yield from (alias.name.partition(".")[2] for alias in names if alias.name.startswith("optimizations."))
+            case ast.Attribute(value=ast.Name(id="optimizations"), attr=name) if name not in public:
+                yield name
+
+
+def test_suite_reads_public_functions_of_the_backend() -> None:
+    """And of other modules those that are listed, each with its reason."""
+    unlisted, used = [], set()
+    for path in sorted((REPOSITORY / "suite").rglob("*.py")):
+        for module in backend_modules(path):
+            folder = BACKEND_OF_SUITE.get(module, ("-", ""))[0]
+            used.add(module)
+            if not path.is_relative_to(REPOSITORY / folder):
+                unlisted.append(f"{path.relative_to(REPOSITORY)}: optimizations.{module}")
+    assert unlisted == [], "use a public name of `encore`, or list the module with its reason"
+    assert used == BACKEND_OF_SUITE.keys(), "what is not used any more is not listed"
+
+
+def test_the_search_finds_modules_of_the_backend(tmp_path: Path) -> None:
+    source = tmp_path / "module.py"
+    source.write_text(
+        "import optimizations\nimport optimizations.ranks\nfrom optimizations import report, torch_internals\n"
+        "from optimizations.graph.plan import Plan\noptimizations.settled()\noptimizations.backend.x\n"
+    )
+    assert list(backend_modules(source)) == ["ranks", "report", "torch_internals", "graph.plan", "backend"]

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from optimizations.byte_units import format_bytes
+from optimizations.report.recordings import MEMORY
 
 FEWEST_REPLAYS = 8
 """A graph that is replayed less often is not worth a look."""
@@ -32,9 +33,6 @@ MOST_WORK = 1.0
 
 MOST_CALLS_BETWEEN = 30
 """Calls of a function between two replays of a recording, after which that one is replayed too seldom."""
-
-MEMORY = "memory"
-"""What a reason begins with that is about lack of device memory."""
 
 FREE_SHARE = 0.5
 """Of the memory that is free on the device, the work takes at most this much."""

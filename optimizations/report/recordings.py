@@ -9,6 +9,9 @@ from optimizations.report.concurrency import ConcurrencyReport
 
 Direction = Literal["inference", "forward", "backward"]
 
+MEMORY = "memory"
+"""What a reason begins with that is about lack of device memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayedInput:
@@ -74,6 +77,11 @@ class RecordingReport:
     total_pointer_bytes: int = 0
     steady_replays: int = 0
     concurrency: ConcurrencyReport | None = None
+
+    @property
+    def waits_for_memory(self) -> bool:
+        """Return whether device memory is waited for: more calls alone do not help then."""
+        return self.waiting is not None and self.waiting.startswith(MEMORY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import json
 from pydantic import JsonValue
 
 import optimizations
-from optimizations.in_place.budget import is_about_memory
 from suite.measure.environment import without_paths
 from suite.measure.source_line import reason_and_line, short_line
 
@@ -32,11 +31,7 @@ def encore_report() -> list[JsonValue]:
 
 def graphs_wait_for_memory() -> str | None:
     """Return what a graph of Encore's waits for in this process, where that is memory."""
-    for graph in optimizations.report():
-        for one in graph.recordings:
-            if is_about_memory(one.waiting):
-                return one.waiting
-    return None
+    return next((one.waiting for one in optimizations.recordings() if one.waits_for_memory), None)
 
 
 def with_short_paths(value: JsonValue) -> JsonValue:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from models.registry import Workload
 from suite.results import stats
-from suite.run.bench import Bench
+from suite.run.group import Bench
 from suite.run.member import Member
 from suite.run.ranked_worker import converse_ranked
 from suite.run.schedule import THROUGHPUT_EVERY, least_blocks, orders, sampling_for

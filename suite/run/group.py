@@ -1,30 +1,40 @@
 """Run one workload's cells while they live: started, prepared, compared, profiled, ended.
 
 Which modes are alive at the same time is the runner's business; a `GroupSession` does the steps for those it is given.
-What it tells them is made in `suite.run.cell_commands`. Between the steps `suite.run.blocks` asks for blocks.
+Between the steps `suite.run.blocks` asks for blocks.
+
+Note [Tuning]: all modes share one compile cache. The first of them that compiles, the reference mode if it is there,
+compiles and tunes its kernels while no other is at work, for what others do would disturb the timing that Inductor's
+tuning goes by. Then the others compile side by side, and find what it tuned; whatever else a mode tunes, it tunes in
+its turn, while no other warms up (`suite.worker.gpu_turns`), and the others find that too. Then they settle side by
+side, but for modes where Encore's selection times calls: their processes settle alone.
 
 Outputs of a mode against those of other modes, bit for bit.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 
 import psutil
 
 from models.registry import Workload
 from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE, Mode
-from suite.results.schema import Cell, CompileConditions, CompileTimes, Correctness, Grouping, Status
-from suite.run.bench import Bench
-from suite.run.cell_commands import CellCommands
-from suite.run.member import Member, cell_of
+from suite.results.schema import CompileConditions, CompileTimes, Correctness, Status
+from suite.run.member import Member
+from suite.run.progress import Display
 from suite.run.ranked_worker import RankedWorker, converse_ranked, end
+from suite.settings import RunSettings
 from suite.worker.compile_cache import CompileCache
 from suite.worker.protocol import (
     Built,
+    CellSpec,
     Collected,
     CollectMetrics,
     Command,
@@ -32,6 +42,7 @@ from suite.worker.protocol import (
     Failed,
     LoadProfiler,
     MeasureOnce,
+    Prepare,
     Prepared,
     Settle,
     Start,
@@ -42,6 +53,32 @@ WORKER_BYTES = 3 * 2**30
 
 CONTEXT_BYTES = 2**30
 """Memory of the GPU that is taken to be enough for what a process needs there besides tensors."""
+
+
+@dataclass(slots=True)
+class Toolchain:
+    """Keep what one cell finds out about the host's compilers for all that come after it.
+
+    Finding it out takes many seconds, so the first process that compiles does it alone. `headers` is a folder
+    for compiled headers; None: each process compiles its own.
+    """
+
+    headers: Path | None = None
+    vec_isa_ok: bool | None = None
+    asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Hold what all cells of a run share. `timeout_s` bounds each phase of a worker, `gpu_bytes` is its GPU memory."""
+
+    settings: RunSettings
+    logs: Path
+    timeout_s: float
+    worker_command: Sequence[str]
+    display: Display
+    toolchain: Toolchain = field(default_factory=Toolchain)
+    gpu_bytes: int | None = None
 
 
 class GroupSession:
@@ -71,7 +108,8 @@ class GroupSession:
         self.workload = workload
         self.variant = variant
         self._known = {name: [correctness] for name, correctness in known.items()}
-        self._commands = CellCommands(bench, workload, variant)
+        self._first: dict[str, Correctness] = {}  # by mode, what its first process was found to compute
+        self._iteration_us: dict[str, float] = {}  # by mode, the time of an iteration there
         self._cache = cache
         self._waiting: dict[tuple[str, int], Member] = {}
         self._expected: Sequence[Mode] = ()
@@ -150,12 +188,6 @@ class GroupSession:
         for member in members:
             member.collected = True
 
-    def cell(
-        self, processes: Sequence[Member], grouping: Grouping, group: Sequence[str], guests: Sequence[Member] = ()
-    ) -> Cell:
-        """Return the row of a mode from its processes: see `cell_of`."""
-        return cell_of(self.workload, self.variant, self.bench.settings, processes, grouping, group, guests)
-
     def cold_compile_times(self, mode: Mode, cache: CompileCache) -> CompileTimes | None:
         """Return what the mode takes to compile alone with an empty cache; None if it fails, which is noted then: the
         row has other times, and passes as its own processes did."""
@@ -181,15 +213,15 @@ class GroupSession:
         compiling = [member for member in members if member.mode.backend is not None]
         if compiling and not self.bench.toolchain.asked:
             self.bench.toolchain.asked = True
-            self._converse(self._commands.start(compiling[:1], modes, cache))
+            self._converse(self._start_commands(compiling[:1], modes, cache))
         self._converse(
-            {member: self._commands.prepare(member, modes, cache) for member in members if not member.failure}
+            {member: self._prepare_commands(member, modes, cache) for member in members if not member.failure}
         )
         if do_not_fit(members):
             return  # they will be measured in smaller groups, and those that wait would start for nothing
         self._compile(members, cache)
         self._settle(members)
-        first = self._commands.first
+        first = self._first
         for member in members:
             if member.prepared is not None:
                 own = member.prepared.correctness or first[member.mode.name]
@@ -202,8 +234,8 @@ class GroupSession:
                 member.failure = bitwise_failure(member.mode, member.correctness)
 
     def _compile(self, members: Sequence[Member], cache: CompileCache) -> None:
-        """Compile members: one alone first, where no mode has compiled, then the others side by side. See Note [Tuning]
-        in `suite.run.cell_commands`."""
+        """Compile members: one alone first, where no mode has compiled, then the others side by side. See Note
+        [Tuning]."""
         cold = [member for member in members if member.mode.backend is not None and not cache.has(member.mode)]
         warm = [member for member in members if member not in cold]
         cold.sort(key=lambda member: member.mode.name != REFERENCE_MODE)
@@ -251,7 +283,7 @@ class GroupSession:
             match answer.whole:
                 case Prepared() as prepared:
                     member.prepared = prepared
-                    self._commands.iteration_us.setdefault(member.mode.name, prepared.iteration_us)
+                    self._iteration_us.setdefault(member.mode.name, prepared.iteration_us)
                 case Collected(metrics=metrics):
                     member.metrics = metrics
                 case Built() as built:
@@ -264,7 +296,59 @@ class GroupSession:
     def _start_waiting(self) -> dict[Member, list[Start]]:
         """Return commands for those that wait and have not been started."""
         waiting = [member for member in self._waiting.values() if not member.by_rank]
-        return self._commands.start(waiting, self._expected, self._cache)
+        return self._start_commands(waiting, self._expected, self._cache)
+
+    def _start_commands(
+        self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache
+    ) -> dict[Member, list[Start]]:
+        return {
+            member: [Start(spec=each.spec) for each in self._prepare_commands(member, modes, cache)]
+            for member in members
+        }
+
+    def _prepare_commands(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> list[Prepare]:
+        """Return the commands to prepare, one for each rank. `modes` are those that are alive at the same time."""
+        spec = self._spec(member, modes, cache)
+        own = {"tp": self.workload.tp, "rendezvous": member.worker.rendezvous}
+        return [
+            Prepare(spec=spec.model_copy(update={**own, "rank": rank, "cache_dir": str(cache.of_rank(rank))}))
+            for rank in range(len(member.worker.ranks))
+        ]
+
+    def _spec(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> CellSpec:
+        """Return all that a member must know of its cell, but for what differs from rank to rank."""
+        mode, later = member.mode, member.process > 0
+        toolchain = self.bench.toolchain
+        cores = max(1, len(os.sched_getaffinity(0)) // (self.workload.tp or 1))
+        share = max(1, cores // len(modes))
+        # A pool of compilers takes seconds to start. Those that find their kernels need none; trials do not.
+        leads = not later and mode is _first_to_compile(modes, cache)
+        compile_threads = cores if leads else 1 if later or not self.workload.stochastic else share
+        first = self._first.get(mode.name)
+        return CellSpec(
+            **{**self.bench.settings.model_dump(), "variant": self.variant},
+            workload=self.workload.acronym,
+            mode=mode.name,
+            cpu_threads=share,
+            compile_threads=compile_threads,
+            later=later,
+            alive_together=1 if later else len(modes),  # more than one later process only where the memory is there
+            known_digests=first.digests if first and first.passed else None,
+            known_varying=first.varying if first and first.passed else None,
+            known_iteration_us=self._iteration_us.get(mode.name),
+            cache_dir=str(cache.folder),
+            vec_isa_ok=toolchain.vec_isa_ok,
+            headers_dir=str(toolchain.headers) if toolchain.headers else None,
+            stochastic=self.workload.own is not None and self.workload.stochastic,
+        )
+
+
+def _first_to_compile(modes: Sequence[Mode], cache: CompileCache) -> Mode | None:
+    """Return the mode that compiles before the others: see Note [Tuning]. None where one has compiled already."""
+    if cache.has_kernels:
+        return None
+    compiled = sorted((m for m in modes if m.backend is not None), key=lambda mode: mode.name != REFERENCE_MODE)
+    return compiled[0] if compiled else None
 
 
 def do_not_fit(members: Sequence[Member]) -> bool:

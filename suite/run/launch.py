@@ -23,6 +23,7 @@ from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Environment, Status
 from suite.results.store import RecordedRun, describe
+from suite.run.group import Bench
 from suite.run.matrix import matching, select_modes_for, select_workloads, split_names
 from suite.run.own_program import examine_programs, name_programs
 from suite.run.process import WORKER_COMMAND
@@ -151,18 +152,15 @@ def _measure(
 ) -> RunOutcome:
     plan = run.plan
     estimates_s = _estimates_s(jobs, plan)
-    runner = Runner(
-        writer=run.writer,
+    bench = Bench(
         settings=plan.settings,
-        estimates_s=estimates_s,
-        display=Display(console, estimates_s),
-        warm_cache=user_cache() / "compiled",
+        logs=run.writer.path / "logs",
         timeout_s=request.timeout_s,
-        budget_s=request.budget_s,
-        gpu_bytes=find_gpu().info.memory_bytes if plan.device == "cuda" else None,
         worker_command=worker_command,
+        display=Display(console, estimates_s),
+        gpu_bytes=find_gpu().info.memory_bytes if plan.device == "cuda" else None,
     )
-    return runner.run(jobs)
+    return Runner(run.writer, bench, estimates_s, user_cache() / "compiled", request.budget_s).run(jobs)
 
 
 def _open(request: Request, console: Console) -> _OpenRun:

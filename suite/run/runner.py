@@ -27,17 +27,14 @@ from models.registry import Workload
 from suite.measure.modes import Mode
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Grouping, Status
-from suite.run.bench import Bench, Toolchain
 from suite.run.blocks import enough_processes, measure_blocks
-from suite.run.group import GroupSession, do_not_fit
+from suite.run.group import Bench, GroupSession, do_not_fit
 from suite.run.guard import temporary_folder
 from suite.run.host_use import between, look
-from suite.run.member import Member
-from suite.run.process import WORKER_COMMAND
-from suite.run.progress import Display
+from suite.run.member import Member, cell_of
 from suite.run.schedule import halves, pairings
 from suite.run.supervise import kill_strays
-from suite.settings import RunSettings, format_duration
+from suite.settings import format_duration
 from suite.worker.compile_cache import CompileCache
 
 
@@ -85,21 +82,15 @@ def plan_jobs(
 class Runner:
     """Measure jobs and write their rows.
 
-    `budget_s` is counted from `run`; `gpu_bytes` is the memory of the GPU, None without one; `warm_cache` is where
-    compiled kernels are shared with `--warm-cache`.
+    `budget_s` is counted from `run`; `warm_cache` is where compiled kernels are shared with `--warm-cache`.
     """
 
     writer: RunWriter
-    settings: RunSettings
+    bench: Bench
     estimates_s: Mapping[str, float]
-    display: Display
     warm_cache: Path
-    timeout_s: float = 600.0
     budget_s: float | None = None
-    gpu_bytes: int | None = None
-    worker_command: Sequence[str] = WORKER_COMMAND
     clock: Callable[[], float] = time.monotonic
-    toolchain: Toolchain = field(default_factory=Toolchain)
 
     def run(self, jobs: Sequence[Job]) -> RunOutcome:
         """Measure all jobs the budget allows. However it ends, rows of workloads that are through are on disk, and no
@@ -111,7 +102,7 @@ class Runner:
         outcome = RunOutcome()
         begun = self.clock()
         try:
-            with temporary_folder("encore-headers-") as self.toolchain.headers:
+            with temporary_folder("encore-headers-") as self.bench.toolchain.headers:
                 for job in jobs:
                     if self._fits(job.workload.acronym, self.clock() - begun):
                         self._run_job(job, outcome)
@@ -125,36 +116,32 @@ class Runner:
         if self.budget_s is None or used_s + self.estimates_s[name] <= self.budget_s:
             return True
         needs, left = format_duration(self.estimates_s[name]), format_duration(self.budget_s - used_s)
-        self.display.note(f"{name}: not started, it may need {needs} and {left} of the budget are left")
+        self.bench.display.note(f"{name}: not started, it may need {needs} and {left} of the budget are left")
         return False
 
     def _run_job(self, job: Job, outcome: RunOutcome) -> None:
         self.writer.check_space()
-        self.display.workload_starts(job.workload.acronym, [mode.name for mode in job.missing])
+        self.bench.display.workload_starts(job.workload.acronym, [mode.name for mode in job.missing])
         with self._session(job) as session:
             rows = self._measure(session, job)
         cells = [rows[mode.name] for mode in job.missing]
         self.writer.append(*cells)
         for cell in cells:
             outcome.cells.append(cell)
-            self.display.cell_ends(cell)
-        self.display.workload_ends()
+            self.bench.display.cell_ends(cell)
+        self.bench.display.workload_ends()
 
     @contextmanager
     def _session(self, job: Job) -> Iterator[GroupSession]:
         """Yield what measures a job's modes, with their compile cache. Nothing of it is left after the block."""
-        logs = self.writer.path / "logs"
-        logs.mkdir(exist_ok=True)
-        bench = Bench(
-            self.settings, logs, self.timeout_s, self.worker_command, self.display, self.toolchain, self.gpu_bytes
-        )
+        self.bench.logs.mkdir(exist_ok=True)
         known = {cell.mode: cell.correctness for cell in job.done if cell.correctness and cell.status is Status.PASS}
         with ExitStack() as stack:
             folder = self.warm_cache / job.workload.acronym
-            if not self.settings.warm_cache:
+            if not self.bench.settings.warm_cache:
                 folder = stack.enter_context(temporary_folder("encore-cache-"))
-            cache = CompileCache(folder, kept=self.settings.warm_cache)
-            yield GroupSession(bench, job.workload, job.variant, known, cache)
+            cache = CompileCache(folder, kept=self.bench.settings.warm_cache)
+            yield GroupSession(self.bench, job.workload, job.variant, known, cache)
 
     def _measure(self, session: GroupSession, job: Job) -> dict[str, Cell]:
         """Return the rows of a job by mode: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
@@ -163,10 +150,10 @@ class Runner:
             cells |= measure_group(session, job.missing, Grouping.TOGETHER)
             if not cells:
                 name = job.workload.acronym
-                self.display.note(f"{name}: the modes do not fit into memory together; measuring fewer at a time")
+                self.bench.display.note(f"{name}: the modes do not fit into memory together; measuring fewer at a time")
                 cells |= measure_in_halves(session, job.missing)
         cells |= measure_in_pairs(session, [mode for mode in job.missing if mode.name not in cells], job.selected)
-        if self.settings.cold_compile_times:
+        if self.bench.settings.cold_compile_times:
             add_cold_compile_times(session, job.missing, cells)
         return cells
 
@@ -192,40 +179,39 @@ def measure_group(
     Note [Short of memory]. A mode alone is a group too, and then what fails has failed. What failed once is not started
     again.
     """
-    group = MeasuredGroup(session, grouping, [mode.name for mode in modes], have_rows)
-    processes = group.processes
-    count = session.bench.settings.processes or 1
-    most = session.bench.settings.most_processes or count
-
-    def go_on() -> list[Mode]:
-        return [mode for mode in modes if not any(member.drops_out for member in processes[mode.name])]
-
-    def nothing_to_come(done: int) -> bool:
-        nothing_left = all(mode.name in group.have_rows for mode in go_on())
-        return done >= most or nothing_left or (done >= count and enough_processes(processes))
-
+    settings = session.bench.settings
+    processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
+    count = settings.processes or 1
+    most = settings.most_processes or count
     done, crowded = 0, False
     with session.later_processes():
         session.expect(modes, range(1, count))
-        while not nothing_to_come(done):
+        while going_on := [mode for mode in modes if not any(member.drops_out for member in processes[mode.name])]:
+            is_enough = done >= count and enough_processes(processes)
+            if done >= most or is_enough or all(mode.name in have_rows for mode in going_on):
+                break
             wanted = range(done, _wanted(processes, done, most)) if done >= count else range(done, count)
             together = session.side_by_side(processes, wanted) if done and not crowded else wanted[:1]
-            with session.alive(go_on(), together) as alive:
+            with session.alive(going_on, together) as alive:
                 fits = not do_not_fit(alive)
                 if fits:
-                    _measure_in_turn(session, alive, together, processes, group.have_rows)
-                smaller = not done and len(modes) > 1 and lacked_memory(alive)
-                done += len(together) if fits else 0
-            if smaller:
+                    _measure_in_turn(session, alive, together, processes, have_rows)
+            if not done and len(modes) > 1 and lacked_memory(alive):
                 return {}
+            done += len(together) if fits else 0
             crowded = crowded or not fits
-    for guest in group.guests:
+    guests = [member for name, members in processes.items() if name in have_rows for member in members]
+    for guest in guests:
         if guest.failure is not None:
             session.bench.display.note(
                 f"{session.workload.acronym} {guest.mode.name}: failed where it was measured once more, next to "
-                f"{', '.join(name for name in processes if name not in group.have_rows)}: {guest.failure.error}"
+                f"{', '.join(name for name in processes if name not in have_rows)}: {guest.failure.error}"
             )
-    return group.rows()
+    return {
+        name: cell_of(session.workload, session.variant, settings, members, grouping, list(processes), guests)
+        for name, members in processes.items()
+        if members and name not in have_rows and (len(modes) == 1 or not lacked_memory(members))
+    }
 
 
 def _measure_in_turn(
@@ -239,29 +225,17 @@ def _measure_in_turn(
     measured: list[Member] = []
     gpus = (session.workload.tp or 1) if session.bench.settings.device == "cuda" else 0
     for process in together:
-        members = _of_process(alive, process, processes)
-        with _seeing_others(members, gpus):
-            measure_blocks(session.bench, session.workload, members)
-        measured += members
+        failed = {name for name, members in processes.items() if any(member.drops_out for member in members)}
+        turn = [member for member in alive if member.process == process and member.mode.name not in failed]
+        for member in turn:
+            processes[member.mode.name].append(member)
+        before = look(gpus)
+        measure_blocks(session.bench, session.workload, turn)
+        others = between(before, look(gpus))
+        for member in turn:
+            member.others = others
+        measured += turn
     session.collect(measured, whole=[m for m in measured if not m.process and m.mode.name not in have_rows])
-
-
-@contextmanager
-def _seeing_others(members: Sequence[Member], gpus: int) -> Iterator[None]:
-    """Note what other programs do on the host while the block runs."""
-    before = look(gpus)
-    yield
-    others = between(before, look(gpus))
-    for member in members:
-        member.others = others
-
-
-def _of_process(alive: Sequence[Member], process: int, processes: Mapping[str, list[Member]]) -> list[Member]:
-    """Return the members of this process of each mode, noted in `processes`; without modes that have failed before."""
-    members = [m for m in alive if m.process == process and not any(one.drops_out for one in processes[m.mode.name])]
-    for member in members:
-        processes[member.mode.name].append(member)
-    return members
 
 
 def _wanted(processes: Mapping[str, Sequence[Member]], done: int, most: int) -> int:
@@ -294,41 +268,6 @@ def measure_in_pairs(session: GroupSession, missing: Sequence[Mode], selected: S
         if mode.name not in cells:
             cells |= measure_group(session, [mode], Grouping.SEQUENTIAL)
     return cells
-
-
-class MeasuredGroup:
-    """Keep the processes of modes that are measured in turn, and the rows that they make.
-
-    Attributes:
-        processes: those of each mode that have been measured or were about to be.
-        have_rows: modes whose blocks are only for the others here, for they have rows of another group.
-    """
-
-    def __init__(
-        self, session: GroupSession, grouping: Grouping, modes: Sequence[str], have_rows: Collection[str]
-    ) -> None:
-        self._session = session
-        self._grouping = grouping
-        self.processes: dict[str, list[Member]] = {name: [] for name in modes}
-        self.have_rows = frozenset(have_rows)
-
-    @property
-    def guests(self) -> list[Member]:
-        """Return the processes of modes that have rows."""
-        return [member for name, members in self.processes.items() if name in self.have_rows for member in members]
-
-    def rows(self) -> dict[str, Cell]:
-        """Return the rows by mode, without those that are to be measured in a smaller group: see Note [Short of memory]
-        in `suite.run.runner`."""
-        alone = len(self.processes) == 1
-        return {
-            name: self._row(members)
-            for name, members in self.processes.items()
-            if members and name not in self.have_rows and (alone or not lacked_memory(members))
-        }
-
-    def _row(self, members: Sequence[Member]) -> Cell:
-        return self._session.cell(members, self._grouping, list(self.processes), self.guests)
 
 
 def lacked_memory(members: Sequence[Member]) -> bool:
