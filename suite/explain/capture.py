@@ -23,7 +23,7 @@ from suite.explain.build import Program
 from suite.explain.fx_graph import lower_placed, placed, read_fx_graph, staging_copies
 from suite.explain.generated_code import Body, not_captured_again
 from suite.explain.lowering import LoweredGraph, LoweredPair, LoweringFailed, lower, lower_pair
-from suite.explain.pretended_gpu import H100, pretended_gpu
+from suite.explain.pretended_gpu import TARGET, pretended_gpu
 from suite.explain.records import TO_THE_END, FxGraph, GraphBreak, Lowering
 from suite.measure.known_values import UnknownValue
 from suite.measure.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
@@ -98,7 +98,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     torch_internals.reset_dynamo()
     reasons = torch_internals.dynamo_utils.graph_break_reasons
     with (
-        pretended_gpu() as shortcuts,
+        pretended_gpu() as assumed,
         _functions_left_to_python(found.breaks),
         torch_internals.replaced("engine_run_backward", functools.partial(_gradients_of_inputs, program, found)),
         torch.set_grad_enabled(program.differentiates or program.training),
@@ -123,7 +123,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
             GraphBreak(reason=_first_line(reason.reason), source_line=_innermost(reason.user_stack))
             for reason in reasons
         )
-    found.limits.extend(shortcuts.taken)
+    found.limits.extend(assumed)
     found.limits.extend(
         f"graph {index} runs {count} times in the call, and is counted once"
         for index, count in enumerate(found.calls)
@@ -280,7 +280,7 @@ def _lowering(setting: str, graph: LoweredGraph, *, training: bool, staging_copi
     inside, outside = graph.in_graphs, graph.outside
     return Lowering(
         setting=setting,
-        target=f"{H100.target} ({H100.name})",
+        target=TARGET,
         partitions=len(graph.recorded),
         kernels_in_graphs=inside.gpu_kernels,
         kernels_outside=outside.gpu_kernels,

@@ -30,8 +30,6 @@ from suite.explain.gradients import without_engine
 from suite.measure.source_line import Reasons, line_of_frame
 from suite.results.schema import NotCaptured
 
-Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
-
 FIXED_OPTIONS: Mapping[str, Any] = {
     # A generated module must come out each time, from this process, and no compile worker is of use.
     "fx_graph_cache": False,
@@ -94,22 +92,19 @@ def lower(
     example_inputs: Sequence[Any],
     *,
     options: Mapping[str, Any],
-    compiler: Compiler | None = None,
 ) -> LoweredGraph:
     """Lower a graph as Dynamo hands it to a backend, without changing it.
 
     Args:
         graph_module: the FX graph, with its fake inputs in `example_inputs`.
         options: Inductor settings as given to `torch.compile(options=...)`.
-        compiler: what ends in Inductor's `compile_fx`; by default that itself. A backend that rewrites graphs first
-            goes here.
 
     Raises:
         LoweringFailed: something in Inductor raised.
         Exception: Dynamo's own signal to trace the frame again, which must go back to Dynamo.
     """
     observer = _Observer()
-    _run(observer, graph_module, example_inputs, options, compiler)
+    _run(observer, graph_module, example_inputs, options)
     return observer.forward.lowered()
 
 
@@ -143,10 +138,8 @@ def _run(
     graph_module: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     options: Mapping[str, Any],
-    compiler: Compiler | None = None,
 ) -> None:
     work = _copied(graph_module)
-    run = compiler or torch_internals.compile_fx.compile_fx
     settings = {**FIXED_OPTIONS, **options}
     with (
         torch_internals.inductor_config.patch(settings),
@@ -159,7 +152,7 @@ def _run(
         observer.installed(),
     ):
         try:
-            run(work, list(example_inputs))
+            torch_internals.compile_fx.compile_fx(work, list(example_inputs))
         except torch_internals.RestartAnalysis:
             raise
         except Exception as error:

@@ -2,7 +2,7 @@
 
 Inside `pretended_gpu()` Dynamo, AOTAutograd and Inductor behave as on a machine with that GPU, as long as every CUDA
 tensor is a fake one and nothing is launched. Where PyTorch would measure on the GPU, an assumption stands in, which is
-noted in `Shortcuts`.
+noted.
 
 The answers are global state of PyTorch and Triton, and some of what is computed from them stays in caches. Only a
 process of its own should enter `pretended_gpu`.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,104 +26,74 @@ from suite.explain.attention import overridden
 WARP_SIZE = 32
 
 
-@dataclass(frozen=True, slots=True)
-class GpuModel:
-    """Hold the properties of a GPU that compilers query, as `torch.cuda.get_device_properties` and CUDA name them."""
+CAPABILITY = (9, 0)
+NAME = "NVIDIA H100 80GB HBM3"
+TARGET = f"sm_90 ({NAME})"
+"""What is compiled for, as records name it."""
 
-    name: str
-    capability: tuple[int, int]
-    multiprocessors: int
-    memory_bytes: int
-    l2_cache_bytes: int
-    registers_per_multiprocessor: int
-    threads_per_multiprocessor: int
-    shared_memory_per_multiprocessor_bytes: int
-    shared_memory_per_block_bytes: int
-
-    @property
-    def target(self) -> str:
-        """Return the name of what is compiled for: "sm_90"."""
-        major, minor = self.capability
-        return f"sm_{major}{minor}"
-
-
-H100 = GpuModel(
-    name="NVIDIA H100 80GB HBM3",
-    capability=(9, 0),
-    multiprocessors=132,
-    memory_bytes=80 * 2**30,
-    l2_cache_bytes=50 * 2**20,
-    registers_per_multiprocessor=65536,
-    threads_per_multiprocessor=2048,
-    shared_memory_per_multiprocessor_bytes=233472,
-    shared_memory_per_block_bytes=232448,
+_PROPERTIES = SimpleNamespace(
+    name=NAME,
+    major=CAPABILITY[0],
+    minor=CAPABILITY[1],
+    total_memory=80 * 2**30,
+    multi_processor_count=132,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    regs_per_multiprocessor=65536,
+    warp_size=WARP_SIZE,
+    L2_cache_size=50 * 2**20,
+    shared_memory_per_block=49152,
+    shared_memory_per_block_optin=232448,
+    shared_memory_per_multiprocessor=233472,
+    gcnArchName="",
 )
-"""SXM5 board; the numbers are those of the CUDA programming guide's table for compute capability 9.0."""
-
-
-@dataclass(slots=True)
-class Shortcuts:
-    """Collect where an answer was assumed that a real GPU gives by measuring. Each is a sentence for the report."""
-
-    taken: dict[str, None] = field(default_factory=dict)
-
-    def take(self, sentence: str) -> None:
-        self.taken[sentence] = None
+"""`torch.cuda.get_device_properties` of the SXM5 board, by the CUDA programming guide's table for compute capability
+9.0."""
 
 
 @contextlib.contextmanager
-def pretended_gpu(gpu: GpuModel = H100) -> Iterator[Shortcuts]:
-    """Make PyTorch take `gpu` for device cuda:0 while the block runs. Yields the shortcuts taken so far."""
+def pretended_gpu() -> Iterator[list[str]]:
+    """Make PyTorch take an H100 for device cuda:0 while the block runs. Yields the sentences for the report on where an
+    answer was assumed that a real GPU gives by measuring."""
     torch_internals.require_supported()
-    shortcuts = Shortcuts()
+    assumed: list[str] = []
+
+    def assume(sentence: str) -> None:
+        if sentence not in assumed:
+            assumed.append(sentence)
+
     # PyTorch's own guard for tracing CUDA programs without a device; without it any indexing asks the driver.
     torch_internals.ensure_cuda_device_guard_set()
     with contextlib.ExitStack() as stack:
-        for owner, attribute, answer in _answers(gpu):
+        for owner, attribute, answer in _answers():
             stack.enter_context(torch_internals.replaced_attribute(owner, attribute, answer))
         # Constants of a traced program stay on the CPU instead of being moved to the device at once.
         stack.enter_context(torch_internals.replaced("avoid_device_init", property(lambda mode: True)))
         stack.enter_context(torch_internals.replaced("cuda_lazy_init", lambda: None))
         for name in ("exchange_device", "maybe_exchange_device"):
             stack.enter_context(torch_internals.replaced(name, lambda device: 0))
-        stack.enter_context(torch_internals.replaced("should_pad", _padding_not_worth_it(shortcuts)))
-        stack.enter_context(_triton_driver(gpu))
+        stack.enter_context(torch_internals.replaced("should_pad", _padding_not_worth_it(assume)))
+        stack.enter_context(_triton_driver())
         stack.enter_context(_real_tensors_on_the_cpu())
-        stack.enter_context(attention.chosen_offline(shortcuts.take))
-        yield shortcuts
+        stack.enter_context(attention.chosen_offline(assume))
+        yield assumed
 
 
 @contextlib.contextmanager
-def named_gpu(gpu: GpuModel = H100) -> Iterator[None]:
+def named_gpu() -> Iterator[None]:
     """Make PyTorch tell the GPU's name, and nothing else of it: TorchBench asks for it before it builds a model."""
-    with torch_internals.replaced_attribute(torch.cuda, "get_device_name", lambda device=None: gpu.name):
+    with torch_internals.replaced_attribute(torch.cuda, "get_device_name", lambda device=None: NAME):
         yield
 
 
-def _answers(gpu: GpuModel) -> Iterator[tuple[Any, str, Any]]:
-    properties = SimpleNamespace(
-        name=gpu.name,
-        major=gpu.capability[0],
-        minor=gpu.capability[1],
-        total_memory=gpu.memory_bytes,
-        multi_processor_count=gpu.multiprocessors,
-        max_threads_per_multi_processor=gpu.threads_per_multiprocessor,
-        max_threads_per_block=1024,
-        regs_per_multiprocessor=gpu.registers_per_multiprocessor,
-        warp_size=WARP_SIZE,
-        L2_cache_size=gpu.l2_cache_bytes,
-        shared_memory_per_block=49152,
-        shared_memory_per_block_optin=gpu.shared_memory_per_block_bytes,
-        shared_memory_per_multiprocessor=gpu.shared_memory_per_multiprocessor_bytes,
-        gcnArchName="",
-    )
+def _answers() -> Iterator[tuple[Any, str, Any]]:
     answers: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "get_device_name": lambda device=None: gpu.name,
-        "get_device_properties": lambda device=None: properties,
-        "get_device_capability": lambda device=None: gpu.capability,
+        "get_device_name": lambda device=None: NAME,
+        "get_device_properties": lambda device=None: _PROPERTIES,
+        "get_device_capability": lambda device=None: CAPABILITY,
         "is_bf16_supported": lambda including_emulation=True: True,
         "synchronize": lambda device=None: None,
         "is_current_stream_capturing": lambda: False,
@@ -140,9 +109,9 @@ def _answers(gpu: GpuModel) -> Iterator[tuple[Any, str, Any]]:
     yield torch.accelerator, "is_available", lambda: False
 
 
-def _padding_not_worth_it(shortcuts: Shortcuts) -> Callable[..., bool]:
+def _padding_not_worth_it(assume: Callable[[str], None]) -> Callable[..., bool]:
     def should_pad(*match: Any, **options: Any) -> bool:
-        shortcuts.take(
+        assume(
             "Inductor pads unaligned matrix products if a benchmark on the GPU finds that faster; here none is padded"
         )
         return False
@@ -173,16 +142,15 @@ def _real_tensors_on_the_cpu() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _triton_driver(gpu: GpuModel) -> Iterator[None]:
+def _triton_driver() -> Iterator[None]:
     """Stand in for Triton's driver, which code generation asks for the target; there is none without a GPU."""
-    major, minor = gpu.capability
-    target = GPUTarget("cuda", 10 * major + minor, WARP_SIZE)
+    target = GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], WARP_SIZE)
     driver = SimpleNamespace(
         get_current_target=lambda: target,
         get_current_device=lambda: 0,
         get_active_torch_device=lambda: torch.device("cuda", 0),
         utils=SimpleNamespace(
-            get_device_properties=lambda device: {"max_shared_mem": gpu.shared_memory_per_block_bytes}
+            get_device_properties=lambda device: {"max_shared_mem": _PROPERTIES.shared_memory_per_block_optin}
         ),
     )
     triton.runtime.driver.set_active(driver)

@@ -22,9 +22,8 @@ from pydantic import ValidationError
 
 from encore.own_packages import script
 from models import registry
-from models.registry import Size
 from suite.explain.records import Explanation, WorkerAnswer
-from suite.explain.targets import Target, find_targets, unexplained
+from suite.explain.targets import Target, unexplained
 from suite.results.errors import WrongUse
 from suite.results.store import REPOSITORY, CannotWrite, describe, make_folder, write_atomically
 from suite.run import guard
@@ -41,28 +40,13 @@ BEAT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Hold one target that is done. `path` is its file, if there is one; `seconds` its wall time."""
+    """Hold one target that is done. `path` is its file, if there is one."""
 
     target: Target
     explanation: Explanation
     path: Path | None
-    seconds: float
     done: int
     total: int
-
-
-def explain_target(
-    name: str, *, variant: str | None = None, size: Size = "full", timeout_s: float = TIMEOUT_S
-) -> Explanation:
-    """Explain a workload, or a program given as `module:callable`.
-
-    A failure of the analysis is in the explanation's `error`.
-
-    Raises:
-        WrongUse: there is no such workload, variant or program.
-    """
-    targets = find_targets([name], variant=variant, size=size)
-    return next(explain_many(targets, timeout_s=timeout_s)).explanation
 
 
 def explain_many(
@@ -98,7 +82,7 @@ def explain_many(
                     path = None if out is None else out / file_name(one.target)
                     if path is not None:
                         _write(path, explanation)
-                    yield Explained(one.target, explanation, path, monotonic() - one.start, done, len(targets))
+                    yield Explained(one.target, explanation, path, done, len(targets))
         finally:
             end([one.worker for one in running])
 
@@ -127,7 +111,7 @@ class _Running:
         folder.mkdir()
         self.target = target
         self.timeout_s = timeout_s
-        self.start = self._cpu_used_at = monotonic()
+        self._cpu_used_at = monotonic()
         self._cpu_s = 0.0
         self._answer = folder / "answer.json"
         variant = () if target.variant is None else ("--variant", target.variant)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from suite.explain.records import Explanation
-from suite.explain.run import explain_many, explain_target, file_name
+from suite.explain.run import explain_many, file_name
 from suite.explain.targets import Target
 from suite.results.errors import WrongUse
 
@@ -45,7 +45,8 @@ def test_programs_that_die_or_raise_spare_the_others(tmp_path: Path) -> None:
 
 def test_explain_ends_a_target_after_its_processor_time() -> None:
     start = time.monotonic()
-    explanation = explain_target("explain_programs:hangs", timeout_s=1.0)
+    (explained,) = explain_many([Target("explain_programs:hangs", None)], timeout_s=1.0)
+    explanation = explained.explanation
     assert explanation.error is not None
     assert "longer than 1 s of processor time" in explanation.error
     assert time.monotonic() - start < 60
@@ -66,7 +67,7 @@ def test_closing_early_ends_what_runs() -> None:
 )
 def test_wrong_programs_are_wrong_use(name: str, message: str) -> None:
     with pytest.raises(WrongUse, match=message):
-        explain_target(name, timeout_s=TIMEOUT_S)
+        list(explain_many([Target(name, None)], timeout_s=TIMEOUT_S))
 
 
 def test_an_out_that_is_a_file_is_wrong_use(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from models.instance import Instance, instantiate
 from models.own_program import Called, WrongProgram, load
 from optimizations import torch_internals
 from suite.explain.records import TO_THE_END, Explanation
-from suite.explain.run import explain_target
+from suite.explain.run import explain_many
+from suite.explain.targets import find_targets
 from suite.explain.text import summary
 from suite.measure.iteration import iteration
 from suite.measure.results import State, run_checked
@@ -257,7 +258,7 @@ def test_six_lines_without_encore_say_what_to_measure() -> None:
 @pytest.fixture
 def explained(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(Path(__file__).parents[2] / "support")
-    return lambda name: explain_target(f"own_programs:{name}")
+    return lambda name: next(explain_many(find_targets([f"own_programs:{name}"]))).explanation
 
 
 def test_explain_sees_backward_and_optimizer_of_a_step(explained: Callable[[str], Explanation]) -> None:

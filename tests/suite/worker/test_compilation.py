@@ -141,12 +141,12 @@ def test_what_tuning_finds_is_stored_and_looked_up_under_one_key(cell):
 @pytest.mark.parametrize(("alive", "fits"), [(8, False), (3, False), (2, True), (1, True)])
 def test_graphs_waiting_for_memory_of_others_are_not_measured(cell, monkeypatch, alive, fits):
     """A mode and what it is compared with are as few as there can be: then it is measured as it is."""
-    waits = SimpleNamespace(waiting="memory: 13 GB are needed")
-    graph = SimpleNamespace(recordings=[SimpleNamespace(waiting="more use"), waits])
+    waits = SimpleNamespace(waiting="memory: 13 GB are needed", waits_for_memory=True)
+    recordings = (SimpleNamespace(waiting="more use", waits_for_memory=False), waits)
     live = cell(Mlp, "encore", spec={"alive_together": alive})
     live.build()
     times = live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE)
-    monkeypatch.setattr(suite.worker.compilation.optimizations, "report", lambda: (graph,))
+    monkeypatch.setattr(suite.worker.compilation.optimizations, "recordings", lambda: recordings)
     if fits:
         assert live._compilation._settle(times).settled is not None
         return
