@@ -11,30 +11,16 @@ import torch.nn.functional as F
 from step_parts import Program
 
 from library_programs.record import CALLS, images, program, state_of, tokens
-from library_programs.transformers_models import SMALL, hf_step
+from library_programs.transformers_models import PAIRED, SMALL, fine_tuning
 
 
 @program
 def hf_whisper_features_label_smoothing(device: str) -> Program:
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-    config = WhisperConfig(
-        vocab_size=64,
-        num_mel_bins=8,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_source_positions=16,
-        max_target_positions=16,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=3,
-    )
+    marks = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+    sizes = {"num_mel_bins": 8, "encoder_layers": 1, "max_source_positions": 16, "max_target_positions": 16}
+    config = WhisperConfig(**PAIRED, **sizes, **marks)
     model = WhisperForConditionalGeneration(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / 6))
@@ -80,22 +66,14 @@ def hf_vit_classification_loss_kept_by_trainer_class(device: str) -> Program:
 def hf_vit_mae_noise_drawn_on_the_gpu(device: str) -> Program:
     from transformers import ViTMAEConfig, ViTMAEForPreTraining, get_cosine_with_hard_restarts_schedule_with_warmup
 
-    config = ViTMAEConfig(
-        image_size=32,
-        patch_size=8,
-        decoder_hidden_size=16,
-        decoder_num_hidden_layers=1,
-        decoder_num_attention_heads=2,
-        decoder_intermediate_size=32,
-        norm_pix_loss=True,
-        **SMALL,
-    )
+    decoder = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    decoder = {f"decoder_{name}": size for name, size in decoder.items()}
+    config = ViTMAEConfig(image_size=32, patch_size=8, norm_pix_loss=True, **decoder, **SMALL)
     model = ViTMAEForPreTraining(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
     scheduler = get_cosine_with_hard_restarts_schedule_with_warmup(optimizer, 2, CALLS, num_cycles=2)
     batches = [({"pixel_values": x},) for x, _ in images(device)]
-    step = hf_step(model, optimizer, dtype=torch.bfloat16)
-    return Program(step, batches, lambda: state_of(model, optimizer), lambda index: scheduler.step())
+    return fine_tuning(model, optimizer, batches, scheduler=scheduler, dtype=torch.bfloat16)
 
 
 @program
@@ -128,19 +106,9 @@ def hf_clip_contrastive_logit_scale_clamped(device: str) -> Program:
 def wav2vec2(device: str, kind: str, **options: Any):
     import transformers
 
-    config = transformers.Wav2Vec2Config(
-        vocab_size=16,
-        conv_dim=(16, 16),
-        conv_stride=(5, 4),
-        conv_kernel=(10, 8),
-        num_feat_extract_layers=2,
-        num_conv_pos_embeddings=8,
-        num_conv_pos_embedding_groups=2,
-        classifier_proj_size=16,
-        num_labels=4,
-        **SMALL,
-        **options,
-    )
+    layers = {"conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_feat_extract_layers": 2}
+    layers |= {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 16}
+    config = transformers.Wav2Vec2Config(vocab_size=16, num_labels=4, **layers, **SMALL, **options)
     model = getattr(transformers, kind)(config).to(device).train()
     model.freeze_feature_encoder()
     return model
@@ -159,7 +127,7 @@ def hf_wav2vec2_classification_frozen_encoder(device: str) -> Program:
         ({"input_values": x, "labels": torch.tensor([i % 4, (i * i) % 4], device=device)},)
         for i, x in enumerate(audio(device))
     ]
-    return Program(hf_step(model, optimizer), batches, lambda: state_of(model, optimizer))
+    return fine_tuning(model, optimizer, batches)
 
 
 @program
@@ -172,4 +140,4 @@ def hf_wav2vec2_ctc_spec_augment_of_numpy(device: str) -> Program:
         ({"input_values": x, "labels": ids % 12 + 2},)
         for x, ids in zip(audio(device), tokens(device, rows=2, length=5), strict=True)
     ]
-    return Program(hf_step(model, optimizer), batches, lambda: state_of(model, optimizer))
+    return fine_tuning(model, optimizer, batches)

@@ -2,12 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from step_parts import Program
 
-from library_programs.record import CALLS, descend, on_gpu, program, state_of, tokens
+from library_programs.record import CALLS, on_gpu, program, state_of, tokens, training
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+PAIRED = {
+    "vocab_size": 64,
+    "d_model": 32,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+}
+"""Sizes of models with an encoder and a decoder."""
+
+
+def gpt2(device: str, layers: int = 2) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=layers, n_head=2)
+    return GPT2LMHeadModel(config).to(device).train()
+
+
+def t5(device: str, layers: int = 1) -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2}
+    config = T5Config(**sizes, num_layers=layers, decoder_start_token_id=0)
+    return T5ForConditionalGeneration(config).to(device).train()
+
+
+def bert_mlm(device: str) -> Any:
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(BertConfig(vocab_size=64, max_position_embeddings=32, **SMALL)).to(device).train()
+
+
+def causal(device: str, **options: Any) -> list[tuple[Any, ...]]:
+    return [({"input_ids": ids, "labels": ids.clone()},) for ids in tokens(device, **options)]
+
+
+def without_padding(labels: torch.Tensor, pad: int = 0) -> torch.Tensor:
+    """Labels of which those of padding are left out of the loss, as programs assign them."""
+    labels = labels.clone()
+    labels[labels == pad] = -100
+    return labels
 
 
 def hf_step(model, optimizer, clip=None, dtype=None):
@@ -27,18 +71,24 @@ def hf_step(model, optimizer, clip=None, dtype=None):
     return step
 
 
+def fine_tuning(model, optimizer, batches, *holders, scheduler=None, **options) -> Program:
+    """That step on these batches, with the scheduler after each call."""
+
+    def between(index):
+        if scheduler is not None:
+            scheduler.step()
+
+    return Program(hf_step(model, optimizer, **options), batches, lambda: state_of(model, optimizer, *holders), between)
+
+
 @program
 def hf_gpt2_adamw_cosine_warm_up(device: str) -> Program:
-    from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_warmup
+    from transformers import get_cosine_schedule_with_warmup
 
-    model = (
-        GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2)).to(device).train()
-    )
+    model = gpt2(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scheduler = get_cosine_schedule_with_warmup(optimizer, 4, CALLS)
-    batches = [({"input_ids": ids, "labels": ids.clone()},) for ids in tokens(device)]
-    step = hf_step(model, optimizer, clip=1.0, dtype=torch.bfloat16)
-    return Program(step, batches, lambda: state_of(model, optimizer), lambda index: scheduler.step())
+    return fine_tuning(model, optimizer, causal(device), scheduler=scheduler, clip=1.0, dtype=torch.bfloat16)
 
 
 @program
@@ -54,8 +104,7 @@ def hf_llama_pad_labels_assigned_linear_schedule(device: str) -> Program:
 
     def step(input_ids):
         optimizer.zero_grad()
-        labels = input_ids.clone()
-        labels[labels == 0] = -100
+        labels = without_padding(input_ids)
         out = model(input_ids=input_ids, attention_mask=(input_ids != 0).long(), labels=labels, use_cache=False)
         out.loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -74,14 +123,7 @@ def hf_mistral_sliding_window_checkpointed(device: str) -> Program:
     model = MistralForCausalLM(config).to(device).train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    batches = [({"input_ids": ids, "labels": ids.clone()},) for ids in tokens(device)]
-    return Program(hf_step(model, optimizer, 1.0), batches, lambda: state_of(model, optimizer))
-
-
-def bert_mlm(device: str):
-    from transformers import BertConfig, BertForMaskedLM
-
-    return BertForMaskedLM(BertConfig(vocab_size=64, max_position_embeddings=32, **SMALL)).to(device).train()
+    return fine_tuning(model, optimizer, causal(device), clip=1.0)
 
 
 @program
@@ -103,11 +145,11 @@ def hf_bert_mlm_masks_of_the_collator_on_the_gpu(device: str) -> Program:
         inputs[random] = words[random]
         return inputs, labels
 
-    def step(ids):
+    def loss_of(ids):
         ids, labels = mask_tokens(ids.clone())
-        return descend(model(input_ids=ids, labels=labels).loss, optimizer).detach()
+        return model(input_ids=ids, labels=labels).loss
 
-    return Program(step, [(ids,) for ids in tokens(device, rows=8)], lambda: state_of(model, optimizer))
+    return training(loss_of, optimizer, [(ids,) for ids in tokens(device, rows=8)], model)
 
 
 @program
@@ -154,40 +196,39 @@ def hf_roberta_classification_adafactor_fixed_lr(device: str) -> Program:
         ({"input_ids": ids, "attention_mask": (ids != 1).long(), "labels": ids[:, 1] % 3},)
         for ids in tokens(device, pad=1)
     ]
-    return Program(hf_step(model, optimizer), batches, lambda: state_of(model, optimizer))
+    return fine_tuning(model, optimizer, batches)
 
 
 @program
 def hf_t5_adafactor_relative_step(device: str) -> Program:
     """Adafactor finds its own learning rate by counting steps in Python."""
-    from transformers import T5Config, T5ForConditionalGeneration
     from transformers.optimization import Adafactor
 
-    config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0)
-    model = T5ForConditionalGeneration(config).to(device).train()
+    model = t5(device, layers=2)
     optimizer = Adafactor(model.parameters(), scale_parameter=True, relative_step=True, warmup_init=True, lr=None)
+    return t5_training(device, model, optimizer, 8)
 
-    def step(ids, target):
-        labels = target.clone()
-        labels[labels == model.config.pad_token_id] = -100
-        return descend(model(input_ids=ids, attention_mask=ids.ne(0), labels=labels).loss, optimizer).detach()
 
-    ids = tokens(device, pad=0)
-    return Program(step, [(x, x.flip(0)[:, :8]) for x in ids], lambda: state_of(model, optimizer))
+def t5_training(device: str, model, optimizer, length: int) -> Program:
+    """Training whose targets are the rows in another order, so long."""
+
+    def loss_of(ids, target):
+        return model(input_ids=ids, attention_mask=ids.ne(0), labels=without_padding(target)).loss
+
+    batches = [(x, x.flip(0)[:, :length]) for x in tokens(device, pad=0)]
+    return training(loss_of, optimizer, batches, model)
 
 
 @program
 def hf_t5_torch_adafactor_inverse_sqrt(device: str) -> Program:
     """PyTorch's own Adafactor."""
-    from transformers import T5Config, T5ForConditionalGeneration, get_inverse_sqrt_schedule
+    from transformers import get_inverse_sqrt_schedule
 
-    config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0)
-    model = T5ForConditionalGeneration(config).to(device).train()
+    model = t5(device)
     optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-2)
     scheduler = get_inverse_sqrt_schedule(optimizer, num_warmup_steps=3)
     batches = [({"input_ids": x, "labels": x.flip(0)[:, :6].contiguous()},) for x in tokens(device)]
-    step = hf_step(model, optimizer, 1.0)
-    return Program(step, batches, lambda: state_of(model, optimizer), lambda index: scheduler.step())
+    return fine_tuning(model, optimizer, batches, scheduler=scheduler, clip=1.0)
 
 
 @program
@@ -195,41 +236,23 @@ def hf_bart_draws_for_layerdrop(device: str) -> Program:
     """The encoder draws on the host for each layer: refused without host_draws."""
     from transformers import BartConfig, BartForConditionalGeneration
 
-    config = BartConfig(
-        vocab_size=64,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_position_embeddings=32,
-    )
+    config = BartConfig(**PAIRED, encoder_layers=2, max_position_embeddings=32)
     model = BartForConditionalGeneration(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     batches = [
         ({"input_ids": x, "attention_mask": (x != 1).long(), "labels": x[:, :7].masked_fill(x[:, :7] == 1, -100)},)
         for x in tokens(device, pad=1)
     ]
-    return Program(hf_step(model, optimizer, 0.1), batches, lambda: state_of(model, optimizer))
+    return fine_tuning(model, optimizer, batches, clip=0.1)
 
 
 @program
 def hf_deberta_v2_token_classification(device: str) -> Program:
     from transformers import DebertaV2Config, DebertaV2ForTokenClassification
 
-    config = DebertaV2Config(
-        vocab_size=64,
-        max_position_embeddings=32,
-        num_labels=4,
-        relative_attention=True,
-        position_buckets=8,
-        pos_att_type=["p2c", "c2p"],
-        norm_rel_ebd="layer_norm",
-        share_att_key=True,
-        **SMALL,
-    )
+    attention = {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]}
+    attention |= {"norm_rel_ebd": "layer_norm", "share_att_key": True}
+    config = DebertaV2Config(vocab_size=64, max_position_embeddings=32, num_labels=4, **attention, **SMALL)
     model = DebertaV2ForTokenClassification(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
@@ -240,8 +263,7 @@ def hf_deberta_v2_token_classification(device: str) -> Program:
         out.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        predictions = out.logits.argmax(dim=-1)
-        return {"loss": out.loss.detach(), "predictions": predictions}
+        return {"loss": out.loss.detach(), "predictions": out.logits.argmax(dim=-1)}
 
     batches = [({"input_ids": x, "attention_mask": (x != 0).long(), "labels": x % 4},) for x in tokens(device, pad=0)]
     return Program(step, batches, lambda: state_of(model, optimizer))
@@ -254,8 +276,7 @@ def hf_mamba_in_plain_torch(device: str) -> Program:
     config = MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=2, use_cache=False)
     model = MambaForCausalLM(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=on_gpu(device))
-    batches = [({"input_ids": ids, "labels": ids.clone()},) for ids in tokens(device, length=8)]
-    return Program(hf_step(model, optimizer, 1.0), batches, lambda: state_of(model, optimizer))
+    return fine_tuning(model, optimizer, causal(device, length=8), clip=1.0)
 
 
 @program
@@ -264,25 +285,20 @@ def hf_albert_question_answering_swa_two_groups(device: str) -> Program:
 
     config = AlbertConfig(vocab_size=64, embedding_size=16, max_position_embeddings=32, **SMALL)
     model = AlbertForQuestionAnswering(config).to(device).train()
-    named = list(model.named_parameters())
-    no = ("bias", "LayerNorm.weight")
-    optimizer = torch.optim.NAdam(
-        [
-            {"params": [p for n, p in named if not any(x in n for x in no)], "weight_decay": 0.01},
-            {"params": [p for n, p in named if any(x in n for x in no)], "weight_decay": 0.0},
-        ],
-        lr=1e-3,
-        capturable=on_gpu(device),
-    )
+    groups = [
+        {
+            "params": [p for n, p in model.named_parameters() if n.endswith(("bias", "LayerNorm.weight")) is plain],
+            "weight_decay": 0.0 if plain else 0.01,
+        }
+        for plain in (False, True)
+    ]
+    optimizer = torch.optim.NAdam(groups, lr=1e-3, capturable=on_gpu(device))
     averaged = torch.optim.swa_utils.AveragedModel(model)
     scheduler = torch.optim.swa_utils.SWALR(optimizer, swa_lr=1e-4, anneal_epochs=6)
 
-    def step(ids, start, end):
-        optimizer.zero_grad()
+    def loss_and_hits(ids, start, end):
         out = model(input_ids=ids, start_positions=start, end_positions=end)
-        out.loss.backward()
-        optimizer.step()
-        return out.loss.detach(), (out.start_logits.argmax(1) == start).sum()
+        return out.loss, (out.start_logits.argmax(1) == start).sum()
 
     def between(index):
         if index > 8:
@@ -290,17 +306,15 @@ def hf_albert_question_answering_swa_two_groups(device: str) -> Program:
         scheduler.step()
 
     batches = [(x, x[:, 0] % 12, x[:, 1] % 12) for x in tokens(device)]
-    return Program(step, batches, lambda: state_of(model, optimizer, averaged), between)
+    return training(loss_and_hits, optimizer, batches, model, averaged, between=between)
 
 
 @program
 def hf_gpt2_micro_batches_label_smoother(device: str) -> Program:
     """Two micro-batches in a step, the loss by the Trainer's LabelSmoother."""
-    from transformers import GPT2Config, GPT2LMHeadModel
     from transformers.trainer_pt_utils import LabelSmoother
 
-    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=1, n_head=2)
-    model = GPT2LMHeadModel(config).to(device).train()
+    model = gpt2(device, layers=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     smoother = LabelSmoother(epsilon=0.1)
 
@@ -308,10 +322,8 @@ def hf_gpt2_micro_batches_label_smoother(device: str) -> Program:
         optimizer.zero_grad()
         total = torch.zeros((), device=batch.device)
         for ids in batch.chunk(2):
-            labels = ids.clone()
-            labels[labels == 0] = -100
             out = model(input_ids=ids, attention_mask=(ids != 0).long())
-            loss = smoother(out, labels, shift_labels=True) / 2
+            loss = smoother(out, without_padding(ids), shift_labels=True) / 2
             loss.backward()
             total += loss.detach()
         optimizer.step()
