@@ -97,20 +97,6 @@ def gradients_of_compiled_gradients(world: World) -> None:
 
 
 @kind()
-def gradients_taken_inside(world: World) -> None:
-    net = world.module(nn.Linear(4, 4))
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        loss = net(x).square().sum()
-        (gradient,) = torch.autograd.grad(loss, x)
-        return x - 0.1 * gradient
-
-    run = world.compile(program)
-    for step in range(STEPS):
-        world.note(run(world.values(step, grad=True)))
-
-
-@kind()
 def hooks_of_all_kinds(world: World) -> None:
     net = world.module(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
     seen: list[torch.Tensor] = []
@@ -193,16 +179,6 @@ def saved_tensors_packed_once(world: World) -> None:
         world.note(y)
         world.note_gradients(net)
         del y
-
-
-@kind()
-def anomaly_mode(world: World) -> None:
-    net = world.module(nn.Linear(4, 4))
-    run = world.compile(net)
-    for step in range(STEPS):
-        with torch.autograd.detect_anomaly(check_nan=step % 2 == 0):
-            run(world.values(step)).square().sum().backward()
-        world.note_gradients(net)
 
 
 @kind()

@@ -63,22 +63,6 @@ def trained_results_changed_beyond_their_values(world: World) -> None:
 
 
 @kind()
-def compiled_modules_called_with_other_parameters(world: World) -> None:
-    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
-    run = world.compile(net)
-    for step in range(2 * STEPS):
-        x = world.values(step)
-        if step % 3 == 0:
-            y = run(x)
-        else:
-            names = [name for name, _ in run.named_parameters()]
-            other = {name: world.values(100 + step + i, *p.shape) for i, (name, p) in enumerate(run.named_parameters())}
-            assert len(names) == len(other)
-            y = torch.func.functional_call(run, other, (x,))
-        world.note(y)
-
-
-@kind()
 def parameters_swapped_and_converted(world: World) -> None:
     net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
     run = world.compile(net)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -176,29 +174,6 @@ def autocast_in_turns(world: World) -> None:
                 world.note(str(plain(world.values(step + 20)).dtype))
 
 
-@kind()
-def generators_and_contexts(world: World) -> None:
-    net = world.module(nn.Linear(4, 4))
-
-    def rows(x: torch.Tensor) -> Iterator[torch.Tensor]:
-        for i in range(3):
-            yield x[i] * i
-
-    def program(x: torch.Tensor) -> Any:
-        with torch.no_grad():
-            frozen = net(x)
-        parts = list(rows(frozen))
-        with warnings.catch_warnings():
-            return sum(parts), torch.stack(parts), net(x).sum()
-
-    run = world.compile(program)
-    for step in range(STEPS):
-        *found, loss = run(world.values(step))
-        loss.backward()
-        world.note(found, loss, [one.requires_grad for one in found])
-        world.note_gradients(net)
-
-
 @kind(on_gpu=False)
 def tasks_and_pools(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
@@ -219,22 +194,3 @@ def tasks_and_pools(world: World) -> None:
         world.note(asyncio.run(clients()))
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         world.note(list(pool.map(served, range(4 * STEPS))))
-
-
-class _Squares(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    def __getitem__(self, number: int) -> torch.Tensor:
-        return torch.full((4,), float(number * number))
-
-    def __len__(self) -> int:
-        return 12
-
-
-@kind()
-def loaders_that_fork(world: World) -> None:
-    net = world.module(nn.Linear(4, 4))
-    run = world.compile(net)
-    with torch.no_grad():
-        for _ in range(2):
-            loader = torch.utils.data.DataLoader(_Squares(), batch_size=2, num_workers=1)
-            for batch in loader:
-                world.note(run(batch.to(world.device)))

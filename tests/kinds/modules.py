@@ -206,20 +206,6 @@ def functions_that_call_compiled_ones(world: World) -> None:
 
 
 @kind()
-def regions_compiled_one_by_one(world: World) -> None:
-    blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
-    world.module(blocks)
-    runs = [world.compile(block, fullgraph=True) for block in blocks]
-    for step in range(STEPS):
-        x = world.values(step)
-        for run in runs:
-            x = run(x)
-        x.sum().backward()
-        world.note(x)
-        world.note_gradients(blocks)
-
-
-@kind()
 def dynamically_quantized_modules(world: World) -> None:
     """Quantized weights with a scale for each column, unpacked in the graph."""
     whole = world.whole(40, 100, 4, 4, dtype=torch.int8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -85,17 +84,6 @@ def vectorized_jacobians(world: World) -> None:
             world.note(torch.autograd.grad(y, x, rows, retain_graph=True, is_grads_batched=True)[0])
         except RuntimeError:
             world.note(torch.stack([torch.autograd.grad(y, x, row, retain_graph=True)[0] for row in rows]))
-
-
-@kind(captured=False)
-def compiled_modules_pickled_whole(world: World) -> None:
-    run = world.compile(world.module(nn.Linear(4, 4)))
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step)))
-        again = pickle.loads(pickle.dumps(run))  # noqa: S301
-        for step in range(STEPS):
-            world.note(again(world.values(step)))
 
 
 @kind()

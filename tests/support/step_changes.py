@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy
 import torch
-from step_parts import CALLS, Program, batches, loss_of, network, program, sgd, state_of, training_step
+from step_parts import CALLS, Program, batches, loop, loss_of, network, program, state_of, training_step
 from torch import nn
 
+Batch = dict[str, torch.Tensor]
 
-@program
-def evaluation_in_between(device: str) -> Program:
+
+@loop(dropout=0.3, norm=True, calls=14, replays=14 - 3 - 2, recordings=2)
+def evaluation_in_between(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """The mode of the model is Python's: a recording for each."""
-    model = network(device, dropout=0.3, norm=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         optimizer.zero_grad()
         loss = loss_of(model, batch)
         loss.backward()
@@ -28,10 +28,7 @@ def evaluation_in_between(device: str) -> Program:
             optimizer.step()
         return loss
 
-    def between(index: int) -> None:
-        model.train(index < 5 or index >= 10)
-
-    return Program(step, batches(device, 14), lambda: state_of(model), between, replays=14 - 3 - 2, recordings=2)
+    return step, {"between": lambda index: model.train(index < 5 or index >= 10)}
 
 
 class Trainer:
@@ -50,14 +47,14 @@ class Trainer:
     def scale(self) -> float:
         return 2 * self.weight
 
-    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(self, batch: Batch) -> torch.Tensor:
         self.optimizer.zero_grad()
         loss = self.scale * self.loss(batch)
         loss.backward()
         self.optimizer.step()
         return loss
 
-    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def loss(self, batch: Batch) -> torch.Tensor:
         noise = torch.randn(batch["x"].shape, generator=self.noise, device=batch["x"].device)
         return loss_of(self.model, {**batch, "x": batch["x"] + 0.1 * noise})
 
@@ -78,43 +75,25 @@ def method_of_a_trainer(device: str) -> Program:
     )
 
 
-@program
-def layers_frozen_and_unfrozen(device: str) -> Program:
+@loop(calls=18, replays=4 + 5 + 2, recordings=2)
+def layers_frozen_and_unfrozen(model: Any, train: Any) -> Any:
     """As fine-tuning does, layer by layer. Nothing but `requires_grad` changes, and comes back.
 
     The first call after it finds gradients where the recording found none, and is observed: it might leave them.
     """
-    model = network(device)
     model[0].requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def between(index: int) -> None:
-        model[0].requires_grad_(6 <= index < 13)
-
-    step, replays = training_step(model, optimizer), 4 + 5 + 2
-    return Program(step, batches(device, 18), lambda: state_of(model), between, replays, recordings=2)
+    return train, {"between": lambda index: model[0].requires_grad_(6 <= index < 13)}
 
 
-@program
-def a_layer_frozen_in_every_third_call(device: str) -> Program:
+@loop(calls=18, replays=18 - 7, recordings=3)
+def a_layer_frozen_in_every_third_call(model: Any, train: Any) -> Any:
     """From the first call on: calls that find the same gradients differ by what is frozen."""
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def between(index: int) -> None:
-        model[0].requires_grad_(index % 3 != 0)
-
-    step = training_step(model, optimizer)
-    return Program(step, batches(device, 18), lambda: state_of(model), between, replays=18 - 7, recordings=3)
+    return train, {"between": lambda index: model[0].requires_grad_(index % 3 != 0)}
 
 
-@program
-def gradients_of_layers_that_were_frozen(device: str) -> Program:
+@loop(calls=16, lr=0.01, replays=3 + 3 + 3, recordings=3)
+def gradients_of_layers_that_were_frozen(model: Any, optimizer: torch.optim.Optimizer) -> Any:
     """They stay, and the optimizer goes on using them: nobody sets them to None."""
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    step = training_step(model, optimizer, zero=lambda: None)
 
     def between(index: int) -> None:
         if index == 5:
@@ -122,43 +101,33 @@ def gradients_of_layers_that_were_frozen(device: str) -> Program:
         if index == 10:
             model[0].weight.grad = None
 
-    return Program(step, batches(device, 16), lambda: state_of(model), between, replays=3 + 3 + 3, recordings=3)
+    return training_step(model, optimizer, zero=lambda: None), {"between": between}
 
 
-@program
-def a_call_that_differs_where_it_would_be_recorded(device: str) -> Program:
+@loop(replays=CALLS - 6)
+def a_call_that_differs_where_it_would_be_recorded(train: Any) -> Any:
     """Python decides by what no watch sees, once: the calls behind it are observed and recorded."""
-    made = sgd(device)
-    train, hidden = made.step, array.array("i", [0])
+    hidden = array.array("i", [0])
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         loss = train(batch)
         return loss * 2 if hidden[0] else loss
 
-    def between(index: int) -> None:
-        hidden[0] = index == 2
-
-    made.step, made.between, made.replays = step, between, CALLS - 6
-    return made
+    return step, {"between": lambda index: hidden.__setitem__(0, index == 2)}
 
 
-@program
-def tensors_made_of_numbers(device: str) -> Program:
+@loop(replays=3 + 1, recordings=2)
+def tensors_made_of_numbers(device: str, train: Any) -> Any:
     """As masks begin. The factor is Python's, and changes after the sixth call."""
-    made = sgd(device)
-    train, settings = made.step, {"factor": 0.1}
+    settings = {"factor": 0.1}
 
-    def step(batch: dict[str, torch.Tensor]) -> Any:
+    def step(batch: Batch) -> Any:
         low = torch.tensor(torch.finfo(torch.float32).min, dtype=torch.float32, device=device)
         factor = torch.tensor(settings["factor"], device=batch["x"].device)
         x = torch.where(batch["x"] > low, batch["x"] * factor, low) + torch.tensor(True, device=device)
         return train({**batch, "x": x}), factor
 
-    def between(index: int) -> None:
-        settings["factor"] = 0.1 if index < 5 else 0.3
-
-    made.step, made.between, made.replays, made.recordings = step, between, 3 + 1, 2
-    return made
+    return step, {"between": lambda index: settings.update(factor=0.1 if index < 5 else 0.3)}
 
 
 class Remembering(nn.Module):
@@ -184,7 +153,7 @@ def activations_kept_in_attributes(device: str) -> Program:
     last: torch.Tensor | None = None
     looked_at: list[torch.Tensor] = []
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         nonlocal last
         optimizer.zero_grad()
         last = loss = loss_of(model, batch)
@@ -199,20 +168,15 @@ def activations_kept_in_attributes(device: str) -> Program:
     return Program(step, batches(device), lambda: [*state_of(model), *looked_at], between)
 
 
-@program
-def a_shape_that_changes_at_the_same_address(device: str) -> Program:
-    made = sgd(device)
-    train, table = made.step, torch.arange(12.0, device=device).reshape(3, 4)
-
-    def step(batch: dict[str, torch.Tensor]) -> Any:
-        return train(batch), table.sum(0), table * 2
+@loop(replays=3 + 1, recordings=2)
+def a_shape_that_changes_at_the_same_address(device: str, train: Any) -> Any:
+    table = torch.arange(12.0, device=device).reshape(3, 4)
 
     def between(index: int) -> None:
         if index == 5:
             table.t_()
 
-    made.step, made.between, made.replays, made.recordings = step, between, 3 + 1, 2
-    return made
+    return lambda batch: (train(batch), table.sum(0), table * 2), {"between": between}
 
 
 @program
@@ -223,7 +187,7 @@ def numbers_of_numpy(device: str) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, **options)
     train = training_step(model, optimizer)
 
-    def step(batch: dict[str, torch.Tensor], factor: Any) -> torch.Tensor:
+    def step(batch: Batch, factor: Any) -> torch.Tensor:
         return train(batch).detach() * float(factor)
 
     def between(index: int) -> None:
@@ -234,11 +198,9 @@ def numbers_of_numpy(device: str) -> Program:
     return Program(step, calls, lambda: state_of(model, optimizer), between, replays=8 - 4 + 3 + 3, recordings=3)
 
 
-@program
-def a_hook_of_a_module_is_exchanged(device: str) -> Program:
+@loop(calls=14, replays=3 + 3 + 3, recordings=2)
+def a_hook_of_a_module_is_exchanged(model: Any, train: Any) -> Any:
     """The number of hooks stays the same. Later the first hook is registered again."""
-    model = network(device)
-    step = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     def double(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:
         return result * 2
@@ -251,40 +213,31 @@ def a_hook_of_a_module_is_exchanged(device: str) -> Program:
             change = double if index == 10 else lambda module, given, result: result * 0.5
             hooks.append(model[0].register_forward_hook(change))
 
-    return Program(step, batches(device, 14), lambda: state_of(model), between, replays=3 + 3 + 3, recordings=2)
+    return train, {"between": between}
 
 
-@program
-def hooks_that_come_and_go(device: str) -> Program:
+@loop(calls=16, replays=3 + 0 + 2 + 1 + 3, recordings=2)
+def hooks_that_come_and_go(model: Any, train: Any) -> Any:
     """Of a parameter, and of all modules: nothing in the step or its model changes."""
-    made = sgd(device)
-    weight = next(iter(made.state()))
     hooks: list[Any] = []
-
-    def halve(gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * 0.5
 
     def between(index: int) -> None:
         if index == 5:
-            hooks.append(weight.register_hook(halve))
+            hooks.append(model[0].weight.register_hook(lambda gradient: gradient * 0.5))
         if index == 9:
             hooks.append(nn.modules.module.register_module_forward_hook(lambda module, given, result: result * 0.9))
         if index in (7, 12):
             hooks.pop().remove()
 
-    made.batches, made.between = batches(device, 16), between
-    made.replays, made.recordings = 3 + 0 + 2 + 1 + 3, 2
-    return made
+    return train, {"between": between}
 
 
-@program
-def a_layer_that_gets_its_shape_late(device: str) -> Program:
+@loop(calls=12, replays=12 - 6 - 3)
+def a_layer_that_gets_its_shape_late(device: str, train: Any) -> Any:
     """After six calls, which run as they are: one of its parameters has no shape until then."""
-    made = sgd(device)
-    train, late = made.step, nn.LazyLinear(2).to(device)
-    settings = {"late": False}
+    late, settings = nn.LazyLinear(2).to(device), {"late": False}
 
-    def step(batch: dict[str, torch.Tensor]) -> Any:
+    def step(batch: Batch) -> Any:
         loss = train(batch)
         with torch.no_grad():
             return (loss, late(batch["x"])) if settings["late"] else loss
@@ -297,24 +250,17 @@ def a_layer_that_gets_its_shape_late(device: str) -> Program:
                 late.bias.fill_(0.25)
             settings["late"] = True
 
-    made.batches = batches(device, 12)
-    made.step, made.between, made.replays = step, between, 12 - 6 - 3
-    return made
+    return step, {"between": between}
 
 
-@program
-def an_array_of_numpy_that_changes(device: str) -> Program:
-    made = sgd(device)
-    train, factor = made.step, numpy.array([1.0, 2.0])
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return train(batch) * float(factor[1])
+@loop(replays=3 + 1, recordings=2)
+def an_array_of_numpy_that_changes(train: Any) -> Any:
+    factor = numpy.array([1.0, 2.0])
 
     def between(index: int) -> None:
         factor[1] = 2.0 if index < 5 else 3.0
 
-    made.step, made.between, made.replays, made.recordings = step, between, 3 + 1, 2
-    return made
+    return lambda batch: train(batch) * float(factor[1]), {"between": between}
 
 
 @program
@@ -323,7 +269,7 @@ def inputs_that_are_the_same_tensors(device: str) -> Program:
     model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(batch: dict[str, torch.Tensor], weights: torch.Tensor, factor: torch.Tensor) -> Any:
+    def step(batch: Batch, weights: torch.Tensor, factor: torch.Tensor) -> Any:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"], weight=weights) * factor
         loss.backward()
@@ -343,36 +289,30 @@ def inputs_that_are_the_same_tensors(device: str) -> Program:
     return Program(step, calls, lambda: [*state_of(model), weights], between, replays=12 - 3)
 
 
-@program
-def an_argument_that_is_a_weight(device: str) -> Program:
+@loop(replays=CALLS - 3 - 2)
+def an_argument_that_is_a_weight(device: str, model: Any, train: Any) -> Any:
     """In two calls: what the step has written by the time it reads it is not what a copy made before holds."""
-    made = sgd(device)
-    train, weight = made.step, next(iter(made.state()))
 
-    def step(batch: dict[str, torch.Tensor], other: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def step(batch: Batch, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return train(batch), other.sum()
 
-    made.batches = [
-        (*batch, weight.detach()[3:5] if index in (5, 7) else torch.full((2, 8), float(index), device=device))
+    calls = [
+        (*batch, model[0].weight.detach()[3:5] if index in (5, 7) else torch.full((2, 8), float(index), device=device))
         for index, batch in enumerate(batches(device))
     ]
-    made.step, made.replays = step, CALLS - 3 - 2
-    return made
+    return step, {"batches": calls}
 
 
-@program
-def objects_that_move_on(device: str) -> Program:
+@loop(calls=20, replays=2 + 3 + 3 + 3, recordings=4)
+def objects_that_move_on(model: Any, train: Any) -> Any:
     """The model changes several times, each time for good: each is a reason to look again, and not to give up."""
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
+    # Of four calls after a change one is a capture that is not what was observed, two are observed.
     def between(index: int) -> None:
         if index in (4, 9, 14):
             model.append([nn.ReLU(), nn.LeakyReLU(), nn.Tanh()][index // 5])
 
-    # Of four calls after a change one is a capture that is not what was observed, two are observed.
-    step, replays = training_step(model, optimizer), 2 + 3 + 3 + 3
-    return Program(step, batches(device, 20), lambda: state_of(model), between, replays, recordings=4)
+    return train, {"between": between}
 
 
 @program
@@ -380,7 +320,7 @@ def parameters_that_share_a_gradient(device: str) -> Program:
     """From the seventh call on what is computed for either is added to the same tensor."""
     one, other = (nn.Parameter(torch.ones(8, device=device)) for _ in range(2))
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def step(batch: Batch) -> torch.Tensor:
         loss = ((one * 2 + other) * batch["x"]).sum()
         loss.backward()
         return loss.detach()

@@ -5,6 +5,7 @@ A program makes everything from its own seed, so that two of a kind do the same.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -97,6 +98,36 @@ def state_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[torch
         for kept in optimizer.state.values():
             tensors += [value for value in kept.values() if isinstance(value, torch.Tensor)]
     return tensors
+
+
+def made_of(make: Callable[..., Any], given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Call a function with what it asks for by the names of its parameters. Return its step, and what else it gives."""
+    found = make(**{name: given[name] for name in inspect.signature(make).parameters})
+    return found if isinstance(found, tuple) else (found, {})
+
+
+def loop(
+    *, dropout: float = 0.0, norm: bool = False, calls: int = CALLS, lr: float = 0.1, **facts: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a loop around a network and plain SGD, and the `facts` of its `Program`.
+
+    Its function asks for `device`, `model`, `optimizer`, and the plainest step to `train` it. It returns the step, or
+    that and what else `Program` takes in a dict.
+    """
+
+    def register(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(device: str) -> Program:
+            model = network(device, dropout=dropout, norm=norm)
+            optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+            given = {"device": device, "model": model, "optimizer": optimizer, "train": training_step(model, optimizer)}
+            step, more = made_of(make, given)
+            of = {"batches": batches(device, calls), "state": lambda: state_of(model, optimizer), **facts, **more}
+            return Program(step, **of)
+
+        PROGRAMS[make.__name__] = made
+        return make
+
+    return register
 
 
 @program

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from step_parts import batches, loss_of, network, training_step
+from step_parts import batches, loss_of, made_of, network, training_step
 from torch import nn
 
 Batch = dict[str, torch.Tensor]
@@ -45,8 +44,7 @@ def refused(words: str, *, line: bool = True, dropout: float = 0.0, advice: str 
         def made(device: str) -> Refused:
             model = network(device, dropout=dropout)
             given = {"device": device, "model": model, "train": trained(model)}
-            found = make(**{name: given[name] for name in inspect.signature(make).parameters})
-            step, more = found if isinstance(found, tuple) else (found, {})
+            step, more = made_of(make, given)
             return Refused(**{"step": step, "model": model, "words": words, "line": line, "advice": advice, **more})
 
         REFUSED[make.__name__] = made
