@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -59,7 +60,6 @@ def history(
 ) -> None:
     """Show a line for each workload: its speed-up in one recorded run after another."""
     from suite.report.history import read_history, rows, rows_of
-    from suite.report.history.lines import as_json as to_json
     from suite.report.history.lines import lines_of, to_table
     from suite.report.runs import load_run
     from suite.results import store
@@ -67,6 +67,6 @@ def history(
     own = [row for name in runs or () for row in rows_of(load_run(store.find_run(name)))]
     found = lines_of([*read_history(rows.HISTORY), *own], mode, over, device, last)
     if as_json:
-        print_json(to_json(found))
+        print_json(asdict(found))
         return
     console().print(to_table(found))

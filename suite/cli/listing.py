@@ -20,19 +20,8 @@ def as_json(workloads: Sequence[Workload], modes: Sequence[Mode]) -> dict[str, l
     listed: dict[str, list[dict[str, Any]]] = {}
     if workloads:
         listed["workloads"] = [
-            {
-                "acronym": workload.acronym,
-                "name": workload.name,
-                "suite": workload.suite,
-                "task": workload.task,
-                "batch": workload.batch,
-                "dtype_policy": workload.dtype_policy,
-                "variants": list(workload.variants),
-                "sets": list(workload.sets),
-                "tp_batch": workload.sharding.batch if workload.sharding else None,
-                "parameters": workload.parameters,
-                "notes": workload.notes,
-            }
+            {name: getattr(workload, name) for name in _LISTED}
+            | {"tp_batch": workload.sharding.batch if workload.sharding else None}
             for workload in workloads
         ]
     if modes:
@@ -42,22 +31,18 @@ def as_json(workloads: Sequence[Workload], modes: Sequence[Mode]) -> dict[str, l
     return listed
 
 
+_LISTED = ("acronym", "name", "suite", "task", "batch", "dtype_policy", "variants", "sets", "parameters", "notes")
+"""Fields of a workload in `encore list --json`."""
+
+
 def tables(workloads: Sequence[Workload], modes: Sequence[Mode]) -> list[RenderableType]:
     """Return what `encore list` prints: a table for each kind, then what is special about some workloads."""
     listed: list[RenderableType] = []
     if workloads:
         table = Table("workload", "model", "suite", "task", "batch", "dtypes", "variants", "sets", box=None)
         for workload in workloads:
-            table.add_row(
-                workload.acronym,
-                workload.name,
-                workload.suite,
-                workload.task,
-                str(workload.batch),
-                workload.dtype_policy,
-                ", ".join(workload.variants),
-                ", ".join(workload.sets),
-            )
+            several = (", ".join(workload.variants), ", ".join(workload.sets))
+            table.add_row(*(str(getattr(workload, name)) for name in _LISTED[:6]), *several)
         listed.append(table)
     if modes:
         table = Table("mode", "what it is", "compared with", box=None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +14,10 @@ from suite.cli.choices import Device, JsonOption, Size, takes, was_given
 from suite.cli.console import console, print_json, say
 from suite.cli.report import write_report
 from suite.results.errors import WrongUse
-from suite.settings import FULL
+from suite.settings import FULL, format_duration
+
+if TYPE_CHECKING:
+    from suite.run.runner import Job
 
 DEFAULTS = FULL.settings
 
@@ -124,9 +128,8 @@ def run(context: typer.Context, options: RunOptions) -> None:
     """Measure workloads in modes, each in processes of its own, and write rows to results/runs."""
     from models.registry import is_program
     from optimizations.torch_internals import unsupported
-    from suite.cli.plan_table import plan
     from suite.results.store import describe
-    from suite.run.launch import NEWEST, Request, launch
+    from suite.run.launch import NEWEST, Request, launch, planned_jobs
     from suite.run.matrix import parse_degrees
     from suite.run.schedule import parse_shard
     from suite.settings import QUICK, QUICK_PROGRAM, RunSettings, parse_budget, parse_duration
@@ -157,11 +160,7 @@ def run(context: typer.Context, options: RunOptions) -> None:
         tp=parse_degrees(options.tp) if options.tp is not None else None,
     )
     if options.dry_run:
-        planned = plan(request, console(stderr=True))
-        if options.as_json:
-            print_json(planned.as_json())
-        else:
-            console().print(planned.table())
+        _show_plan(*planned_jobs(request, console(stderr=True)), as_json=options.as_json)
         return
     finished = launch(request, console(stderr=True))
     lines = _conclusions(finished.path, programs, as_json=options.as_json)
@@ -171,6 +170,30 @@ def run(context: typer.Context, options: RunOptions) -> None:
     if options.as_json:
         print_json(finished.summary() | lines | ({"report": describe(made.html)} if made else {}))
     raise typer.Exit(finished.exit_code)
+
+
+def _show_plan(jobs: Sequence[Job], seconds: Mapping[str, float], *, as_json: bool) -> None:
+    """Print the workloads that miss a mode, and how long each may take."""
+    from rich.table import Table
+
+    if as_json:
+        planned = [
+            {
+                "workload": job.workload.acronym,
+                "variant": job.variant,
+                "modes": [mode.name for mode in job.missing],
+                "expected_s": seconds[job.workload.acronym],
+            }
+            for job in jobs
+        ]
+        print_json({"workloads": planned, "expected_s": sum(seconds.values())})
+        return
+    table = Table("workload", "variant", "modes", "about", box=None, pad_edge=False)
+    for job in jobs:
+        acronym, modes = job.workload.acronym, ", ".join(mode.name for mode in job.missing)
+        table.add_row(acronym, job.variant, modes, format_duration(seconds[acronym]))
+    table.add_row("all", "", "", format_duration(sum(seconds.values())))
+    console().print(table)
 
 
 def _conclusions(path: Path, programs: list[str], *, as_json: bool) -> dict[str, dict[str, list[str]]]:

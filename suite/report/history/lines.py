@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
-
 from suite.report.history.rows import BASELINES, HistoryRow
 from suite.results.errors import WrongUse
 from suite.results.stats import MARGIN
@@ -22,17 +20,17 @@ _MARKS = {-1: "-", 0: " ", 1: "+"}
 
 @dataclass(frozen=True, slots=True)
 class HistoryLines:
-    """Hold the speed-up of `mode` over `over` on one device: `speedups[workload][i]` at `commits[i]`, or None.
+    """Hold the speed-up of `mode` over `over` on one device: `workloads[name][i]` at `commits[i]`, or None.
 
-    `commits` are (short commit, date of its first run), oldest first. Runs of one commit share a column; of a workload
-    that several of them have, the newest counts.
+    `commits` have the short "commit" and the "date" of its first run, oldest first. Runs of one commit share a column;
+    of a workload that several of them have, the newest counts.
     """
 
     device: str
     mode: str
     over: str
-    commits: tuple[tuple[str, str], ...]
-    speedups: dict[str, tuple[Speedup | None, ...]]
+    commits: tuple[dict[str, str], ...]
+    workloads: dict[str, tuple[Speedup | None, ...]]
 
 
 def lines_of(rows: Sequence[HistoryRow], mode: str, over: str, device: str | None, last: int) -> HistoryLines:
@@ -54,13 +52,13 @@ def lines_of(rows: Sequence[HistoryRow], mode: str, over: str, device: str | Non
     dates: dict[str, str] = {}
     for row in shown:
         dates.setdefault(row.commit[:7], row.created_at[:10])
-    commits = tuple(dates.items())[-last:]
-    names = [commit for commit, _ in commits]
+    names = list(dates)[-last:]
     speedups: dict[str, list[Speedup | None]] = {}
     for row in shown:
         if row.commit[:7] in names:
             speedups.setdefault(row.workload, [None] * len(names))[names.index(row.commit[:7])] = row.ratio(over)
     lines = {workload: tuple(speedups[workload]) for workload in sorted(speedups)}
+    commits = tuple({"commit": commit, "date": dates[commit]} for commit in names)
     return HistoryLines(", ".join(chosen), mode, over, commits, lines)
 
 
@@ -103,25 +101,12 @@ def to_table(history: HistoryLines) -> Table:
     )
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("workload", no_wrap=True)
-    for commit, date in history.commits:
-        table.add_column(f"{commit}\n{date[5:]}", justify="right", no_wrap=True)
-    for workload, line in history.speedups.items():
+    for one in history.commits:
+        table.add_column(f"{one['commit']}\n{one['date'][5:]}", justify="right", no_wrap=True)
+    for workload, line in history.workloads.items():
         marks = (_MARKS[way] for way in directions(line))
         table.add_row(
             workload,
             *(f"{one[0]:.2f}{mark}" if one else "" for one, mark in zip(line, marks, strict=True)),
         )
     return table
-
-
-def as_json(history: HistoryLines) -> dict[str, JsonValue]:
-    """Return the lines with raw numbers: [value, low, high] or null for each commit."""
-    return {
-        "device": history.device,
-        "mode": history.mode,
-        "over": history.over,
-        "commits": [{"commit": commit, "date": date} for commit, date in history.commits],
-        "workloads": {
-            workload: [list(one) if one else None for one in line] for workload, line in history.speedups.items()
-        },
-    }

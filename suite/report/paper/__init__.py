@@ -50,9 +50,6 @@ def find_exhibits(names: Iterable[str]) -> tuple[Exhibit, ...]:
     for name in wanted:
         if name not in EXHIBITS:
             near = difflib.get_close_matches(name, EXHIBITS, n=3)
-            raise WrongUse(f"--only {name!r}: {_hint(near)}")
+            hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(EXHIBITS)}"
+            raise WrongUse(f"--only {name!r}: {hint}")
     return tuple(exhibit for exhibit in EXHIBITS.values() if exhibit.name in wanted)
-
-
-def _hint(near: list[str]) -> str:
-    return f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(EXHIBITS)}"

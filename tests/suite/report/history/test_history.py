@@ -164,15 +164,16 @@ ROWS = [
 def test_history_has_a_line_for_each_workload() -> None:
     found = lines_of(ROWS, "encore", "graph", None, last=10)
     assert found.device == "GPU A", "that of the newest run"
-    assert found.commits == (("1111111", "2026-01-01"), ("2222222", "2026-01-02"), ("4444444", "2026-01-05"))
-    assert found.speedups == {
+    assert [one["commit"] for one in found.commits] == ["1111111", "2222222", "4444444"]
+    assert [one["date"] for one in found.commits] == ["2026-01-01", "2026-01-02", "2026-01-05"]
+    assert found.workloads == {
         "EOS": ((1.40, 1.38, 1.42), (1.20, 1.18, 1.22), None),
         "ST": (None, (1.10, 1.00, 1.20), (1.20, 1.10, 1.30)),
     }
-    assert directions(found.speedups["EOS"]) == (0, -1, 0)
-    assert directions(found.speedups["ST"]) == (0, 0, 0), "intervals meet"
-    assert [commit for commit, _ in lines_of(ROWS, "encore", "graph", None, last=1).commits] == ["4444444"]
-    assert list(lines_of(ROWS, "encore", "graph", "gpu b", last=1).speedups) == ["ST"]
+    assert directions(found.workloads["EOS"]) == (0, -1, 0)
+    assert directions(found.workloads["ST"]) == (0, 0, 0), "intervals meet"
+    assert [one["commit"] for one in lines_of(ROWS, "encore", "graph", None, last=1).commits] == ["4444444"]
+    assert list(lines_of(ROWS, "encore", "graph", "gpu b", last=1).workloads) == ["ST"]
 
 
 @pytest.mark.parametrize(
