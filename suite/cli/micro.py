@@ -25,24 +25,12 @@ def micro() -> None:
 @app.command(epilog="Example: encore micro indirection --quick")
 def indirection(
     samples: Annotated[int, typer.Option(help="Samples per series.", min=1)] = 100,
-    rounds: Annotated[int, typer.Option(help="Alternating rounds the samples are spread over.", min=1)] = 5,
     quick: Annotated[bool, typer.Option("--quick", help=f"Every third point, {QUICK_SAMPLES} samples.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder in results/runs.")
     ] = None,
 ) -> None:
-    """Time replays with copied inputs and with inputs read in place, over inputs, bytes and nodes. Needs a GPU."""
-    if rounds > samples:
-        raise WrongUse(f"--rounds {rounds} is more than --samples {samples}: each round needs at least one sample")
-    measure_indirection(out, samples=QUICK_SAMPLES if quick else samples, rounds=rounds, quick=quick)
-
-
-def measure_indirection(out: Path | None, *, samples: int, rounds: int, quick: bool) -> None:
-    """Measure all points. The file is renewed after each point, so that an interrupt costs one.
-
-    Raises:
-        WrongUse: nothing can be written into the folder, or it holds results already.
-    """
+    """Time replays with copied inputs and with inputs read in place, by their number. Needs a GPU."""
     from suite.measure import environment
     from suite.measure.gpu import require_gpu
     from suite.micro.records import MICRO_SCHEMA_VERSION, MicroRun, points
@@ -55,16 +43,17 @@ def measure_indirection(out: Path | None, *, samples: int, rounds: int, quick: b
     path = (new_folder(RUNS, name, "--out") if out is None else make_folder(out, "--out")) / RESULTS
     if path.exists():
         raise WrongUse(f"--out {path.parent} holds results already ({RESULTS}); name another folder")
-    settings = {"samples": samples, "rounds": rounds, "quick": quick}
+    samples = QUICK_SAMPLES if quick else samples
+    settings = {"samples": samples, "quick": quick}
     here = environment.collect(name, ("encore", *sys.argv[1:]), settings)
     run = MicroRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, points=[])
     wanted = points(quick=quick)
-    bench = Bench(0, samples=samples, rounds=rounds)
-    try:
+    bench = Bench(0, samples=samples)
+    try:  # the file is renewed after each point, so that an interrupt costs one
         for number, point in enumerate(wanted, start=1):
             run = run.model_copy(update={"points": [*run.points, bench.measure(point)]})
             write_atomically(path, run.model_dump_json(indent=1) + "\n")
-            print(f"{number} of {len(wanted)}: {point.sweep}, {point.x}", file=sys.stderr, flush=True)
+            print(f"{number} of {len(wanted)}: {point.inputs} inputs", file=sys.stderr, flush=True)
     finally:
         bench.close()
     print(

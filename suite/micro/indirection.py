@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 
 from optimizations import torch_internals
-from optimizations.byte_units import format_bytes
 from optimizations.graph.applied import AppliedPlan
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.memory import MemoryRanges, memory_of
@@ -36,8 +35,8 @@ from suite.results.errors import EncoreError
 LEAD_IN = 3
 """Replays before the samples of each round that are not timed."""
 
-FREE_SHARE = 0.8
-"""Part of the free memory that a point may take."""
+ROUNDS = 5
+"""Alternating rounds that the samples are spread over."""
 
 
 class WrongResult(EncoreError):
@@ -54,12 +53,11 @@ class Replay:
 
 
 class Bench:
-    """Run the microbenchmark on one CUDA device. `samples` per series are spread over `rounds`."""
+    """Run the microbenchmark on one CUDA device, with so many samples per series."""
 
-    def __init__(self, device: int, *, samples: int, rounds: int) -> None:
+    def __init__(self, device: int, *, samples: int) -> None:
         self._device = torch.device("cuda", device)
         self._samples = samples
-        self._rounds = rounds
         properties = torch.cuda.get_device_properties(self._device)
         self._read_gpu = gpu_reader(f"GPU-{properties.uuid}")
         self._tools = device_tools(device)
@@ -74,26 +72,18 @@ class Bench:
         Raises:
             WrongResult: a variant computes something else.
         """
-        free, _ = torch.cuda.mem_get_info(self._device)
-        if point.device_bytes > FREE_SHARE * free:
-            reason = f"it takes {format_bytes(point.device_bytes)} of device memory, and {format_bytes(free)} are free"
-            return self._record(point, [], skipped=reason)
         before = self._read_gpu()
         with torch.cuda.device(self._device):
             series = self._measure(point)
         torch.cuda.empty_cache()
-        return self._record(point, series).model_copy(update={"gpu_before": before, "gpu_after": self._read_gpu()})
-
-    def _record(self, point: Point, series: list[Series], skipped: str | None = None) -> MeasuredPoint:
         return MeasuredPoint(
             sweep=point.sweep,
             inputs=point.inputs,
             input_bytes=point.input_bytes,
             nodes=point.nodes,
             series=series,
-            gpu_before=None,
-            gpu_after=None,
-            skipped=skipped,
+            gpu_before=before,
+            gpu_after=self._read_gpu(),
         )
 
     def _measure(self, point: Point) -> list[Series]:
@@ -182,8 +172,8 @@ class Bench:
         self, ready: dict[Variant, Replay], sets: Sequence[list[torch.Tensor]]
     ) -> dict[tuple[Variant, bool], list[float]]:
         samples: dict[tuple[Variant, bool], list[float]] = {}
-        per_round = -(-self._samples // self._rounds)
-        for _ in range(self._rounds):
+        per_round = -(-self._samples // ROUNDS)
+        for _ in range(ROUNDS):
             for variant, replay in ready.items():
                 for moved in (True, False):
                     found = samples.setdefault((variant, moved), [])

@@ -65,6 +65,7 @@ def read_micro_run(path: Path) -> MicroRun:
 
 
 Sweep = Literal["inputs", "bytes", "odd bytes", "nodes"]
+"""What is varied. Only the number of inputs is measured now; records of release 0.1 have the others."""
 Variant = Literal["copy", "host", "prelude", "ptx"]
 
 MEASURED: tuple[Variant, ...] = ("copy", "host", "prelude")
@@ -73,11 +74,7 @@ MEASURED: tuple[Variant, ...] = ("copy", "host", "prelude")
 VARIANTS: tuple[Variant, ...] = (*MEASURED, "ptx")
 """All that records have. `ptx`, Triton kernels rewritten to read the pointer table, was measured by release 0.1."""
 
-BASE_BYTES = 64 * 2**10
-"""Bytes of an input where bytes are not what is varied."""
-
-ODD_BYTES = 4
-"""Added to powers of two: a copy whose size is not a multiple of 4096 bytes can be slower."""
+INPUT_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +86,8 @@ class Point:
     input_bytes: int
     nodes: int
 
-    @property
-    def x(self) -> int:
-        """Return the quantity its sweep varies."""
-        return {"inputs": self.inputs, "nodes": self.nodes}.get(self.sweep, self.input_bytes)
-
-    @property
-    def device_bytes(self) -> int:
-        """Return the memory it takes: a placeholder, and two sets of inputs to move between."""
-        return 3 * self.inputs * self.input_bytes
-
 
 def points(*, quick: bool = False) -> tuple[Point, ...]:
-    """Return all points, or with `quick` every third of each sweep."""
-    sweeps = (
-        [Point("inputs", 2**power, BASE_BYTES, 2**power) for power in range(10)],
-        [Point("bytes", 1, 2**power, 1) for power in range(10, 33, 2)],
-        [Point("odd bytes", 1, 2**power + ODD_BYTES, 1) for power in range(12, 31, 3)],
-        [Point("nodes", 1, BASE_BYTES, 2**power) for power in range(9)],
-    )
-    return tuple(point for sweep in sweeps for point in (sweep[::3] if quick else sweep))
+    """Return all points, or with `quick` every third."""
+    counts = [2**power for power in range(10)]
+    return tuple(Point("inputs", count, INPUT_BYTES, count) for count in (counts[::3] if quick else counts))

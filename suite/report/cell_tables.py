@@ -196,21 +196,14 @@ def _correctness_of(cell: Cell) -> Row:
 
 def _later_of(cell: Cell) -> Iterator[Row]:
     for process in cell.later:
-        times, served = process.compile, process.selection
+        times = process.compile
         yield {
             "process": process.process + 1,
             "first_call_s": times.first_call_s if times else None,
             "tuning_s": times.parts.get(TUNING) if times else None,
             "retuned": "; ".join(process.retuned) or None,
             "settled": None if times is None or times.settled is None else "yes" if times.settled else "no",
-            "kept": _each(one.kept or one.state for one in served),
-            "voided": _each(reason for one in served for reason in one.voided),
         }
-
-
-def _each(texts: Iterable[str]) -> str | None:
-    """Return each text once, in the order in which they came; None without any."""
-    return "; ".join(dict.fromkeys(text for text in texts if text)) or None
 
 
 _CORRECTNESS = {
@@ -279,7 +272,7 @@ TABLES: dict[str, RunTable] = {
         "Later processes of a mode",
         "What a mode's processes after the first did. All that they compile is cached. So nothing should have been "
         "tuned (tuning), and no kernel be another than in the first process (retuned; where there are any, ratios of "
-        "the mode have no verdict). kept: how selection served calls.",
+        "the mode have no verdict).",
         _later_of,
         only_passed=False,
     ),

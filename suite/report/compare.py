@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,14 +109,14 @@ def compare(run: Run, metrics: Sequence[TimeKind] = tuple(TimeKind)) -> Ratios:
         EncoreError: a recorded time is not positive.
     """
     ratios = Ratios(run, metrics)
-    len(ratios)
+    list(ratios)
     return ratios
 
 
-class Ratios(Sequence[Comparison]):
+class Ratios(Iterable[Comparison]):
     """Compute all ratios of a run, with their means and verdicts: everything that is said of speed, once.
 
-    As a sequence it holds each cell over each of its baselines, in these metrics, in the order of the cells. What is
+    Iterated over, it gives each cell over each of its baselines, in these metrics, in the order of the cells. What is
     needed is computed when it is asked for, and raises EncoreError where a recorded time is not positive.
     """
 
@@ -131,20 +129,10 @@ class Ratios(Sequence[Comparison]):
         self._spreads: dict[tuple[str, TimeKind], stats.Spread] = {}
         self._found: dict[tuple[int, str, TimeKind], Comparison] = {}
 
-    @cached_property
-    def _declared(self) -> tuple[Comparison, ...]:
-        return tuple(
-            self.against(cell, baseline, metric)
-            for cell in self.run.cells
-            for baseline in baselines(cell)
-            for metric in self._metrics
-        )
-
-    def __len__(self) -> int:
-        return len(self._declared)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._declared[index]
+    def __iter__(self) -> Iterator[Comparison]:
+        for cell in self.run.cells:
+            for baseline in baselines(cell):
+                yield from (self.against(cell, baseline, metric) for metric in self._metrics)
 
     def against(self, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY) -> Comparison:
         """Compare a cell with any other mode of its row, its own baseline or not."""

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from suite.measure.served import CANDIDATE_OF
 from suite.results.schema import Cell, Status
+
+CANDIDATE_OF = {"no graph": "none", "copies": "copy", "in place": "indirection"}
+"""The names that rows of Encore 0.1, and tables, have for the decisions of `optimizations.selection`."""
 
 
 @dataclass(frozen=True, slots=True)

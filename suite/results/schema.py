@@ -268,19 +268,6 @@ class RankPart(Record):
     blocks: list[Block]
 
 
-class ServedFunction(Record):
-    """Say how one function is served: see `optimizations.report.selection.SelectionReport`. `voided` and `calls` are of
-    rows of Encore 0.1."""
-
-    direction: str
-    state: str
-    reason: str | None
-    kept: str | None
-    source: str | None
-    voided: list[str]
-    calls: int
-
-
 class LaterProcess(Record):
     """Say what a start of the mode after the first did differently; its blocks are among the row's.
 
@@ -292,7 +279,8 @@ class LaterProcess(Record):
     process: int
     compile: CompileTimes | None
     retuned: list[str]
-    selection: list[ServedFunction]
+    selection: list[JsonValue] = []
+    """How functions were served, in rows of Encore 0.1."""
 
 
 class Shortage(Record):

@@ -127,7 +127,7 @@ def location(log_medians: NDArray[np.float64]) -> NDArray[np.float64]:
 def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,), spread: Spread = UNKNOWN) -> Ratio:
     """Return the speed-up of `mode` over `reference`, whose process r was measured together with the mode's process r.
 
-    `spread` is what all ratios of the workload tell of how much processes differ (`process_spread`).
+    `spread` is what all ratios of the workload tell of how much processes differ (`spread_of`).
 
     The same samples and seed always give the same interval; use another seed for each pair of cells, or errors of
     unrelated workloads would be drawn alike.
@@ -147,18 +147,9 @@ def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,), spre
     return _ratio_of_blocks(float(by_process[0]), theirs - ours, blocks)
 
 
-def process_spread(pairs: Sequence[tuple[Samples, Samples]], modes: int) -> Spread:
-    """Return how much processes differ, as these pairs of so many modes of a workload tell, each `(reference, mode)` as
-    for `speed_up`. Pairs of a single process tell nothing.
-
-    Raises:
-        ValueError: as `speed_up`.
-    """
-    return spread_of([log_ratios(*pair) for pair in pairs], modes)
-
-
 def spread_of(by_process: Sequence[NDArray[np.float64]], modes: int) -> Spread:
-    """Return the `process_spread` of the `log_ratios` of the pairs."""
+    """Return how much processes differ, as the `log_ratios` of pairs of so many modes of a workload tell. Pairs of a
+    single process tell nothing."""
     return spread_of_variances(
         [(float(np.var(own, ddof=1)), len(own) - 1) for own in by_process if len(own) > 1], modes
     )

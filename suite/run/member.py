@@ -11,7 +11,6 @@ from models.registry import Workload
 from suite.measure.environment import without_paths
 from suite.measure.kernels import difference
 from suite.measure.modes import Mode
-from suite.measure.served import served_functions
 from suite.results.schema import (
     SCHEMA_VERSION,
     Block,
@@ -202,7 +201,6 @@ def _later_processes(processes: Sequence[Member], retuned: Mapping[int, list[str
             process=member.process,
             compile=member.prepared.compile if member.prepared else None,
             retuned=retuned.get(member.process, []),
-            selection=served_functions(member.metrics.encore_report if member.metrics else None),
         )
         for member in processes[1:]
     ]

@@ -53,19 +53,11 @@ def measured_at(point: Point) -> MeasuredPoint:
 EVERYTHING = run_of(*(measured_at(point) for point in points()))
 
 
-def test_the_sweeps_span_what_they_should() -> None:
+def test_points_span_the_numbers_of_inputs() -> None:
     everything = points()
-    spans = {
-        sweep: sorted(point.x for point in everything if point.sweep == sweep)
-        for sweep in ("inputs", "bytes", "odd bytes", "nodes")
-    }
-    assert (spans["inputs"][0], spans["inputs"][-1]) == (1, 512)
-    assert (spans["bytes"][0], spans["bytes"][-1]) == (1024, 4 * 2**30)
-    assert (spans["nodes"][0], spans["nodes"][-1]) == (1, 256)
-    assert all(size % 4096 for size in spans["odd bytes"])
+    assert [everything[0].inputs, everything[-1].inputs] == [1, 512]
     assert all(point.nodes >= point.inputs and point.input_bytes % 4 == 0 for point in everything)
     assert set(points(quick=True)) < set(everything)
-    assert len({(point.sweep, point.x) for point in everything}) == len(everything)
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -116,7 +108,7 @@ def test_without_a_gpu_the_command_says_so_in_a_line(capsys: pytest.CaptureFixtu
 class FakeBench:
     """Measures what `measured_at` makes up; fails at the third point."""
 
-    def __init__(self, device: int, *, samples: int, rounds: int) -> None:
+    def __init__(self, device: int, *, samples: int) -> None:
         self.done = 0
 
     def measure(self, point: Point) -> MeasuredPoint:
@@ -134,11 +126,5 @@ def test_an_interrupt_keeps_the_points_measured_before(tmp_path: Path, monkeypat
     monkeypatch.setattr("suite.measure.gpu.require_gpu", lambda: None)
     monkeypatch.setattr(indirection, "Bench", FakeBench)
     with pytest.raises(RuntimeError, match="the device is gone"):
-        cli_micro.measure_indirection(tmp_path, samples=5, rounds=1, quick=False)
+        cli_micro.indirection(samples=5, out=tmp_path)
     assert [one.point for one in read_micro_run(tmp_path / "indirection.json").points] == list(points()[:2])
-
-
-def test_more_rounds_than_samples_are_refused() -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["micro", "indirection", "--samples", "2", "--rounds", "3"])
-    assert ended.value.code == EXIT_WRONG_USE

@@ -23,6 +23,10 @@ sides = st.integers(1, 3).flatmap(
 quickly = settings(max_examples=30, deadline=None, derandomize=True)
 
 
+def spread_of_pairs(pairs, modes):
+    return stats.spread_of([stats.log_ratios(*pair) for pair in pairs], modes)
+
+
 def simulate(
     generator: np.random.Generator, median_us: float, noise: float, blocks: int = 30, spread: float = 0.0
 ) -> list[list[list[float]]]:
@@ -182,7 +186,7 @@ def check_geometric_mean(ratios):
 def test_geometric_mean_and_its_interval():
     generator = np.random.default_rng(5)
     pairs = [(simulate(generator, 100.0, 0.02), simulate(generator, 100.0 / truth, 0.02)) for truth in TRUTHS]
-    spread = stats.process_spread(pairs, len(pairs) + 1)
+    spread = spread_of_pairs(pairs, len(pairs) + 1)
     check_geometric_mean([stats.speed_up(*pair, seed=(number,), spread=spread) for number, pair in enumerate(pairs)])
 
 
@@ -191,7 +195,7 @@ def test_samples_that_are_no_times_are_refused(wrong):
     with pytest.raises(ValueError, match="block"):
         stats.speed_up([wrong], [wrong])
     with pytest.raises(ValueError, match="block"):
-        stats.process_spread([([wrong] * 2, [wrong] * 2)], 2)
+        spread_of_pairs([([wrong] * 2, [wrong] * 2)], 2)
     with pytest.raises(ValueError, match="block"):
         stats.narrow_enough(wrong, wrong, 3)
 
@@ -227,7 +231,7 @@ def test_differing_processes_make_no_mode_differ_from_itself(hosts):
         spreads = [0.03 * hosts if mode.name == REFERENCE_MODE else 0.03 for mode in ALL]
         samples = [simulate(generator, 100.0, 0.0, blocks=3, spread=each) for each in spreads]
         pairs = [(samples[baseline], samples[mode]) for mode, baseline in PAIRS]
-        spread = stats.process_spread(pairs, len(samples))
+        spread = spread_of_pairs(pairs, len(samples))
         for key, known in (("alone", stats.UNKNOWN), ("together", spread)):
             for pair, (_, baseline) in zip(pairs, PAIRS, strict=True):
                 ratio = stats.speed_up(*pair, seed=(workload,), spread=known)
@@ -262,10 +266,10 @@ def test_moments_give_back_the_distribution_of_variances():
 
 def test_one_process_or_pair_gives_no_variance():
     one, two = [[[100.0]] * 5], [[[100.0]] * 5, [[103.0]] * 5]
-    assert stats.process_spread([(one, one)] * 4, 4) == stats.UNKNOWN
-    assert stats.process_spread([(two, two)], 2) == stats.UNKNOWN
-    assert stats.process_spread([], 0) == stats.UNKNOWN
-    assert stats.process_spread([(two, two)] * 3, 3).freedom == 2
+    assert spread_of_pairs([(one, one)] * 4, 4) == stats.UNKNOWN
+    assert spread_of_pairs([(two, two)], 2) == stats.UNKNOWN
+    assert spread_of_pairs([], 0) == stats.UNKNOWN
+    assert spread_of_pairs([(two, two)] * 3, 3).freedom == 2
 
 
 def test_ratio_has_the_larger_of_its_own_and_pooled_variance():
