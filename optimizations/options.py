@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from optimizations.selection import Selection
 
-Attributes = Literal["hoist", "stage", "trust"]
+Attributes = Literal["hoist", "stage"]
 
 Concurrency = Literal["off", "auto"]
 """The values of the option `concurrency`."""
@@ -46,9 +46,7 @@ class Options:
         placement: move CPU values that keep a graph from being captured to the GPU.
         attributes: how CPU tensors of rank 1 and more that a module or global holds reach the GPU. "hoist" keeps a copy
             there and compares the attribute's bytes in each call, up to a size where that costs less than sending it;
-            a larger one is sent in each call. "stage" sends all in each call. "trust" keeps a copy of any size and
-            looks only at address and version counter, which miss writes by NumPy, collectives, fused optimizers,
-            other processes and through `.data`: for programs that do none of these.
+            a larger one is sent in each call. "stage" sends all in each call.
         hoist_limit_bytes: what one FX graph keeps on the GPU, all in all; weights that are on the CPU for their size
             stay there.
         stage_limit_bytes: what one FX graph sends with each call, all in all.

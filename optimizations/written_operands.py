@@ -1,9 +1,11 @@
-"""Tell which operands an operator of PyTorch writes."""
+"""Tell which tensors an operator of PyTorch is given, and which of them it writes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
 
 _STATISTICS = ("running_mean", "running_var")
 _READING = ("backward", "no_update", "no_training", "functional")
@@ -27,3 +29,16 @@ def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterat
         declared = parameter.alias_info is not None and parameter.alias_info.is_write
         if declared or (updates and parameter.name in _STATISTICS):
             yield given.get(parameter.name)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested lists, tuples, dictionaries and slices."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, slice):
+        yield from tensors_in((value.start, value.stop, value.step))

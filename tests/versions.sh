@@ -18,7 +18,7 @@ TEXT
 files=(optimizations/torch_internals/test_surface optimizations/torch_internals/test_stock_trees test_layers
     optimizations/torch_internals/test_identity_guard optimizations/test_compile_path_imports
     optimizations/trees/test_live_results optimizations/in_place/test_generated optimizations/test_options
-    optimizations/torch_internals/test_rebind optimizations/trees/test_hook optimizations/trees/test_backend
+    optimizations/trees/test_hook optimizations/trees/test_backend
     optimizations/calls/test_binding optimizations/calls/test_unbound optimizations/trees/test_function
     optimizations/trees/test_node optimizations/trees/test_held optimizations/trees/test_lean
     optimizations/trees/test_lean_entering optimizations/trees/test_lean_held optimizations/trees/test_managers

@@ -24,7 +24,7 @@ import torch
 
 from optimizations.graph.driver import check
 from optimizations.torch_internals import thread_state
-from optimizations.torch_internals.capturing import is_capturing
+from optimizations.torch_internals.gpu_state import is_capturing
 
 _TLS_KEY = "encore_lent_turns"
 

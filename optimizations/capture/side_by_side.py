@@ -80,8 +80,8 @@ def side_by_side(
     branches = None
     try:
         workspaces = device.workspace_ranges()
-        used = [(one.address, one.address + one.size_bytes) for one in (*device.used_ranges(pool), *workspaces)]
-        memory = [(one.address, one.address + one.size_bytes) for one in (*device.pool_ranges(pool), *workspaces)]
+        used = [one.span for one in (*device.used_ranges(pool), *workspaces)]
+        memory = [one.span for one in (*device.pool_ranges(pool), *workspaces)]
         branches = device.branches(LedGraph(graph, renew), Noted(log.logged, never_freed=used))
         branches.prepare(device.read(graph), memory)
     except Exception as error:

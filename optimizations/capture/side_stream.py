@@ -40,8 +40,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.graph.pools import Pool, free_workspaces, others_have_graphs, own_stream, pool_memory
 from optimizations.graph.records import MemoryRange
-from optimizations.torch_internals.capturing import is_capturing, is_pytorchs
-from optimizations.torch_internals.memory_segments import memory_segments
+from optimizations.torch_internals.gpu_state import is_capturing, is_pytorchs, memory_segments
 
 ATTEMPTS = 4
 """Streams that are tried, the last one new. One that takes no workspace either means that this PyTorch keeps none."""

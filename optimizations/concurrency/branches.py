@@ -31,6 +31,7 @@ from optimizations.graph.records import (
     OtherNode,
 )
 from optimizations.one_line import one_line
+from optimizations.race import Race
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
 from optimizations.torch_internals.generated_modules import source_line
 
@@ -45,15 +46,6 @@ class Graph(Protocol):
     def raw_cuda_graph(self) -> int: ...
 
     def instantiate(self) -> None: ...
-
-
-class RaceOf(Protocol):
-    """See `optimizations.race.Race`."""
-
-    winner: str | None
-    median_us: dict[str, float]
-
-    def serve(self, call: Callable[[str], tuple[Any, Any]]) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +84,7 @@ class Branches:
         noted: Noted,
         graph: Graph,
         driver: Any,
-        race: Callable[[Sequence[str]], RaceOf],
+        race: Callable[[Sequence[str]], Race],
         mark: Callable[[], Any],
     ) -> None:
         self._noted: Noted | None = noted
@@ -102,7 +94,7 @@ class Branches:
         self._make_race = race
         self._mark = mark
         self._launched: tuple[Any, Any] | None = None
-        self._race: RaceOf | None = None
+        self._race: Race | None = None
         self._edges: GraphEdges | None = None
         self._order: LaunchOrder | None = None
         self._ordered: tuple[OrderedLaunch, ...] = ()
@@ -192,13 +184,12 @@ class Branches:
         order = self._order
         if order is None:
             return ConcurrencyReport(decision, self._reason, kept_bytes=self._kept_bytes)
-        length, _ = order.longest_path([1.0] * len(order.launches))
         return ConcurrencyReport(
             decision,
             self._reason,
             launches=len(order.launches),
             barriers=sum(one.barrier is not None for one in order.launches),
-            longest_path=int(length),
+            longest_path=1 + max(order.levels()),
             width=order.branches,
             chain_us=times.get(CHAIN),
             branches_us=times.get(BRANCHES),
@@ -241,7 +232,7 @@ class Branches:
             self.unusable = None
         self._finish(CHAIN, reason)
 
-    def _decide(self, race: RaceOf) -> None:
+    def _decide(self, race: Race) -> None:
         times = race.median_us
         told = f"{times.get(BRANCHES, 0):.1f} us with branches and {times.get(CHAIN, 0):.1f} us as a chain"
         if race.winner == BRANCHES and self._use(BRANCHES):

@@ -12,6 +12,10 @@ MOST_NODES = 20_000
 """Larger graphs keep the chain: editing their edges takes longer than it can win back."""
 
 
+_Edges = tuple[list[Any], list[Any], list[Any] | None]
+"""Edges as the driver takes them: handles of nodes, and what is annotated (None: nothing)."""
+
+
 class EdgesRefused(RuntimeError):
     """Report that the driver refused to replace the edges of a graph; the message says why.
 
@@ -47,9 +51,9 @@ class GraphEdges:
             raise EdgesRefused(f"the graph has {len(handles)} nodes, more than {MOST_NODES}", is_whole=True)
         *_, count = check(driver.cuGraphGetEdges, graph, 0)
         sources, targets, data, _ = check(driver.cuGraphGetEdges, graph, count) if count else ([], [], [], 0)
-        self._chain = _Edges(list(sources), list(targets), list(data))
+        self._chain: _Edges = list(sources), list(targets), list(data)
         pairs = [(handles[earlier], handles[later]) for earlier, later in order]
-        self._branched = _Edges([one for one, _ in pairs], [other for _, other in pairs], None)
+        self._branched: _Edges = [one for one, _ in pairs], [other for _, other in pairs], None
         self.is_branched = False
 
     def use(self, *, branched: bool) -> None:
@@ -80,14 +84,5 @@ class GraphEdges:
         raise EdgesRefused(str(error), is_whole=True) from error
 
     def _change(self, call: Any, edges: _Edges) -> None:
-        if edges.sources:
-            check(call, self._graph, edges.sources, edges.targets, edges.data, len(edges.sources))
-
-
-class _Edges:
-    """Hold edges as the driver takes them: handles of nodes, and what is annotated (None: nothing)."""
-
-    def __init__(self, sources: list[Any], targets: list[Any], data: list[Any] | None) -> None:
-        self.sources = sources
-        self.targets = targets
-        self.data = data
+        if edges[0]:
+            check(call, self._graph, *edges, len(edges[0]))

@@ -32,10 +32,9 @@ import torch
 from optimizations import torch_internals
 from optimizations.concurrency.order import Launch, Span
 from optimizations.graph.memory import memory_of, storage_of
-from optimizations.graph.records import MemoryRange
 from optimizations.one_line import one_line
 from optimizations.torch_internals.generated_modules import current_line
-from optimizations.written_operands import operands, written
+from optimizations.written_operands import operands, tensors_in, written
 
 LEAST_KEPT = 8
 """At least so many tensors fit into the memory that is kept. Note [Memory that is kept]."""
@@ -127,7 +126,7 @@ class LaunchLog:
         self._notes_memory = notes_memory
         self._all_given = given is None
         self._given = {one.untyped_storage()._cdata: _weak(one) for one in given or ()}
-        self._moving = {one.untyped_storage()._cdata: (_weak(one), _extent_of_storage(one)) for one in moving}
+        self._moving = {one.untyped_storage()._cdata: (_weak(one), storage_of(one).span) for one in moving}
         self._live: dict[int, tuple[Any, Span]] = {}
         self._noted_live = 0
         self._keep_bytes = keep_bytes
@@ -136,7 +135,7 @@ class LaunchLog:
         self._kept_now = 0
         self.kept_bytes = 0
         self.failure: str | None = None
-        self.inputs = tuple(_extent_of_storage(one) for one in given or ())
+        self.inputs = tuple(storage_of(one).span for one in given or ())
         self.logged: list[Logged] = []
         self.own = range(0)
 
@@ -252,7 +251,7 @@ class LaunchLog:
         finally:
             self._depth -= 1
         with self._sparing_the_capture():
-            made = _tensors_in(result) if is_operator and self._notes_memory else []
+            made = list(tensors_in(result)) if is_operator and self._notes_memory else []
             own_bytes = None
             if is_operator and self._knows_allocated:
                 own_bytes = max(0, self._allocated_bytes() - before - sum(self._new_bytes(made)))
@@ -308,7 +307,7 @@ class LaunchLog:
             return None
         storage = tensor.untyped_storage()
         is_whole = is_whole or self._all_given or storage._cdata in self._given
-        return _extent_of_storage(tensor) if is_whole else _extent(tensor)
+        return storage_of(tensor).span if is_whole else memory_of(tensor).span
 
     def _is_moving(self, tensor: torch.Tensor) -> bool:
         return self._counts(tensor) and tensor.untyped_storage()._cdata in self._moving
@@ -330,7 +329,7 @@ class LaunchLog:
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._live and storage.nbytes():
-                self._live[key] = _weak(tensor), _extent_of_storage(tensor)
+                self._live[key] = _weak(tensor), storage_of(tensor).span
 
     def _new_bytes(self, made: Iterable[torch.Tensor]) -> Iterator[int]:
         """Return the sizes of storages that an operator made, rather than was given."""
@@ -437,8 +436,8 @@ def operator_memory(
         barrier = "it is a custom operator, which may write what it does not declare"
     elif _POINTERS_IN_DEVICE_MEMORY.search(name):
         barrier = "its library may keep addresses in the memory of the device"
-    reads = _tensors_in(operands(func, arguments, keywords))
-    writes = _tensors_in(list(written(func, arguments, keywords)))
+    reads = list(tensors_in(operands(func, arguments, keywords)))
+    writes = list(tensors_in(list(written(func, arguments, keywords))))
     if any(one.layout is not torch.strided or one.is_nested for one in reads):
         barrier = MADE_OF_OTHERS
     return reads, writes, barrier
@@ -455,29 +454,6 @@ def _operators(log: LaunchLog) -> Any:
     return Noting()
 
 
-def _tensors_in(nest: Any) -> list[torch.Tensor]:
-    """Return the tensors of what an operator takes or returns."""
-    if isinstance(nest, torch.Tensor):
-        return [nest]
-    if isinstance(nest, dict):
-        nest = nest.values()
-    elif not isinstance(nest, (list, tuple)):
-        return []
-    return [tensor for one in nest for tensor in _tensors_in(one)]
-
-
 def _weak(tensor: torch.Tensor) -> Any:
     """Return a weak reference to a storage. While it exists, no other storage has the number of this one."""
     return torch_internals.cudagraph_trees.StorageWeakRef(tensor.untyped_storage())
-
-
-def _extent_of_storage(tensor: torch.Tensor) -> Span:
-    return _span_of(storage_of(tensor))
-
-
-def _extent(tensor: torch.Tensor) -> Span:
-    return _span_of(memory_of(tensor))
-
-
-def _span_of(memory: MemoryRange) -> Span:
-    return memory.address, memory.address + memory.size_bytes

@@ -83,7 +83,7 @@ class NotedCapture:
     def _notes(self) -> Noted:
         log = self._log
         in_use = used_blocks(self._pool) if log.logged else ()
-        never_freed = [(one.address, one.address + one.size_bytes) for one in in_use]
+        never_freed = [one.span for one in in_use]
         return Noted(log.logged, log.inputs, never_freed, log.kept_bytes)
 
 

@@ -11,6 +11,7 @@ every later launch waits for it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -64,36 +65,17 @@ class LaunchOrder:
             edges += [(self.launches[earlier].last, launch.first) for earlier in waits]
         return edges
 
-    def longest_path(self, durations: Sequence[float]) -> tuple[float, tuple[int, ...]]:
-        """Return how long the graph takes at least, and the launches of one longest path.
-
-        Args:
-            durations: of each launch, in any unit.
-        """
-        ends: list[float] = []
-        before: list[int | None] = []
-        for index, waits in enumerate(self.waits_for):
-            latest = max(waits, key=lambda one: ends[one], default=None)
-            before.append(latest)
-            ends.append(durations[index] + (ends[latest] if latest is not None else 0.0))
-        at: int | None = max(range(len(ends)), key=lambda one: ends[one], default=None)
-        if at is None:
-            return 0.0, ()
-        total, path = ends[at], []
-        while at is not None:
-            path.append(at)
-            at = before[at]
-        return total, tuple(reversed(path))
+    def levels(self) -> list[int]:
+        """Return for each launch how many others run before it at least, one after the other."""
+        levels: list[int] = []
+        for waits in self.waits_for:
+            levels.append(1 + max((levels[one] for one in waits), default=-1))
+        return levels
 
     @property
     def branches(self) -> int:
         """Return how many launches run side by side at most, if all take equally long."""
-        levels: dict[int, int] = {}
-        level: list[int] = []
-        for waits in self.waits_for:
-            level.append(1 + max((level[one] for one in waits), default=-1))
-            levels[level[-1]] = levels.get(level[-1], 0) + 1
-        return max(levels.values(), default=0)
+        return max(Counter(self.levels()).values(), default=0)
 
 
 def order_launches(launches: Sequence[Launch]) -> LaunchOrder:

@@ -31,8 +31,7 @@ from optimizations import torch_internals
 from optimizations.graph.driver import check
 from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.records import MemoryRange
-from optimizations.torch_internals.capturing import is_capturing
-from optimizations.torch_internals.memory_segments import memory_segments
+from optimizations.torch_internals.gpu_state import is_capturing, memory_segments
 
 
 @contextlib.contextmanager

@@ -41,6 +41,11 @@ class MemoryRange(_Record):
     def __contains__(self, address: int) -> bool:
         return self.address <= address < self.address + self.size_bytes
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """Return the first address, and the first one after it."""
+        return self.address, self.address + self.size_bytes
+
     def overlaps(self, other: MemoryRange) -> bool:
         """Return whether some of it lies in the other."""
         ends = self.address + self.size_bytes, other.address + other.size_bytes

@@ -255,7 +255,7 @@ class Session:
     def _order_launches(self, branches: Branches) -> None:
         """Begin the race of the chain against branches, where there is something to win."""
         try:
-            pool = [(one.address, one.address + one.size_bytes) for one in pool_memory(self.recorded.pool)]
+            pool = [one.span for one in pool_memory(self.recorded.pool)]
             branches.prepare(self.examination.read(), pool)
         except Exception as error:
             branches.stop(one_line(error))

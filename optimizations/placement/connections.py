@@ -9,7 +9,7 @@ from typing import Any
 import torch.fx
 
 from optimizations import torch_internals
-from optimizations.placement.feed_plan import Evaluation, FeedPlan, HoistedGroup, Source, Staged
+from optimizations.placement.feed_plan import FeedPlan, HoistedGroup, Source, Staged
 from optimizations.placement.original import Original
 from optimizations.placement.sources import as_in_program, stays_between_calls
 
@@ -20,15 +20,14 @@ class Connections:
 
     `passed` are evaluated before the graph and read in it; `outputs` are what it returns, and `results` say where the
     results of the original are found. What is evaluated before it returns `before_results`; what is evaluated after it
-    takes `after_inputs`, which are found at `after_sources`, and returns `after_results`.
+    takes `after_inputs`, each with where it is found, and returns `after_results`.
     """
 
     passed: list[str] = field(default_factory=list)
     outputs: list[torch.fx.Node | None] = field(default_factory=list)
     results: list[Source] = field(default_factory=list)
     before_results: list[str] = field(default_factory=list)
-    after_inputs: tuple[str, ...] = ()
-    after_sources: tuple[Source, ...] = ()
+    after_inputs: dict[str, Source] = field(default_factory=dict)
     after_results: list[str] = field(default_factory=list)
 
     def output(self, node: torch.fx.Node) -> Source:
@@ -46,11 +45,11 @@ class Connections:
 
 def feed_plan(original: Original, connections: Connections, present: Collection[str]) -> FeedPlan:
     """Return how to call the rewritten graph in place of the original; it still has the original's inputs `present`."""
-    plan = original.plan
+    plan, place = original.plan, original.placeholders.index
     groups = tuple(
         HoistedGroup(
             original.computation(members),
-            tuple(map(original.attribute, members[0].attributes)),
+            tuple(map(place, members[0].attributes)),
             tuple(original.layout(hoist.value) for hoist in members),
             tuple(hoist.value in plan.awaited for hoist in members),
         )
@@ -58,15 +57,16 @@ def feed_plan(original: Original, connections: Connections, present: Collection[
     )
     staged = tuple(
         Staged(
-            Source("argument", original.placeholders.index(value))
-            if value in original.inputs
-            else connections.before(value),
+            Source("argument", place(value)) if value in original.inputs else connections.before(value),
             original.layout(value),
             value in plan.awaited,
         )
         for value in plan.stages
     )
     passed = tuple(connections.before(name).index for name in connections.passed)
+    given = {name: Source("argument", place(name)) for name in original.inputs_of(plan.before)}
+    before = original.evaluation(plan.before, given, connections.before_results) if plan.before else None
+    after = original.evaluation(plan.after, connections.after_inputs, connections.after_results) if plan.after else None
     results = connections.results
     changed = bool(plan.after) or any(source.where != "graph" for source in results)
     in_order = [source.index for source in results] == list(range(len(results)))
@@ -76,36 +76,14 @@ def feed_plan(original: Original, connections: Connections, present: Collection[
         hoisted=groups,
         staged=staged,
         keep_addresses=plan.keep_addresses,
-        before=_evaluation_before(original, connections),
+        before=before,
         passed=passed,
         passed_layouts=tuple(map(original.cpu_layout, connections.passed)),
-        after=_evaluation_behind(original, connections),
+        after=after,
         results=tuple(results) if changed or not in_order else None,
         apart=_apart(original, connections),
         attributes=_attributes(original),
     )
-
-
-def _evaluation_before(original: Original, connections: Connections) -> Evaluation | None:
-    wanted = original.plan.before
-    if not wanted:
-        return None
-    inputs = original.inputs_of(wanted)
-    sources = [Source("argument", original.placeholders.index(name)) for name in inputs]
-    return original.evaluation(_with_switches(original, wanted), inputs, sources, connections.before_results)
-
-
-def _evaluation_behind(original: Original, connections: Connections) -> Evaluation | None:
-    if not original.plan.after:
-        return None
-    wanted = _with_switches(original, original.plan.after)
-    return original.evaluation(wanted, connections.after_inputs, connections.after_sources, connections.after_results)
-
-
-def _with_switches(original: Original, wanted: Collection[str]) -> set[str]:
-    """Return `wanted` with all nodes that switch gradients, so that these are switched as in the original graph."""
-    switches = (name for name, node in original.nodes.items() if node.target is torch_internals.set_grad_enabled)
-    return {*wanted, *switches}
 
 
 def _apart(original: Original, connections: Connections) -> tuple[tuple[int, int], ...]:

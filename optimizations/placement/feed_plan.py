@@ -8,8 +8,6 @@ from typing import Any, Literal
 import torch
 import torch.fx
 
-from optimizations.placement.sources import Guard
-
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
@@ -33,23 +31,16 @@ class TensorLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Attribute:
-    """Name an attribute that hoisted values depend on: argument `index` of the graph, or its `constant`."""
-
-    guard: Guard
-    index: int | None
-    constant: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
 class HoistedGroup:
-    """Hold values that depend on the same attributes. `compute` takes these, in order, and returns the values.
+    """Hold values that depend on the same `attributes`, arguments of the graph by their indices.
+
+    `compute` takes these, in order, and returns the values.
 
     `awaited`: for each value, whether the program may change what it is copied from as soon as the copy is through.
     """
 
     compute: torch.fx.GraphModule
-    attributes: tuple[Attribute, ...]
+    attributes: tuple[int, ...]
     layouts: tuple[TensorLayout, ...]
     awaited: tuple[bool, ...] = ()
 

@@ -30,6 +30,7 @@ would have changed is then as it was, and so is the state here: the next call st
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -39,13 +40,12 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
-from optimizations.placement.feed_plan import Attribute, Evaluation, FeedPlan, HoistedGroup, Source, TensorLayout
+from optimizations.graph.memory import storage_of
+from optimizations.placement.feed_plan import Evaluation, FeedPlan, HoistedGroup, Source, TensorLayout
 from optimizations.placement.guards import Checks, checks_for, is_pinned
-from optimizations.placement.picking import picker
-from optimizations.placement.sources import Guard
 from optimizations.placement.staging import Staging, copy_in_stream_order
-from optimizations.torch_internals.capturing import is_capturing, is_pytorchs
 from optimizations.torch_internals.geometry import FixedGeometry, Geometry
+from optimizations.torch_internals.gpu_state import is_capturing, is_pytorchs
 
 
 class Feeds:
@@ -63,8 +63,8 @@ class Feeds:
         self._plan = plan
         self._on_gpu = plan.device.type == "cuda"
         self._original = original
-        self._kept = picker(plan.kept)
-        self._passed = picker(plan.passed)
+        self._kept = _picker(plan.kept)
+        self._passed = _picker(plan.passed)
         self._groups = [_Group(group, plan.device) for group in plan.hoisted]
         self._staging = Staging(plan) if plan.staged else None
         self._stream = _StreamOrder(plan.device, self._device_memory)
@@ -189,28 +189,18 @@ class _Group:
     def __init__(self, group: HoistedGroup, device: torch.device) -> None:
         self._group = group
         self._device = device
-        self._alive: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
         self.checks: Checks | None = None
 
     def refresh(self, arguments: Sequence[Any]) -> None:
         """Compute the values on the CPU, as the original graph would, and copy them to the device."""
-        before, self.checks = self.checks, None
-        attributes = [_value(attribute, arguments) for attribute in self._group.attributes]
+        self.checks = None
+        attributes = [arguments[index] for index in self._group.attributes]
         # What is kept has to work in later calls of any mode, so it is not made in this call's.
-        with torch_internals.InferenceMode(False):  # Note [Guards and interrupts] in `torch_internals.apart`
+        with torch_internals.InferenceMode(False):  # Note [Guards and interrupts] in `torch_internals.thread_state`
             torch_internals.set_grad_enabled(False)  # until the guard ends
             # Before the values: a concurrent write to an attribute then fails the checks of the next call.
-            checks = checks_for(
-                (attribute.guard, attribute.index, tensor)
-                for attribute, tensor in zip(self._group.attributes, attributes, strict=True)
-            )
-            if before is not None and checks.same_values_as(before):
-                # The same values at other addresses, as NumPy arrays have them.
-                self.checks = checks
-                return
-            trusted = [attribute.guard is Guard.VERSION for attribute in self._group.attributes]
-            self._alive = [tensor.detach() for tensor, kept in zip(attributes, trusted, strict=True) if kept]
+            checks = checks_for(zip(self._group.attributes, attributes, strict=True))
             values = self._group.compute.forward(*attributes)
             for position, (value, layout) in enumerate(zip(values, self._group.layouts, strict=True)):
                 self._upload(position, value, layout)
@@ -219,7 +209,6 @@ class _Group:
     def release(self) -> None:
         self.tensors = []
         self.checks = None
-        self._alive = []
 
     def _upload(self, position: int, value: torch.Tensor, layout: TensorLayout) -> None:
         """Copy one value to the device. See Note [Overwriting in place]."""
@@ -308,26 +297,23 @@ def _other_geometry(text: str, before: Geometry, now: Geometry | None) -> str:
     )
 
 
-def _value(attribute: Attribute, arguments: Sequence[Any]) -> Any:
-    return attribute.constant if attribute.index is None else arguments[attribute.index]
-
-
 def _device_tensor(layout: TensorLayout, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=device)
 
 
 def _overlap(pairs: Sequence[tuple[int, int]], arguments: Sequence[Any]) -> bool:
     """Return whether the memory of any of these pairs of arguments overlaps."""
-    for one, other in pairs:
-        (start, size), (also, bytes_of_other) = _memory_of(arguments[one]), _memory_of(arguments[other])
-        if start < also + bytes_of_other and also < start + size:
-            return True
-    return False
+    return any(storage_of(arguments[one]).overlaps(storage_of(arguments[other])) for one, other in pairs)
 
 
-def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.nbytes()
+def _picker(indices: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return a function that picks the elements at `indices` of a tuple, as fast as Python can."""
+    if not indices:
+        return lambda values: ()
+    first, last = indices[0], indices[-1]
+    if tuple(indices) == tuple(range(first, last + 1)):
+        return operator.itemgetter(slice(first, last + 1))
+    return operator.itemgetter(*indices)
 
 
 def _is_used_elsewhere(tensors: list[torch.Tensor], position: int) -> bool:

@@ -1,4 +1,4 @@
-"""Detect in each call that an attribute changed: by bytes, or by address and version counter where that is trusted.
+"""Detect in each call that an attribute changed, by its bytes.
 
 Note [Pinned attributes]
 A copy into a pinned tensor may be in flight when a call starts, and eager PyTorch's own copy to the GPU waits for it in
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from optimizations.placement.sources import Guard, span_bytes
+from optimizations.graph.memory import size_bytes
 
 COMPARED_IN_PLACE_BYTES = 4096
 """Up to here a copy made in Python is compared faster than the C library is called."""
@@ -40,17 +40,12 @@ class Checks:
     `scalars` are of rank 0, and may be new tensors in each call: (argument, how to read the bytes, what they were, the
     addresses that are known not to be pinned).
     `small` and `large` are compared where they are, and looked at again if they are elsewhere: (argument, address,
-    how to read or how many bytes, what they were). `versions` are compared by identity: (argument, address, version
-    counter); `feeds` keeps these tensors' memory alive, so that no other tensor can be allocated at that address.
-    `constants` are tensors that the graph holds: the same with the tensor itself, by bytes. `always`: something is
-    pinned, so that nothing can be told.
+    how to read or how many bytes, what they were). `always`: something is pinned, so that nothing can be told.
     """
 
     scalars: tuple[tuple[int, _Bytes, bytes, set[int]], ...] = ()
     small: tuple[tuple[int, int, _Bytes, bytes], ...] = ()
     large: tuple[tuple[int, int, int, bytes], ...] = ()
-    versions: tuple[tuple[int, int, int], ...] = ()
-    constants: tuple[tuple[torch.Tensor, int, bytes | int], ...] = ()
     always: bool = False
 
     def fail(self, arguments: Sequence[Any]) -> bool:
@@ -66,22 +61,7 @@ class Checks:
             found = arguments[index].data_ptr()
             if found != address or _compare(found, before, size):
                 return True
-        for index, address, version in self.versions:
-            tensor = arguments[index]
-            if tensor.data_ptr() != address or tensor._version != version:
-                return True
-        return self.always or any(map(_constant_changed, self.constants))
-
-    def same_values_as(self, other: Checks) -> bool:
-        """Return whether both recorded the same values, wherever these are."""
-        if self.always or other.always or self.versions != other.versions:
-            return False
-        return self._values() == other._values()
-
-    def _values(self) -> list[tuple[int, bytes | int]]:
-        scalars = [(index, before) for index, _, before, _ in self.scalars]
-        others = [(check[0], check[3]) for check in (*self.small, *self.large)]
-        return [*scalars, *others, *((id(tensor), before) for tensor, _, before in self.constants)]
+        return self.always
 
     @classmethod
     def joined(cls, parts: Iterable[Checks]) -> Checks:
@@ -91,29 +71,22 @@ class Checks:
             tuple({check[0]: check for part in parts for check in part.scalars}.values()),
             tuple({check[0]: check for part in parts for check in part.small}.values()),
             tuple({check[0]: check for part in parts for check in part.large}.values()),
-            tuple({check[0]: check for part in parts for check in part.versions}.values()),
-            tuple({id(check[0]): check for part in parts for check in part.constants}.values()),
             any(part.always for part in parts),
         )
 
 
-def checks_for(attributes: Iterable[tuple[Guard, int | None, torch.Tensor]]) -> Checks:
-    """Record the current values of attributes, each (guard, argument or None for a constant of the graph, tensor).
+def checks_for(attributes: Iterable[tuple[int, torch.Tensor]]) -> Checks:
+    """Record the current values of attributes, each (argument, tensor).
 
     No byte of a pinned tensor is read; see Note [Pinned attributes].
     """
     scalars, small, large = [], [], []
-    versions, constants = [], []
     always = False
-    for guard, index, tensor in attributes:
-        size = span_bytes(tensor)
+    for index, tensor in attributes:
+        size = size_bytes(tensor)
         address = tensor.data_ptr()
         if is_pinned(tensor):
             always = True
-        elif index is None:
-            constants.append((tensor, size, _bytes_of(tensor) if guard is Guard.VALUE else tensor._version))
-        elif guard is Guard.VERSION:
-            versions.append((index, address, tensor._version))
         elif tensor.dim() == 0:
             at = (ctypes.c_char * size).from_address
             scalars.append((index, at, at(address).raw, {address}))
@@ -121,8 +94,8 @@ def checks_for(attributes: Iterable[tuple[Guard, int | None, torch.Tensor]]) -> 
             at = (ctypes.c_char * size).from_address
             small.append((index, address, at, at(address).raw))
         elif size:
-            large.append((index, address, size, _bytes_of(tensor)))
-    return Checks(tuple(scalars), tuple(small), tuple(large), tuple(versions), tuple(constants), always)
+            large.append((index, address, size, ctypes.string_at(address, size)))
+    return Checks(tuple(scalars), tuple(small), tuple(large), always)
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
@@ -138,15 +111,3 @@ def _turns_up_pinned(tensor: torch.Tensor, known: set[int]) -> bool:
         known.clear()
     known.add(tensor.data_ptr())
     return False
-
-
-def _constant_changed(check: tuple[torch.Tensor, int, bytes | int]) -> bool:
-    tensor, size, before = check
-    if isinstance(before, int):
-        return bool(tensor._version != before)
-    return bool(size) and bool(_compare(tensor.data_ptr(), before, size))
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    size = span_bytes(tensor)
-    return ctypes.string_at(tensor.data_ptr(), size) if size else b""

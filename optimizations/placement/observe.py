@@ -21,14 +21,13 @@ from optimizations import torch_internals
 from optimizations.lazy_view import is_lazy_view
 from optimizations.placement.operators import (
     OTHER_MEMORY,
+    STRIDED,
     awaited_transfer,
     checks_values,
     gpu_obstacle,
     needs_values,
-    reads_past,
-    tensors_in,
-    written,
 )
+from optimizations.written_operands import tensors_in, written
 
 _STREAM_METHODS = frozenset(
     ("synchronize", "query", "wait", "wait_stream", "wait_event", "record", "record_event", "record_stream")
@@ -51,11 +50,10 @@ class Effects:
 
     `opaque` says why the node's effects cannot be known; `gpu_obstacle` why its CPU operands cannot be GPU tensors.
     `only_checks`: it looks at values on the host only to raise an error. `awaited`: it does not leave a copy of a CPU
-    operand to the GPU to be awaited by others. `reads_past`: memory that it reads outside of the tensors it is given.
+    operand to the GPU to be awaited by others.
     """
 
     writes: set[int] = field(default_factory=set)
-    reads_past: set[int] = field(default_factory=set)
     host_reads: set[int] = field(default_factory=set)
     only_checks: bool = True
     awaited: bool = False
@@ -154,7 +152,7 @@ class _Observer(torch.fx.Interpreter):
         self.mode = mode
         self.log = log
         self.current = "inputs"
-        self.chooses_attention = any(_name_of(node) == "_sdpa_kernel" for node in graph_module.graph.nodes)
+        self.chooses_attention = any(operation_of(node) == "_sdpa_kernel" for node in graph_module.graph.nodes)
         self.named_values: dict[str, Any] = {}
         self.tensors: dict[str, tuple[TensorFacts, ...]] = {}
         self.effects: dict[str, Effects] = {}
@@ -182,7 +180,7 @@ class _Observer(torch.fx.Interpreter):
         else:
             value = self._run(n, effects)
         on_cpu = any(tensor.device.type == "cpu" for tensor in tensors_in(value))
-        if self.chooses_attention and on_cpu and _name_of(n) == "scaled_dot_product_attention":
+        if self.chooses_attention and on_cpu and operation_of(n) == "scaled_dot_product_attention":
             effects.opaque = "is attention on the CPU, by a kernel that the graph chooses"
         self.named_values[n.name] = value
         self.tensors[n.name] = tuple(self._facts(tensor) for tensor in tensors_in(value))
@@ -204,7 +202,7 @@ class _Observer(torch.fx.Interpreter):
 
     def _not_run(self, n: torch.fx.Node, effects: Effects) -> Any:
         """Return what Dynamo noted for an operator that runs graphs of its own; it may write to all operands."""
-        effects.opaque = f"{n.target} runs its own graph"
+        effects.opaque, effects.awaited = f"{n.target} runs its own graph", True
         effects.writes.update(self._operand_storages(n))
         return self._noted(n)
 
@@ -252,19 +250,19 @@ def _operator_log() -> type:
             if func.namespace == "prim":  # asks a tensor for its device or layout
                 return func(*args, **(kwargs or {}))
             operands = list(tensors_in([args, dict(kwargs or {})]))
-            changed = list(written(func, args, kwargs or {}))
-            past = list(reads_past(func, args, kwargs or {}))
+            changed = list(tensors_in(list(written(func, args, kwargs or {}))))
             result = func(*args, **(kwargs or {}))
             results = list(tensors_in(result))
             effects = self.effects
             effects.writes.update(self.storage_of(tensor) for tensor in changed)
-            effects.reads_past.update(map(self.storage_of, past))
             if needs_values(func, operands):
                 effects.host_reads.update(self.storage_of(t) for t in operands if t.device.type == "cpu")
                 effects.only_checks &= checks_values(func)
             if any(tensor.device.type == "cpu" for tensor in (*operands, *results)):
                 effects.random_on_cpu |= torch.Tag.nondeterministic_seeded in func.tags
                 effects.gpu_obstacle = effects.gpu_obstacle or gpu_obstacle(func, operands, results)
+                if func._schema.name in STRIDED:
+                    effects.opaque = f"{func} counts places in memory that nothing else here tells of"
                 if any(tensor.device.type != "cpu" for tensor in (*operands, *results)):
                     effects.awaited |= awaited_transfer(func, args, kwargs or {})
             if func.namespace not in ("aten", "prims"):
@@ -296,8 +294,9 @@ def _changes_state(target: Any) -> bool:
     return is_torchs and is_function and target.__name__.lstrip("_").startswith(("set_", "enter_", "exit_"))
 
 
-def _name_of(node: torch.fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+def operation_of(node: torch.fx.Node) -> str:
+    """Return the name of the method or function that a node calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
 def _orders_streams(node: torch.fx.Node) -> bool:
@@ -307,7 +306,7 @@ def _orders_streams(node: torch.fx.Node) -> bool:
     """
     if node.op not in ("call_function", "call_method"):
         return False
-    name = _name_of(node)
+    name = operation_of(node)
     by_name = name in _STREAM_METHODS if node.op == "call_method" else name.endswith("_synchronize")
     return by_name or str(node.target).startswith("streams.")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from optimizations import torch_internals, written_operands
+from optimizations import torch_internals
 
 INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
 """Their shape depends on values only where an index is a mask."""
@@ -21,49 +21,10 @@ Any other that does may insist on the CPU: `_pack_padded_sequence` reads its len
 """
 
 STRIDED = frozenset(f"aten::as_strided{form}" for form in ("", "_", "_copy", "_scatter"))
-"""Operators that are given places in the memory of an operand, and not in the operand."""
+"""Operators that are given places in the memory of an operand, which may lie outside of the operand."""
 
 OTHER_MEMORY = frozenset({"aten::set_", "aten::set", "aten::set_data"})
 """Operators that give a tensor the memory of another."""
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested lists, tuples, dictionaries and slices."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, slice):
-        yield from tensors_in((value.start, value.stop, value.step))
-
-
-def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the operands that a call of the operator `func` changes."""
-    yield from tensors_in(list(written_operands.written(func, args, kwargs)))
-
-
-def reads_past(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the operands whose memory a call of `func` may use outside of the operand.
-
-    Any place that is counted from the beginning of the memory may be outside: the offset of the real tensor is not
-    known from one without data.
-    """
-    if func._schema.name not in STRIDED:
-        return
-    given = written_operands.operands(func, args, kwargs)
-    tensor, size, stride = given["self"], given["size"], given["stride"]
-    numbers = (*size, *stride, *tensor.shape, *tensor.stride())
-    known = given.get("storage_offset") is None and all(isinstance(number, int) for number in numbers)
-    if not known or _span(size, stride) > _span(tensor.shape, tensor.stride()):
-        yield tensor
-
-
-def _span(size: Sequence[int], stride: Sequence[int]) -> int:
-    """Return the number of elements from the first to the end of the last."""
-    return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else 0
 
 
 def needs_values(func: Any, operands: Iterable[torch.Tensor]) -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 import torch.fx
 
-from optimizations.placement.evaluations import evaluation, inputs_of
-from optimizations.placement.feed_plan import Attribute, Evaluation, Source, TensorLayout
-from optimizations.placement.fx_editing import attribute
+from optimizations import torch_internals
+from optimizations.placement.feed_plan import Evaluation, Source, TensorLayout
 from optimizations.placement.observe import Observation
 from optimizations.placement.plan import Hoist, PlacementPlan
 
@@ -83,23 +82,41 @@ class Original:
         (facts,) = self.observed.tensors[name]
         return TensorLayout(facts.shape, facts.stride, facts.dtype)
 
-    def attribute(self, name: str) -> Attribute:
-        """Return the attribute of this name, as an argument or a constant of the graph, with its guard."""
-        if name in self.placeholders:
-            return Attribute(self.plan.guards[name], self.placeholders.index(name), None)
-        return Attribute(self.plan.guards[name], None, attribute(self.graph_module, self.nodes[name].target))
-
     def computation(self, hoists: Sequence[Hoist]) -> torch.fx.GraphModule:
         """Return a graph on the CPU that computes the values of one group from its attributes."""
         wanted = {name for hoist in hoists for name in hoist.nodes}
-        return evaluation(self.graph_module, wanted, hoists[0].attributes, [hoist.value for hoist in hoists])
+        return self._extracted(wanted, hoists[0].attributes, [hoist.value for hoist in hoists])
+
+    def evaluation(self, wanted: Iterable[str], sources: Mapping[str, Source], results: Sequence[str]) -> Evaluation:
+        """Return the nodes `wanted` as a graph that computes `results`; `sources` say where what it reads is found.
+
+        All nodes that switch gradients are in it, so that these are switched as in the original graph.
+        """
+        switches = (name for name, node in self.nodes.items() if node.target is torch_internals.set_grad_enabled)
+        compute = self._extracted({*wanted, *switches}, tuple(sources), results)
+        return Evaluation(compute, tuple(sources.values()))
 
     def inputs_of(self, wanted: Iterable[str]) -> tuple[str, ...]:
         """Return the names of the other nodes that these nodes read, in order of the graph."""
-        return inputs_of(self.graph_module, set(wanted))
+        own = set(wanted)
+        read = {operand.name for name in own for operand in self.nodes[name].all_input_nodes} - own
+        return tuple(sorted(read, key=self.positions.__getitem__))
 
-    def evaluation(
-        self, wanted: Iterable[str], inputs: Sequence[str], sources: Sequence[Source], results: Sequence[str]
-    ) -> Evaluation:
-        """Return the nodes `wanted` as a graph that computes `results` from `inputs`, which are found at `sources`."""
-        return Evaluation(evaluation(self.graph_module, set(wanted), inputs, results), tuple(sources))
+    def _extracted(self, wanted: Set[str], inputs: Sequence[str], results: Iterable[str]) -> torch.fx.GraphModule:
+        """Return the nodes `wanted`, in their order, as a function of `inputs` that returns `results`.
+
+        Constants are made on the CPU even under another default device: the program's constants for other devices say
+        so themselves.
+        """
+        graph = torch.fx.Graph()
+        copies = {name: graph.placeholder(name) for name in inputs}
+        for name, node in self.nodes.items():
+            if name not in wanted or name in copies:
+                continue
+            copy = copies[name] = graph.node_copy(node, lambda operand: copies[operand.name])
+            copy.meta = {}
+            makes_tensors = node.op == "call_function" and node.target in torch_internals.device_constructors()
+            if makes_tensors and copy.kwargs.get("device") is None:
+                copy.kwargs = {**copy.kwargs, "device": torch.device("cpu")}
+        graph.output(tuple(copies[name] for name in results))
+        return torch.fx.GraphModule(self.graph_module, graph)

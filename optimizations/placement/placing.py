@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,13 +13,13 @@ from optimizations import torch_internals
 from optimizations.options import Options
 from optimizations.placement.feed_plan import FeedPlan
 from optimizations.placement.observe import CannotObserve, Observation, observe
-from optimizations.placement.operators import tensors_in
 from optimizations.placement.plan import Hoist, PlacementPlan, plan
 from optimizations.placement.residency import Residency, ResidentNode, residency
 from optimizations.placement.rewrite import Rewritten, rewrite
 from optimizations.placement.sources import input_sources
 from optimizations.placement.twin import RewriteFailed
 from optimizations.report import Copy, CpuNode, Hoisted, Left, PlacementReport, Staged
+from optimizations.written_operands import tensors_in
 
 NOTHING_ON_A_GPU = (
     "no tensor is on a GPU; without one, the suite's `encore explain module:callable` tells what placement would do"
@@ -106,22 +106,14 @@ def _residency(
     return residency(graph_module, observation, sources, requires_grad)
 
 
+@dataclass(frozen=True, slots=True)
 class _Attempts:
-    def __init__(
-        self,
-        graph_module: torch.fx.GraphModule,
-        layouts: Sequence[Any],
-        observation: Observation,
-        graph: Residency,
-        options: Options,
-        held_bytes: int,
-    ) -> None:
-        self.graph_module = graph_module
-        self.layouts = layouts
-        self.observation = observation
-        self.graph = graph
-        self.options = options
-        self.held_bytes = held_bytes
+    graph_module: torch.fx.GraphModule
+    layouts: Sequence[Any]
+    observation: Observation
+    graph: Residency
+    options: Options
+    held_bytes: int
 
     def outcome(self) -> Placement:
         devices = self.graph.devices
@@ -173,13 +165,9 @@ class _Attempts:
             sizes = [entry.staged_bytes for entry in staged]
             total = None if None in sizes else sum(size or 0 for size in sizes)
             copies = (Copy("staging", ", ".join(entry.node for entry in staged), total, False, None), *copies)
-        return PlacementReport(
-            device=decided.device,
-            untouched=None,
-            nodes=before.nodes,
-            cpu_nodes_before=before.cpu_nodes_before,
+        return replace(
+            before,
             cpu_nodes_after=after,
-            copies_before=before.copies_before,
             copies_after=copies,
             hoisted=tuple(map(self._hoisted, decided.hoists)),
             staged=staged,
@@ -221,17 +209,9 @@ def untouched(
     left: tuple[Left, ...] = (),
 ) -> Placement:
     """Return the placement that leaves a graph as it is. `before` holds what is known of it."""
-    cpu_nodes = before.cpu_nodes_before if before is not None else ()
-    copies = before.copies_before if before is not None else ()
-    report = PlacementReport(
-        device=before.device if before is not None else None,
-        untouched=reason,
-        nodes=len(graph_module.graph.nodes),
-        cpu_nodes_before=cpu_nodes,
-        cpu_nodes_after=cpu_nodes,
-        copies_before=copies,
-        copies_after=copies,
-        left=left,
+    known = before or PlacementReport(device=None, untouched=None, nodes=len(graph_module.graph.nodes))
+    report = replace(
+        known, untouched=reason, cpu_nodes_after=known.cpu_nodes_before, copies_after=known.copies_before, left=left
     )
     return Placement(graph_module, None, report)
 

@@ -16,7 +16,7 @@ from optimizations.byte_units import format_bytes
 from optimizations.options import Options
 from optimizations.placement.regions import Memory, Regions, regions
 from optimizations.placement.residency import MIXED, Residency, ResidentNode
-from optimizations.placement.sources import VALUE_GUARD_LIMIT_BYTES, Guard, SourceKind
+from optimizations.placement.sources import VALUE_GUARD_LIMIT_BYTES
 from optimizations.report import HoistedForm, Left
 
 INLINE_DTYPES = frozenset(
@@ -48,7 +48,6 @@ class PlacementPlan:
     Attributes:
         device: the GPU that values go to.
         hoists: values that do not depend on the call.
-        guards: how a change of each of the hoists' attributes is noticed.
         stages: CPU values that go over with each call: inputs, or values among `before`.
         awaited: of these, and of hoisted attributes, the ones that the program may change once its own copy is through.
         before: CPU operations that are evaluated in each call before the graph.
@@ -62,7 +61,6 @@ class PlacementPlan:
 
     device: str
     hoists: tuple[Hoist, ...] = ()
-    guards: Mapping[str, Guard] = field(default_factory=dict)
     stages: tuple[str, ...] = ()
     awaited: frozenset[str] = frozenset()
     before: tuple[str, ...] = ()
@@ -75,11 +73,6 @@ class PlacementPlan:
     @property
     def is_empty(self) -> bool:
         return not (self.fed or self.after)
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """Return the hoisted values that take memory on the GPU."""
-        return tuple(hoist.value for hoist in self.hoists if hoist.form == "kept")
 
 
 def plan(
@@ -122,7 +115,6 @@ class _Planner:
         return PlacementPlan(
             device=self.graph.devices[0],
             hoists=hoists,
-            guards={name: self._guard(name) for hoist in hoists for name in hoist.attributes},
             stages=stages,
             awaited=frozenset(
                 value for name, operands in fed.items() for value in operands if self.nodes[name].awaited
@@ -138,23 +130,17 @@ class _Planner:
     # What can be fed, and how
 
     def _hoistable_attributes(self) -> frozenset[str]:
-        """Return the attributes whose bytes, or version counters, show in each call whether they changed."""
+        """Return the attributes whose bytes are compared in each call, the smallest first."""
         found, compared = set(), 0
-        past = {storage for node in self.nodes.values() for storage in node.reads_past}
         attributes = [node for node in self.nodes.values() if not node.is_call and node.on_cpu and node.tensors == 1]
         for node in sorted(attributes, key=lambda node: node.value_bytes or 0):
-            source = node.source
-            if source is None or source.kind is not SourceKind.ATTRIBUTE or source.guard is None or not node.static:
+            if node.source is None or not node.source.is_compared or not node.static or node.requires_grad:
                 continue
-            if node.requires_grad or any(self.memory.written_by(node.storages)):
+            if any(self.memory.written_by(node.storages)):
                 continue
-            if not past.isdisjoint(node.storages):  # what is read there is not compared
-                continue
-            if source.guard is Guard.VALUE:
-                compared += node.value_bytes or 0
-                if compared > GUARDED_LIMIT_BYTES:
-                    continue
-            found.add(node.name)
+            compared += node.value_bytes or 0
+            if compared <= GUARDED_LIMIT_BYTES:
+                found.add(node.name)
         return frozenset(found)
 
     def _hoistable(self) -> frozenset[str]:
@@ -290,20 +276,13 @@ class _Planner:
                     pending.append(name)
         return self._in_order(needed)
 
-    def _guard(self, attribute: str) -> Guard:
-        source = self.nodes[attribute].source
-        if source is None or source.guard is None:
-            raise AssertionError(f"{attribute} was hoisted without a guard")
-        return source.guard
-
     def _hoist(self, value: str, form: str) -> Hoist:
         needed = self._needed_for(value)
-        forms: dict[str, HoistedForm] = {"kept": "kept", "literal": "literal"}
         return Hoist(
             value,
             tuple(name for name in needed if self.nodes[name].is_call),
             tuple(name for name in needed if not self.nodes[name].is_call),
-            forms[form],
+            "kept" if form == "kept" else "literal",
         )
 
     def _needed_for(self, value: str) -> list[str]:

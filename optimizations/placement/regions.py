@@ -77,7 +77,9 @@ def regions(graph: Residency) -> Regions:
             reason = _against_both(graph, node)
         else:
             reason = (
-                _against_both(graph, node) or _against_before(node) or _behind(precede[name], graph, before, reasons)
+                _against_both(graph, node)
+                or ("requires a gradient, which has to arrive on the CPU" if node.requires_grad else None)
+                or _behind(precede[name], graph, before, reasons)
             )
             if reason is None:
                 before.add(name)
@@ -134,10 +136,6 @@ def _against_both(graph: Residency, node: ResidentNode) -> str | None:
     if not graph.input_storages.isdisjoint(node.writes):
         return "changes CPU memory that is visible outside of the graph"
     return None
-
-
-def _against_before(node: ResidentNode) -> str | None:
-    return "requires a gradient, which has to arrive on the CPU" if node.requires_grad else None
 
 
 def _behind(precede: frozenset[str], graph: Residency, before: set[str], reasons: Mapping[str, str]) -> str | None:

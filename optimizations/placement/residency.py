@@ -13,17 +13,15 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
-from optimizations.placement.observe import Observation, TensorFacts
-from optimizations.placement.operators import tensors_in
+from optimizations.placement.observe import Observation, TensorFacts, operation_of
 from optimizations.placement.sources import InputSource
 from optimizations.report import Copy, CopyKind, CpuKind, Size
 from optimizations.stack_trace import user_frame
+from optimizations.written_operands import tensors_in
 
 CPU = "cpu"
 _TRANSFERS = frozenset({"to", "cuda", "copy_", "type_as", "type"})
 """Methods whose business is to bring a value to where another one is."""
-_TAKE_NON_BLOCKING = frozenset({"to", "cuda", "copy_"})
-"""Those among them that take `non_blocking` by position."""
 MIXED = "several devices"
 
 
@@ -36,13 +34,11 @@ class ResidentNode:
             without tensors.
         operands: nodes it reads, in order, each once.
         storages: memory its value is in. `writes`, `host_reads`: memory it changes, or reads on the host.
-        reads_past: memory it reads outside of the tensors it is given.
         only_checks: it reads values on the host to raise an error, and for nothing else.
         awaited: what it copies to the GPU may be changed by the program as soon as it is done.
         switches: it changes a mode (gradients, autocast) that the calls after it run in.
         tensors: how many tensors its value holds.
         transfers: its purpose is to copy a value to another device.
-        asynchronous: it asks for a copy that the host does not wait for.
         static: all sizes are numbers, none of them of a symbolic operand.
         requires_grad: autograd may want a gradient for it.
     """
@@ -55,7 +51,6 @@ class ResidentNode:
     storages: frozenset[int]
     writes: frozenset[int] = frozenset()
     host_reads: frozenset[int] = frozenset()
-    reads_past: frozenset[int] = frozenset()
     only_checks: bool = False
     tensors: int = 0
     static: bool = True
@@ -66,7 +61,6 @@ class ResidentNode:
     awaited: bool = True
     switches: bool = False
     transfers: bool = False
-    asynchronous: bool = False
     shape: tuple[Size, ...] | None = None
     dtype: str | None = None
     value_bytes: int | None = None
@@ -112,7 +106,7 @@ class Residency:
     def kind(self, node: ResidentNode) -> CpuKind:
         """Return where a CPU value comes from, as reports say it."""
         if node.source is not None:
-            return "attribute" if node.source.kind == "attribute" else "argument"
+            return "attribute" if node.source.is_attribute else "argument"
         reads_tensors = any(self.nodes[operand].tensors for operand in node.operands)
         return "computed" if reads_tensors else "constant"
 
@@ -133,7 +127,7 @@ class Residency:
 def _copy(node: ResidentNode, value: ResidentNode, transfers: bool) -> Copy:
     by_value = not transfers and value.shape == ()
     kind: CopyKind = "copy" if transfers else "scalar" if by_value else "implicit"
-    blocking = not by_value and not node.asynchronous
+    blocking = not by_value and node.awaited
     return Copy(node.name, value.name, value.value_bytes, blocking, node.source_line, kind)
 
 
@@ -202,13 +196,12 @@ def _node(
     return ResidentNode(
         name=name,
         op=fx_node.op,
-        operation=source.text if source is not None else _operation(fx_node),
+        operation=source.text if source is not None else operation_of(fx_node),
         device=None if not devices else devices.pop() if len(devices) == 1 else MIXED,
         operands=operands,
         storages=frozenset(tensor.storage for tensor in facts),
         writes=frozenset(effects.writes),
         host_reads=frozenset(effects.host_reads),
-        reads_past=frozenset(effects.reads_past),
         only_checks=bool(effects.host_reads) and effects.only_checks,
         tensors=len(facts),
         static=not symbolic,
@@ -218,24 +211,13 @@ def _node(
         gpu_obstacle=effects.gpu_obstacle,
         awaited=effects.awaited,
         switches=fx_node.op == "call_function" and fx_node.target in _switches(),
-        transfers=_operation(fx_node) in _TRANSFERS,
-        asynchronous=_asynchronous(fx_node),
+        transfers=operation_of(fx_node) in _TRANSFERS,
         shape=tuple(size if isinstance(size, int) else str(size) for size in single.shape) if single else None,
         dtype=str(single.dtype).removeprefix("torch.") if single else None,
         value_bytes=_bytes(facts),
         source=source,
         source_line=source_line(fx_node),
     )
-
-
-def _operation(fx_node: torch.fx.Node) -> str:
-    target = fx_node.target
-    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
-
-
-def _asynchronous(fx_node: torch.fx.Node) -> bool:
-    by_position = _operation(fx_node) in _TAKE_NON_BLOCKING and any(flag is True for flag in fx_node.args[1:])
-    return by_position or fx_node.kwargs.get("non_blocking") is True
 
 
 def _is_static(facts: TensorFacts) -> bool:

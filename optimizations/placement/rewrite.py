@@ -17,7 +17,6 @@ from optimizations import torch_internals
 from optimizations.lazy_view import is_lazy_view
 from optimizations.placement.connections import Connections, feed_plan
 from optimizations.placement.feed_plan import FeedPlan, Source, TensorLayout
-from optimizations.placement.fx_editing import copy_of, returned
 from optimizations.placement.observe import CannotObserve, Observation, observe
 from optimizations.placement.original import Original
 from optimizations.placement.plan import Hoist, PlacementPlan
@@ -123,7 +122,6 @@ class _Surgery:
         """Make the graph return what it computes itself, and note where each result of the original is found."""
         after, before = set(self.plan.after), set(self.plan.before)
         connections = self.connections
-        connections.after_inputs = self.original.inputs_of(after)
         for value in returned(self.original.graph_module):
             name = value.name if isinstance(value, torch.fx.Node) else None
             if name is None:
@@ -135,15 +133,14 @@ class _Surgery:
             else:
                 source = connections.output(self.nodes[name])
             connections.results.append(source)
-        sources = []
-        for name in connections.after_inputs:
+        for name in self.original.inputs_of(after):
             if name in before:
-                sources.append(connections.before(name))
+                source = connections.before(name)
             elif self.original.is_as_given(name):
-                sources.append(Source("argument", self.original.placeholders.index(name)))
+                source = Source("argument", self.original.placeholders.index(name))
             else:
-                sources.append(connections.output(self._at_its_time(name)))
-        connections.after_sources = tuple(sources)
+                source = connections.output(self._at_its_time(name))
+            connections.after_inputs[name] = source
         output = next(node for node in reversed(self.graph.nodes) if node.op == "output")
         output.args = (tuple(connections.outputs),)
         for name in reversed(self.plan.after):
@@ -320,3 +317,31 @@ class _Surgery:
         node = self._add(lambda: self.graph.call_function(torch.full, ((), value.item()), settings))
         node.meta["stack_trace"] = self.original.nodes[hoist.value].meta.get("stack_trace")
         return node
+
+
+def copy_of(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return a copy of a graph module with nodes of the same names and everything that Dynamo noted on the original.
+
+    Dynamo's records of real inputs are not taken along: they would keep these alive.
+    """
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.output(graph.graph_copy(graph_module.graph, copies))
+    result = torch.fx.GraphModule(graph_module, graph)
+    for original, copy in copies.items():
+        copy.meta.pop("grapharg", None)
+        torch_internals.copy_notes(original, copy)
+    for name, child in graph_module.named_children():
+        # Graphs for saved tensors' hooks are children that no node refers to.
+        if not hasattr(result, name):
+            result.add_module(name, child)
+    result.meta.update(graph_module.meta)
+    torch_internals.copy_notes(graph_module, result)
+    return result
+
+
+def returned(graph_module: torch.fx.GraphModule) -> Sequence[Any]:
+    """Return the values that the graph returns, in order."""
+    output = next(node for node in reversed(graph_module.graph.nodes) if node.op == "output")
+    (values,) = output.args
+    return values if isinstance(values, (tuple, list)) else (values,)

@@ -106,7 +106,7 @@ class _Area:
         self.size_bytes = 0
         for layout in layouts:
             self._starts.append(self.size_bytes)
-            self.size_bytes += -(-_size_bytes(layout) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            self.size_bytes += -(-layout.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._buffers_limit = min(BUFFERS_LIMIT, max(2, PINNED_LIMIT_BYTES // max(self.size_bytes, 1)))
         self._ring: deque[_HostBuffer] = deque()
         self.device_buffer: torch.Tensor | None = None
@@ -157,7 +157,7 @@ class _Area:
     def _carved(self, memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch_internals.InferenceMode(False):
             return tuple(
-                memory[start : start + _size_bytes(layout)].view(layout.dtype).as_strided(layout.shape, layout.stride)
+                memory[start : start + layout.size_bytes].view(layout.dtype).as_strided(layout.shape, layout.stride)
                 for start, layout in zip(self._starts, self._layouts, strict=True)
             )
 
@@ -188,10 +188,6 @@ class _HostBuffer:
     def wait(self) -> None:
         if self._copied is not None:
             self._copied.synchronize()
-
-
-def _size_bytes(layout: TensorLayout) -> int:
-    return torch.Size(layout.shape).numel() * layout.dtype.itemsize
 
 
 def _layout_of_copy(tensor: torch.Tensor) -> TensorLayout:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -14,7 +17,6 @@ from optimizations.byte_units import format_bytes
 from optimizations.options import Options
 from optimizations.placement.placing import place
 from optimizations.report import Copy, PlacementReport
-from optimizations.torch_internals.traces import traces_forgotten
 
 _RECOMPILES = 256
 """Each explanation traces again, and Dynamo counts that as a recompilation of code that was compiled before."""
@@ -87,3 +89,29 @@ def _copies(copies: Sequence[Copy]) -> str:
 
 def _at(source_line: str | None) -> str:
     return f"  [{source_line}]" if source_line else ""
+
+
+@contextlib.contextmanager
+def traces_forgotten() -> Iterator[None]:
+    """Make Dynamo forget what it traces inside, and the sizes that it saw.
+
+    Dynamo counts what it has traced of a piece of code, for any caller: after eight traces it runs the code uncompiled,
+    and a size that differs from an earlier trace's becomes a symbol. Of code that had been compiled before it forgets
+    the sizes only: it can drop all traces of a piece of code, not one.
+    """
+    compiled = {code for code in _traced() if torch_internals.cache_entries(code)}
+    sizes = torch_internals.sizes_seen()
+    before = copy.deepcopy(dict(sizes))
+    try:
+        yield
+    finally:
+        sizes.clear()
+        sizes.update(before)
+        for code in _traced():
+            if code not in compiled and torch_internals.cache_entries(code):
+                torch_internals.reset_code(code)
+
+
+def _traced() -> list[CodeType]:
+    codes = (reference() for reference in torch_internals.input_codes.seen)
+    return [code for code in codes if code is not None]

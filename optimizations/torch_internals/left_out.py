@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from optimizations import torch_internals
-from optimizations.torch_internals.replacing import Replacing
+from optimizations.torch_internals import Replacing
 
 SETTING = "custom_should_partition_ops"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,46 +58,27 @@ def order_of(function: Callable[..., Any]) -> Order | None:
         return None
     if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
         return None
-    statements = [one for one in tree.body[0].body if not isinstance(one, ast.Delete)]
-    if len(statements) != 5:
+    statements = (ast.unparse(one) for one in tree.body[0].body if not isinstance(one, ast.Delete))
+    found = _PASSES_ON.fullmatch("\n".join(statements))
+    if found is None:
         return None
-    taken, cleared, listed, called, returned = statements
-    arguments = _assigned_names(taken)
-    if arguments is None or not _is_args(taken) or ast.unparse(cleared) != "args.clear()":
+    arguments, passed, given, returned = (found[name].replace(",", " ").split() for name in _GROUPS)
+    if not set(passed) <= set(arguments) or not set(returned) <= set(given):
         return None
-    if not (isinstance(listed, ast.Assign) and isinstance(listed.value, ast.List) and len(listed.targets) == 1):
-        return None
-    held, passed = listed.targets[0], _names(listed.value.elts)
-    results = _assigned_names(called)
-    if passed is None or results is None or not isinstance(held, ast.Name) or not isinstance(called, ast.Assign):
-        return None
-    if ast.unparse(called.value) != f"self.partitions[0]({held.id})":
-        return None
-    if not (isinstance(returned, ast.Return) and isinstance(returned.value, ast.Tuple)):
-        return None
-    handed = _names(returned.value.elts)
-    if handed is None or not set(passed) <= set(arguments) or not set(handed) <= set(results):
-        return None
-    if {held.id, "args"} & {*arguments, *results} or set(arguments) & set(results):
-        return None
-    if len(set(arguments)) != len(arguments) or len(set(results)) != len(results):
+    taken = [*arguments, *given, found["held"], "args"]
+    if len(set(taken)) != len(taken):
         return None
     places = {name: place for place, name in enumerate(arguments)}
-    return Order(tuple(places[name] for name in passed), tuple(results.index(name) for name in handed), len(results))
+    return Order(tuple(places[name] for name in passed), tuple(given.index(name) for name in returned), len(given))
 
 
-def _is_args(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name) and statement.value.id == "args"
-
-
-def _assigned_names(statement: ast.stmt) -> list[str] | None:
-    """Return the names that one tuple is unpacked to."""
-    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-        return None
-    target = statement.targets[0]
-    return _names(target.elts) if isinstance(target, ast.Tuple) else None
-
-
-def _names(elements: list[ast.expr]) -> list[str] | None:
-    names = [one.id for one in elements if isinstance(one, ast.Name)]
-    return names if len(names) == len(elements) else None
+_TUPLE = r"\w+,(?: \w+(?:, \w+)*)?"
+_GROUPS = ("arguments", "passed", "given", "returned")
+_PASSES_ON = re.compile(
+    rf"\(?(?P<arguments>{_TUPLE})\)? = args\n"
+    r"args\.clear\(\)\n"
+    r"(?P<held>\w+) = \[(?P<passed>(?:\w+(?:, \w+)*)?)\]\n"
+    rf"\(?(?P<given>{_TUPLE})\)? = self\.partitions\[0\]\((?P=held)\)\n"
+    rf"return \((?P<returned>{_TUPLE})\)"
+)
+"""The statements of such a function, without `del`, as `ast.unparse` writes them."""

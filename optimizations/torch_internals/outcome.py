@@ -28,8 +28,8 @@ from typing import Any
 from optimizations import torch_internals
 from optimizations.report import CompiledGraph, Direction, LeftOut
 from optimizations.stack_trace import Frame, reason_and_frame, user_frame
+from optimizations.torch_internals import Replacing
 from optimizations.torch_internals.generated_modules import with_lines_of_partitions
-from optimizations.torch_internals.replacing import Replacing
 
 MUTATED = "skipping cudagraphs due to mutated inputs"
 NO_CUDA_WORK = "nothing in the graph runs on a CUDA device"

@@ -21,7 +21,7 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
-from optimizations.torch_internals.replacing import Replacing
+from optimizations.torch_internals import Replacing
 
 _VIEWS = (torch_internals.conj_operator, torch_internals.neg_operator)
 

@@ -18,6 +18,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 from optimizations import torch_internals
@@ -87,3 +88,36 @@ def checks_deaths_when_running() -> bool:
     """Return whether `CUDAGraphNode.run` checks after its copies that inputs died; before 2.15 the invariants did."""
     code = torch_internals.cudagraph_trees.CUDAGraphNode.run.__code__
     return "expected_dead_indices_after_graph" in code.co_names
+
+
+def with_globals(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
+    """Return a stock function with `names` in place of its module's globals of these names.
+
+    A method of stock's names what it uses as globals of its module, the class of the nodes for example. A subclass that
+    wants another one takes the method's code with its own globals, so that nothing is copied or patched. The other
+    globals are those of the module as they are now.
+
+    Raises:
+        UnsupportedTorch: the function reads no such global, so this PyTorch is not the one this was written for.
+    """
+    if not isinstance(function, FunctionType):
+        raise torch_internals.UnsupportedTorch(
+            f"{function!r} is not a plain Python function, so its globals cannot be bound again"
+        )
+    unread = sorted(set(names) - set(function.__code__.co_names))
+    if unread:
+        raise torch_internals.UnsupportedTorch(
+            f"{function.__module__}.{function.__qualname__} does not read {', '.join(unread)}: "
+            "this PyTorch is not one whose internals Encore knows"
+        )
+    bound = FunctionType(
+        function.__code__,
+        {**function.__globals__, **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    bound.__kwdefaults__ = function.__kwdefaults__
+    bound.__qualname__ = function.__qualname__
+    bound.__doc__ = function.__doc__
+    return bound

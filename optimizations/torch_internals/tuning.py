@@ -8,16 +8,23 @@ kernel is known by its source without that number.
 `CachingAutotuner.autotune_to_one_config(self, *args, **kwargs)` times `self.launchers`, keeps one of them, and tells
 `self.save_cache_hook(config, nanoseconds, triton_cache_hash=launcher.cache_hash)` of it, which may be None. Checked on
 PyTorch 2.11.
+
+Note [Keys of tuning]. `torch.compiler.config.cache_key_tag` is made for this and does more: it is in the keys of what
+tuning found as well, though only of what the process itself looks up. Compile workers, which are processes of their
+own, do not know it. So a kernel is tuned and stored without the tag. When its graph comes from the cache, the kernel is
+looked up with the tag. Nothing is found, and each process tunes it again, perhaps to another result. All settings of
+Inductor are in the keys of graphs. The one that is used here only adds text to what AOTInductor packages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -107,3 +114,15 @@ def _described(config: Any) -> dict[str, Any]:
     """Return what a configuration launches: tiles, warps, stages and registers."""
     known = {name: getattr(config, name, None) for name in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
     return {"kwargs": dict(sorted(config.kwargs.items())), **known}
+
+
+def mark_graphs(owner: str) -> None:
+    """Find only compiled graphs that were compiled under the same mark from now on. Kernels are found by all."""
+    torch_internals.inductor_config.aot_inductor.metadata = {"owner": owner}
+
+
+@contextlib.contextmanager
+def graphs_marked(owner: str) -> Iterator[None]:
+    """Do the same inside the block only: after it the mark is what it was."""
+    with torch_internals.inductor_config.patch({"aot_inductor.metadata": {"owner": owner}}):
+        yield

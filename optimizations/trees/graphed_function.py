@@ -34,8 +34,7 @@ from optimizations.options import Options
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
 from optimizations.selection import Decision
-from optimizations.torch_internals.rebind import with_globals
-from optimizations.torch_internals.stock_trees import named_arguments, without_duplicates
+from optimizations.torch_internals.stock_trees import named_arguments, with_globals, without_duplicates
 from optimizations.trees import containers
 from optimizations.trees.fast_path import on_fast_path
 from optimizations.trees.function import RecordableFunction, is_one_of_several, reading

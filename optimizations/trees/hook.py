@@ -26,8 +26,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from optimizations import torch_internals
-from optimizations.torch_internals import replaced_attribute
-from optimizations.torch_internals.replacing import Replacing
+from optimizations.torch_internals import Replacing, replaced_attribute
 
 DISPATCHED = ("cudagraphify", "get_manager")
 """Entries of `torch_internals.NAMES` that are dispatched; `maker.EncoreMaker` has a method for each."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.torch_internals.apart import in_a_new_thread
+from optimizations.torch_internals.thread_state import in_a_new_thread
 
 Reference = tuple[list[Any], int, list[Any], list[Any]]
 """To a result of a recording: a list of stock's references, the place in it, and at the same places stock's tensors and

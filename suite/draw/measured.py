@@ -25,7 +25,7 @@ from models.instance import Instance, instantiate
 from models.own_program import WrongProgram
 from models.registry import Size
 from optimizations import torch_internals
-from optimizations.torch_internals.graph_keys import mark_graphs
+from optimizations.torch_internals.tuning import mark_graphs
 from suite.draw.records import DrawnGraph, graphs_of
 from suite.measure.gpu import require_gpu
 from suite.measure.iteration import callable_for, iteration, seed_all, set_numerics

@@ -28,7 +28,7 @@ import torch.fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from optimizations import torch_internals
-from optimizations.torch_internals.post_grad_pass import SETTING, behind
+from optimizations.torch_internals.cpu_results import SETTING, behind
 
 
 @contextmanager

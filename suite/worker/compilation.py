@@ -15,7 +15,7 @@ import torch
 
 import optimizations
 from models.parts import CapturedByHand
-from optimizations.torch_internals.graph_keys import mark_graphs
+from optimizations.torch_internals.tuning import mark_graphs
 from suite.measure.compile_times import restart_timers, timer_seconds
 from suite.measure.encore_report import graphs_wait_for_memory
 from suite.measure.graphs import GraphLog

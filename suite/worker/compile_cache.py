@@ -3,7 +3,7 @@
 Inductor keeps the source of each generated kernel there with the configuration that was the fastest, Triton the
 binaries. Encore's own kernels are there too. Graphs are kept too, by the options they were compiled with; a graph that
 comes from the cache takes no time to compile and does not say why it was split. So each mode compiles its graphs
-itself, once: they are marked with its name (`torch_internals.graph_keys`), and the mode's later processes find them.
+itself, once: they are marked with its name (`torch_internals.tuning`), and the mode's later processes find them.
 """
 
 from __future__ import annotations

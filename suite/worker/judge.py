@@ -37,7 +37,7 @@ import torch
 from models.instance import Instance
 from models.registry import Inputs
 from optimizations import torch_internals
-from optimizations.torch_internals.graph_keys import graphs_marked
+from optimizations.torch_internals.tuning import graphs_marked
 from suite.measure.compare import largest_spread, norms
 from suite.measure.correctness import Agreement, compute_dtype, loss_scales, tolerance_of
 from suite.measure.eager_random import attention_that_drops_alike, eager_random_numbers

@@ -19,7 +19,7 @@ import torch.fx
 
 from optimizations.placement import feeds, guards, staging
 from optimizations.placement.observe import Observation
-from optimizations.placement.operators import tensors_in
+from optimizations.written_operands import tensors_in
 
 from .on_cpu import OnCpu
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy
 import torch
 
-from optimizations.placement.sources import span_bytes
+from optimizations.graph.memory import size_bytes
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _by_storage(memory: torch.Tensor, new: torch.Tensor) -> None:
 
 def _by_address(memory: torch.Tensor, new: torch.Tensor) -> None:
     """As collectives, fused optimizers and other processes do."""
-    ctypes.memmove(memory.data_ptr(), new.data_ptr(), span_bytes(memory))
+    ctypes.memmove(memory.data_ptr(), new.data_ptr(), size_bytes(memory))
 
 
 WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {

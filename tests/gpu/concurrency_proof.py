@@ -96,7 +96,7 @@ class Workload:
 
         from models.instance import instantiate
         from models.registry import find
-        from optimizations.torch_internals.graph_keys import mark_graphs
+        from optimizations.torch_internals.tuning import mark_graphs
         from suite.measure.iteration import callable_for, iteration, seed_all, set_numerics
         from suite.measure.modes import MODES
         from suite.measure.results import State

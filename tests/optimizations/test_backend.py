@@ -101,9 +101,8 @@ def test_unknown_pytorch_is_refused_by_explain(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_missing_internal_is_named_with_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    private = dataclasses.replace(torch_internals.NAMES["detect_fake_mode"], path="torch._guards:gone")
-    monkeypatch.setitem(torch_internals.NAMES, "detect_fake_mode", private)
-    with pytest.raises(UnsupportedTorch, match=r"no torch\._guards\.gone, which Encore needs to describe inputs"):
+    monkeypatch.setitem(torch_internals.NAMES, "detect_fake_mode", "torch._guards:gone")
+    with pytest.raises(UnsupportedTorch, match=r"no torch\._guards\.gone, which Encore needs to place the values"):
         torch_internals.resolve("detect_fake_mode")
 
 
@@ -328,10 +327,9 @@ MISSING_NAME = """
 import warnings
 import torch
 from optimizations import torch_internals
-import dataclasses
 for name in list(torch_internals.NAMES):
     if name not in ("inductor_config", "list_mode_options", "compile_fx"):
-        torch_internals.NAMES[name] = dataclasses.replace(torch_internals.NAMES[name], path="torch:gone")
+        torch_internals.NAMES[name] = "torch:gone"
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     for _ in range(2):

@@ -40,7 +40,7 @@ def test_unknown_option_names_it_the_nearest_and_all_known_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("attributes", "copy", "'hoist', 'stage', 'trust'"),
+        ("attributes", "copy", "'hoist', 'stage'"),
         ("indirection", "device", "'off', 'auto'"),
         ("placement", 1, "True or False"),
         ("hoist_limit_bytes", "1 MB", "an int"),

@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import pytest
 
+from optimizations import torch_internals
 from optimizations.capture.step import graphed_step
-from optimizations.torch_internals import replacing
 from optimizations.trees import containers, graphed_function
 from optimizations.weak_registry import WeakRegistry
 from tests.test_layers import SOURCES
@@ -236,8 +236,8 @@ def test_a_manager_that_ends_may_make_another_one_which_ends_too(monkeypatch: py
 def test_a_finalizer_may_replace_names_while_they_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = [object(), object()]
     holder = SimpleNamespace(first=stock[0], second=stock[1])
-    monkeypatch.setattr(replacing.torch_internals, "holder_of", lambda name: (holder, name))
-    blocks = replacing.Replacing({name: lambda value: [value] for name in ("first", "second")})
+    monkeypatch.setattr(torch_internals, "holder_of", lambda name: (holder, name))
+    blocks = torch_internals.Replacing({name: lambda value: [value] for name in ("first", "second")})
 
     def enter() -> None:
         with blocks:

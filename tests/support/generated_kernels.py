@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import triton
+from torch._inductor.runtime import triton_helpers
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -65,13 +66,13 @@ def compile_kernel(kernel: TritonKernel, capability: int = 90) -> Iterator[Compi
     Raises:
         triton.CompilationError: Triton cannot compile it for this GPU.
     """
-    with torch_internals.replaced("set_driver_to_gpu", lambda: None):
+    with torch_internals.replaced_attribute(triton_helpers, "set_driver_to_gpu", lambda: None):
         tuner = getattr(torch_internals.PyCodeCache.load(kernel.source), kernel.name)
         for configuration in tuner.configs:
-            meta = torch_internals.create_compile_meta(tuner, configuration)
+            meta = tuner._create_compile_meta(configuration)
             signature: Mapping[str, str] = meta["signature"]
             source = ASTSource(tuner.fn, signature, meta["constants"], meta["configs"][0])
-            options: Mapping[str, Any] = torch_internals.create_compile_options(tuner, configuration, meta)
+            options: Mapping[str, Any] = tuner._create_compile_options(configuration, meta)
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_SIZE), options=dict(options))
             yield CompiledKernel(
                 name=kernel.name,

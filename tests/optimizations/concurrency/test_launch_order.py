@@ -135,7 +135,7 @@ def test_two_branches_run_side_by_side() -> None:
     )
     assert order.waits_for == ((), (0,), (0,), (1, 2))
     assert order.branches == 2
-    assert order.longest_path([1.0, 5.0, 2.0, 1.0]) == (7.0, (0, 1, 3))
+    assert order.levels() == [0, 1, 1, 2]
 
 
 def test_reused_memory_makes_a_later_branch_wait() -> None:

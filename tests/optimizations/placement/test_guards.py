@@ -7,7 +7,6 @@ import torch
 
 from optimizations.placement import guards
 from optimizations.placement.guards import ADDRESSES_LIMIT, checks_for
-from optimizations.placement.sources import Guard
 
 
 def test_a_scalar_that_turns_up_pinned_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +20,7 @@ def test_a_scalar_that_turns_up_pinned_is_not_compared(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(guards, "is_pinned", is_pinned)
     first, second, third = (torch.tensor(2.5) for _ in range(3))
-    checks = checks_for([(Guard.VALUE, 0, first)])
+    checks = checks_for([(0, first)])
 
     for _ in range(3):
         assert not checks.fail([first])
@@ -37,7 +36,7 @@ def test_a_scalar_that_turns_up_pinned_is_not_compared(monkeypatch: pytest.Monke
 def test_addresses_of_scalars_are_forgotten_before_they_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "is_pinned", lambda tensor: False)
     values = [torch.tensor(7) for _ in range(3 * ADDRESSES_LIMIT)]
-    checks = checks_for([(Guard.VALUE, 0, values[0])])
+    checks = checks_for([(0, values[0])])
     assert not any(checks.fail([value]) for value in values)
     ((*_, known),) = checks.scalars
     assert 0 < len(known) <= ADDRESSES_LIMIT

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from optimizations import torch_internals
 from optimizations.placement import place
 from optimizations.placement.observe import CannotObserve, Effects, Observation, observe
-from optimizations.placement.operators import tensors_in
+from optimizations.written_operands import tensors_in
 
 GPU = torch.device("cuda:0")
 

@@ -10,7 +10,7 @@ import pytest
 from optimizations import Options
 from optimizations.placement.plan import GUARDED_LIMIT_BYTES, PlacementPlan, plan
 from optimizations.placement.residency import Residency, ResidentNode
-from optimizations.placement.sources import Guard, InputSource, SourceKind
+from optimizations.placement.sources import InputSource
 
 GPU = "cuda:0"
 
@@ -56,11 +56,11 @@ class Graph:
             self.inputs |= storages
 
     def argument(self, name: str, **fields: Any) -> None:
-        source = InputSource(SourceKind.ARGUMENT, name, None)
+        source = InputSource(name)
         self.add(name, op="placeholder", source=source, **fields)
 
-    def attribute(self, name: str, guard: Guard | None = Guard.VALUE, **fields: Any) -> None:
-        source = InputSource(SourceKind.ATTRIBUTE, f"L['self'].{name}", guard)
+    def attribute(self, name: str, is_compared: bool = True, **fields: Any) -> None:
+        source = InputSource(f"self.{name}", is_attribute=True, is_compared=is_compared)
         self.add(name, op="placeholder", source=source, **fields)
 
     def residency(self, *returned: str, differentiable: bool = False) -> Residency:
@@ -97,7 +97,6 @@ def test_constants_and_attributes_are_hoisted_with_their_guards(graph: Graph) ->
     decided = graph.plan("out")
     (hoist,) = decided.hoists
     assert (hoist.value, hoist.nodes, hoist.attributes, hoist.form) == ("sum", ("table", "sum"), ("mask",), "kept")
-    assert decided.guards == {"mask": Guard.VALUE}
     assert decided.fed == {"out": ("sum",)}
     assert decided.stages == decided.before == decided.after == ()
 
@@ -332,7 +331,7 @@ def test_an_argument_that_cannot_be_staged(
 
 
 def test_attributes_without_a_guard_are_staged(graph: Graph) -> None:
-    graph.attribute("unguarded", guard=None)
+    graph.attribute("unguarded", is_compared=False)
     graph.attribute("symbolic", static=False, value_bytes=None)
     graph.attribute("mask")
     for name in ("unguarded", "symbolic", "mask"):
@@ -341,21 +340,18 @@ def test_attributes_without_a_guard_are_staged(graph: Graph) -> None:
     assert [hoist.value for hoist in graph.plan().hoists] == ["mask"]
 
 
-def test_compared_attributes_are_limited_trusted_ones_are_not(graph: Graph) -> None:
-    for guard, hoisted in ((Guard.VALUE, 4), (Guard.VERSION, 6)):
-        inner = Graph()
-        inner.argument("x", device=GPU)
-        for number in range(6):
-            inner.attribute(f"mask{number}", guard=guard, value_bytes=GUARDED_LIMIT_BYTES // 4)
-            inner.add(f"out{number}", "x", f"mask{number}", device=GPU)
-        decided = inner.plan()
-        assert (len(decided.hoists), len(decided.stages)) == (hoisted, 6 - hoisted)
+def test_bytes_that_are_compared_are_limited(graph: Graph) -> None:
+    for number in range(6):
+        graph.attribute(f"mask{number}", value_bytes=GUARDED_LIMIT_BYTES // 4)
+        graph.add(f"out{number}", "x", f"mask{number}", device=GPU)
+    decided = graph.plan()
+    assert (len(decided.hoists), len(decided.stages)) == (4, 2)
 
 
 def test_streamed_cpu_weights_do_not_all_stay_on_the_gpu(graph: Graph) -> None:
     """Each is small enough by itself; in sum they are kept, then staged, then left, the smallest first."""
     for number in range(8):
-        graph.attribute(f"weight{number}", guard=Guard.VERSION, value_bytes=100 + number)
+        graph.attribute(f"weight{number}", value_bytes=100 + number)
         graph.add(f"out{number}", "x", f"weight{number}", device=GPU)
     decided = graph.plan(hoist_limit_bytes=350, stage_limit_bytes=220)
     assert [hoist.value for hoist in decided.hoists] == ["weight0", "weight1", "weight2"]

@@ -14,7 +14,7 @@ from simulated_gpu.placement import bits, fake_cuda, graphs_of, placed_runner, r
 from optimizations import Options, torch_internals
 from optimizations.placement import Placement, place
 from optimizations.placement.feed_plan import Source
-from optimizations.placement.fx_editing import copy_of, retarget
+from optimizations.placement.rewrite import copy_of
 
 GPU = torch.device("cuda:0")
 
@@ -399,23 +399,3 @@ def test_copied_graph_has_names_and_notes_but_no_real_inputs() -> None:
     assert all(torch_internals.dynamo_source(old) is torch_internals.dynamo_source(new) for old, new in pairs)
     assert not any("grapharg" in new.meta for _, new in pairs)
     assert copied.meta["dynamo_compile_id"] is graph_module.meta["dynamo_compile_id"]
-
-
-@pytest.mark.parametrize(
-    ("op", "target", "arguments", "keywords", "expected"),
-    [
-        ("call_method", "cpu", (), {}, ("to", (GPU,), {})),
-        ("call_method", "to", ("cpu",), {}, ("to", (GPU,), {})),
-        ("call_method", "to", (torch.device("cpu"), torch.float64), {}, ("to", (GPU, torch.float64), {})),
-        ("call_method", "to", (torch.float64,), {}, ("to", (torch.float64,), {})),
-        ("call_function", torch.zeros, (3,), {}, (torch.zeros, (3,), {"device": GPU})),
-        ("call_function", torch.zeros, (3,), {"device": "cpu"}, (torch.zeros, (3,), {"device": GPU})),
-        ("call_function", torch.add, (3,), {}, (torch.add, (3,), {})),
-    ],
-)
-def test_retargeted_calls(op: str, target: Any, arguments: Any, keywords: Any, expected: Any) -> None:
-    graph = torch.fx.Graph()
-    operands = (graph.placeholder("x"),) if op == "call_method" else ()
-    node = graph.create_node(op, target, (*operands, *arguments), keywords)
-    retarget(node, GPU)
-    assert (node.target, node.args[len(operands) :], dict(node.kwargs)) == expected

@@ -11,11 +11,9 @@ from simulated_gpu.placement import graphs_of
 from torch import nn
 
 from optimizations.options import Attributes
-from optimizations.placement.sources import VALUE_GUARD_LIMIT_BYTES, Guard, InputSource, SourceKind, input_sources
+from optimizations.placement.sources import VALUE_GUARD_LIMIT_BYTES, InputSource, input_sources
 
 HELD = torch.ones(3)
-with torch.inference_mode():
-    INFERENCE = torch.ones(3)
 
 
 class Holder(nn.Module):
@@ -42,33 +40,27 @@ def _source(program: Any, *args: Any, attributes: Attributes = "hoist") -> Input
 
 
 @pytest.mark.parametrize(
-    ("attribute", "guard", "trusted"),
+    ("attribute", "is_compared"),
     [
-        ("tensor", Guard.VALUE, Guard.VERSION),
-        ("parameter", Guard.VALUE, Guard.VERSION),
-        ("buffer", Guard.VALUE, Guard.VERSION),
-        ("large_tensor", None, Guard.VERSION),
-        ("gaps", None, Guard.VERSION),
-        ("zero_rank", Guard.VALUE, Guard.VALUE),
-        ("scalar", Guard.VALUE, Guard.VALUE),
-        ("array", Guard.VALUE, Guard.VALUE),
-        ("strided", None, None),
-        ("large", None, None),
+        ("tensor", True),
+        ("parameter", True),
+        ("buffer", True),
+        ("large_tensor", False),
+        ("gaps", False),
+        ("zero_rank", True),
+        ("scalar", True),
+        ("array", True),
+        ("strided", False),
+        ("large", False),
     ],
 )
-def test_attributes_of_modules(attribute: str, guard: Guard | None, trusted: Guard | None) -> None:
+def test_attributes_of_modules(attribute: str, is_compared: bool) -> None:
     class Reader(Holder):
         def forward(self) -> Any:
             return torch.as_tensor(getattr(self, attribute)) * 2
 
-    assert _source(Reader(), attributes="trust").guard is trusted
-    assert _source(Reader(), attributes="stage").guard is (
-        Guard.VALUE if "scalar" in attribute or "zero" in attribute else None
-    )
-    source = _source(Reader())
-    assert source.kind is SourceKind.ATTRIBUTE
-    assert source.guard is guard
-    assert source.text == f"self.{attribute}"
+    assert _source(Reader(), attributes="stage").is_compared is (attribute in ("scalar", "zero_rank"))
+    assert _source(Reader()) == InputSource(f"self.{attribute}", is_attribute=True, is_compared=is_compared)
 
 
 def test_tensors_in_containers_of_modules() -> None:
@@ -76,17 +68,13 @@ def test_tensors_in_containers_of_modules() -> None:
         def forward(self) -> Any:
             return self.listed[0] * 2
 
-    assert _source(Reader()) == InputSource(SourceKind.ATTRIBUTE, "self.listed[0]", Guard.VALUE)
+    assert _source(Reader()) == InputSource("self.listed[0]", is_attribute=True, is_compared=True)
 
 
 def test_globals_and_closures_are_attributes() -> None:
     closed = torch.ones(3)
-    assert _source(lambda: HELD * 2).kind is SourceKind.ATTRIBUTE
-    assert _source(lambda: closed * 2).kind is SourceKind.ATTRIBUTE
-
-
-def test_tensors_without_version_counter_are_compared() -> None:
-    assert _source(lambda: INFERENCE * 2, attributes="trust").guard is Guard.VALUE
+    assert _source(lambda: HELD * 2).is_attribute
+    assert _source(lambda: closed * 2).is_attribute
 
 
 def test_arguments_are_arguments_however_deep() -> None:
@@ -96,11 +84,11 @@ def test_arguments_are_arguments_however_deep() -> None:
         (lambda x: torch.as_tensor(x) * 2, numpy.ones(3)),
     ):
         source = _source(program, argument)
-        assert (source.kind, source.guard) == (SourceKind.ARGUMENT, None)
+        assert not source.is_attribute and not source.is_compared
 
 
 def test_graphs_not_made_by_dynamo_have_arguments_only() -> None:
     graph = torch.fx.Graph()
     graph.output((graph.placeholder("x"),))
     sources = input_sources(torch.fx.GraphModule(nn.Module(), graph), [torch.ones(3)])
-    assert sources == {"x": InputSource(SourceKind.ARGUMENT, "x", None)}
+    assert sources == {"x": InputSource("x")}

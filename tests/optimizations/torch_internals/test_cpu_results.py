@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import inspect
 import pickle
@@ -17,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from optimizations import torch_internals
-from optimizations.torch_internals import cpu_results, post_grad_pass
+from optimizations.torch_internals import cpu_results
 
 SCALAR, VECTOR = (), (3,)
 
@@ -130,10 +129,9 @@ def test_a_graph_with_values_on_both_is_marked(on: tuple[str, ...], marked: bool
 
 @pytest.mark.parametrize("gone", ["ConstructorMoverPass", "CustomGraphPass"])
 def test_where_the_pass_is_another_one_nothing_is_marked(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    private = dataclasses.replace(torch_internals.NAMES[gone], path="torch:NotThere")
-    monkeypatch.setitem(torch_internals.NAMES, gone, private)
+    monkeypatch.setitem(torch_internals.NAMES, gone, "torch:NotThere")
     monkeypatch.delitem(vars(torch_internals), gone, raising=False)
-    for made in (cpu_results.corrected_mover, post_grad_pass._kind):
+    for made in (cpu_results.corrected_mover, cpu_results._kind):
         made.cache_clear()
     settings: dict[str, Any] = {}
     assert cpu_results.settings_for(graph_module_of("cuda:0", "cpu"), (), settings) is settings

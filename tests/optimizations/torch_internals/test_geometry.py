@@ -107,7 +107,7 @@ class Looked(Table):
 
 
 @pytest.mark.parametrize("kind", [Table, Looked])
-@pytest.mark.parametrize("attributes", ["hoist", "trust", "stage"])
+@pytest.mark.parametrize("attributes", ["hoist", "stage"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_cpu_attribute_in_another_geometry(
     change: Callable[[torch.Tensor], None], attributes: Attributes, kind: type[Table]

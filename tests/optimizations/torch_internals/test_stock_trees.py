@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, nodes, values
@@ -114,3 +115,35 @@ def test_left_pool_forgets_what_was_decided(cuda_on_cpu: CudaOnCpu) -> None:
     one.leave_pool()
     hint = "skip_cudagraph" if hasattr(one, "skip_cudagraph") else "non_cudagraph_managed_mutation_hint"
     assert not getattr(one, hint) and not one.num_rerecord
+
+
+factor = 2
+
+
+def scaled(value: int, *, offset: int = 1) -> int:
+    """Reads a global."""
+    return factor * value + offset
+
+
+def test_the_function_reads_the_new_object_and_stock_the_old() -> None:
+    bound = stock_trees.with_globals(scaled, factor=10)
+    assert (bound(3), scaled(3)) == (31, 7)
+    assert bound(3, offset=0) == 30
+    assert (bound.__name__, bound.__doc__) == (scaled.__name__, scaled.__doc__)
+
+
+def test_a_global_that_is_not_read_is_refused() -> None:
+    with pytest.raises(torch_internals.UnsupportedTorch, match=r"scaled does not read quotient"):
+        stock_trees.with_globals(scaled, quotient=3)
+
+
+def test_what_is_no_python_function_is_refused() -> None:
+    with pytest.raises(torch_internals.UnsupportedTorch, match="not a plain Python function"):
+        stock_trees.with_globals(len, factor=1)
+
+
+def test_rebound_stock_methods_read_the_new_globals() -> None:
+    manager = torch_internals.cudagraph_trees.CUDAGraphTreeManager
+    assert stock_trees.with_globals(manager.record_function, CUDAGraphNode=object)
+    assert stock_trees.with_globals(manager.add_function, get_container=object)
+    assert stock_trees.with_globals(torch_internals.cudagraph_trees.cudagraphify, get_container=object)

@@ -17,9 +17,9 @@ import torch.fx
 from optimizations import torch_internals
 from optimizations.placement import Feeds, Placement
 from optimizations.placement.feed_plan import FeedPlan
-from optimizations.placement.fx_editing import copy_of
 from optimizations.placement.observe import Observation, observe
-from optimizations.placement.operators import tensors_in
+from optimizations.placement.rewrite import copy_of
+from optimizations.written_operands import tensors_in
 
 CPU = torch.device("cpu")
 

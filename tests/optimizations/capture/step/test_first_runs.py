@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from step_parts import batches, loss_of, network
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from optimizations import torch_internals
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
@@ -257,7 +257,7 @@ def timing_kernels(monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[tor
         waits[0] += 1
 
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
-    benchmarker = torch_internals.resolve("inductor_benchmarker")
+    benchmarker = importlib.import_module("torch._inductor.runtime.benchmarking").InductorBenchmarker
 
     def doubled(x: torch.Tensor) -> torch.Tensor:
         if left[0]:

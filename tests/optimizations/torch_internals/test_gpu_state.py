@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from optimizations.torch_internals import memory_segments
-from optimizations.torch_internals.memory_segments import drops_references
+from optimizations.torch_internals.gpu_state import drops_references
 
 ASKS = """
 import sys
-from optimizations.torch_internals.memory_segments import memory_segments
+from optimizations.torch_internals.gpu_state import gpu_state
 pool = int("1000"), int("70000")
 before = [sys.getrefcount(one) for one in (*pool, 0, False)]
 for _ in range(100):
@@ -45,5 +45,5 @@ def test_it_is_found_out_whether_this_pytorch_drops_references() -> None:
     torch._C._cuda_memorySnapshot(asked[0])
     dropped = before - sys.getrefcount(number)
     for _ in range(dropped):
-        memory_segments.ctypes.pythonapi.Py_IncRef(memory_segments.ctypes.py_object(number))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
     assert drops_references() == (dropped == 2)

@@ -1,4 +1,4 @@
-"""Call `torch.cuda.memory_snapshot` so that the numbers it is given survive.
+"""Query streams and the allocator of a GPU, where `torch.cuda` alone does not tell, or is not safe.
 
 Note [References that are not counted]. PyTorch 2.11 drops a reference of each number it is asked with, of which it
 counted none (pytorch #196366). The handle of a pool is such numbers. Where they are above 256, or below with a Python
@@ -41,3 +41,24 @@ def drops_references() -> bool:
     for one in asked:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
     return True
+
+
+def is_capturing(stream: torch.cuda.Stream) -> bool:
+    """Return whether a capture is under way on a stream. Check this before one stream waits for another.
+
+    A stream that captures may not wait for what was not captured: the driver ends the capture. And a stream that waits
+    for one that captures is drawn into the capture itself. That may be another thread's, on a stream that calls came on
+    before.
+    """
+    with torch.cuda.stream(stream):
+        return bool(torch.cuda.is_current_stream_capturing())
+
+
+def is_pytorchs(stream: torch.cuda.Stream) -> bool:
+    """Return whether PyTorch made a stream, and so keeps it for ever. Others (`torch.cuda.ExternalStream`) may be
+    destroyed at any time, and must not be passed to the driver afterwards.
+
+    The number of such a stream is its handle, which is even; PyTorch's own have odd numbers, and the default stream 0
+    (c10/cuda/CUDAStream.cpp, "StreamId").
+    """
+    return stream.stream_id == 0 or stream.stream_id % 2 == 1
