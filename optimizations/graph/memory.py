@@ -30,8 +30,13 @@ class MemoryRanges:
 
     def joined(self, ranges: Iterable[MemoryRange]) -> MemoryRanges:
         """Return the union of these ranges and those."""
-        own = zip(self.borders[::2], self.borders[1::2], strict=True)
-        return MemoryRanges([*(MemoryRange(address=start, size_bytes=end - start) for start, end in own), *ranges])
+        return MemoryRanges([*self.ranges, *ranges])
+
+    @property
+    def ranges(self) -> tuple[MemoryRange, ...]:
+        """Return the ranges, ascending, those that adjoin joined."""
+        pairs = zip(self.borders[::2], self.borders[1::2], strict=True)
+        return tuple(MemoryRange(address=start, size_bytes=end - start) for start, end in pairs)
 
     def __contains__(self, address: int) -> bool:
         return bool(bisect_right(self.borders, address) & 1)

@@ -22,7 +22,7 @@ import contextlib
 import gc
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -179,13 +179,12 @@ def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream, *, in_
 
 def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
     """Return the segments of a memory pool, ascending, those that adjoin joined."""
-    segments = memory_segments(tuple(pool))
-    return joined((segment["address"], segment["total_size"]) for segment in segments)
+    return MemoryRanges(_segments(pool)).ranges
 
 
 def used_memory(pool: Any) -> tuple[MemoryRange, ...]:
     """Return the memory of a pool that is in use now, ascending, adjoining blocks joined."""
-    return joined((one.address, one.size_bytes) for one in used_blocks(pool))
+    return MemoryRanges(used_blocks(pool)).ranges
 
 
 def used_blocks(pool: Any) -> tuple[MemoryRange, ...]:
@@ -200,11 +199,16 @@ def used_blocks(pool: Any) -> tuple[MemoryRange, ...]:
     return tuple(found)
 
 
+def _segments(pool: Any) -> list[MemoryRange]:
+    found = memory_segments(tuple(pool))
+    return [MemoryRange(address=one["address"], size_bytes=one["total_size"]) for one in found]
+
+
 class SmallSegments:
     """Hold the segments of a memory pool up to a size. The allocator is queried where an address is in none so far."""
 
     def __init__(self, pool: Any, most_bytes: int) -> None:
-        self._pool = tuple(pool)
+        self._pool = pool
         self._most_bytes = most_bytes
         self._known = MemoryRanges(())
         self._small = MemoryRanges(())
@@ -213,25 +217,12 @@ class SmallSegments:
     def hold(self, address: int) -> bool:
         """Return whether an address lies in one of them."""
         if address not in self._known and address not in self._elsewhere:
-            found = [(one["address"], one["total_size"]) for one in memory_segments(self._pool)]
-            self._known = MemoryRanges(MemoryRange(address=start, size_bytes=size) for start, size in found)
-            self._small = MemoryRanges(
-                MemoryRange(address=start, size_bytes=size) for start, size in found if size <= self._most_bytes
-            )
+            found = _segments(self._pool)
+            self._known = MemoryRanges(found)
+            self._small = MemoryRanges(one for one in found if one.size_bytes <= self._most_bytes)
             if address not in self._known:
                 self._elsewhere.add(address)
         return address in self._small
-
-
-def joined(segments: Iterable[tuple[int, int]]) -> tuple[MemoryRange, ...]:
-    """Return (address, size in bytes) pairs as ranges, ascending, those that adjoin joined."""
-    ranges: list[list[int]] = []
-    for address, size in sorted(segments):
-        if ranges and sum(ranges[-1]) == address:
-            ranges[-1][1] += size
-        else:
-            ranges.append([address, size])
-    return tuple(MemoryRange(address=address, size_bytes=size) for address, size in ranges)
 
 
 def own_stream(device: int) -> torch.cuda.Stream:

@@ -18,7 +18,6 @@ from tests.optimizations.concurrency.test_graph_edges import Driver
 
 INDEPENDENT = [Launch("left", 0, writes=((0, 8),)), Launch("right", 1, writes=((8, 16),))]
 CHAINED = [Launch("first", 0, writes=((0, 8),)), Launch("second", 1, reads=((0, 8),), writes=((8, 16),))]
-BRANCHED_EDGES: set[tuple[int, int]] = set()
 
 
 def captured(nodes: int) -> CapturedGraph:
@@ -183,8 +182,3 @@ def test_race_that_is_stopped_leaves_the_graph_as_it_is() -> None:
     assert branches.report().decision == "branches"
     assert graph.launched_with == set()
     assert run_all(branches, calls=2) == [0, 1]
-
-
-def test_report_before_the_race_says_what_is_waited_for() -> None:
-    branches, _, _ = branches_of(INDEPENDENT)
-    assert branches.report().decision == "waiting"

@@ -12,7 +12,6 @@ import pytest
 import torch
 from fake_tensor_map import make_hidden_map, make_tensor_map
 
-from optimizations import torch_internals
 from optimizations.concurrency import launch_log
 from optimizations.concurrency.hidden_memory import with_hidden_memory, with_moving_inputs
 from optimizations.concurrency.launch_log import (
@@ -64,11 +63,6 @@ class Kernel:
 
     def run(self, *arguments: Any, stream: int) -> None:
         self.graph.nodes += 1
-
-
-@pytest.fixture(autouse=True)
-def kernels_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_internals, "CachingAutotuner", Kernel)
 
 
 def test_kernel_arguments_are_read_or_written_by_name() -> None:
@@ -495,12 +489,3 @@ def test_tensor_in_memory_of_a_freed_input_is_none(graph: Graph, is_freed: bool)
     launches = [one.launch for one in log.logged]
     waits = order_launches(with_moving_inputs(log.logged, launches, log.inputs)).waits_for
     assert waits == ((), (0,), (0,) if is_freed else (1,))
-
-
-def test_address_in_memory_of_a_freed_input_is_a_workspace() -> None:
-    freed = (0x3000, 0x5000)
-    launch = Launch("aten.mm.out", 0, writes=((0x2000, 0x2100),))
-    graph = CapturedGraph(nodes=(kernel_node(RESULT, 0x3000),), edges=())
-    for gone, expected in (((), (0x2F00, 0x5000)), ((freed,), (0x2F00, 0x3100))):
-        logged = Logged(launch, True, ((0x2000, 0x2100),), 0x100, freed=gone)
-        assert expected in with_hidden_memory([logged], graph, POOL, (), [freed])[0].writes

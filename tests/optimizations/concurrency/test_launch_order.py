@@ -81,19 +81,6 @@ def test_node_edges_lead_forward_and_keep_launches(drawn: list[tuple[list[Span],
         assert {*pairwise(range(launch.first, launch.last + 1))} <= set(edges)
 
 
-def run(launches: list[Launch], sequence: list[int]) -> list[int]:
-    """What each launch finds in the memory that it touches, where it writes what depends on that."""
-    memory = list(range(32))
-    found = [0] * len(launches)
-    for index in sequence:
-        launch = launches[index]
-        touched = sorted({at for start, end in launch.reads + launch.writes for at in range(start, end)})
-        found[index] = hash((index, *(memory[at] for at in touched)))
-        for start, end in launch.writes:
-            memory[start:end] = [found[index]] * (end - start)
-    return found
-
-
 def early(order: LaunchOrder, one: int, without: tuple[int, int] | None = None) -> list[int]:
     """An order that the waits allow, but for one of them, in which a launch runs as early as it can."""
     waits = [[at for at in found if (at, index) != without] for index, found in enumerate(order.waits_for)]
@@ -101,27 +88,6 @@ def early(order: LaunchOrder, one: int, without: tuple[int, int] | None = None) 
     for index in range(one, -1, -1):
         needed.update(waits[index] if index in needed else ())
     return [*sorted(needed), *(index for index in range(len(waits)) if index not in needed)]
-
-
-@given(DRAWN)
-def test_each_launch_may_run_as_early_as_its_waits_allow(
-    drawn: list[tuple[list[Span], list[Span], int, bool]],
-) -> None:
-    launches = launches_of(drawn)
-    order = order_launches(launches)
-    expected = run(launches, list(range(len(launches))))
-    for index in range(len(launches)):
-        assert run(launches, early(order, index)) == expected
-
-
-@given(DRAWN)
-def test_each_wait_that_is_left_out_is_noticed(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> None:
-    launches = launches_of([(reads, writes, count, False) for reads, writes, count, _ in drawn])
-    order = order_launches(launches)
-    expected = run(launches, list(range(len(launches))))
-    for later, waits in enumerate(order.waits_for):
-        for earlier in waits:
-            assert run(launches, early(order, later, without=(earlier, later))) != expected
 
 
 def test_two_branches_run_side_by_side() -> None:
@@ -136,17 +102,6 @@ def test_two_branches_run_side_by_side() -> None:
     assert order.waits_for == ((), (0,), (0,), (1, 2))
     assert order.branches == 2
     assert order.levels() == [0, 1, 1, 2]
-
-
-def test_reused_memory_makes_a_later_branch_wait() -> None:
-    order = order_launches(
-        [
-            Launch("write", 0, writes=((0, 8),)),
-            Launch("read", 1, reads=((0, 8),), writes=((8, 16),)),
-            Launch("reuse", 2, reads=((100, 108),), writes=((0, 8),)),
-        ]
-    )
-    assert order.waits_for == ((), (0,), (1,))
 
 
 def test_barrier_holds_back_what_follows() -> None:

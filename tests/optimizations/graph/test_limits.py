@@ -13,7 +13,6 @@ from optimizations.graph.plan import (
     is_collective_kernel,
     limit,
     make_plan,
-    with_reasons,
 )
 from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, ReasonCode, UseKind
 from optimizations.graph.records import CapturedGraph, MemcpyEnd, MemcpyNode, Node
@@ -38,11 +37,6 @@ def analysis_of(*uses: PointerUse, inputs: int = 2) -> Analysis:
 
 def codes(analysis: Analysis) -> list[list[ReasonCode]]:
     return [[reason.code for reason in verdict.reasons] for verdict in analysis.verdicts]
-
-
-def test_an_ordinary_graph_limits_nothing() -> None:
-    analysis = analysis_of(PointerUse((1,), 0, 0, 0, 0, UseKind.MEMCPY_SOURCE))
-    assert limit(analysis, graph_of(kernel([word(1)]), copy_of()), ()) == analysis
 
 
 def test_an_aliased_input_is_copied() -> None:
@@ -84,14 +78,6 @@ def test_collective_kernel_is_known_by_its_name(name: str) -> None:
 )
 def test_kernels_of_one_process_are_no_collectives(name: str) -> None:
     assert not is_collective_kernel(name)
-
-
-def test_reasons_add_up_and_the_uses_stay() -> None:
-    use = PointerUse((0,), 0, 0, 0, 0)
-    once = with_reasons(analysis_of(use), ReasonCode.UNPROVEN, {0: "it differs"})
-    twice = with_reasons(once, ReasonCode.OUTPUT_ALIAS, {0: "an alias", 5: "no such input"})
-    assert codes(twice) == [[ReasonCode.UNPROVEN, ReasonCode.OUTPUT_ALIAS], []]
-    assert twice.uses == (use,)
 
 
 @pytest.mark.parametrize(

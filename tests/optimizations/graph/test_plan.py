@@ -19,17 +19,13 @@ from optimizations.graph.plan import (
 )
 from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, ReasonCode, UseKind, find_pointer_uses
 from optimizations.graph.records import (
-    Capture,
     CapturedGraph,
     ChildGraphNode,
     KernelNode,
-    MemcpyEnd,
     MemcpyNode,
-    MemoryRange,
     MemsetNode,
     Node,
     NodePath,
-    Placeholder,
 )
 
 EVERYTHING = Available()
@@ -203,21 +199,6 @@ def test_input_without_updater_is_copied_and_frees_its_nodes() -> None:
     assert [(one.updater, [use.input for use in one.uses]) for one in plan.nodes] == [(Choice.PRELUDE, [0])]
 
 
-def test_copies_and_fills_are_updated_by_the_host() -> None:
-    end = MemcpyEnd(memory="device", address=1)
-    nodes = [
-        MemcpyNode(source=end, destination=end, width_bytes=4, height=1, depth=1),
-        MemsetNode(address=1, pitch_bytes=0, value=0, element_bytes=1, width=1, height=1),
-        kernel([word(1)]),
-    ]
-    uses = [
-        PointerUse((0,), 0, 0, 0, 0, UseKind.MEMCPY_SOURCE),
-        PointerUse((1,), 0, 0, 0, 0, UseKind.MEMSET),
-        PointerUse((2,), 0, 0, 0, 0),
-    ]
-    assert counts(make_plan(*analysed(nodes, uses), Choice.PRELUDE, EVERYTHING)) == (2, 1)
-
-
 def test_tensor_maps_go_through_the_table_whole() -> None:
     first, other = make_tensor_map(512), make_tensor_map(512, shape=9)
     nodes = [kernel([word(5), first]), kernel([first]), kernel([bytes(64) + other])]
@@ -243,14 +224,3 @@ def test_pointers_at_the_same_place_share_a_slot() -> None:
     plan = make_plan(*analysed([kernel([word(1)])] * 3, uses), Choice.PRELUDE, Available(frozenset({(0,), (1,), (2,)})))
     assert [(slot.offset_bytes, slot.delta) for slot in plan.slots] == [(0, 0), (8, 64)]
     assert plan.inputs[0].alignment_bytes == 16
-
-
-def test_a_copied_input_keeps_the_reason_that_was_found() -> None:
-    memory = MemoryRange(address=4096, size_bytes=64)
-    still = Capture(
-        graph=CapturedGraph(nodes=(), edges=()), placeholders=(Placeholder(input=3, memory=memory),), owned=()
-    )
-    plan = make_plan(still.graph, find_pointer_uses(still, still), Choice.AUTO, EVERYTHING)
-    assert [reason.code for reason in plan.inputs[0].reasons] == [ReasonCode.NOT_MOVED, ReasonCode.NO_USE]
-    assert plan.inputs[0].input == 3
-    assert plan.inputs[0].reasons[0].message == "its placeholder had the same address in both captures"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_tensor_map import make_hidden_map, replace_hidden_address
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_captures import Case, cases, examples, kernel, word
 
@@ -17,7 +17,6 @@ from optimizations.graph.records import (
     CapturedGraph,
     ChildGraphNode,
     Edge,
-    KernelNode,
     MemcpyEnd,
     MemcpyNode,
     MemoryRange,
@@ -73,56 +72,6 @@ def test_without_a_control_padding_is_a_doubt_and_no_pointer(case: Case) -> None
     assert all((ReasonCode.UNEXPLAINED in found) == bool(analysis.unexplained) for found in codes(analysis))
 
 
-def move(capture: Capture, uses: Sequence[PointerUse], target: Capture) -> CapturedGraph:
-    """The graph of `capture` with every use replaced by where its input lies in `target`."""
-    address = {placeholder.input: placeholder.memory.address for placeholder in target.placeholders}
-
-    def moved(node: Node, path: tuple[int, ...]) -> Node:
-        here = [use for use in uses if use.node == path]
-        match node:
-            case ChildGraphNode():
-                return ChildGraphNode(graph=graph(node.graph, path))
-            case KernelNode():
-                data = [bytearray(parameter.data) for parameter in node.parameters]
-                for use in here:
-                    data[use.parameter][use.byte_offset : use.byte_offset + 8] = word(address[use.input] + use.delta)
-                parameters = tuple(
-                    parameter.model_copy(update={"data": bytes(content)})
-                    for parameter, content in zip(node.parameters, data, strict=True)
-                )
-                return node.model_copy(update={"parameters": parameters})
-            case MemcpyNode():
-                for use in here:
-                    end = "source" if use.kind is UseKind.MEMCPY_SOURCE else "destination"
-                    changed = getattr(node, end).model_copy(update={"address": address[use.input] + use.delta})
-                    node = node.model_copy(update={end: changed})
-                return node
-            case MemsetNode():
-                for use in here:
-                    node = node.model_copy(update={"address": address[use.input] + use.delta})
-                return node
-            case _:
-                return node
-
-    def graph(one: CapturedGraph, path: tuple[int, ...]) -> CapturedGraph:
-        nodes = tuple(moved(node, (*path, index)) for index, node in enumerate(one.nodes))
-        return CapturedGraph(nodes=nodes, edges=one.edges)
-
-    return graph(capture.graph, ())
-
-
-@examples(200)
-@given(case=cases(padding=False))
-def test_replacing_the_found_words_gives_the_second_capture(case: Case) -> None:
-    assume(case.layout.owned[0] == case.layout.owned[1])
-    hosts = [
-        node for _, node in case.first.graph.walk() if isinstance(node, MemcpyNode) and node.source.memory == "host"
-    ]
-    assume(not hosts)
-    analysis = find_pointer_uses(case.first, case.second)
-    assert move(case.first, analysis.uses, case.second) == case.second.graph
-
-
 @examples(100)
 @given(case=cases(minimum_inputs=2), index=st.integers(0, 1), shift=st.integers(1, 12))
 def test_value_computed_from_an_address_copies_every_input(case: Case, index: int, shift: int) -> None:
@@ -162,21 +111,6 @@ def test_inputs_that_overlap_and_move_together_are_copied() -> None:
     assert codes(analysis) == [{ReasonCode.SAME_DISPLACEMENT}] * 2
     assert {(use.input, use.delta) for use in analysis.uses} == {(0, 32), (1, 16)}
     assert "input 1" in analysis.verdicts[0].reasons[0].message
-
-
-def test_inputs_that_overlap_in_one_capture_only_are_told_apart() -> None:
-    first = capture([kernel([word(A + 32), word(A + 32)])], [(A, 64), (A, 64)])
-    second = capture([kernel([word(B + 32), word(B + 4096 + 32)])], [(B, 64), (B + 4096, 64)])
-    analysis = find_pointer_uses(first, second)
-    assert [(use.parameter, use.input, use.delta) for use in analysis.uses] == [(0, 0, 32), (1, 1, 32)]
-    assert codes(analysis) == [set(), set()]
-
-
-def test_inputs_that_moved_by_the_same_distance_are_copied() -> None:
-    """A kernel may be given the distance between two inputs, which then does not change."""
-    first = capture([kernel([word(A), word(A + 4096)])], [(A, 64), (A + 4096, 64)])
-    second = capture([kernel([word(B), word(B + 4096)])], [(B, 64), (B + 4096, 64)])
-    assert codes(find_pointer_uses(first, second)) == [{ReasonCode.SAME_DISPLACEMENT}] * 2
 
 
 def test_an_input_that_did_not_move_is_copied() -> None:
@@ -267,29 +201,6 @@ def test_what_stays_when_all_inputs_move_once_more_is_no_address(case: Case, con
     assert find_pointer_uses(first, second, further=[control, second]).doubtful == (content != bytes(4))
     analysis = find_pointer_uses(first, second, further=[control, second, third])
     assert analysis.doubtful == (moves and content != bytes(4))
-    assert set(analysis.uses) == case.uses
-
-
-@examples(100)
-@given(case=cases(), content=st.binary(min_size=4, max_size=4), one=st.sampled_from(["as first", "as second"]))
-def test_one_more_capture_may_tell_what_four_have_left_a_doubt(case: Case, content: bytes, one: str) -> None:
-    """Bytes of the stack that came out the same by chance wherever that mattered."""
-    values = (bytes(4), content, bytes(byte ^ 0x55 for byte in content))
-
-    def holding(capture: Capture, value: bytes) -> Capture:
-        nodes = (*capture.graph.nodes, kernel([bytes(8) + value]))
-        return capture.model_copy(update={"graph": CapturedGraph(nodes=nodes, edges=capture.graph.edges)})
-
-    first, second = holding(case.first, values[0]), holding(case.second, values[1])
-    by_chance = [holding(case.control, values[0]), second]
-    doubtful = find_pointer_uses(first, second, further=by_chance)
-    assert doubtful.doubtful == (content != bytes(4))
-    if doubtful.doubtful:
-        reasons = [one for one in doubtful.verdicts[0].reasons if one.code is ReasonCode.UNEXPLAINED]
-        assert "of k changed between the captures, from 0x0 to 0x" in reasons[0].message
-    last = holding(case.control if one == "as first" else case.second, values[2])
-    analysis = find_pointer_uses(first, second, further=[*by_chance, last])
-    assert analysis.doubtful == (content != bytes(4) and one == "as first" and values[2] == bytes(4))
     assert set(analysis.uses) == case.uses
 
 

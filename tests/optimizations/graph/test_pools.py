@@ -12,12 +12,12 @@ import torch
 from simulated_gpu.runtime import FakeStream
 
 from optimizations import torch_internals
+from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.pools import (
     Pool,
     SmallSegments,
     end_failed_capture,
     failed_in_cusolver,
-    joined,
     scratch_pool,
     used_blocks,
     used_memory,
@@ -177,7 +177,8 @@ def test_failure_of_cusolver_is_found_behind_the_captures() -> None:
 
 
 def test_segments_that_adjoin_are_one() -> None:
-    found = joined([(300, 50), (100, 100), (200, 100), (400, 10)])
+    sizes = {300: 50, 100: 100, 200: 100, 400: 10}
+    found = MemoryRanges(MemoryRange(address=address, size_bytes=size) for address, size in sizes.items()).ranges
     assert [(one.address, one.size_bytes) for one in found] == [(100, 250), (400, 10)]
 
 

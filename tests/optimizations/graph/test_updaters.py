@@ -14,7 +14,7 @@ from simulated_gpu.driver import Function, Node, SimulatedDriver, SimulatedGraph
 
 from optimizations.compiled_cache import CompiledCache
 from optimizations.graph.applied import AppliedPlan
-from optimizations.graph.driver import CudaCallFailed, KernelUnavailable
+from optimizations.graph.driver import KernelUnavailable
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.host import HostUpdates
 from optimizations.graph.plan import Available, Choice, Plan, Slot, make_plan
@@ -176,30 +176,6 @@ def test_only_nodes_of_moved_inputs_are_set_and_each_once(program: Program) -> N
     assert program.driver.calls == []
 
 
-def test_a_node_with_several_moved_inputs_is_set_once() -> None:
-    driver = SimulatedDriver()
-    a, b, out = tensor(1), tensor(2), tensor()
-    adding = Function("add", (8, 8, 8, 4), add)
-    driver.add_function(adding)
-    graph = driver.new_graph()
-    contents = [word(a.data_ptr()), word(b.data_ptr()), word(out.data_ptr()), COUNT.to_bytes(4, "little")]
-    driver.add_node(graph, Node("KERNEL", adding, contents))
-    uses = (PointerUse((0,), 0, 0, 0, 0), PointerUse((0,), 1, 0, 1, 0))
-    captured = read_graph(driver, real.CUgraph(graph))
-    plan = make_plan(captured, analysis_of(*uses), Choice.HOST, ALL)
-    tools = SimulatedTools(driver)
-    applied = AppliedPlan(EditableGraph.of(driver, real.CUgraph(graph), captured), plan, tools)
-    run = SimulatedGraph(driver, graph)
-    run.instantiate()
-    applied.instantiated(real.CUgraphExec(run.raw_cuda_graph_exec()), tools.stream())
-    c, d = tensor(5), tensor(6)
-    driver.calls.clear()
-    applied.point({0: c.data_ptr(), 1: d.data_ptr()})
-    assert driver.calls == ["cuGraphExecKernelNodeSetParams"]
-    run.replay()
-    assert torch.equal(out, c + d)
-
-
 def test_a_fill_follows_its_destination() -> None:
     driver = SimulatedDriver()
     memory, elsewhere = torch.zeros(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8)
@@ -260,19 +236,6 @@ def test_prelude_runs_before_the_nodes_it_writes(program: Program) -> None:
     driver.calls.clear()
     applied.point({0: program.x.data_ptr()})
     assert driver.calls == ["cuGraphExecKernelNodeSetParams"], "one step, whatever the number of nodes: the table's"
-
-
-def test_an_update_that_failed_on_the_device_is_told(program: Program) -> None:
-    driver = program.driver
-
-    def refuses(table: bytes, nodes: bytes, updates: bytes, count: bytes, status: bytes) -> None:
-        ctypes.memmove(int.from_bytes(status, "little"), (98).to_bytes(4, "little"), 4)
-
-    driver.functions[driver.prelude_function].body = refuses
-    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(driver), ALL)
-    assert applied.failure() is None
-    graph.replay()
-    assert applied.failure() == "the prelude could not update a node (cudaError_t 98)"
 
 
 @pytest.mark.parametrize("slots", [1, 3, WORDS_PER_NODE, WORDS_PER_NODE + 1, 1000])
@@ -347,12 +310,6 @@ def test_interrupt_while_the_table_rests_does_not_leave_it_so(program: Program) 
     applied.point({0: x.data_ptr(), 1: y.data_ptr()})
     graph.replay()
     assert all(map(torch.equal, program.results(), program.expected(x, y)))
-
-
-def test_a_failing_call_is_named(program: Program) -> None:
-    program.driver.failing = {"cuGraphAddDependencies"}
-    with pytest.raises(CudaCallFailed, match="cuGraphAddDependencies"):
-        apply(program, Choice.PRELUDE, SimulatedTools(program.driver), ALL)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])

@@ -108,17 +108,6 @@ def test_a_misaligned_input_is_copied_into_its_placeholder(offset: int, alignmen
     assert tracker.placeholder_bytes == (0 if in_place else tensor.nbytes)
 
 
-def test_misaligned_input_is_copied_each_call_and_patched_once() -> None:
-    pointers, filled = FakePointers(), []
-    tracker = tracker_of(pointers, TrackedInput(0, 16, PLACEHOLDER), filled=filled)
-    tensor = aligned(8, offset=1)
-    for _ in range(3):
-        tracker.follow([tensor, None, None])
-        tracker.launched()
-    assert len(filled) == 3
-    assert pointers.pointed == [{0: PLACEHOLDER}]
-
-
 def test_a_placeholder_may_lie_elsewhere_once_it_is_filled() -> None:
     pointers, elsewhere = FakePointers(), 2 * PLACEHOLDER
     tracker = AddressTracker(
@@ -208,8 +197,3 @@ def test_input_reaching_into_written_memory_is_copied(begins: int, copied: bool)
     tracker = writing_tracker(pointers, weight, filled, size_bytes=x.nbytes)
     tracker.follow([x, weight])
     assert (tracker.addresses[0], filled) == ((PLACEHOLDER, [0]) if copied else (x.data_ptr(), []))
-
-
-def test_memory_may_be_joined() -> None:
-    both = MemoryRanges([MemoryRange(address=16, size_bytes=8)]).joined([MemoryRange(address=24, size_bytes=8)])
-    assert (both.borders, 31 in both, 32 in both) == ([16, 32], True, False)

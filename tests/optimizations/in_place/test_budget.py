@@ -6,10 +6,8 @@ from optimizations.in_place.budget import (
     FEWEST_BEFORE_A_RACE,
     FEWEST_REPLAYS,
     FREE_SHARE,
-    MOST_CALLS_BETWEEN,
     MOST_REPLAYS,
     Use,
-    most_calls_between,
     waiting_for_memory,
 )
 from optimizations.race import CALLS
@@ -37,17 +35,6 @@ def test_a_race_leaves_replays_for_what_comes_after_it() -> None:
     use.replays = MOST_REPLAYS + 5  # its times were there late
     use.extend(8)
     assert not use.is_over
-
-
-def test_work_that_was_allowed_for_longer_is_not_cut_short() -> None:
-    use = Use(replays=3)
-    use.extend(2)
-    assert use.last == MOST_REPLAYS
-
-
-def test_recordings_that_take_turns_are_not_replayed_too_seldom() -> None:
-    assert most_calls_between(1) == MOST_CALLS_BETWEEN
-    assert most_calls_between(100) > 100
 
 
 def test_at_most_a_share_of_the_free_memory_is_taken() -> None:

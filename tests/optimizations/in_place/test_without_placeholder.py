@@ -17,10 +17,8 @@ from optimizations.graph.records import MemoryRange
 from optimizations.in_place import without_placeholder as chooser
 from optimizations.in_place.generated import GeneratedCode, Launch
 from optimizations.in_place.without_placeholder import without_placeholder
-from tests.optimizations.concurrency.test_in_calls import TwoKernels, called, faster
+from tests.optimizations.concurrency.test_in_calls import TwoKernels, called
 from tests.optimizations.trees.test_named import LAUNCHED
-
-__all__ = ["faster"]
 
 CODE = GeneratedCode(None, **LAUNCHED)
 NOTHING = MemoryRanges(())
@@ -139,15 +137,6 @@ def test_recording_without_placeholders_is_in_no_race_of_copies(cuda_on_cpu: Cud
     compiled = Compiled(model, selection="measure")
     check(compiled, w, calls=3)
     assert placeholders(cuda_on_cpu) == 2
-
-
-def test_parameter_that_moves_is_followed_too(cuda_on_cpu: CudaOnCpu, large: None) -> None:
-    model, w = Model(cuda_on_cpu, code=CODE), values(7)
-    compiled = Compiled(model)
-    check(compiled, w, calls=3)
-    weights = [values(9), values(11), values(13)]
-    for moved in (*weights, *weights):
-        check(compiled, moved, calls=3)
 
 
 def test_inputs_are_alive_until_the_recording_has_run(cuda_on_cpu: CudaOnCpu, large: None) -> None:

@@ -182,18 +182,6 @@ def test_values_are_compared_bit_by_bit(old: torch.Tensor, new: torch.Tensor) ->
         assert len(calls) == computed
 
 
-def test_a_value_saved_for_backward_is_not_overwritten() -> None:
-    scale = torch.tensor(2.0)
-    feeds = _feeds(_group([0], torch.clone, scale))
-    weight = torch.ones(3, requires_grad=True)
-    first = (weight * feeds.bind((scale,))[0]).sum()
-    second = (weight * feeds.bind((torch.tensor(5.0),))[0]).sum()
-    (gradient,) = torch.autograd.grad(first, weight)
-    assert gradient.tolist() == [2.0, 2.0, 2.0]
-    (gradient,) = torch.autograd.grad(second, weight)
-    assert gradient.tolist() == [5.0, 5.0, 5.0]
-
-
 @pytest.mark.parametrize("keeper", ["python", "detached", "graph"])
 def test_a_value_that_anybody_keeps_is_not_overwritten(keeper: str) -> None:
     """AOTAutograd keeps some values as attributes of its own, and hooks for saved tensors keep what they like."""

@@ -128,13 +128,6 @@ def test_form_of_a_constant(graph: Graph, fields: dict[str, Any], form: str) -> 
     assert [hoist.form for hoist in graph.plan("out").hoists] == [form]
 
 
-def test_constant_whose_computation_raises_is_kept(graph: Graph) -> None:
-    graph.add("constant", shape=())
-    graph.add("out", "x", "constant", device=GPU)
-    decided = graph.plan("out", vetoes={"compute constant": "raises IndexError"})
-    assert [hoist.form for hoist in decided.hoists] == ["kept"]
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -303,12 +296,6 @@ def test_checks_of_cpu_values_are_made_before_the_graph(graph: Graph) -> None:
     decided = graph.plan("out")
     assert decided.before == ("check",)
     assert decided.left == ()
-
-
-def test_a_graph_whose_cpu_values_no_gpu_operation_needs_is_left(graph: Graph) -> None:
-    graph.argument("time")
-    graph.add("later", "time")
-    assert graph.plan("later").is_empty
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,6 @@ from simulated_gpu.placement import bits, fake_cuda, graphs_of, placed_runner, r
 from optimizations import Options, torch_internals
 from optimizations.placement import Placement, place
 from optimizations.placement.feed_plan import Source
-from optimizations.placement.rewrite import copy_of
-
-GPU = torch.device("cuda:0")
 
 
 def _traced(
@@ -53,15 +50,6 @@ def test_added_inputs_follow_the_kept_ones_and_are_marked() -> None:
         assert torch_internals.static_input_type(node) == "unguarded"
         # AOTAutograd wants each source once.
         assert torch_internals.dynamo_source(node).name == node.name
-
-
-def test_example_inputs_describe_added_inputs_without_memory() -> None:
-    graph_module, inputs = _traced(lambda x, t: x + t.to(x.device), torch.ones(3), torch.ones(3), on_cpu=(1,))
-    x, staged = place(graph_module, inputs).example_inputs(inputs)
-    assert any(x is given for given in inputs)
-    assert x.device == GPU
-    assert isinstance(staged, torch_internals.FakeTensor)
-    assert (staged.device, staged.dtype, tuple(staged.shape)) == (GPU, torch.float32, (3,))
 
 
 def test_literals_are_the_very_numbers() -> None:
@@ -389,13 +377,3 @@ def test_varying_number_is_read_on_the_host_and_the_rest_placed() -> None:
     assert [(left.node, left.reason) for left in report.left] == [("item", "reads values on the host")]
     assert [node.node for node in report.cpu_nodes_after] == ["l_t_"]
     assert not any(transfer.blocking for transfer in report.copies_after)
-
-
-def test_copied_graph_has_names_and_notes_but_no_real_inputs() -> None:
-    graph_module, _ = _traced(lambda x: x + TABLE.to(x.device), torch.ones(2, 3))
-    copied = copy_of(graph_module)
-    pairs = list(zip(graph_module.graph.nodes, copied.graph.nodes, strict=True))
-    assert all(old.name == new.name and old is not new for old, new in pairs)
-    assert all(torch_internals.dynamo_source(old) is torch_internals.dynamo_source(new) for old, new in pairs)
-    assert not any("grapharg" in new.meta for _, new in pairs)
-    assert copied.meta["dynamo_compile_id"] is graph_module.meta["dynamo_compile_id"]

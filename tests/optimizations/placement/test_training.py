@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from simulated_gpu.placement import bits, fake_cuda, feeds_on_cpu, graphs_of, on_cuda, placed_runner, retargeted, runner
+from simulated_gpu.placement import bits, fake_cuda, feeds_on_cpu, graphs_of, on_cuda, retargeted
 from torch import nn
 
 import optimizations
@@ -48,35 +48,6 @@ def _traced() -> tuple[torch.fx.GraphModule, list[Any], Placement]:
 def _arguments(module: nn.Module, seed: int) -> list[torch.Tensor]:
     ((_, arguments),) = graphs_of(module, *_inputs(seed))
     return arguments
-
-
-def test_training_graphs_are_placed_without_buffer_reuse() -> None:
-    _, _, placement = _traced()
-    assert placement.report.left == ()
-    assert placement.report.cpu_nodes_after == ()
-    assert placement.feeds is not None
-    assert len(placement.feeds.staged) == 1
-    assert not placement.feeds.keep_addresses
-    assert placement.report.cpu_outputs == ("cpu",)
-
-
-def test_gradients_are_equal_when_forwards_precede_backwards() -> None:
-    """Two forwards, then both backwards, with the attributes changed in between: each sees what its forward saw."""
-    graph_module, inputs, placement = _traced()
-    torch.manual_seed(1)
-    module = Scored()
-    found = []
-    for run in (runner(graph_module, inputs), placed_runner(graph_module, placement, inputs)):
-        own = copy.deepcopy(module)
-        losses = []
-        for seed in (1, 2, 3):
-            losses.append(run(*_arguments(own, seed))[1])
-            own.mask = own.mask * 3
-            own.temperature = own.temperature + 1
-        for loss in losses:
-            loss.backward()
-        found.append(bits([*losses, *(parameter.grad for parameter in own.parameters())]))
-    assert found[0] == found[1]
 
 
 def test_attributes_that_require_gradients_are_left() -> None:

@@ -86,21 +86,6 @@ def test_constructors_for_the_gpu_are_made_there() -> None:
     assert made.kwargs["device"] == torch.device("cuda:0")
 
 
-@pytest.mark.parametrize("name", ["made there", "a scalar", "a scalar and a vector", "written and returned"])
-def test_stocks_pass_moves_them(name: str) -> None:
-    """Where this fails, PyTorch has corrected its own pass, and `cpu_results` can go."""
-    program, shapes, _ = PROGRAMS[name]
-    graph_module = traced(program, *shapes)
-    expected = devices(graph_module)
-    ConstructorMoverPass("cuda", allow_outputs=True, allow_inputs=True)(graph_module.graph)
-    graph_module.recompile()
-    try:
-        found: Any = devices(graph_module)
-    except RuntimeError as error:
-        found = error
-    assert found != expected or copied_to_gpu(graph_module)
-
-
 def test_the_members_that_are_overridden_are_stocks() -> None:
     for method in ("cannot_be_moved", "all_inputs_are_cpu_scalar_or_on_target_device", "is_on_target_device"):
         assert tuple(inspect.signature(getattr(ConstructorMoverPass, method)).parameters) == ("self", "node")

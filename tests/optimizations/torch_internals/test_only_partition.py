@@ -50,21 +50,6 @@ def test_the_order_is_read_from_the_source(tmp_path: Path) -> None:
     assert runner.call([1, 2, 3]) == (1, 3, 1), "what the order says is what the code does"
 
 
-def test_one_of_each(tmp_path: Path) -> None:
-    body = """
-    arg0_1, = args
-    args.clear()
-    partition0_args = [arg0_1]
-    del arg0_1
-    (buf0,) = self.partitions[0](partition0_args)
-    del partition0_args
-    return (buf0, )
-    """
-    order = order_of(runner_of(body, tmp_path / "generated.py", []).call)
-    assert order == Order((0,), (0,), 1)
-    assert order.results_as_given
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -105,11 +105,6 @@ def noted(
     return record
 
 
-def test_pieces_that_become_cuda_graphs_are_counted(stock: Any) -> None:
-    assert noted(wanted=True, enabled=True) == CompiledGraph("forward", 1, ())
-    assert noted(wanted=True, enabled=True, partition_maps=["a", "b", "c"]).partitions == 3
-
-
 def test_each_way_of_not_being_captured_has_its_reason(stock: Any) -> None:
     overlapping = SimpleNamespace(cudagraph_fail_reasons=["complex memory overlap"] * 2)
     cpu_device = f"skipping cudagraphs due to cpu device (a). Found from : \n {FRAME}"
