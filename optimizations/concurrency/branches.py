@@ -189,7 +189,7 @@ class Branches:
             self._reason,
             launches=len(order.launches),
             barriers=sum(one.barrier is not None for one in order.launches),
-            longest_path=1 + max(order.levels()),
+            longest_path=1 + max(order.levels(), default=-1),
             width=order.branches,
             chain_us=times.get(CHAIN),
             branches_us=times.get(BRANCHES),

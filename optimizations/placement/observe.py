@@ -23,7 +23,6 @@ from optimizations.placement.operators import (
     OTHER_MEMORY,
     STRIDED,
     awaited_transfer,
-    checks_values,
     gpu_obstacle,
     needs_values,
 )
@@ -49,13 +48,11 @@ class Effects:
     """Record what one node does beyond computing its value. Storages are numbered as in `Observation`.
 
     `opaque` says why the node's effects cannot be known; `gpu_obstacle` why its CPU operands cannot be GPU tensors.
-    `only_checks`: it looks at values on the host only to raise an error. `awaited`: it does not leave a copy of a CPU
-    operand to the GPU to be awaited by others.
+    `awaited`: it does not leave a copy of a CPU operand to the GPU to be awaited by others.
     """
 
     writes: set[int] = field(default_factory=set)
     host_reads: set[int] = field(default_factory=set)
-    only_checks: bool = True
     awaited: bool = False
     random_on_cpu: bool = False
     opaque: str | None = None
@@ -196,7 +193,6 @@ class _Observer(torch.fx.Interpreter):
             value = super().run_node(n)
         except torch_internals.DataDependentOutputException:
             effects.host_reads.update(self._operand_storages(n))
-            effects.only_checks = False
             return self._noted(n)
         return self._noted(n) if effects.host_reads and "example_value" in n.meta else value
 
@@ -257,7 +253,6 @@ def _operator_log() -> type:
             effects.writes.update(self.storage_of(tensor) for tensor in changed)
             if needs_values(func, operands):
                 effects.host_reads.update(self.storage_of(t) for t in operands if t.device.type == "cpu")
-                effects.only_checks &= checks_values(func)
             if any(tensor.device.type == "cpu" for tensor in (*operands, *results)):
                 effects.random_on_cpu |= torch.Tag.nondeterministic_seeded in func.tags
                 effects.gpu_obstacle = effects.gpu_obstacle or gpu_obstacle(func, operands, results)

@@ -31,16 +31,9 @@ def needs_values(func: Any, operands: Iterable[torch.Tensor]) -> bool:
     """Return whether the host reads values of operands: to return a number, to choose a shape, or to check them."""
     if func._schema.name in INDEXING:
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in list(operands)[1:])
-    return (
-        checks_values(func)
-        or torch.Tag.data_dependent_output in func.tags
-        or torch.Tag.dynamic_output_shape in func.tags
-    )
-
-
-def checks_values(func: Any) -> bool:
-    """Return whether `func` reads values only to raise an error."""
-    return bool(func._schema.name.startswith("aten::_assert_async"))
+    if func._schema.name.startswith("aten::_assert_async"):
+        return True
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
 def awaited_transfer(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -261,11 +261,10 @@ class _Planner:
         return tuple(sorted(names, key=self.order.__getitem__))
 
     def _before(self, stages: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
-        """Return what is evaluated before the graph: all checks, and values staged, returned, or read after it."""
+        """Return what is evaluated before the graph: values staged, returned, or read after it."""
         wanted = {value for value in stages if self.nodes[value].op != "placeholder"}
         wanted |= {operand for name in after for operand in self.nodes[name].operands}
         wanted |= set(self.graph.returned)
-        wanted |= {name for name in self.regions.before if self.nodes[name].host_reads}
         pending = [name for name in wanted if name in self.regions.before or self.nodes[name].op == "get_attr"]
         needed = set(pending)
         while pending:
@@ -323,7 +322,7 @@ class _Planner:
                 reasons[name] = against or f"{self.nodes[operand].operation} {how.get(operand, 'stays on the CPU')}"
                 break
         for node in self.nodes.values():
-            if node.device is None and node.host_reads and not node.only_checks:
+            if node.device is None and node.host_reads:
                 reasons[node.name] = "reads values on the host"
             elif node.name in self.regions.after and node.name in self.vetoes:
                 reasons[node.name] = self.vetoes[node.name]

@@ -115,7 +115,7 @@ def _order(graph: Residency) -> dict[str, frozenset[str]]:
 
 
 def _is_candidate(node: ResidentNode) -> bool:
-    """Return whether it is a CPU operation, a check of CPU values, or arithmetic on sizes and numbers."""
+    """Return whether it is a CPU operation, a read of CPU values, or arithmetic on sizes and numbers."""
     if not node.is_call or node.switches:
         return False
     return node.device in ("cpu", MIXED) or (node.device is None and (node.reads_nothing or bool(node.host_reads)))
@@ -131,7 +131,7 @@ def _against_both(graph: Residency, node: ResidentNode) -> str | None:
         return node.opaque
     if node.device == MIXED:
         return "its values are on several devices"
-    if node.host_reads and not node.only_checks:
+    if node.host_reads:
         return "reads values on the host"
     if not graph.input_storages.isdisjoint(node.writes):
         return "changes CPU memory that is visible outside of the graph"

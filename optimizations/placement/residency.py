@@ -34,7 +34,6 @@ class ResidentNode:
             without tensors.
         operands: nodes it reads, in order, each once.
         storages: memory its value is in. `writes`, `host_reads`: memory it changes, or reads on the host.
-        only_checks: it reads values on the host to raise an error, and for nothing else.
         awaited: what it copies to the GPU may be changed by the program as soon as it is done.
         switches: it changes a mode (gradients, autocast) that the calls after it run in.
         tensors: how many tensors its value holds.
@@ -51,7 +50,6 @@ class ResidentNode:
     storages: frozenset[int]
     writes: frozenset[int] = frozenset()
     host_reads: frozenset[int] = frozenset()
-    only_checks: bool = False
     tensors: int = 0
     static: bool = True
     requires_grad: bool = False
@@ -202,7 +200,6 @@ def _node(
         storages=frozenset(tensor.storage for tensor in facts),
         writes=frozenset(effects.writes),
         host_reads=frozenset(effects.host_reads),
-        only_checks=bool(effects.host_reads) and effects.only_checks,
         tensors=len(facts),
         static=not symbolic,
         requires_grad=differentiable and _requires_grad(fx_node, facts, requires_grad, earlier),

@@ -27,7 +27,7 @@ def test_interrupted_call_keeps_gradients() -> None:
         "/node.py",
         "/trained.py",
         "/trained.py",
-        "/apart.py",
+        "/thread_state.py",
     )
     places = 0
     for number in range(200):

@@ -131,6 +131,12 @@ def test_graph_of_several_streams_keeps_its_edges() -> None:
     assert driver.edges == {(100, 101): None}
 
 
+def test_graph_without_kernels_keeps_the_chain() -> None:
+    branches, _, _ = branches_of([])
+    branches.prepare(captured(0), ())
+    assert (branches.report().decision, branches.report().longest_path) == (CHAIN, 0)
+
+
 def test_graph_with_nodes_that_were_not_noted_keeps_the_chain() -> None:
     branches, _, _ = branches_of(INDEPENDENT)
     branches.prepare(captured(3), ())

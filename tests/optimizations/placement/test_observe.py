@@ -179,12 +179,6 @@ def test_transfers_say_whether_the_program_waits(keywords: dict[str, Any], await
     assert _observed("to", torch.ones(3), GPU, method=True, **keywords)[1].awaited is awaited
 
 
-def test_checks_of_values_are_told_from_reads_of_values() -> None:
-    check = _observed(torch._assert_async, torch.tensor(True))[1]
-    assert check.host_reads
-    assert check.only_checks
-
-
 def test_custom_operators_are_opaque() -> None:
     @torch.library.custom_op("encore_tests::double", mutates_args=())
     def double(x: torch.Tensor) -> torch.Tensor:

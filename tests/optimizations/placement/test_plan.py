@@ -289,15 +289,6 @@ def test_cpu_results_independent_of_the_gpu_run_before_it(graph: Graph) -> None:
     assert decided.left == ()
 
 
-def test_checks_of_cpu_values_are_made_before_the_graph(graph: Graph) -> None:
-    graph.argument("time")
-    graph.add("check", "time", device=None, tensors=0, reads=("time",), only_checks=True)
-    graph.add("out", "x", "time", device=GPU)
-    decided = graph.plan("out")
-    assert decided.before == ("check",)
-    assert decided.left == ()
-
-
 @pytest.mark.parametrize(
     ("fields", "options", "reason"),
     [

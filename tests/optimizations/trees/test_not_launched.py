@@ -242,7 +242,7 @@ FILES = (
         "/shortcut.py",
         "/trained.py",
     ),
-    *("/apart.py", "/grad_mode.py", "/pyfunctorch.py", "/contextlib.py"),
+    *("/thread_state.py", "/grad_mode.py", "/pyfunctorch.py", "/contextlib.py"),
 )
 
 
