@@ -192,7 +192,7 @@ _OUTLINE = (
     ("start", "Start", None, ("start",)),
     *((metric.name, metric.title, None, (metric.name,)) for metric in metrics()),
     ("failed", "Cells without a result", None, ("failed", "superseded", "shortages")),
-    ("trust", "Correctness and conditions", None, ("same_program", "correctness", "later_processes", "conditions")),
+    ("trust", "Correctness and conditions", None, ("same_program", "correctness", "conditions")),
 )
 """Sections of a run: anchor, title, how the names of its figures begin, and its tables."""
 

@@ -1,4 +1,4 @@
-"""Make tables of what was measured of each cell, and of later processes, missing samples and failures.
+"""Make tables of what was measured of each cell, and of missing samples and failures.
 
 A cell that failed has its row in every table of measurements, with its status and nothing else.
 """
@@ -21,9 +21,6 @@ Row = dict[str, object]
 
 THROTTLING = frozenset({"SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"})
 """Clock-event reasons that lower a clock because power or cooling is short; the others are settings."""
-
-TUNING = "CachingAutotuner.benchmark_all_configs"
-"""Inductor's timer around the runs of a kernel's configurations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,18 +191,6 @@ def _correctness_of(cell: Cell) -> Row:
     return {} if found is None else {column: getattr(found, field) for column, field in _CORRECTNESS.items()}
 
 
-def _later_of(cell: Cell) -> Iterator[Row]:
-    for process in cell.later:
-        times = process.compile
-        yield {
-            "process": process.process + 1,
-            "first_call_s": times.first_call_s if times else None,
-            "tuning_s": times.parts.get(TUNING) if times else None,
-            "retuned": "; ".join(process.retuned) or None,
-            "settled": None if times is None or times.settled is None else "yes" if times.settled else "no",
-        }
-
-
 _CORRECTNESS = {
     name: "input_count" if name == "inputs" else name
     for name in (
@@ -266,14 +251,6 @@ TABLES: dict[str, RunTable] = {
             reason.model_dump()
             for reason in (cell.metrics.graphs.not_captured if cell.metrics and cell.metrics.graphs else ())
         ),
-        only_passed=False,
-    ),
-    "later_processes": RunTable(
-        "Later processes of a mode",
-        "What a mode's processes after the first did. All that they compile is cached. So nothing should have been "
-        "tuned (tuning), and no kernel be another than in the first process (retuned; where there are any, ratios of "
-        "the mode have no verdict).",
-        _later_of,
         only_passed=False,
     ),
     "shortages": RunTable(

@@ -120,7 +120,6 @@ def render(page: Page) -> str:
         page=page,
         sections=[(section, [_shown(table) for table in section.tables]) for section in page.sections],
         environments=[environment_facts(one) for one in page.environments],
-        packages=_packages(page.environments),
         style=Markup((_PAGE / "report.css").read_text(encoding="utf-8")),
         script=Markup(embedded),
         script_digest=base64.b64encode(hashlib.sha256(embedded.encode()).digest()).decode(),
@@ -129,14 +128,6 @@ def render(page: Page) -> str:
         minimum_blocks=stats.MINIMUM_BLOCKS,
         nothing=NOTHING,
     )
-
-
-def _packages(environments: Sequence[Environment]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the distinct sets of packages as (name, version), each with the runs that had it."""
-    runs: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for one in environments:
-        runs.setdefault(tuple(sorted(one.packages.items())), []).append(one.run_id)
-    return [(", ".join(names), list(packages)) for packages, names in runs.items()]
 
 
 def environment_facts(environment: Environment) -> dict[str, str]:

@@ -22,9 +22,7 @@ from suite.report.runs import Run
 from suite.report.table import make_table, to_csv, to_markdown
 from suite.results.schema import (
     Cell,
-    CompileTimes,
     HostUse,
-    LaterProcess,
     Memory,
     NotCaptured,
     Shortage,
@@ -290,19 +288,3 @@ def test_what_rows_lack_for_want_of_memory_is_told():
         ("EOS", "graph", "graph", 1, "metrics", "no memory"),
         ("EOS", "graph", "compile", 2, "measure", "none left"),
     ]
-
-
-def test_differences_of_later_processes_have_one_row_each():
-    tuning = {"CachingAutotuner.benchmark_all_configs": 0.3, "inductor_compile": 1.0}
-    times = CompileTimes(first_call_s=1.5, warm_up_s=2.0, warm_cache=False, parts=tuning, settled=True)
-    whole = LaterProcess(process=1, compile=times, retuned=["a 1x1x1 128x1x1", "a 2x1x1 64x1x1"])
-    quiet = LaterProcess(process=2, compile=times.model_copy(update={"parts": {}, "settled": False}), retuned=[])
-    cells = (cell("EOS", "compile"), cell("EOS", "encore", later=[whole, quiet]))
-    made = cell_tables.table("later_processes", Run(environment(), cells, ()))
-    assert row(made, process=2) == {
-        "workload": "EOS", "mode": "encore", "process": 2, "first_call_s": 1.5, "tuning_s": 0.3,
-        "retuned": "a 1x1x1 128x1x1; a 2x1x1 64x1x1", "settled": "yes",
-    }  # fmt: skip
-    last = row(made, process=3)
-    assert (last["tuning_s"], last["retuned"], last["settled"]) == (None, None, "no")
-    assert len(made.frame) == 2
