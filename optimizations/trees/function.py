@@ -82,7 +82,7 @@ class RecordableFunction:
         median_us: measured time by alternative.
         serve_by: replaces what is called for it; None before its first call.
         turn: the lock that calls of its manager's functions hold; None until one has it.
-        follow_streams: see `graphed_function`.
+        follow_streams: orders a call that goes past the manager after the graphs before it; see `streams`.
         geometry: of inputs at fixed addresses, as the function was compiled for it; None before its first call.
     """
 
@@ -92,11 +92,11 @@ class RecordableFunction:
         generated: Callable[[list[Any]], Any],
         options: Options,
         direction: Direction,
-        code: Callable[[], GeneratedCode] | None = None,
+        code: Callable[[], GeneratedCode],
     ) -> None:
         self.run = run
         self.generated = generated
-        self.code = code or reading(generated)
+        self.code = code
         self.options = options
         self.direction: Direction = direction
         self.kept_outputs: set[int] = set()
