@@ -15,7 +15,6 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.calls.turns import make_context_current, stream_of, wait_for_stream
-from optimizations.capture.copy_nodes import CopyNode, find_copies
 from optimizations.capture.side_stream import SideStreams
 from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.launch_log import LaunchLog
@@ -113,13 +112,12 @@ class Device:
         """
         return self._streams.keeps_workspace()
 
-    def computes_in_workspace(self, graph: Any, but: Collection[int] = ()) -> bool:
-        """Return whether a captured graph may write to a workspace of cuBLAS that is kept for graphs. `but` as in
-        `mentions`."""
+    def computes_in_workspace(self, graph: Any) -> bool:
+        """Return whether a captured graph may write to a workspace of cuBLAS that is kept for graphs."""
         if not (workspaces := self._streams.workspaces()):
             return False
         captured = self.read(graph)
-        return any_word_in(captured, workspaces, {*but, *kernels_for_lists(captured)})
+        return any_word_in(captured, workspaces, kernels_for_lists(captured))
 
     def let_go_of_workspaces(self) -> None:
         """Free these workspaces. To be called where no graph that was captured here may write to one."""
@@ -202,21 +200,9 @@ class Device:
             with contextlib.suppress(torch.OutOfMemoryError):
                 torch.UntypedStorage(size_bytes, device=torch.device("cuda", self.index))  # which nothing fills
 
-    def copies(self, graph: Any, ends: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[CopyNode]:
-        """Return the copies of a captured graph from the first to the second of each of these.
-
-        Raises:
-            NotCarried: there is not one node for each.
-        """
-        from cuda.bindings import driver
-
-        return find_copies(driver, graph, [(source.data_ptr(), target.data_ptr()) for source, target in ends])
-
-    def mentions(self, graph: Any, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
-        """Return whether a captured graph may hold an address in one of these ranges. The nodes `but` are left out."""
-        if not memory:
-            return False
-        return any_word_in(self.read(graph), memory, but)
+    def mentions(self, graph: Any, memory: Sequence[MemoryRange]) -> bool:
+        """Return whether a captured graph may hold an address in one of these ranges."""
+        return bool(memory) and any_word_in(self.read(graph), memory)
 
     def node_count(self) -> int:
         """Return how many nodes the graph has that is being captured."""

@@ -1,27 +1,27 @@
 """Let independent kernels of a captured step or callable run at the same time: see `optimizations.concurrency`.
 
 Either runs code of any kind, in threads of autograd too. So operators come from a dispatch mode that is on in all of
-them (of a step, the observer's), and kernels of Inductor from all modules that it generated. What else adds nodes, as
-copies of inputs and results do, is a barrier.
+them (of a step, the observer's), and kernels of Inductor from all modules that it generated. What else
+adds nodes is a barrier.
 
 A step chooses what serves a call before it sets any node (`side_by_side`). Callables launch graphs of a `RacingDevice`,
 which choose at each launch.
 
-Note [Nodes that are led elsewhere]. Copies of inputs and results, and nodes of inputs that are read where they lie, are
-set in the executable graph. Another executable has them as they were captured, so they are set again in it.
+Note [Nodes that are led elsewhere]. Nodes of inputs that are read where they lie are set in the executable graph.
+Another executable has them as they were captured, so they are set again in it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from optimizations.capture.copy_nodes import CopyNode, NotCarried
 from optimizations.capture.device import Device
+from optimizations.capture.inputs import NotLaunched
 from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF
@@ -96,12 +96,10 @@ class RacedGraph:
 
     Attributes:
         captured: the graph.
-        renew: set its nodes that are led elsewhere in another executable.
     """
 
     def __init__(self, captured: Any) -> None:
         self.captured = captured
-        self.renew: list[Callable[[], None]] = []
         self.side_by_side = SideBySide(chain="it was not captured")
 
     def __getattr__(self, name: str) -> Any:
@@ -111,7 +109,7 @@ class RacedGraph:
         """Launch the graph.
 
         Raises:
-            NotCarried: its edges were changed and could not be put back.
+            NotLaunched: its edges were changed and could not be put back.
         """
         branches = self.side_by_side.branches
         if branches is not None and branches.is_racing:
@@ -122,7 +120,7 @@ class RacedGraph:
     def _launch(self) -> None:
         branches = self.side_by_side.branches
         if branches is not None and branches.unusable is not None:
-            raise NotCarried(branches.unusable)
+            raise NotLaunched(branches.unusable)
         self.captured.replay()
 
 
@@ -143,12 +141,7 @@ class RacingDevice:
         log = self._device.launch_log(notes_memory=True)
         with self._device.capturing(graph.captured, pool, generators), log.noting(*loaded_modules()):
             yield
-        graph.side_by_side = side_by_side(self._device, graph.captured, pool, log, graph.renew)
-
-    def copies(self, graph: RacedGraph, ends: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[CopyNode]:
-        nodes = self._device.copies(graph.captured, ends)
-        graph.renew += [node.renew for node in nodes]
-        return nodes
+        graph.side_by_side = side_by_side(self._device, graph.captured, pool, log, ())
 
 
 def concurrency_of(graph: Any) -> ConcurrencyReport:

@@ -97,7 +97,6 @@ class LaunchLog:
 
     Attributes:
         logged: the launches so far.
-        own: the nodes that `copying` noted.
         inputs: the storages of the function's inputs.
         kept_bytes: most memory that was kept at one time.
         failure: why the log says nothing; None where it does.
@@ -137,7 +136,6 @@ class LaunchLog:
         self.failure: str | None = None
         self.inputs = tuple(storage_of(one).span for one in given or ())
         self.logged: list[Logged] = []
-        self.own = range(0)
 
     @contextlib.contextmanager
     def noting(self, *modules: dict[str, Any], operators: bool = True) -> Iterator[None]:
@@ -213,15 +211,6 @@ class LaunchLog:
         with self._sparing_the_capture():
             reads, writes, barrier = operator_memory(func, arguments, keywords)
         return self.note(str(func), call, reads, writes, barrier, is_operator=True, given=given)
-
-    @contextlib.contextmanager
-    def copying(self) -> Iterator[None]:
-        """Note that the nodes that come in the block are the library's own copies of inputs."""
-        self.note_others("before the copies of inputs")
-        first = self._last
-        yield
-        self.note_others("copies of inputs")
-        self.own = range(first, self._last)
 
     def note(
         self,

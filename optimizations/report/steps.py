@@ -48,8 +48,7 @@ class RecordedStep:
         operations: operators it ran through PyTorch's dispatcher; kernels of compiled modules are not among them.
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
         tensors_followed: inputs that are read where they lie, though they lie elsewhere in each call.
-        pointer_bytes: written so far to lead it to these, and kernels that copy several inputs to those, in all replays
-            together.
+        pointer_bytes: written so far to lead it to these, in all replays together.
         tensors_in_place: inputs that were the same tensors in all calls before it, and are read where they lie.
         watched: values that the step can reach in Python, and that each call compares before the launch.
         pool_bytes: memory that its graphs' pool grew by.

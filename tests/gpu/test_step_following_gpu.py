@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from cuda.bindings import driver
 from step_parts import unaudited
 from torch import nn
 
@@ -150,18 +148,7 @@ def many_small(index: int, device: str) -> list[torch.Tensor]:
     return found
 
 
-def test_batch_of_small_tensors_is_copied_by_kernel_per_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which PyTorch launches as its headers say, and whose argument the driver takes changed."""
-    sets = 0
-    stock = driver.cuGraphExecKernelNodeSetParams
-
-    @functools.wraps(stock)
-    def counted(*arguments: Any) -> Any:
-        nonlocal sets
-        sets += 1
-        return stock(*arguments)
-
-    monkeypatch.setattr(driver, "cuGraphExecKernelNodeSetParams", counted)
+def test_batch_of_small_tensors_is_copied() -> None:
     batches = [many_small(index, "cuda") for index in range(16)]
     assert all(len({one.data_ptr() for one in places}) == 16 for places in zip(*batches, strict=True))
     eager, step = of_many_tensors("cuda"), unaudited(of_many_tensors("cuda"))
@@ -173,10 +160,7 @@ def test_batch_of_small_tensors_is_copied_by_kernel_per_type(monkeypatch: pytest
     (recording,) = report.recordings
     assert (recording.copied_tensors, recording.tensors_followed) == (6, 0), recording
     assert recording.copied_bytes == sum(one.nbytes for one in batches[0])
-    assert recording.replays >= 16 - 5
-    moved = recording.replays - 1  # the first launch finds its batch where it was captured
-    assert recording.pointer_bytes == 6 * 8 * moved
-    assert sets == 2 * moved
+    assert recording.replays >= 16 - 5 and recording.pointer_bytes == 0
     step.close()
 
 

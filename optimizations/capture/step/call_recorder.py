@@ -17,8 +17,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
-from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
+from optimizations.capture.inputs import NotLaunched
 from optimizations.capture.signature import texts
 from optimizations.capture.static_loader import Fetches
 from optimizations.capture.step.call import Call, refused_iterators
@@ -64,7 +64,7 @@ class CallRecorder(ABC):
         self._drawn: set[str] = set()
         self._with_findings: dict[Hashable, int] = {}
         self._eager = 0
-        self._carries = True
+        self._follows = True
         self._observes = False
         self._key_value: Hashable = None
 
@@ -177,7 +177,7 @@ class CallRecorder(ABC):
                     self._options,
                     in_place=progress.in_place(call.tensors) - self._recordings.copied_inputs(key),
                     pool_bytes_elsewhere=sum(map(device.pool_bytes, self._recordings.pools(but=pool))),
-                    carry=self._carries,
+                    follow=self._follows,
                     marks=marks,
                     dropped=self._changes.dropped,
                 )
@@ -213,9 +213,9 @@ class CallRecorder(ABC):
                 if not recording.replays:  # what the capture left was never computed
                     call.state.restore(snapshot)
                     put(call.parameters, stay)
-                if not isinstance(error, NotCarried):
+                if not isinstance(error, NotLaunched):
                     raise
-                self._carries = False
+                self._follows = False
                 self._recordings.drop(key, recording)
             return self._call(call.args, call.kwargs)
         device.give_back()
@@ -225,8 +225,8 @@ class CallRecorder(ABC):
         self, device: Device, key: Hashable, call: Call, progress: Progress, error: Exception
     ) -> Callable[[], Any]:
         """Return what does the work of a call whose capture failed with `error`, which it does not hold."""
-        if isinstance(error, NotCarried):
-            self._carries = False
+        if isinstance(error, NotLaunched):
+            self._follows = False
             return functools.partial(self._record, device, key, call, progress)
         if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
             raise error  # the call would have raised it too; nothing of it was done

@@ -2,14 +2,12 @@
 
 Note [By name]. Where only Triton kernels that Inductor wrote were given an input (`launches`), its addresses are
 parameters of these launches (`graph.named_uses`), and the host sets them. The placeholder of an input has memory of its
-own for as long as the recording lives. So no node parameter but these may point into it, but for the copy that filled
-it, which is switched off; of operators that launch kernels counts what they were given (Note [What an operator was
-given] in `launches`). Nor may a gradient lie in it that the call left, or a result that is copied after the launch.
-Nothing has to be tried out.
+own for as long as the recording lives. So no node parameter but these may point into it; of operators that launch
+kernels counts what they were given (Note [What an operator was given] in `launches`). Nor may a gradient lie in it that
+the call left, or a result that is copied after the launch. Nothing has to be tried out.
 
-Small inputs of one type are copied together, whatever reads them (`fused_copies`): that takes one call of the driver.
-Another one is copied into its placeholder after all, in a call where it is not aligned as the kernels may rely on, or
-lies in memory that the graph writes (`in_place.addresses`).
+One is copied into its placeholder after all, in a call where it is not aligned as the kernels may rely on, or lies in
+memory that the graph writes (`in_place.addresses`).
 """
 
 from __future__ import annotations
@@ -82,7 +80,7 @@ def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, Memor
 
 
 def words_that_tell(graph: CapturedGraph, launches: Launches) -> list[int]:
-    """Return what may be addresses in the nodes of a graph, but for its own copies of inputs and kernels of operators.
+    """Return what may be addresses in the nodes of a graph, but for kernels of operators.
 
     Of these counts what they were given, if nothing is unknown. Note [What an operator was given] in `launches`.
     """
@@ -90,7 +88,7 @@ def words_that_tell(graph: CapturedGraph, launches: Launches) -> list[int]:
 
     def tells(path: NodePath, node: Node) -> bool:
         of_an_operator = path[0] not in launched and isinstance(node, KernelNode)
-        return len(path) > 1 or not (path[0] in launches.own or of_an_operator)
+        return len(path) > 1 or not of_an_operator
 
     return [word for path, node in graph.walk() if tells(path, node) for word in words_of(node)]
 

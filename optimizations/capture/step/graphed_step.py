@@ -23,8 +23,8 @@ from typing import Any, Literal, cast
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
+from optimizations.capture.inputs import NotLaunched
 from optimizations.capture.signature import class_of_objects, exact, is_hashable, signature, without_objects
 from optimizations.capture.step.audit import CheckEvery, require_same
 from optimizations.capture.step.bound_steps import NAME, is_no_method, step_of, steps_of
@@ -188,7 +188,7 @@ class GraphedStep(CallRecorder):
             if known is not None and recording.key_value == self._key_value and recording.fits(known):
                 try:
                     return self._serve(recording, args, kwargs, known)
-                except NotCarried:
+                except NotLaunched:
                     break  # the same is met below
         tensors: list[torch.Tensor] = []
         key = signature((args, kwargs), tensors), ambient(), self._key_value
@@ -208,8 +208,8 @@ class GraphedStep(CallRecorder):
         """Replay a recording that fits, and try it first from now on."""
         try:
             returned = self._serve(recording, args, kwargs, tensors)
-        except NotCarried:  # nothing was done yet: it is recorded again, with copies before the launch
-            self._carries = False
+        except NotLaunched:  # nothing was done yet: it is recorded again, with copies before the launch
+            self._follows = False
             self._recordings.drop(key, recording)
             return self._call(args, kwargs)
         recording.arguments.renew(tensors)

@@ -44,7 +44,6 @@ class Launches:
     """Hold what put the nodes of a captured step there. See the module.
 
     Attributes:
-        own: the nodes that copy inputs to their placeholders.
         launches: in order.
         read_by_operators: storages of tensors that operators were given which added nodes, and large numbers. Note
             [What an operator was given].
@@ -52,7 +51,6 @@ class Launches:
         unknown: why nothing is known of some node; None where all are known.
     """
 
-    own: range = range(0)
     launches: list[Launch] = field(default_factory=list)
     read_by_operators: set[int] = field(default_factory=set)
     read_elsewhere: set[int] = field(default_factory=set)
@@ -62,10 +60,9 @@ class Launches:
     def of(cls, log: LaunchLog) -> Launches:
         """Return what was logged so far."""
         log.note_others("at the end")
-        found = cls(own=log.own, unknown=log.failure)
+        found = cls(unknown=log.failure)
         for one in log.logged:
-            if one.launch.first not in log.own:
-                found._add(one)
+            found._add(one)
         return found
 
     def _add(self, logged: Logged) -> None:

@@ -2,10 +2,6 @@
 
 Operators are seen, and compiled code is not: what it reads stands in the nodes of the graph as addresses. Any word that
 could be an address is taken for one.
-
-Some nodes do nothing but copy inputs to where the graph reads them. Such nodes are not searched. The input of this call
-may be a gradient, or what an attribute held, but the next call has another input. The functions here are given the
-indices of these nodes as `beside`.
 """
 
 from __future__ import annotations
@@ -35,20 +31,17 @@ def check_unread(
     graph: Any,
     results: Sequence[Rebound],
     code: Sequence[types.CodeType],
-    beside: Collection[int] = (),
 ) -> None:
     """Check that compiled code did not read what attributes held before the call.
-
-    `beside`: indices of the nodes that only copy inputs.
 
     Raises:
         StepRefused: it was.
     """
     held = [entry for entry in results if entry.old is not None]
-    if not device.mentions(graph, memory([entry.old for entry in held]), beside):
+    if not device.mentions(graph, memory([entry.old for entry in held])):
         return
     for entry in held:
-        if device.mentions(graph, memory([entry.old]), beside):
+        if device.mentions(graph, memory([entry.old])):
             name = f"{entry.container.path}.{entry.key}" if entry.key is not None else entry.container.path
             changed = Change(f"{name} is bound to another tensor", str(entry.key), ChangeKind.BOUND_TO_A_TENSOR)
             raise StepRefused(host_change(changed, code))
@@ -62,12 +55,11 @@ def uses_of(
     before: Sequence[torch.Tensor | None],
     after: Sequence[torch.Tensor | None],
     writes: Callable[[torch.Tensor], bool],
-    beside: Collection[int],
 ) -> list[Use]:
     """Return how a call used each gradient that it found. Note [Gradients before and after] in `gradients`.
 
-    `writes`: whether it wrote one that is still there. `beside`: indices of the nodes that only copy inputs. Gradients
-    whose address may stand in a node of unknown origin count as needed.
+    `writes`: whether it wrote one that is still there. Gradients whose address may stand in a node of unknown origin
+    count as needed.
     """
     found = []
     for old, new in zip(before, after, strict=True):
@@ -81,7 +73,7 @@ def uses_of(
             found.append(Use.NEEDED if writes(old) else Use.LEFT_ALONE)
     for unread in (Use.DROPPED, Use.LEFT_ALONE):
         ranges = memory(old for old, use in zip(before, found, strict=True) if use is unread)
-        if device.mentions(graph, ranges, beside) and not _only_left_over(device, graph, launches, ranges):
+        if device.mentions(graph, ranges) and not _only_left_over(device, graph, launches, ranges):
             found = [Use.NEEDED if use is unread else use for use in found]
     return found
 
@@ -102,15 +94,10 @@ def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequ
     return not any(word in places for word in chain(given, words_that_tell(captured, launches)))
 
 
-def reads_of(
-    device: Device, graph: Any, observer: Observer, call: Call, beside: Collection[int]
-) -> Callable[[torch.Tensor], bool]:
-    """Return a function that tells whether the step reads a tensor: by an operator, or by a kernel of compiled code.
-
-    `beside`: indices of the nodes that only copy inputs.
-    """
+def reads_of(device: Device, graph: Any, observer: Observer, call: Call) -> Callable[[torch.Tensor], bool]:
+    """Return a function that tells whether the step reads a tensor: by an operator, or by a kernel of compiled code."""
     unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
-    in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen), beside)
+    in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen))
     return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
 
 

@@ -1,57 +1,28 @@
 """Return results of a recorded step that stay valid, and tensors of the caller as they are.
 
-A result lies in the memory of the graph and the next launch overwrites it, so it is copied out. The graph itself copies
-small ones, to new memory in each launch (`copy_nodes`); one fused copy takes the others. What is a parameter, or any
-tensor that was there before, is returned itself; what is an argument, or a view of one, is the caller's.
+A result lies in the memory of the graph and the next launch overwrites it, so it is copied out, all of a dtype by one
+fused copy. What is a parameter, or any tensor that was there before, is returned itself; what is an argument, or a view
+of one, is the caller's.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.observer import storage
 from optimizations.graph.memory import data_of, is_expanded, size_bytes
 from optimizations.lazy_view import is_lazy_view
 
-MOST_CARRIED_BYTES = 65536
-"""Results above this are copied after the launch: the graph's own copy needs memory of the same size. What counts is
-the memory from the first element to the last: a mask that is expanded to all heads and rows is as small as it was."""
-
-
-def carried_out(
-    made: Iterable[Any], holds: Callable[[torch.Tensor], bool], known: Collection[int]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Copy results inside of a capture; return pairs of a result and what its memory was copied to.
-
-    `made`: nests of results, the first ones first where there are too many. `known`: storages that are not the graph's.
-    """
-    fit: dict[int, torch.Tensor] = {}
-    for nest in made:
-        tensors: list[torch.Tensor] = []
-        flatten(nest, tensors)
-        more = {
-            id(tensor): tensor
-            for tensor in tensors
-            if _is_plain(tensor)
-            and holds(tensor)
-            and 0 < size_bytes(tensor) <= MOST_CARRIED_BYTES
-            and storage(tensor) not in known
-        }
-        if len({**fit, **more}) <= MOST_CARRIED:
-            fit |= more
-    with torch.no_grad():
-        runs = [(tensor, _run(tensor)) for tensor in fit.values()]
-        return [(tensor, torch.empty_like(memory).copy_(memory)) for tensor, memory in runs]
+MOST_GAP_BYTES = 65536
+"""Results whose elements lie apart are copied as the memory from the first to the last, up to this size."""
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -69,33 +40,17 @@ def _lies_in_a_run(tensor: torch.Tensor) -> bool:
     """
     if not _is_plain(tensor) or tensor.is_contiguous():
         return False
-    return is_expanded(tensor) or size_bytes(tensor) <= MOST_CARRIED_BYTES
-
-
-def _run(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory from its first element to its last: itself, where it is contiguous."""
-    if tensor.is_contiguous():
-        return tensor
-    return tensor.detach().as_strided((size_bytes(tensor) // tensor.element_size(),), (1,))
+    return is_expanded(tensor) or size_bytes(tensor) <= MOST_GAP_BYTES
 
 
 class Outputs:
     """Copy results out. Made of what the recording returned, its placeholders, and storages that are not the graph's.
 
-    `carried`: by id of what was returned, nodes of the graph that copy it.
-
     Attributes:
         static: storages of results that are tensors from before the call, or views of such.
     """
 
-    def __init__(
-        self,
-        returned: Any,
-        placeholders: Sequence[torch.Tensor],
-        static: Iterable[int],
-        carried: Mapping[int, CopyNode] | None = None,
-    ) -> None:
-        carried = carried or {}
+    def __init__(self, returned: Any, placeholders: Sequence[torch.Tensor], static: Iterable[int]) -> None:
         tensors: list[torch.Tensor] = []
         flatten(returned, tensors)
         self._nest = returned if not tensors else replaced(returned, iter([tensor.detach() for tensor in tensors]))
@@ -103,7 +58,6 @@ class Outputs:
         by_storage = {storage(placeholder): index for index, placeholder in enumerate(placeholders)}
         static = set(static) - set(by_storage) - {0}  # where tensors without elements lie, and what no storage tells of
         self._copied: list[torch.Tensor] = []
-        self._nodes: list[tuple[CopyNode, torch.Tensor]] = []
         self._plan: list[tuple[str, Any]] = []
         self.static: set[int] = set()
         copied: dict[int, int] = {}
@@ -116,11 +70,6 @@ class Outputs:
             elif storage(tensor) in static:
                 self._plan.append(("static", tensor))
                 self.static.add(storage(tensor))
-            elif id(tensor) in carried:
-                if id(tensor) not in copied:
-                    copied[id(tensor)] = len(self._nodes)
-                    self._nodes.append((carried[id(tensor)], tensor.detach()))
-                self._plan.append(("carried", copied[id(tensor)]))
             else:
                 if id(tensor) not in copied:
                     copied[id(tensor)] = len(self._copied)
@@ -129,57 +78,24 @@ class Outputs:
         self._as_bytes = list(map(_lies_in_a_run, self._copied))
         self._sources = [data_of(one) if run else one for one, run in zip(self._copied, self._as_bytes, strict=True)]
         self._fresh_copies = list(map(_allocator, self._copied))
-        self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied or self._nodes)
-        self._memory = [Memory(_allocator(like), node.write_to) for node, like in self._nodes]
-        self._of_fresh = self._places_in_fresh()
-        # Every result is copied by the graph, in the order of its nodes: what was prepared for them is what is given.
-        self._as_prepared = bool(tensors) and self._plan == [("carried", place) for place in range(len(self._nodes))]
+        self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied)
+        # Every result is copied, in order: what was prepared for them is what is given.
+        self._as_prepared = bool(tensors) and self._plan == [("copy", place) for place in range(len(self._copied))]
         self._nested = _maker(self._nest)
 
     def prepare(self) -> list[torch.Tensor]:
-        """Return memory for results of the next launch, and let the graph copy its part of them there.
-
-        The rest is copied after the launch.
-
-        If there is not enough, that shows before anything is done.
-
-        Raises:
-            NotCarried: the launch cannot be led there.
-        """
-        fresh = []
-        for memory in self._memory:
-            fresh.append(result := memory.allocate())
-            if (address := result.data_ptr()) != memory.address:
-                memory.lead(address)
-        fresh += [allocate() for allocate in self._fresh_copies]
-        return fresh
-
-    def _places_in_fresh(self) -> Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]] | None:
-        """Return what takes results from what was prepared, in order, where two and more are all copied; else None."""
-        if len(self._plan) < 2 or not all(kind in ("carried", "copy") for kind, _ in self._plan):
-            return None
-        places = [what if kind == "carried" else len(self._nodes) + what for kind, what in self._plan]
-        return operator.itemgetter(*places)
+        """Return memory for copies of the next launch's results. If there is not enough, nothing was done yet."""
+        return [allocate() for allocate in self._fresh_copies]
 
     def copied(self) -> list[torch.Tensor]:
         """Return the tensors of the recording that results are copies of."""
-        return [*(tensor for _, tensor in self._nodes), *self._copied]
-
-    def only(self) -> Memory | None:
-        """Return where the graph copies a tensor that is all that is returned; None otherwise."""
-        return self._memory[0] if self._single and self._as_prepared else None
-
-    @property
-    def copies_behind(self) -> bool:
-        """Return whether `copy_out` does anything."""
-        return bool(self._copied)
+        return self._copied
 
     def copy_out(self, fresh: list[torch.Tensor]) -> None:
-        """Copy what the graph does not, at once after the launch that `fresh` was prepared for. A result may lie where
-        a gradient lies, whose content from before is put back then."""
+        """Copy results, at once after the launch that `fresh` was prepared for. One may lie where a gradient lies,
+        whose content from before is put back then."""
         if self._copied:
-            copies = fresh[len(self._memory) :]
-            targets = [data_of(one) if run else one for one, run in zip(copies, self._as_bytes, strict=True)]
+            targets = [data_of(one) if run else one for one, run in zip(fresh, self._as_bytes, strict=True)]
             copy_all(targets, self._sources)
 
     def take(self, inputs: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> Any:
@@ -187,36 +103,7 @@ class Outputs:
         for that launch."""
         if self._as_prepared:
             return fresh[0] if self._single else self._nested(iter(fresh))
-        if self._of_fresh is not None:
-            return self._nested(iter(self._of_fresh(fresh)))
-        copies = fresh[len(self._memory) :]
-        if self._single and copies:  # it is all that is returned
-            return copies[0]
-        return self._nested(iter([_given(kind, what, copies, fresh, inputs) for kind, what in self._plan]))
-
-
-class Memory:
-    """Hold where the graph copies a result: `allocate` makes a tensor, `address` is where the next launch copies to.
-
-    0 is none: what it would copy to is not known, as a call may end while it is led elsewhere.
-    """
-
-    __slots__ = ("_write_to", "address", "allocate")
-
-    def __init__(self, allocate: Callable[[], torch.Tensor], write_to: Callable[[int], None]) -> None:
-        self.allocate = allocate
-        self._write_to = write_to
-        self.address = 0
-
-    def lead(self, address: int) -> None:
-        """Let the next launches copy to there. PyTorch gives the memory of a result that was freed to the next one.
-
-        Raises:
-            NotCarried: the driver does not take it.
-        """
-        self.address = 0
-        self._write_to(address)
-        self.address = address
+        return self._nested(iter([_given(kind, what, fresh, inputs) for kind, what in self._plan]))
 
 
 def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -257,13 +144,9 @@ def _maker(nest: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
     return lambda tensors: kind(take(tensors))
 
 
-def _given(
-    kind: str, what: Any, copies: list[torch.Tensor], fresh: list[torch.Tensor], inputs: Sequence[torch.Tensor]
-) -> torch.Tensor:
+def _given(kind: str, what: Any, copies: list[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     if kind == "copy":
         return copies[what]
-    if kind == "carried":
-        return fresh[what]
     if kind == "input":
         return inputs[what]
     if kind == "static":

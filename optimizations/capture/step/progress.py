@@ -12,8 +12,7 @@ from enum import Enum
 
 import torch
 
-from optimizations.capture.other_results import other_result
-from optimizations.capture.signature import is_gone
+from optimizations.capture.signature import OTHER_RESULT, is_gone
 from optimizations.capture.step.changes import Tokens
 from optimizations.capture.step.host_random import SAME_DRAWS, HostDraws, decides
 from optimizations.capture.step.host_tensors import HostTensors
@@ -90,7 +89,7 @@ class Progress:
         self.findings = 0
         difference = None if first else first_difference(self.trace, trace)
         if difference is None and not first and returned != self.returned:
-            difference = other_result(self.returned, returned)
+            difference = OTHER_RESULT
         if difference is None and not first:
             difference = self.host_draws.other_results(before)
         names = sorted({*self.host_draws.states, *before.states})

@@ -7,20 +7,17 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
-from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
-from optimizations.capture.fused_copies import FusedCopy, find_fused
-from optimizations.capture.inputs import CopiedInputs, with_classes_of
-from optimizations.capture.other_results import other_result
+from optimizations.capture.inputs import CopiedInputs, NotLaunched, with_classes_of
 from optimizations.capture.side_by_side import SideBySide, side_by_side
-from optimizations.capture.signature import describe, flatten, replaced, without_objects
+from optimizations.capture.signature import OTHER_RESULT, describe, flatten, replaced, without_objects
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.bound_results import BoundResults
@@ -46,7 +43,7 @@ from optimizations.capture.step.observing import (
 )
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.options import StepOptions
-from optimizations.capture.step.outputs import Outputs, carried_out
+from optimizations.capture.step.outputs import Outputs
 from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
@@ -54,7 +51,6 @@ from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared, shared_with_written
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import memory_of
-from optimizations.graph.plan import PlannedNode
 from optimizations.in_place.addresses import Pointers, TrackedInput
 from optimizations.report.steps import RecordedStep, Refusal
 from optimizations.torch_internals.generated_modules import loaded_modules
@@ -144,13 +140,13 @@ class Recording:
         """Do the work of a call with these inputs, and return its results.
 
         Raises:
-            NotCarried: before anything was done; the graph cannot be led to where inputs or results lie, or its edges
-                could not be put back.
+            NotLaunched: before anything was done; the graph cannot be led to where inputs lie, or its edges could not
+                be put back.
         """
         branches = self.side_by_side.branches
         if branches is not None:
             if branches.unusable is not None:
-                raise NotCarried(branches.unusable)
+                raise NotLaunched(branches.unusable)
             if branches.is_racing and not is_raced:
                 return branches.run(lambda: self.launch(tensors, rates, is_raced=True))
         fresh = self.outputs.prepare()
@@ -189,25 +185,24 @@ def capture(
     *,
     in_place: Collection[int],
     pool_bytes_elsewhere: int,
-    carry: bool,
+    follow: bool,
     marks: TensorMarks,
     dropped: set[str],
 ) -> Recording:
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
-    `carry`: copies of inputs and results are part of the graph where that is possible. See `copy_nodes`. `marks` are of
-    the tensors that the step reaches, and of the gradients that it finds, from before the call. `pool_bytes_elsewhere`:
-    of the step's other graphs. `dropped`: names of entries that are not compared.
+    `follow`: inputs are read where they lie, if it is known how. `marks` are of the tensors that the step reaches, and
+    of the gradients that it finds, from before the call. `pool_bytes_elsewhere`: of the step's other graphs. `dropped`:
+    names of entries that are not compared.
 
     Raises:
-        NotCarried: copies are not part of the graph in a way that they can be led elsewhere.
         StepDiffers: the captured call is not what was observed.
         StepRefused: it cannot be repeated, or does not fit into the budget.
         Exception: what the capture raised.
     """
     memory_budget_bytes = options.memory_budget_bytes
     draws_unused = options.host_draws == "unused"
-    concurrency = options.concurrency if carry else "off"
+    concurrency = options.concurrency if follow else "off"
     with device.here():
         inputs = CopiedInputs(call.tensors, in_place)
     placeholders = list(inputs.recording_inputs)
@@ -228,10 +223,6 @@ def capture(
     if draws_unused:
         observer.compare_values(host_generators(device, call.state), placeholders)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
-    fused = inputs.to_fuse(call.tensors) if carry else []
-    with device.here():
-        for copy in fused:  # a kernel is loaded when it is launched first, and not in a capture
-            copy.copy()
     room = room_for_gradients(
         call.parameters,
         call.before,
@@ -239,18 +230,12 @@ def capture(
         dropped=progress.drops_gradients,
         made=progress.gradients,
     )
-    carried: list[tuple[torch.Tensor, torch.Tensor]] = []
     with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
         observer.log = log = device.launch_log(notes_memory=concurrency == "auto")
         with device.capturing(graph, pool, progress.generators), log.noting(*loaded_modules(), operators=False):
             if not pool_before and carves(os.environ):
                 device.make_room(room)
-            if log.failure is not None:  # the kernels would not be found
-                fused = []
-            to_carry = inputs.to_carry(call.tensors, fused) if carry else {}
-            with log.copying():
-                inputs.capture_copies(to_carry, fused)
             there = [gradient for gradient in call.before if gradient is not None]
             writes = Writes([*call.state.tensors.values(), *placeholders, *there], compiled=call.state.compiled)
             there.clear()
@@ -264,9 +249,6 @@ def capture(
             launches, observer.log, observer.before_write = Launches.of(log), None, None
             observer.returned = storages_of([returned, gradients(call.parameters)])
             results = kept_results(call.state, snapshot, observer)
-            if carry:
-                bound = [entry.new for entry in results]
-                carried = carried_out([returned, bound], device.holds, call.known(placeholders))
         changes = list(call_changes(call.state, snapshot, results))
     if not device.ready():
         raise StepDiffers(FREED_MEANWHILE)
@@ -275,9 +257,7 @@ def capture(
         _check_results(observer, progress, returned, results)
     for refusal in [*map(changed_itself, marks.changed()), *given.changes(args, kwargs)]:
         raise StepRefused(refusal)
-    copies = _fused_nodes(device, graph, launches, fused, len(to_carry))
-    beside = set(launches.own)  # they read inputs, which lie elsewhere in the next call
-    check_unread(device, graph, results, call.state.code, beside)
+    check_unread(device, graph, results, call.state.code)
     pool_bytes = device.pool_bytes(pool)
     needed = pool_bytes + pool_bytes_elsewhere
     if memory_budget_bytes is not None and needed > memory_budget_bytes:
@@ -289,7 +269,7 @@ def capture(
             )
         )
     after = gradients(call.parameters)
-    uses = uses_of(device, graph, observer, launches, call.before, after, writes.include, beside)
+    uses = uses_of(device, graph, observer, launches, call.before, after, writes.include)
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
     unread = _storages(old for old, use in zip(call.before, uses, strict=True) if use is Use.DROPPED)
     kept = [
@@ -302,7 +282,7 @@ def capture(
     ]
     written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
     mutated = [tensor for tensor in call.state.tensors.values() if writes.include(tensor)]
-    reads = reads_of(device, graph, observer, call, beside)
+    reads = reads_of(device, graph, observer, call)
     copied = [index for index in written if index not in inputs.in_place]
     there = [*kept, *(old for old, use in zip(call.before, uses, strict=True) if old is not None and use is Use.NEEDED)]
     read_memory = WrittenMemory([*filter(reads, call.state.tensors.values()), *there] if copied else ())
@@ -318,22 +298,16 @@ def capture(
     def ignored(held: Any, key: Any) -> bool:
         return rates.stands_for(held, key) or (id(held), key) in left_out
 
-    nodes = device.copies(graph, [*to_carry.values(), *carried]) if to_carry or carried else ()
-    inputs.carry(dict(zip(to_carry, nodes, strict=False)), call.tensors)
     outputs = Outputs(
         (returned, tuple([entry.new for entry in results])) if results else returned,
         placeholders,
         _storages(static) - unread,
-        {id(tensor): node for (tensor, _), node in zip(carried, nodes[len(to_carry) :], strict=True)},
     )
     pointers = None
-    if carry:
+    if follow:
         launches.read_behind([*outputs.copied(), *(gradient for gradient in after if gradient is not None)])
-        pointers = _follow(device, graph, pool, inputs, launches, set(written), fused, copies)
-    renew = [node.renew for node in nodes]
-    if pointers is not None:
-        renew.append(functools.partial(device.renew, graph, pointers))
-    outputs.prepare()  # what the driver does not take shows here, while the capture can be thrown away
+        pointers = _follow(device, graph, pool, inputs, launches, set(written))
+    renew = [] if pointers is None else [functools.partial(device.renew, graph, pointers)]
     watch = Watch(
         call.state,
         ignored,
@@ -368,7 +342,7 @@ def capture(
         audits=Audits(options.check_every),
         bound=BoundResults(results, {id(tensor): weakref.ref(tensor) for tensor in state} if results else {}),
         side_by_side=side_by_side(device, graph, pool, log if concurrency == "auto" else None, renew),
-        in_workspace=observer.multiplies or device.computes_in_workspace(graph, beside),
+        in_workspace=observer.multiplies or device.computes_in_workspace(graph),
         report=RecordedStep(
             signature=describe(call.tensors),
             operations=len(observer.operations),
@@ -385,65 +359,32 @@ def capture(
     )
 
 
-def _fused_nodes(
-    device: Device, graph: Any, launches: Launches, fused: Sequence[FusedCopy], others: int
-) -> list[PlannedNode]:
-    """Return the kernels that copy several inputs each; `others` have nodes of their own. Note [One kernel for many
-    copies] in `fused_copies`.
-
-    Raises:
-        NotCarried: the graph does not tell which they are.
-    """
-    if not fused:
-        return []
-    try:
-        return find_fused(device.read(graph), launches.own, fused, others)
-    except CudaCallFailed as error:
-        raise NotCarried(str(error)) from error
-
-
 def _follow(
-    device: Device,
-    graph: Any,
-    pool: Any,
-    inputs: CopiedInputs,
-    launches: Launches,
-    written: Collection[int],
-    fused: Sequence[FusedCopy],
-    copies: Sequence[PlannedNode],
+    device: Device, graph: Any, pool: Any, inputs: CopiedInputs, launches: Launches, written: Collection[int]
 ) -> Pointers | None:
     """Let the graph read inputs where they lie in each call, those of which it is known how. Note [By name] there.
 
-    And the kernels `copies` those that they copy (`fused`). Return what sets their addresses, if there are any.
-
-    Raises:
-        NotCarried: a copy cannot be taken out of the graph, or its source cannot be set.
+    Return what sets their addresses, if there are any.
     """
-    of_kernels = {index for copy in fused for index in copy.indices}
-    placeholders = {
-        index: one for index, one in inputs.placeholders().items() if index not in written and index not in of_kernels
-    }
+    placeholders = {index: one for index, one in inputs.placeholders().items() if index not in written}
     memory = {index: memory_of(one) for index, one in placeholders.items()}
-    found = worth_reading(launches, memory)
-    if not found and not fused:
+    if not (found := worth_reading(launches, memory)):
         return None
     try:
         captured = device.read(graph)
         plan = plan_of(captured, launches, {index: memory[index] for index in found})
-        pointers = device.pointers(graph, captured, replace(plan, nodes=(*plan.nodes, *copies)))
-    except CudaCallFailed as error:
-        if fused:
-            raise NotCarried(str(error)) from error
+        pointers = device.pointers(graph, captured, plan)
+    except CudaCallFailed:
         return None  # all are copied
     tracked = [
         TrackedInput(one.input, one.alignment_bytes, placeholders[one.input].data_ptr())
         for one in plan.inputs
         if one.indirect
     ]
-    if tracked or fused:
-        inputs.follow(tracked, pointers, device.pool_ranges(pool), fused)
-        return pointers
-    return None
+    if not tracked:
+        return None
+    inputs.follow(tracked, pointers, device.pool_ranges(pool))
+    return pointers
 
 
 @contextlib.contextmanager
@@ -491,7 +432,7 @@ def _check_results(observer: Observer, progress: Progress, returned: Any, kept: 
     tensors: list[torch.Tensor] = []
     structure = flatten(returned, tensors)
     if without_objects(structure) != without_objects(progress.returned):
-        raise StepDiffers(other_result(progress.returned, structure))
+        raise StepDiffers(OTHER_RESULT)
     found = HostDraws({}, *observer.of_results([*tensors, *(entry.new for entry in kept)]))
     if (difference := found.other_results(progress.host_draws)) is not None:
         raise StepDiffers(difference)

@@ -13,8 +13,8 @@ from simulated_gpu.operators import CpuDevice
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
-from optimizations.capture.copy_nodes import CopyNode, NotCarried
-from optimizations.capture.side_by_side import LedGraph, RacingDevice, side_by_side
+from optimizations.capture.inputs import NotLaunched
+from optimizations.capture.side_by_side import side_by_side
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.concurrency import branches as branches_module
 from optimizations.concurrency.launch_log import LaunchLog, Logged
@@ -160,58 +160,6 @@ def test_chain_serves_where_it_is_faster() -> None:
     assert graph.launched_edges == {(index, index + 1) for index in range(len(graph.nodes()) - 1)}
 
 
-class Driver:
-    """Notes what is set in which executable. A graph has another one each time that it is instantiated."""
-
-    def __init__(self) -> None:
-        self.executable = 1
-        self.calls: list[tuple[Any, ...]] = []
-        self.fails = False
-
-    def CUgraphExec(self, address: int) -> int:
-        return address
-
-    def raw_cuda_graph_exec(self) -> int:
-        return self.executable
-
-    def raw_cuda_graph(self) -> int:
-        return 7
-
-    def instantiate(self) -> None:
-        self.executable += 1
-
-    def cuGraphMemcpyNodeGetParams(self, handle: Any) -> Any:
-        return 0, SimpleNamespace(srcDevice=10, dstDevice=20)
-
-    def cuGraphExecMemcpyNodeSetParams(self, executable: int, handle: Any, copy: Any, context: Any) -> Any:
-        self.calls.append((executable, handle, copy.srcDevice, copy.dstDevice))
-        return (int(self.fails),)
-
-    def cuGraphNodeSetEnabled(self, executable: int, handle: Any, enabled: int) -> Any:
-        self.calls.append((executable, handle, enabled))
-        return (0,)
-
-
-def test_copies_are_set_again_in_another_executable() -> None:
-    driver = Driver()
-    led, off = (CopyNode(driver, driver, 1, handle, None) for handle in ("led", "off"))
-    led.read_from(11)
-    off.switch_off()
-    driver.calls.clear()
-    LedGraph(driver, [led.renew, off.renew]).instantiate()
-    assert driver.calls == [(2, "led", 11, 20), (2, "off", 10, 20), (2, "off", 0)]
-    led.write_to(21)
-    assert driver.calls[-1] == (2, "led", 11, 21)
-
-
-def test_copy_that_another_executable_refuses_is_an_error() -> None:
-    driver = Driver()
-    graph = LedGraph(driver, [CopyNode(driver, driver, 1, "led", None).renew])
-    driver.fails = True
-    with pytest.raises(NotCarried, match="SetParams"):
-        graph.instantiate()
-
-
 def test_nodes_read_in_place_are_set_again_in_another_executable() -> None:
     seen: list[tuple[int, int]] = []
     cell = SimpleNamespace(value=5)
@@ -243,7 +191,7 @@ def test_graph_that_must_not_be_launched_is_not() -> None:
     assert recording.side_by_side.branches is not None
     recording.side_by_side.branches.unusable = "its edges could not be put back"
     replays = recording.replays
-    with pytest.raises(NotCarried, match="put back"):
+    with pytest.raises(NotLaunched, match="put back"):
         recording.launch(list(batches(1)[0]), graphed._rates)
     assert recording.replays == replays
 
@@ -253,12 +201,12 @@ def test_wrong_value_of_concurrency_is_refused() -> None:
         GraphedStep(lambda: None, concurrency="on")
 
 
-def trained(concurrency: Any, *, copies_are_nodes: bool = True) -> tuple[GraphedCallables, CpuDevice]:
+def trained(concurrency: Any) -> tuple[GraphedCallables, CpuDevice]:
     """Graphed callables in a training loop, whose losses and parameters must be those of eager."""
     torch.manual_seed(3)
     theirs = Towers()
     mine = copy.deepcopy(theirs)
-    device, given = CpuDevice(copies_are_nodes=copies_are_nodes), batches(20)
+    device, given = CpuDevice(), batches(20)
     graphed = graph_callables([mine], [(given[0][0],)], device=device, concurrency=concurrency)
     optimizers = [sgd(model.parameters(), lr=0.05) for model in (theirs, mine)]
     for x, y in given:
@@ -275,28 +223,12 @@ def trained(concurrency: Any, *, copies_are_nodes: bool = True) -> tuple[Graphed
     return graphed, device
 
 
-@pytest.mark.parametrize("copies_are_nodes", [True, False])
-def test_callables_have_eagers_bits_in_every_order(copies_are_nodes: bool) -> None:
-    graphed, device = trained("auto", copies_are_nodes=copies_are_nodes)
+def test_callables_have_eagers_bits_in_every_order() -> None:
+    graphed, device = trained("auto")
     found = [one.concurrency for one in graphed.report()]
     assert [one.decision for one in found if one is not None] == ["branches", "branches"], found
     assert all(one is not None and one.longest_path < one.launches for one in found)
     assert max(len(one.orders) for one in device.graphs) > 10
-
-
-def test_copies_of_callables_are_set_again_in_another_executable() -> None:
-    driver = Driver()
-    node = CopyNode(driver, driver, 1, "led", None)
-    device: Any = SimpleNamespace(
-        new_graph=lambda: driver, copies=lambda graph, ends: [node] if graph is driver else []
-    )
-    racing = RacingDevice(device)
-    graph = racing.new_graph()
-    (copied,) = racing.copies(graph, [])
-    copied.read_from(11)
-    driver.calls.clear()
-    LedGraph(graph.captured, graph.renew).instantiate()
-    assert driver.calls == [(2, "led", 11, 20)]
 
 
 def test_missing_edges_of_callables_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,5 +248,5 @@ def test_callables_launch_no_graph_that_must_not_be() -> None:
     graphed, _ = trained("auto")
     slot = graphed._slots[0]
     slot.forward.side_by_side.branches.unusable = "its edges could not be put back"
-    with pytest.raises(NotCarried, match="put back"):
+    with pytest.raises(NotLaunched, match="put back"):
         slot.forward.replay()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import itertools
 import random
-import struct
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +17,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizations import torch_internals
-from optimizations.capture.copy_nodes import NotCarried
 from optimizations.torch_internals import reference_counts
 
 GARBAGE = float("nan")
@@ -75,8 +72,6 @@ class CpuGraph:
         """What it holds of storages, as in `_BY_GRAPHS`."""
         self.held: Counter[int] = Counter()
         """How many tensors it holds over storages, by their addresses in C++."""
-        self.led_elsewhere: set[tuple[int, int]] = set()
-        """Arguments of its operators in whose place an address was set."""
         self.replays = self.launched_at = 0
         self.freed = False
         self.valid = False
@@ -103,10 +98,8 @@ class CpuGraph:
         with torch.inference_mode(), self._uncounted():  # what was made in that mode may be written
             for index in self._order():
                 operator, arguments, keywords, results = self.operators[index]
-                copies_inputs = isinstance(operator, ListCopy) or (index, 1) in self.led_elsewhere
-                if operator is not _nothing and not copies_inputs:  # inputs are copied first of all
-                    while to_come:
-                        to_come.pop().overwrite()
+                while to_come:
+                    to_come.pop().overwrite()
                 values = leaves_of(operator(*arguments, **keywords))
                 for result, value in zip(results, values, strict=True):
                     if result is not None:
@@ -149,14 +142,7 @@ class CpuGraph:
 
     def note_references(self) -> None:
         """A graph of the GPU holds addresses only: what this one holds in their place is not the program's."""
-        tensors = [
-            one
-            for index, (_, arguments, *rest) in enumerate(self.operators)
-            for place, some in enumerate([*arguments, rest])
-            if (index, place) not in self.led_elsewhere
-            for one in leaves_of(some)
-            if _has_memory(one)
-        ]
+        tensors = [one for _, *rest in self.operators for one in leaves_of(rest) if _has_memory(one)]
         held = Counter(one.untyped_storage()._cdata for one in {id(one): one for one in tensors}.values())
         held.update({one._cdata: 0 for one in self.made.values()})
         made = {one._cdata for one in self.made.values()}
@@ -173,17 +159,6 @@ class CpuGraph:
     def nodes(self) -> list[int]:
         """Places of the operators that do something: memory is not made by nodes."""
         return [index for index, (operator, *_) in enumerate(self.operators) if not _makes_memory(operator)]
-
-    def copy_node(self, source: torch.Tensor, target: torch.Tensor) -> CpuCopy:
-        found = [
-            index
-            for index, (operator, arguments, _, _) in enumerate(self.operators)
-            if str(operator) == "aten.copy_.default"
-            and (arguments[1].data_ptr(), arguments[0].data_ptr()) == (source.data_ptr(), target.data_ptr())
-        ]
-        if len(found) != 1:
-            raise NotCarried(f"{len(found)} copies")
-        return CpuCopy(self, found[0])
 
     def overwrite(self) -> None:
         """What it made holds garbage, but for memory that the program gave back."""
@@ -220,132 +195,16 @@ def _is_garbage(storage: torch.UntypedStorage) -> bool:
     return bool(torch.tensor([], dtype=torch.float32).set_(storage).isnan().all())
 
 
-class CpuCopy:
-    """A copy among the operators whose ends can be set. `settings` counts; none is taken after `refuse_after`."""
-
-    settings = 0
-    refuse_after: int | None = None
-
-    def __init__(self, graph: CpuGraph, index: int) -> None:
-        self._graph, self._index = graph, index
-
-    def _set(self, place: int, address: int) -> None:
-        if CpuCopy.refuse_after is not None and CpuCopy.settings >= CpuCopy.refuse_after:
-            raise NotCarried("refused")
-        CpuCopy.settings += 1
-        operator, arguments, keywords, results = self._graph.operators[self._index]
-        changed = [*arguments]
-        changed[place] = _like_at(arguments[place], address)
-        self._graph.operators[self._index] = operator, tuple(changed), keywords, results
-        if (self._index, place) not in self._graph.led_elsewhere:
-            self._graph.led_elsewhere.add((self._index, place))
-            self._graph.note_references()
-
-    def read_from(self, address: int) -> None:
-        self._set(1, address)
-
-    def switch_off(self) -> None:
-        self._graph.operators[self._index] = _nothing, (), {}, []
-        self._graph.note_references()
-
-    def write_to(self, address: int) -> None:
-        self._set(0, address)
-
-    def renew(self) -> None:
-        """What was set stays set: there is one executable."""
-
-
 @functools.cache
 def _makes_memory(operator: Any) -> bool:
     return str(operator).startswith("aten.empty")
 
 
-def _nothing() -> list[torch.Tensor]:
-    return []
-
-
-def _like_at(tensor: torch.Tensor, address: int) -> torch.Tensor:
-    """What lies there, which is not held: a graph has nothing but the address."""
-    memory = (ctypes.c_uint8 * tensor.nbytes).from_address(address)
-    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
-
-
-class ListCopy:
-    """The kernel that copies lists of tensors, launched with so many blocks: its argument says what to copy, as bytes
-    that can be set. Where nothing is written it holds what lay there before, `left_over`.
-
-    As in ATen/native/cuda/MultiTensorApply.cuh: addresses of 64 sources and of 64 copies, how many elements each has,
-    the tensor and the part of it of each of 320 blocks, and the first tensor of the launch.
-    """
-
-    LAYOUT = struct.Struct("<64Q64Q64q320B320i4x")
-    TENSORS, BLOCKS, PART = 64, 320, 65536
-
-    def __init__(self, element_bytes: int, left_over: int) -> None:
-        self.element_bytes, self.left_over = element_bytes, left_over
-        self.tensors: list[tuple[int, int, int]] = []
-        self.blocks: list[tuple[int, int]] = []
-
-    def __str__(self) -> str:
-        return "multi_tensor_apply_kernel"
-
-    @classmethod
-    def launches(cls, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], left_over: int) -> list[Any]:
-        """What copies them: another launch where one is full."""
-        found = [cls(sources[0].element_size(), left_over)]
-        for target, source in zip(targets, sources, strict=True):
-            one = source.data_ptr(), target.data_ptr(), source.numel()
-            for part in range(-(-source.numel() // cls.PART)):
-                last = found[-1]
-                if len(last.blocks) == cls.BLOCKS or (not part and len(last.tensors) == cls.TENSORS):
-                    last = cls(last.element_bytes, left_over)
-                    found.append(last)
-                if one not in last.tensors or not part:
-                    last.tensors.append(one)
-                last.blocks.append((len(last.tensors) - 1, part))
-        return found
-
-    def argument(self) -> bytearray:
-        columns = zip(*self.tensors, strict=True)
-        words = [[*column, *[self.left_over] * (64 - len(column))] for column in columns]
-        places = [[*column, *[0] * (320 - len(column))] for column in zip(*self.blocks, strict=True)]
-        return bytearray(self.LAYOUT.pack(*itertools.chain(*words, *places)))
-
-    def __call__(self, argument: bytearray) -> list[torch.Tensor]:
-        fields = self.LAYOUT.unpack(argument)
-        sources, targets, elements, tensors, parts = (
-            fields[start:end] for start, end in itertools.pairwise([0, 64, 128, 192, 512, 832])
-        )
-        for block in range(len(self.blocks)):
-            tensor, begin = tensors[block], parts[block] * self.PART
-            count, shift = min(elements[tensor] - begin, self.PART), begin * self.element_bytes
-            assert not sources[tensor] % self.element_bytes, "a misaligned address"
-            ctypes.memmove(targets[tensor] + shift, sources[tensor] + shift, count * self.element_bytes)
-        return []
-
-
-def _is_list_copy(func: Any, args: Any) -> bool:
-    """Whether PyTorch has one kernel for it: otherwise it copies one after another."""
-    if str(func) != "aten._foreach_copy_.default":
-        return False
-    return all(
-        target.dtype == source.dtype == args[0][0].dtype
-        and target.stride() == source.stride()
-        and source.is_contiguous()
-        and target.shape == source.shape
-        for target, source in zip(*args[:2], strict=True)
-    )
-
-
 class Capture(TorchDispatchMode):
-    """`left_over` is what lies in memory that a launch hands to the driver and does not fill. None: lists of tensors
-    are not copied by a kernel."""
-
-    def __init__(self, graph: CpuGraph, host: Collection[int] | None = None, left_over: int | None = None) -> None:
+    def __init__(self, graph: CpuGraph, host: Collection[int] | None = None) -> None:
         super().__init__()
         self.graph = graph
         self.host = host
-        self.left_over = left_over
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self.broken = False
 
@@ -384,10 +243,6 @@ class Capture(TorchDispatchMode):
                 self._save(tensor)
         result = func(*args, **kwargs)
         if any(isinstance(value, torch_internals.FakeTensor) for value in leaves_of(result)):
-            return result
-        if self.left_over is not None and _is_list_copy(func, args) and not self.graph.made:
-            for launch in ListCopy.launches(*args[:2], self.left_over):
-                self.graph.operators.append((launch, (launch.argument(),), {}, []))
             return result
         results: list[torch.Tensor | None] = []
         for value in leaves_of(result):

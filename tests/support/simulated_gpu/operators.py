@@ -11,10 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import struct
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizations import torch_internals
 from optimizations.capture import inputs
-from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.step import outputs
 from optimizations.concurrency.branches import Branches, Noted
@@ -39,9 +37,7 @@ from simulated_gpu.operator_graphs import (
     ASKS,
     ELSEWHERE,
     Capture,
-    CpuCopy,
     CpuGraph,
-    ListCopy,
     freed_memory,
     has_address,
     is_of_host,
@@ -53,14 +49,11 @@ from simulated_gpu.operator_graphs import (
 __all__ = [
     "ASKS",
     "ELSEWHERE",
-    "CpuCopy",
     "CpuDevice",
     "CpuDeviceWithHost",
     "CpuGraph",
-    "ListCopy",
     "copied",
     "copies_outside_of_graphs",
-    "settings",
 ]
 
 
@@ -122,8 +115,7 @@ class CpuDevice(Device):
     and `waits` are pairs of streams of which the first was told to wait for the second. What a graph made and nobody
     holds any more counts as lying where later graphs of its pool make something. `workspaces` are cuBLAS's, and
     `let_go` is how often it was told that no graph writes there. `set_nodes` counts the calls of the driver that set a
-    node for inputs that moved. `left_over` is a word that lies in memory that launches do not fill. `rooms` are sizes
-    that a capture asked for before anything was captured.
+    node for inputs that moved. `rooms` are sizes that a capture asked for before anything was captured.
     """
 
     has_own_random = False
@@ -133,15 +125,14 @@ class CpuDevice(Device):
     free: int | None = -1
     """Memory for audits: none, so that tests which count replays have no audited calls among them."""
 
-    def __init__(self, *, copies_are_nodes: bool = True) -> None:
-        self.copies_are_nodes = copies_are_nodes
+    def __init__(self) -> None:
         self.host: set[int] = set()
         self.graphs: list[CpuGraph] = []
         self.capturing_into: CpuGraph | None = None
         self.fail_with: BaseException | None = None
         self.capture_now = False
         self.captures = self.warmed_up = self.broken = self.given_back = self.set_nodes = 0
-        self.not_ready = self.stream = self.let_go = self.left_over = 0
+        self.not_ready = self.stream = self.let_go = 0
         self.workspaces: list[MemoryRange] = []
         self.rooms: list[int] = []
         self.waits: list[tuple[int, int]] = []
@@ -189,8 +180,8 @@ class CpuDevice(Device):
     def keeps_workspace(self) -> bool:
         return not ELSEWHERE.get()
 
-    def computes_in_workspace(self, graph: CpuGraph, but: Collection[int] = ()) -> bool:
-        return self.mentions(graph, self.workspaces, but)
+    def computes_in_workspace(self, graph: CpuGraph) -> bool:
+        return self.mentions(graph, self.workspaces)
 
     def let_go_of_workspaces(self) -> None:
         self.let_go += 1
@@ -218,8 +209,7 @@ class CpuDevice(Device):
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")  # a pool goes with the last graph in it
         self.capture_now, self.capturing_into = True, graph
         self.captures += 1
-        left_over = self.left_over if self.copies_are_nodes else None
-        mode = Capture(graph, self.host if self.has_own_random else None, left_over)
+        mode = Capture(graph, self.host if self.has_own_random else None)
         random = torch.random.get_rng_state()
         states = [(generator, generator.get_state()) for generator in generators]
         try:
@@ -262,18 +252,10 @@ class CpuDevice(Device):
         assert not self.capturing_into.operators
         self.rooms.append(size_bytes)
 
-    def copies(self, graph: CpuGraph, ends: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[Any]:
-        if not self.copies_are_nodes:
-            raise NotCarried("a copy is no node")
-        return [graph.copy_node(*pair) for pair in ends]
-
-    def mentions(self, graph: CpuGraph, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
-        left_out = {index for place, index in enumerate(graph.nodes()) if place in but}
-        given = [word for index, words in graph.reads.items() if index not in left_out for word in words]
-        for index, (operator, arguments, *_) in enumerate(graph.operators):
-            if index not in left_out:
-                lists = isinstance(operator, ListCopy)
-                given += struct.unpack_from("<192Q", arguments[0]) if lists else filter(is_word, leaves_of(arguments))
+    def mentions(self, graph: CpuGraph, memory: Sequence[MemoryRange]) -> bool:
+        given = [word for words in graph.reads.values() for word in words]
+        for _, arguments, *_ in graph.operators:
+            given += filter(is_word, leaves_of(arguments))
         return any(address in place for place in memory for address in given)
 
     def node_count(self) -> int:
@@ -285,9 +267,6 @@ class CpuDevice(Device):
         nodes = []
         for index in graph.nodes():
             operator, arguments, keywords, results = graph.operators[index]
-            if isinstance(operator, ListCopy):
-                nodes.append(kernel([bytes(arguments[0]), b"\0", b"\0"], name=str(operator)))
-                continue
             values = [*leaves_of((arguments, keywords)), *results]
             words = [one if isinstance(one, int) else one.data_ptr() for one in values if has_address(one)]
             parameters = [(one % 2**64).to_bytes(8, "little") for one in words]
@@ -304,10 +283,7 @@ class CpuDevice(Device):
                 operator, arguments, keywords, results = graph.operators[place]
                 changed = [*arguments]
                 for use in uses:
-                    if isinstance(operator, ListCopy):
-                        struct.pack_into("<Q", changed[use.parameter], use.byte_offset, addresses[use.input])
-                    else:
-                        changed[use.parameter] = addresses[use.input]
+                    changed[use.parameter] = addresses[use.input]
                 graph.operators[place] = operator, tuple(changed), keywords, results
                 self.set_nodes += bool(uses)
                 written += 8 * len(uses)
@@ -415,13 +391,6 @@ class _Host(TorchDispatchMode):
             self.kept += made
             self.host |= set(map(storage_address, made))
         return result
-
-
-@pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies that are nodes of graphs count their settings from 0, and take all of them."""
-    monkeypatch.setattr(CpuCopy, "settings", 0)
-    monkeypatch.setattr(CpuCopy, "refuse_after", None)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from synthetic_captures import kernel as synthetic_kernel
 from torch import nn
 
 from optimizations import torch_internals
-from optimizations.capture.copy_nodes import NotCarried, find_copies
 from optimizations.capture.device import host_pointers
 from optimizations.capture.step.following import plan_of
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -102,6 +101,7 @@ def launching(kernel: Kernel) -> Callable[..., None]:
 
 
 AT_THE_RECORDING = [2]
+TARGETS_AND_RESULT = [1, 1]
 """Both placeholders are filled before the capture."""
 
 Use = Callable[[Any, Kernel, torch.Tensor, torch.Tensor], Any]
@@ -159,7 +159,7 @@ def followed(step: GraphedStep) -> tuple[int, int]:
 def test_input_of_named_kernels_is_read_in_place(copied: list[int]) -> None:
     step, device = run(by_name, calls())
     assert followed(step) == (1, 1)  # the targets go to an operator, and are copied
-    assert device.set_nodes == 6 and copied == AT_THE_RECORDING
+    assert device.set_nodes == 6 and copied == [*AT_THE_RECORDING, *TARGETS_AND_RESULT * 6]
     (recording,) = step.report().recordings
     assert recording.copied_bytes == 8 * ROWS
     assert recording.pointer_bytes == 6 * 8  # an address for each node that was set
@@ -175,7 +175,7 @@ def test_one_that_is_not_aligned_is_copied_for_that_call(copied: list[int]) -> N
     given[6] = shifted, given[6][1]
     step, _ = run(by_name, given)
     assert followed(step) == (1, 1)
-    assert copied == [*AT_THE_RECORDING, 1]
+    assert copied == [*AT_THE_RECORDING, *TARGETS_AND_RESULT * 6, 1]
     (recording,) = step._recordings
     assert torch.equal(recording.inputs.recording_inputs[0], given[6][0])  # it had no memory before
 
@@ -216,7 +216,7 @@ def test_unmoved_input_is_left_alone_and_placeholder_refilled(
             copied.clear()
             x.add_(1)
             assert torch.equal(mine(x), theirs(x))
-            assert copied == [1] * copies
+            assert copied == [1] * (copies + 1), "and the result"
         sets = device.set_nodes
         assert torch.equal(mine(x), theirs(x)) and device.set_nodes == sets
 
@@ -234,7 +234,7 @@ def test_input_in_graph_memory_is_copied_for_that_call(copied: list[int]) -> Non
         eager(*one)
     x.copy_(given[5][0])
     assert torch.equal(step(x, given[5][1]), eager(*given[5]))
-    assert copied == [*AT_THE_RECORDING, 1]
+    assert copied == [*AT_THE_RECORDING, *TARGETS_AND_RESULT * 3, 1]
     assert recording.replays == 3
 
 
@@ -534,7 +534,7 @@ def memory() -> Iterator[Callable[[float], torch.Tensor]]:
 
 def test_driver_reads_moved_inputs_in_place_without_a_copy(memory: Callable[[float], torch.Tensor]) -> None:
     driver = SimulatedDriver()
-    first, second, placeholder, out = memory(1), memory(2), memory(0), memory(0)
+    second, placeholder, out = memory(2), memory(0), memory(0)
 
     def double(source: bytes, target: bytes) -> None:
         Kernel(NOWHERE, "")(int.from_bytes(source, "little"), int.from_bytes(target, "little"))
@@ -542,33 +542,21 @@ def test_driver_reads_moved_inputs_in_place_without_a_copy(memory: Callable[[flo
     function = Function("triton_double", (8, 8), double)
     driver.add_function(function)
     handle = driver.new_graph()
-    ends = {"source": first.data_ptr(), "destination": placeholder.data_ptr(), "bytes": first.nbytes}
-    copy = driver.add_node(handle, Node("MEMCPY", copy=ends))
     parameters = [word(placeholder.data_ptr()), word(out.data_ptr())]
-    driver.add_node(handle, Node("KERNEL", function, parameters), after=[copy])
+    driver.add_node(handle, Node("KERNEL", function, parameters))
     graph: Any = SimulatedGraph(driver, handle)
     graph.instantiate()
-    graph.replay()
-    assert out.tolist() == [2.0] * COUNT
-
     launches = Launches()
-    launches.launches.append(Launch(1, "triton_double", ((placeholder.data_ptr(), placeholder.data_ptr()),)))
+    launches.launches.append(Launch(0, "triton_double", ((placeholder.data_ptr(), placeholder.data_ptr()),)))
     captured = read_graph(driver, real.CUgraph(handle))
     where = {0: MemoryRange(address=placeholder.data_ptr(), size_bytes=placeholder.nbytes)}
-    assert not plan_of(captured, launches, where).inputs[0].indirect  # a copy that nobody switches off
-    launches.own = range(1)
     plan = plan_of(captured, launches, where)
     (planned,) = plan.inputs
     assert planned.indirect and planned.alignment_bytes == 16
 
-    (node,) = find_copies(driver, graph, [(first.data_ptr(), placeholder.data_ptr())])
-    node.switch_off()
     point = host_pointers(driver, graph, captured, plan).point
     ctypes.memset(placeholder.data_ptr(), 0, placeholder.nbytes)
     assert point({0: second.data_ptr()}) == 8
     graph.replay()
     assert out.tolist() == [4.0] * COUNT and not placeholder.any()
     driver.check_node_memory()
-    driver.failing.add("cuGraphNodeSetEnabled")
-    with pytest.raises(NotCarried, match="cuGraphNodeSetEnabled"):
-        node.switch_off()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from simulated_gpu.operators import CpuCopy, CpuDevice, CpuGraph
+from simulated_gpu.operators import CpuDevice, CpuGraph
 from step_parts import batches, training_step
 from torch import nn
 
@@ -61,7 +61,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def test_replay_compares_many_modules_in_as_few_calls(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients are compared and put one by one; all else in bulk."""
     monkeypatch.setattr(CpuGraph, "replay", lambda graph: None)
-    monkeypatch.setattr(CpuCopy, "_set", lambda copy, place, tensor: None)
     given, found = batches("cpu", 9), []
     for layers in (1, 30):
         model = deep_network(layers)
@@ -129,25 +128,6 @@ def test_interrupted_call_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch)
         interrupts[0] = False
         for other in (3, 5, index, index):
             assert graphed(*given[other]).item() == 3 * other
-
-
-@pytest.mark.parametrize("reads", [True, False])
-def test_address_of_a_copy_is_unknown_until_it_was_set(reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = [(torch.ones(3) * index,) for index in range(6)]
-    graphed, _ = recorded(lambda x: x.sum(), given)
-    assert graphed(*given[5]).item() == 15
-    stock = CpuCopy._set
-
-    def interrupted(copy: CpuCopy, place: int, address: int) -> None:
-        stock(copy, place, address)
-        if place == reads:
-            raise KeyboardInterrupt
-
-    kept = graphed(*given[5])  # so that the next result lies elsewhere
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(CpuCopy, "_set", interrupted)
-        graphed(*given[2])
-    assert graphed(*given[5]).item() == kept.item() == 15
 
 
 def test_step_without_references_is_freed_at_once() -> None:

@@ -103,11 +103,10 @@ def outcome(made: Made, step: Callable[..., Any]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("make", MADE)
-@pytest.mark.parametrize("copies_are_nodes", [True, False])
-def test_what_a_step_writes_is_what_eager_writes(make: Callable[[], Made], copies_are_nodes: bool) -> None:
+def test_what_a_step_writes_is_what_eager_writes(make: Callable[[], Made]) -> None:
     eager, made = make(), make()
     expected = outcome(eager, eager[0])
-    step = GraphedStep(made[0], device=CpuDevice(copies_are_nodes=copies_are_nodes))
+    step = GraphedStep(made[0], device=CpuDevice())
     found = outcome(made, step)
     assert all(map(torch.equal, found, expected))
     others = 3 if made[1] is None else 6
@@ -127,9 +126,8 @@ def test_callable_writing_what_it_reads_runs_uncaptured() -> None:
     assert torch.equal(graphed(kept), torch.full((4,), 4.0))
 
 
-@pytest.mark.parametrize("copies_are_nodes", [True, False])
-def test_lazily_negative_argument_is_not_plain(copies_are_nodes: bool) -> None:
-    step = GraphedStep(lambda x: x * 2, device=CpuDevice(copies_are_nodes=copies_are_nodes))
+def test_lazily_negative_argument_is_not_plain() -> None:
+    step = GraphedStep(lambda x: x * 2, device=CpuDevice())
     for index in range(10):
         x = torch.arange(4.0) + index
         x = torch._neg_view(x) if index in (6, 8) else x
