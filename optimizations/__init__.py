@@ -104,7 +104,7 @@ def graph_step(
         on_refusal: "run" runs a refused step as it is, "raise" raises `StepRefused` before it does anything.
         host_draws: "refused" refuses a step that draws random numbers on the host (PyTorch's CPU generator, `random`,
             NumPy). "unused" is your word that these numbers decide nothing, as those of LayerDrop at rate 0: launches
-            do not draw them. A step is still refused if the calls that are observed differ.
+            do not draw them. A step is still refused if they reach the GPU or its results.
         key: a function without arguments; each value that it returns has a recording of its own.
         ignore: names of values that change between calls and decide nothing, as a refusal writes them.
         check_every: "auto" audits a few early calls, and later 1 % of the time; N audits every N-th call, None none.

@@ -180,14 +180,6 @@ def is_gone(structure: Any) -> bool:
     return type(structure) is tuple and any(map(is_gone, structure))
 
 
-def class_of_objects(structure: Any, *, gone: bool = False) -> str:
-    """Return the name of the class of the first such object. `gone`: of the first object that was freed."""
-    if isinstance(structure, Same):
-        return "" if gone and not is_gone(structure) else structure.kind.__qualname__
-    found = (class_of_objects(one, gone=gone) for one in structure) if type(structure) is tuple else ()
-    return next(filter(None, found), "")
-
-
 def replaced(nest: Any, tensors: Iterator[Any], inside: tuple[int, ...] = ()) -> Any:
     """Return a copy of `nest` with its tensors, in the order of `flatten`, replaced by those given.
 

@@ -327,8 +327,8 @@ def test_workspaces_of_a_captured_step_are_the_kept_ones() -> None:
     x = narrow_input(torch.float32)
     for _ in range(5):
         step(x)
-    device = step._device  # type: ignore[attr-defined]
-    (recording,) = step._recordings  # type: ignore[attr-defined]
+    device = step._recorder.device  # type: ignore[attr-defined]
+    (recording,) = step._recorder.recordings  # type: ignore[attr-defined]
     kept = pool_memory(device._streams._used[-1]._pool.id)
     assert len(kept) >= 1
     assert device.mentions(recording.graph, kept)

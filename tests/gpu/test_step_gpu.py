@@ -365,7 +365,7 @@ def test_cublas_workspaces_are_kept_for_matrix_products(multiplies: bool) -> Non
     assert step.report().replays == 9, step.report().refusals
     for mine, theirs in zip(model.parameters(), like.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
-    workspaces = step._device._streams.workspaces()
+    workspaces = step._recorder.device._streams.workspaces()
     assert bool(workspaces) == multiplies
 
 
@@ -401,7 +401,7 @@ def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
     for index in range(8):
         step(*calls[index % 3])
     assert step.report().replays == 5
-    (recording,) = step._recordings
+    (recording,) = step._recorder.recordings
 
     def median_us(call: Callable[[], Any]) -> float:
         times = []

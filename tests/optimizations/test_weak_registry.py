@@ -258,7 +258,7 @@ def test_memory_freed_by_a_step_may_not_close_it(name: str, monkeypatch: pytest.
         except RuntimeError as error:
             refused.append(str(error))
 
-    monkeypatch.setattr(step._recordings, "drop_all", drop_all)
+    monkeypatch.setattr(step._recorder.recordings, "drop_all", drop_all)
     in_time(getattr(step, name))
     assert len(refused) == 1 and "call it after the step" in refused[0]
     in_time(step.reset)

@@ -388,7 +388,7 @@ def alternates(train: Step) -> Step:
     return step
 
 
-@refused("'heads[1]') where the call before gave")
+@refused(" heads[1]) where the call before has")
 def weights_in_turn(device: str, train: Step) -> Step:
     """The operators are the same, and so are all shapes."""
     heads = [torch.ones(3, device=device), torch.zeros(3, device=device)]

@@ -118,7 +118,7 @@ def list_that_it_is_given_grows(device: str, train: Step) -> Any:
     return step, {"batches": [(*batch, []) for batch in batches(device)]}
 
 
-@refused("is given another batches_of_a_class", line=False)
+@refused("is given another object in each call", line=False)
 def batches_of_a_class_that_is_unknown(device: str, train: Step) -> Any:
     class Given:
         def __init__(self, content: Batch) -> None:
@@ -170,25 +170,6 @@ def a_dataclass_that_leads_back_to_itself(device: str, train: Step) -> Any:
     stage = Stage(2.0, Stage(1.0))
     stage.before.before = stage  # type: ignore[union-attr]
     return lambda batch, stage: train(batch) * stage.factor, {"batches": [(*one, stage) for one in batches(device)]}
-
-
-@refused("sets attributes of what it returns or keeps, a tensor (rows)", line=False)
-def attributes_of_results(train: Step) -> Step:
-    def step(batch: Batch) -> torch.Tensor:
-        loss = train(batch)
-        loss.rows = len(batch["x"])
-        return loss
-
-    return step
-
-
-@refused("sets attributes of an argument, a tensor (seen)", line=False)
-def attributes_of_arguments(train: Step) -> Step:
-    def step(batch: Batch) -> torch.Tensor:
-        batch["x"].seen = True  # type: ignore[attr-defined]
-        return train(batch)
-
-    return step
 
 
 @refused("has a gradient (`.grad`)", line=False)

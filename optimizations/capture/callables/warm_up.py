@@ -122,8 +122,7 @@ def observing(device: Device, member: Member, like: Run, *, forbid: bool, compil
         device.holds, {}, forbid=forbid, generators=like.generators, keeps_workspace=device.keeps_workspace
     )
     observer.sparse = sparse_tensors(state)
-    if member.draws_unused:
-        observer.compare_values(host_generators(device, state))
+    observer.host_generators = host_generators(device, state)
     asked = forbidden_calls.Asked(as_captured=like.as_captured)
 
     @contextlib.contextmanager
@@ -227,7 +226,6 @@ def _run_once(member: Member, training: bool, observer: Observer, before: Run) -
     run.findings += [*containers.changes(*given), *changed_inputs(marks, takes_part)]
     results: list[torch.Tensor] = []
     run.structure = flatten(returned, results)
-    observer.forget_origins()  # the backward is captured on its own
     run.findings += _strange_results(run.structure, results)
     arguments = set(map(id, marks))
     outputs = [tensor for tensor in results if tensor.requires_grad and id(tensor) not in arguments]

@@ -9,12 +9,8 @@ inside of compiled code are not dispatched: of these only a new compilation is n
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from optimizations.capture.step.operations import Operation, short
-from optimizations.report.steps import StepChanged
+from typing import Literal
 
 CheckEvery = int | Literal["auto"] | None
 
@@ -85,51 +81,3 @@ class Audits:
         elif self.every is not None:
             self._left = 1
             self._next = self.served + self.every
-
-
-def require_same(
-    step: str, recorded: Sequence[Operation], now: Sequence[Operation], *, replays: tuple[int, int], why: str | None
-) -> None:
-    """Compare the operators of an audited call with those of its recording.
-
-    Args:
-        replays: the first and the last replay that may have been wrong.
-        why: what else the audited call did that no recording holds, such as a read of a value on the host.
-
-    Raises:
-        StepChanged: they differ.
-    """
-    found = (why, None) if why is not None else _difference(recorded, now)
-    if found is None:
-        return
-    what, line = found
-    first, last = replays
-    which = f"Replays {first} to {last}" if last > first else f"Replay {first}"
-    used = f" {which} did what was recorded." if last >= first else ""
-    place = f" ({line})" if line else ""
-    raise StepChanged(
-        f"{step}() {what}{place}.{used} Pass what decides it as an argument or a tensor, or name it: "
-        "graph_step(step, key=lambda: ...)"
-    )
-
-
-def _difference(recorded: Sequence[Operation], now: Sequence[Operation]) -> tuple[str, str | None] | None:
-    for old, new in zip(recorded, now, strict=False):
-        if old.name != new.name:
-            return f"ran {short(new.name)} where its recorded graph has {short(old.name)}", new.line or old.line
-        if old.arguments != new.arguments:
-            pairs = list(zip(old.arguments, new.arguments, strict=False))
-            was, is_now = next((pair for pair in pairs if pair[0] != pair[1]), (len(old.arguments), len(new.arguments)))
-            return f"ran {short(new.name)}(..., {_text(is_now)}) where its recorded graph has {_text(was)}", new.line
-    if len(recorded) != len(now):
-        longer = max(recorded, now, key=len)[min(len(recorded), len(now))]
-        did = "ran" if len(now) > len(recorded) else "did not run"
-        return f"{did} {short(longer.name)}, other than its recorded graph", longer.line
-    return None
-
-
-def _text(argument: Any) -> str:
-    """Return a number as it is; of a tensor, its dtype, shape and name."""
-    if isinstance(argument, tuple) and len(argument) >= 3:
-        return " ".join(str(part) for part in argument if part != "")
-    return str(argument)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,15 @@ from optimizations.capture.step.changing_lines import line_that_names
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import storage, uses_sparse
-from optimizations.capture.step.parallel import refused_modules
 from optimizations.report.steps import Refusal
 
 MOST_ARRAY_BYTES = 2**20
 """Arrays of NumPy that a step reaches are compared by their bytes before each launch, up to this in sum."""
 
 
+DDP_WARM_UP = 11
+"""Calls that DistributedDataParallel needs before a capture: it rebuilds its buckets and times itself until then
+(PyTorch's notes on CUDA graphs)."""
 _SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 SPARSE = Refusal(
     "finds a sparse gradient in a `.grad`, whose size depends on values", "make the embedding without sparse=True"
@@ -131,7 +133,7 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Ref
         return Refusal(
             f"works on several GPUs ({', '.join(sorted(devices))})", "capture the part on each GPU as its own step"
         ), False
-    return refused_modules(state.modules)
+    return _refused_modules(state.modules)
 
 
 def sparse_tensors(state: HostState) -> dict[int, str]:
@@ -166,3 +168,32 @@ def refused_iterators(state: HostState, is_named: Callable[[str], bool]) -> Iter
             "call next() before it and pass what it gives as an argument",
             line_that_names(state.code, path),
         )
+
+
+def _refused_modules(modules: Mapping[str, torch.nn.Module]) -> tuple[Refusal | None, bool]:
+    """Return why a step with these modules cannot be captured, and whether one of them is DistributedDataParallel."""
+    distributed = False
+    for path, module in modules.items():
+        kind = type(module).__qualname__
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            distributed = True
+            if module.find_unused_parameters:
+                return Refusal(
+                    f"uses {path} with find_unused_parameters=True, which reads on the host what was used",
+                    "make every parameter take part, and leave the option off",
+                ), True
+            backend = torch.distributed.get_backend(module.process_group)
+            if backend != "nccl":
+                return Refusal(
+                    f"uses {path} over {backend}, whose collectives run on the host", "use the backend nccl"
+                ), True
+        elif isinstance(module, torch.nn.DataParallel):
+            return Refusal(
+                f"uses {path}, a DataParallel, which copies the module in each call", "use DistributedDataParallel"
+            ), distributed
+        elif "FullyShardedDataParallel" in kind or kind.startswith("FSDP"):
+            return Refusal(
+                f"uses {path}, a fully sharded module, whose streams and freed memory were not tried in a graph",
+                "use DistributedDataParallel, or capture what lies between its collectives",
+            ), distributed
+    return None, distributed

@@ -12,89 +12,351 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from optimizations import torch_internals
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import NotLaunched
-from optimizations.capture.signature import texts
+from optimizations.capture.signature import exact, is_hashable, signature, texts
 from optimizations.capture.static_loader import Fetches
-from optimizations.capture.step.call import Call, refused_iterators
-from optimizations.capture.step.changes import Changes, tokens_of, with_changed
-from optimizations.capture.step.failed_captures import cause, is_programs_own, why
-from optimizations.capture.step.gradients import put
-from optimizations.capture.step.host_random import HostRandom, decides
+from optimizations.capture.step.call import (
+    DDP_WARM_UP,
+    Call,
+    call_of,
+    refused_call,
+    refused_function,
+    refused_iterators,
+)
+from optimizations.capture.step.changes import Changes, Numbers, named, numbers_given, tokens_of, with_changed
+from optimizations.capture.step.failed_captures import cause, do_all, is_programs_own, undoing, why
+from optimizations.capture.step.gradients import gradients, held, pattern, put
+from optimizations.capture.step.hooks import hooks_of
+from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.kept_recordings import KeptRecordings
-from optimizations.capture.step.learning_rates import LearningRates
+from optimizations.capture.step.learning_rates import RATE, LearningRates
 from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused
 from optimizations.capture.step.observing import Observed, observe
+from optimizations.capture.step.operations import require_same
 from optimizations.capture.step.options import StepOptions
-from optimizations.capture.step.progress import OBSERVED, Progress
-from optimizations.capture.step.recording import capture
-from optimizations.capture.step.surroundings import alone
+from optimizations.capture.step.progress import OBSERVED, Action, Plan, Progress
+from optimizations.capture.step.reach import of_argument, reach
+from optimizations.capture.step.recording import Recording, capture
+from optimizations.capture.step.surroundings import alone, ambient, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.used_names import RanCode
-from optimizations.report.steps import Refusal
+from optimizations.capture.step.watch import is_name_dropped, numbers_of
+from optimizations.report.steps import Refusal, StepChanged, StepReport
+
+MOST_DROPPED = 4
+"""Recordings that may become unusable before they were of use, as a multiple of those that may be alive."""
+
+SHARE_FRUITLESS = 4
+"""Calls are looked at, only to find that they are refused, no more often than one in so many replays."""
 
 
-class CallRecorder(ABC):
-    """Observe and record calls of `step`, or run them as they are. `_call` says what becomes of a call."""
+class CallRecorder:
+    """Replay, observe and record the calls of one step, or run them as they are.
+
+    Attributes:
+        device: the GPU that the step works on, once that is known.
+        recordings: its graphs.
+    """
 
     def __init__(self, step: Callable[..., Any], device: Device | None, options: StepOptions) -> None:
-        self._step = step
-        self._options = options
-        self._device = device
+        self._step, self._options, self.device = step, options, device
+        self._works_later = refused_function(step)
         self._fetches = Fetches()
-        self._start()
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step's Python."""
-        with self._fetches.run():
-            return self._step(*args, **kwargs)
-
-    def _start(self) -> None:
         self._rates = LearningRates()
-        self._recordings = KeptRecordings()
-        self._changes = Changes(self._options.ignore)
+        self.recordings = KeptRecordings()
+        self._changes = Changes(options.ignore)
+        self._plan = Plan(options.warm_up)
         self._refused: dict[Hashable, Refusal] = {}
+        self._all: Refusal | None = None
         self._refusals: list[Refusal] = []
         self._drawn: set[str] = set()
         self._with_findings: dict[Hashable, int] = {}
-        self._eager = 0
+        self._calls = self._eager = self._fruitless = 0
         self._follows = True
         self._observes = False
         self._key_value: Hashable = None
 
-    @abstractmethod
+    def call(self, args: Any, kwargs: Any) -> Any:
+        """Do the work of one call, and return its results."""
+        self._calls += 1
+        key = None if self._options.key is None else _hashable(self._options.key())
+        try:
+            if self._fetches:
+                if not self._fetches.take():  # the step sees to the end of the epoch
+                    return self._uncaptured(args, kwargs)
+                key = key, self._fetches.key
+            self._key_value = key
+            return self._call(args, kwargs)
+        finally:
+            if self._fetches.is_open:
+                self._fetches.end()
+
+    def forget_findings(self) -> None:
+        """Forget findings of calls that are not refused."""
+        self._plan.forget_findings()
+
+    def close(self) -> None:
+        """Free the graphs and their memory. Later calls run as they are."""
+        self.recordings.drop_all()
+        self._rates = LearningRates()  # which holds parameters
+        self._plan.forget()
+        self._all = Refusal("was closed", "make a new one with graph_step")
+
+    def name(self) -> str:
+        """Return the step's name as the program has it."""
+        return getattr(self._step, "__qualname__", type(self._step).__name__)
+
+    def report(self) -> StepReport:
+        """Return what became of the calls so far."""
+        return StepReport(
+            name=self.name(),
+            calls=self._calls,
+            eager_calls=self._eager,
+            replays=self.recordings.replays,
+            recordings=tuple(
+                replace(
+                    one.report,
+                    replays=one.replays,
+                    pointer_bytes=one.inputs.pointer_bytes,
+                    audits=one.audits.done,
+                    audits_skipped=one.audits.skipped,
+                    concurrency=one.side_by_side.report(),
+                )
+                for one in self.recordings
+            ),
+            dropped_recordings=self.recordings.dropped,
+            patched_learning_rates=self._rates.patched,
+            refusals=tuple(self._refusals),
+            host_draws=self._options.host_draws,
+            drawn_on_the_host=tuple(sorted(self._drawn)),
+            not_compared=tuple(sorted(self._changes.dropped)),
+        )
+
     def _call(self, args: Any, kwargs: Any) -> Any:
-        """Run a call from its beginning."""
+        if self.recordings.steady and not self.recordings.follow():
+            return self._uncaptured(args, kwargs)
+        if self._works_later is not None:
+            self._note(self._works_later)
+            return self._uncaptured(args, kwargs, self._works_later)
+        if watched_by_others() or saved_tensor_hooks(False) is not None:
+            return self._uncaptured(args, kwargs)
+        for recording in self.recordings.steady:
+            known = recording.arguments.tensors_of(args, kwargs)
+            if known is not None and recording.key_value == self._key_value and recording.fits(known):
+                try:
+                    return self._serve(recording, args, kwargs, known)
+                except NotLaunched:
+                    break  # the same is met below
+        tensors: list[torch.Tensor] = []
+        key = signature((args, kwargs), tensors), ambient(), self._key_value
+        for recording in self.recordings.of(key):
+            if recording.fits(tensors):
+                return self._serve_again(key, recording, args, kwargs, tensors)
+        refusal = self._all or self._refused.get(key)
+        if refusal is not None:
+            return self._uncaptured(args, kwargs, refusal)
+        device = self._find_device(tensors, args, kwargs)
+        if device is None or device.is_capturing():
+            return self._uncaptured(args, kwargs, self._all)
+        return self._without_recording(device, key, args, kwargs, tensors)
 
-    def _changes_streams(self, device: Device | None, *, observes: bool) -> None:
-        """Give memory back before a call that runs on another stream than the calls before it.
+    def _serve_again(self, key: Hashable, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+        """Replay a recording that fits, and try it first from now on."""
+        try:
+            returned = self._serve(recording, args, kwargs, tensors)
+        except NotLaunched:  # nothing was done yet: it is recorded again, with copies before the launch
+            self._follows = False
+            self.recordings.drop(key, recording)
+            return self._call(args, kwargs)
+        recording.arguments.renew(tensors)
+        self.recordings.comes_first(recording)
+        return returned
 
-        Calls that are observed are on another stream than the program's. The allocator keeps the memory of each stream
-        for itself, so that a step would have its memory twice.
+    def _serve(self, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+        """Replay a recording that fits, or audit it by this call."""
+        if recording.audits.due() and (device := self.device) is not None:
+            free = device.free_bytes()
+            state = None
+            if free is None or free >= device.pool_bytes(recording.pool):
+                state = self._reached(args, kwargs)
+            if isinstance(state, HostState):
+                return self._audit(device, recording, call_of(args, kwargs, tensors, state))
+            recording.audits.skip(time.perf_counter())
+        if (name := self.recordings.held_gradient(recording)) is not None:
+            refusal = held(name)
+            self._note(refusal)
+            return self._uncaptured(args, kwargs, refusal)
+        return recording.launch(tensors, self._rates)
+
+    def _audit(self, device: Device, recording: Recording, call: Call) -> Any:
+        """Run a call as it is, and compare its operators with those of the recording that would have served it.
+
+        Raises:
+            StepChanged: they differ, and `on_change="raise"`.
         """
-        if self._observes is not observes and device is not None and not device.is_capturing():
-            self._observes = observes
-            device.give_back()
+        began = time.perf_counter()
+        replays = recording.audits.since + 1, recording.replays
+        self._eager += 1
+        self._changes_streams(observes=True)
+        returned, seen = self._observed(device, call, recording.progress, audits=True)
+        now = time.perf_counter()
+        recording.audits.took(now - began, now, recording.replays)
+        why = "compiled code anew" if seen.set_up else seen.findings[0].reason if seen.findings else None
+        try:
+            require_same(self.name(), recording.trace, seen.operations, replays=replays, why=why)
+        except StepChanged as changed:
+            self.recordings.drop_all()
+            self._plan.forget()
+            if self._options.on_change == "raise":
+                raise
+            warnings.warn(f"{changed} The step is recorded again.", stacklevel=4)
+        return returned
+
+    # Calls that no recording fits.
+
+    def _without_recording(self, device: Device, key: Hashable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+        state = self._reached(args, kwargs)
+        if isinstance(state, Refusal):
+            self._refuse(key, state)
+            return self._uncaptured(args, kwargs, state)
+        if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):
+            # A parameter gets its shape in this call, or a later one. What autograd keeps of it may be held until a
+            # capture reads it: it has to be of the stream that is captured.
+            self._eager += 1
+            self._changes_streams(observes=True)
+            with alone(), device.warming_up():
+                return self._run(*args, **kwargs)
+        for recording in self.recordings.of(key):  # with other containers, which hold what those of before held
+            if self._changes.drop_unnamed(recording.watch.differences(state)) and recording.fits(tensors, state):
+                return self._serve_again(key, recording, args, kwargs, tensors)
+        dropped = self.recordings.dropped
+        self.recordings.drop_gone()
+        self._plan.forget_gone()
+        moved = self.recordings.drop_moved(key, state)
+        if self.recordings.dropped > dropped:
+            self._plan.forget_findings()
+        if any(recording.shares(tensors) for recording in self.recordings.of(key)):
+            return self._uncaptured(args, kwargs)  # other calls of this signature are served by the graph
+        self.recordings.drop_with_moved_inputs(key, tensors)
+        if self.recordings.little_used > MOST_DROPPED * self._options.limit:
+            reads = f"it reads {named(moved)}" if moved else "its model or other objects are new after a few calls"
+            refusal = Refusal(
+                f"was recorded again and again: {reads}",
+                "write new values into the same tensors (`copy_`, `load_state_dict`), or pass them as arguments",
+            )
+            return self._refuse_all(refusal, args, kwargs)
+        read = self._options.learning_rate == "number" or self._changes.names.has_key(RATE)
+        if self._rates.changed(state.optimizers.values(), numbers_only=read):
+            self.recordings.drop_all()
+            self._plan.forget()
+        call = call_of(args, kwargs, tensors, state)
+        refused, distributed = refused_call(call, device.holds)
+        if distributed:
+            self._plan.warm_up = max(self._plan.warm_up, DDP_WARM_UP)
+        if refused is not None:
+            return self._refuse_and_run(key, refused, call)
+        numbers = self._changes.numbers(state, self._rates.stands_for)
+        changing = self._changes.note(numbers, numbers_given(self._step, args, kwargs), self.recordings.replays)
+        if changing is not None:
+            return self._refuse_all(changing, args, kwargs, call)
+        frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
+        held = hooks_of(call.parameters, map(vars, state.modules.values()))
+        hooks = tuple([id(hook) for registered in held for hook in registered.values()])
+        action, progress = self._plan.next((key, pattern(call.before), frozen, hooks, self._told_by(numbers)))
+        if (exhausted := self._plan.exhausted(key)) is not None:
+            return self._refuse_all(exhausted, args, kwargs, call)
+        if progress.refusal is not None:
+            self._fruitless += 1
+            if self._fruitless * SHARE_FRUITLESS > max(self.recordings.replays, SHARE_FRUITLESS**2):
+                self._refused[key] = progress.refusal
+            return self._uncaptured(args, kwargs, progress.refusal, call)
+        if action is Action.RECORD:
+            self._plan.recorded(key)
+            return self._record(device, key, call, progress)
+        if action is Action.OBSERVE:
+            return self._observe(device, key, call, progress)
+        self._eager += 1
+        self._changes_streams(observes=True)
+        call.before.clear()  # the step may let go of them
+        ran = RanCode()
+        with alone(), device.warming_up(), self._rates.as_tensors():
+            device.may_read(gradients(call.parameters))
+            with ran:
+                returned = self._run(*args, **kwargs)
+        self._changes.names.take_in(ran, state)
+        return returned
+
+    def _told_by(self, numbers: Numbers) -> Hashable:
+        """Return the numbers by which calls of one signature are told apart. What is left out now counts for no key."""
+        dropped = self._changes.dropped
+        if dropped:
+
+            def without(key: Any) -> Any:
+                return *key[:-1], frozenset(item for item in key[-1] if not is_name_dropped(item[0], dropped))
+
+            self._plan.rekey(without)
+        return numbers_of(
+            {name: one for name, one in numbers.items() if not is_name_dropped(name, self._changes.dropped)}
+        )
+
+    def _find_device(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Device | None:
+        """Return the GPU of the batch, or of the tensors the step reaches; None also for an unknown PyTorch."""
+        if (unknown := torch_internals.unsupported()) is not None:
+            self._all = Refusal(f"needs a PyTorch that Encore knows. {unknown}", "install one of these")
+            self._note(self._all)
+            return None
+        if self.device is None:
+            reached: Sequence[torch.Tensor] = [*tensors]
+            if not any(tensor.device.type == "cuda" for tensor in reached):
+                state = self._reached(args, kwargs)
+                reached = () if isinstance(state, Refusal) else list(state.tensors.values())
+            found = sorted({tensor.device.index for tensor in reached if tensor.device.type == "cuda"})
+            if found:
+                self.device = Device(found[0])
+            else:
+                self._all = Refusal("works on no tensor of a GPU", "move the model and the batch to the GPU")
+                self._note(self._all)
+        return self.device
+
+    def _reached(self, args: Any, kwargs: Any) -> HostState | Refusal:
+        """Return what the step reaches; a reason where an object of the program's cannot be looked at."""
+        try:
+            return reach(self._roots(args, kwargs))
+        except Exception as error:  # such as of a module that is imported when it is first looked at
+            return Refusal(
+                f"reaches something that raises {type(error).__name__} when it is read: {error}",
+                "keep it where the step does not reach it, or let it raise AttributeError for what it does not have",
+            )
+
+    def _roots(self, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+        yield getattr(self._step, "__qualname__", type(self._step).__name__), self._step
+        for name, value in [*((f"args[{index}]", one) for index, one in enumerate(args)), *kwargs.items()]:
+            yield from of_argument(value, name)
+
+    # Observe and record.
 
     def _observe(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
         self._eager += 1
-        self._changes_streams(device, observes=True)
-        seen = self._observed(device, call, progress, progress.outside)
+        self._changes_streams(observes=True)
+        returned, seen = self._observed(device, call, progress, audits=False)
         if seen.set_up:
             if progress.passed_over():
                 self._refuse(key, SETS_UP, progress)
-            return seen.returned
+            return returned
         progress.asked = progress.asked or seen.asked
         if seen.findings and seen.asked and progress.told_to_be_captured():
-            return seen.returned
+            return returned
         numbers = tokens_of(self._changes.numbers(call.state, self._rates.stands_for))
-        refusal = progress.note(seen.operations, seen.structure, seen.findings, seen.host_draws)
+        refusal = progress.note(seen)
         if refusal is not None:
             differs = refusal is progress.difference
             self._refuse(key, with_changed(refusal, progress.numbers, numbers) if differs else refusal, progress)
@@ -105,14 +367,12 @@ class CallRecorder(ABC):
         if not seen.findings:
             self._with_findings.pop(key, None)
         progress.numbers = numbers
-        progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
-        progress.drops_gradients, progress.gradients = seen.drops_gradients, seen.gradients
         progress.host = HostTensors(on_the_host(call.state.tensors, device.holds))
         progress.saw(call.tensors)
-        return seen.returned
+        return returned
 
-    def _observed(self, device: Device, call: Call, progress: Progress, outside: frozenset[int]) -> Observed:
-        """Run a call under the observer, and take in the names in the code that ran."""
+    def _observed(self, device: Device, call: Call, progress: Progress, *, audits: bool) -> tuple[Any, Observed]:
+        """Run a call under the observer, and take in the names in the code that ran. `audits`: not for a recording."""
         ran = RanCode()
 
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -120,23 +380,24 @@ class CallRecorder(ABC):
                 return self._run(*args, **kwargs)
 
         with alone():
-            seen = observe(
+            returned, seen = observe(
                 device,
                 step,
                 call,
                 self._rates,
-                outside,
-                generators=progress.generators,
+                progress.last.outside if progress.last is not None and not audits else frozenset(),
+                generators=progress.last.generators if progress.last is not None else (),
                 as_captured=progress.as_captured,
-                draws_unused=self._draws_unused,
+                draws_unused=self._options.host_draws == "unused",
             )
         if self._changes.take_in_names(ran, call.state, texts((call.args, call.kwargs))):
-            self._recordings.look_again()
+            self.recordings.look_again()
         named = self._changes.names.has_path
         static = call.state.static_loaders
         seen.findings.extend(refused_iterators(call.state, lambda path: path not in static and named(path)))
-        self._drawn.update(seen.host_draws.states)
-        return seen
+        if not seen.findings:
+            self._drawn.update(seen.drawn_on_host)
+        return returned, seen
 
     def _record(
         self,
@@ -146,23 +407,23 @@ class CallRecorder(ABC):
         progress: Progress,
     ) -> Any:
         """Capture the call and launch it, or run it as it is. Note [Nothing twice, nothing lost]."""
-        if len(self._recordings) >= self._options.limit and not self._recordings.drop_idle():
-            of_values = bool(self._recordings.of(key))
+        if len(self.recordings) >= self._options.limit and not self.recordings.drop_idle():
+            of_values = bool(self.recordings.of(key))
             fewer = "pass numbers that change as tensors on the GPU" if of_values else "pad the batch to fewer sizes"
             refusal = Refusal(
                 f"has {self._options.limit} graphs already, which is the limit",
                 f"{fewer}, or raise graph_step's limit",
             )
-            return self._refuse_and_run_call(key, refusal, call, progress)
+            return self._refuse_and_run(key, refusal, call, progress)
         try:
             if not device.ready():  # the last observed call was on another stream
                 return self._observe(device, key, call, progress)
         except RuntimeError as not_ready:
-            return self._refuse_and_run_call(key, why(not_ready), call)
+            return self._refuse_and_run(key, why(not_ready), call)
         began = time.perf_counter()
-        undo, snapshot = _undo(device, call), call.state.snapshot()
+        undo, snapshot = undoing(device, call), call.state.snapshot()
         marks = TensorMarks({**call.state.tensors, **call.named_gradients()}, to_restore=True)
-        pool = self._recordings.pool_for(call.parameters) or device.new_pool()
+        pool = self.recordings.pool_for(call.parameters) or device.new_pool()
         graph = device.new_graph()
         try:
             with alone():
@@ -175,8 +436,8 @@ class CallRecorder(ABC):
                     self._rates,
                     progress,
                     self._options,
-                    in_place=progress.in_place(call.tensors) - self._recordings.copied_inputs(key),
-                    pool_bytes_elsewhere=sum(map(device.pool_bytes, self._recordings.pools(but=pool))),
+                    in_place=progress.in_place(call.tensors) - self.recordings.copied_inputs(key),
+                    pool_bytes_elsewhere=sum(map(device.pool_bytes, self.recordings.pools(but=pool))),
                     follow=self._follows,
                     marks=marks,
                     dropped=self._changes.dropped,
@@ -185,8 +446,8 @@ class CallRecorder(ABC):
         except BaseException as raised:
             error = cause(raised)
             # The allocator may still take a pool for one in a capture.
-            freed = [graph.reset, functools.partial(self._recordings.spoil, pool)]
-            _do_all([*freed, functools.partial(call.state.restore, snapshot), marks.restore, *undo])
+            freed = [graph.reset, functools.partial(self.recordings.spoil, pool)]
+            do_all([*freed, functools.partial(call.state.restore, snapshot), marks.restore, *undo])
             del marks, undo  # which hold the memory of gradients
             if not isinstance(error, Exception):
                 raise error  # noqa: B904 (with its own cause and context, as the program would see it)
@@ -196,11 +457,11 @@ class CallRecorder(ABC):
             del marks, undo
             try:
                 recording.report = replace(recording.report, record_s=time.perf_counter() - began)
-                self._recordings.add(device, key, recording)
+                self.recordings.add(device, key, recording)
                 progress.recorded()
                 stay = recording.gradients.stay(call.before)
                 call.before.clear()  # gradients that are unused from now on
-                if not any(one.in_workspace for one in self._recordings):
+                if not any(one.in_workspace for one in self.recordings):
                     device.let_go_of_workspaces()
                 recording.inputs.free()
                 device.give_back()
@@ -216,7 +477,7 @@ class CallRecorder(ABC):
                 if not isinstance(error, NotLaunched):
                     raise
                 self._follows = False
-                self._recordings.drop(key, recording)
+                self.recordings.drop(key, recording)
             return self._call(call.args, call.kwargs)
         device.give_back()
         return instead()
@@ -231,11 +492,8 @@ class CallRecorder(ABC):
         if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
             raise error  # the call would have raised it too; nothing of it was done
         refusal = why(error)
-        draws = isinstance(error, StepDiffers) and bool(progress.host_draws.states)
         if refusal is SETS_UP:
             again = not progress.passed_over()
-        elif draws:
-            again, refusal = False, decides(refusal, progress.host_draws.states)
         elif isinstance(error, StepDiffers):
             again = progress.differed()
             if not again:
@@ -245,37 +503,54 @@ class CallRecorder(ABC):
             again = progress.told_to_be_captured()
         if again:
             return functools.partial(self._observe, device, key, call, progress)
-        if refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run":
-            return functools.partial(self._run_and_refuse, key, refusal, call, progress)
-        return functools.partial(self._refuse_and_run_call, key, refusal, call, progress)
-
-    def _run_and_refuse(self, key: Hashable, refusal: Refusal, call: Call, progress: Progress) -> Any:
-        """Run a call, and refuse later ones unless it raises outside of a capture as well: the program gets that."""
-        call.before.clear()  # the step may let go of them
-        returned = self._as_it_is(call.args, call.kwargs, None)
-        self._refuse(key, refusal, progress)
-        return returned
+        first = refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run"
+        return functools.partial(self._refuse_and_run, key, refusal, call, progress, first=first)
 
     # Calls that run as they are.
 
-    def _as_it_is(self, args: Any, kwargs: Any, refusal: Refusal | None) -> Any:
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step's Python."""
+        with self._fetches.run():
+            return self._step(*args, **kwargs)
+
+    def _changes_streams(self, *, observes: bool) -> None:
+        """Give memory back before a call that runs on another stream than the calls before it.
+
+        Calls that are observed are on another stream than the program's. The allocator keeps the memory of each stream
+        for itself, so that a step would have its memory twice.
+        """
+        if self._observes is not observes and self.device is not None and not self.device.is_capturing():
+            self._observes = observes
+            self.device.give_back()
+
+    def _uncaptured(self, args: Any, kwargs: Any, refusal: Refusal | None = None, call: Call | None = None) -> Any:
+        """Run a call as it is. Gradients from before are not held meanwhile: the step may let go of them.
+
+        Raises:
+            StepRefused: there is a refusal, and `on_refusal="raise"`.
+        """
         if refusal is not None and self._options.on_refusal == "raise":
             raise StepRefused(refusal)
+        if call is not None:
+            call.before.clear()
+        self._changes_streams(observes=False)
         self._eager += 1
         return self._run(*args, **kwargs)
 
     def _refuse_and_run(
-        self, key: Hashable, refusal: Refusal, args: Any, kwargs: Any, progress: Progress | None = None
+        self, key: Hashable, refusal: Refusal, call: Call, progress: Progress | None = None, *, first: bool = False
     ) -> Any:
+        """Refuse a call and later ones like it. `first`: unless it raises outside of a capture, too."""
+        returned = self._uncaptured(call.args, call.kwargs, None, call) if first else None
         self._refuse(key, refusal, progress)
-        self._changes_streams(self._device, observes=False)
-        return self._as_it_is(args, kwargs, refusal)
+        return returned if first else self._uncaptured(call.args, call.kwargs, refusal, call)
 
-    def _refuse_and_run_call(
-        self, key: Hashable, refusal: Refusal, call: Call, progress: Progress | None = None
-    ) -> Any:
-        call.before.clear()  # the step may let go of them
-        return self._refuse_and_run(key, refusal, call.args, call.kwargs, progress)
+    def _refuse_all(self, refusal: Refusal, args: Any, kwargs: Any, call: Call | None = None) -> Any:
+        """Refuse this call and all later ones."""
+        self._all = refusal
+        self._plan.forget()
+        self._note(refusal)
+        return self._uncaptured(args, kwargs, refusal, call)
 
     def _refuse(self, key: Hashable, refusal: Refusal, progress: Progress | None = None) -> None:
         """Let calls of this `progress` run as they are; without one, all of this signature."""
@@ -288,38 +563,18 @@ class CallRecorder(ABC):
     def _note(self, refusal: Refusal) -> None:
         if refusal not in self._refusals:
             self._refusals.append(refusal)
-            runs = "runs some of its calls" if len(self._recordings) else "runs"
-            warnings.warn(f"{self._name()} {runs} without a CUDA graph: it {refusal}", stacklevel=4)
-
-    @property
-    def _draws_unused(self) -> bool:
-        return self._options.host_draws == "unused"
-
-    def _name(self) -> str:
-        return getattr(self._step, "__qualname__", type(self._step).__name__)
+            runs = "runs some of its calls" if len(self.recordings) else "runs"
+            warnings.warn(f"{self.name()} {runs} without a CUDA graph: it {refusal}", stacklevel=5)
 
 
-def _do_all(actions: list[Callable[[], Any]]) -> None:
-    """Do each of these, also where one is interrupted, which is then done again from its beginning.
+def _hashable(value: Any) -> Hashable:
+    """Return what `key` returned, so that 1, 1.0 and True differ.
 
     Raises:
-        KeyboardInterrupt: one was; after the last.
+        TypeError: it cannot be compared.
     """
-    try:
-        while actions:
-            actions[0]()
-            del actions[0]
-    except KeyboardInterrupt:
-        _do_all(actions)
-        raise
-
-
-def _undo(device: Device, call: Call) -> list[Callable[[], Any]]:
-    """Return what puts gradients and the states of random generators back to what they are now."""
-    host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
-    before, states = [*call.before], device.random_states()
-    return [
-        functools.partial(put, call.parameters, before),
-        host_random.restore,
-        functools.partial(device.restore_random_states, states),
-    ]
+    if not is_hashable(value):
+        raise TypeError(
+            f"key() returned a {type(value).__name__}, which has no hash: return numbers, strings or tuples of these"
+        )
+    return exact(value)

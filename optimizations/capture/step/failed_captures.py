@@ -1,9 +1,17 @@
-"""Explain what a capture raised: why it ended, and what the user can do."""
+"""Explain what a capture raised, and undo what it changed."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
+from optimizations.capture.device import Device
+from optimizations.capture.step.call import Call
+from optimizations.capture.step.gradients import put
+from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.observer import StepRefused, operator_that_raised
 from optimizations.capture.step.source_lines import line_of
 from optimizations.report.steps import Refusal
@@ -47,3 +55,29 @@ def why(error: Exception) -> Refusal:
         what = f"{operator} raised {what}"
         advice = f"compute it outside of the step, or make graphs of the modules with graph_callables; {advice}"
     return Refusal(f"could not be captured ({what})", advice, line_of(error))
+
+
+def do_all(actions: list[Callable[[], Any]]) -> None:
+    """Do each of these, also where one is interrupted, which is then done again from its beginning.
+
+    Raises:
+        KeyboardInterrupt: one was; after the last.
+    """
+    try:
+        while actions:
+            actions[0]()
+            del actions[0]
+    except KeyboardInterrupt:
+        do_all(actions)
+        raise
+
+
+def undoing(device: Device, call: Call) -> list[Callable[[], Any]]:
+    """Return what puts gradients and the states of random generators back to what they are now."""
+    host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
+    before, states = [*call.before], device.random_states()
+    return [
+        functools.partial(put, call.parameters, before),
+        host_random.restore,
+        functools.partial(device.restore_random_states, states),
+    ]

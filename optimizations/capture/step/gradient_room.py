@@ -21,7 +21,7 @@ import torch
 
 from optimizations.graph.memory import size_bytes
 
-ALIGNMENT = 512
+_ALIGNMENT = 512
 """Bytes. As PyTorch's allocator aligns what it gives."""
 SMALL = 1 << 20
 """Bytes. PyTorch's allocator has pieces of their own for what is not larger."""
@@ -59,4 +59,4 @@ def room_for_gradients(
         trained = {id(parameter) for group in groups for parameter in group if parameter.requires_grad}
         found = [parameter for parameter in parameters if id(parameter) in trained]
     plain = [one for one in found if type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout is torch.strided]
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in map(size_bytes, plain) if size > SMALL)
+    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in map(size_bytes, plain) if size > SMALL)

@@ -29,12 +29,13 @@ import torch
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.sole_references import is_plain
 from optimizations.capture.step.gradient_references import GradientReferences, Owned, held_gradient, own
-from optimizations.capture.step.tensor_marks import look, looks
+from optimizations.capture.step.known_tensors import Metadata
+from optimizations.capture.step.tensor_marks import look
 from optimizations.graph.memory import MemoryRanges, size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal, StepRefused
-from optimizations.torch_internals.tensor_guard import same_gradients, same_metadata
+from optimizations.torch_internals.tensor_guard import same_gradients
 
 _get: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("grad")
 
@@ -127,9 +128,7 @@ class Gradients:
         self._of_mine = {id(one): names[index] for index in places if id(one := after[index]) in mine}
         self._before = own([before[index] for index in self._needed])
         self._after = own([after[index] for index in self._replaced])
-        self._metadata_of_mine = looks(self._mine.tensors)
-        self._same_metadata = same_metadata(self._mine.tensors)
-        self._looks = [look(one) for index in self._needed if (one := before[index]) is not None]
+        self._metadata = Metadata(self._mine.tensors), Metadata(self._found())
         self._stay_in_place = [after[index] is before[index] for index in self._needed]
         there = zip(self._before, self._needed, self._stay_in_place, strict=True)
         self._written = [one for one, index, stays in there if one is not None and stays and written(_tensor(one))]
@@ -145,16 +144,13 @@ class Gradients:
 
     def lost(self) -> bool:
         """Return whether the memory or metadata of one was exchanged, so that no launch may follow."""
-        if self._needed and [look(_tensor(one)) for one in self._before if one is not None] != self._looks:
-            return True
-        return not (self._mine_look_the_same() and all(one.lie() for one in self._known()))
+        of_mine, of_found = self._metadata
+        alike = of_mine.same(self._mine.tensors) and (not self._needed or of_found.same(self._found()))
+        return not (alike and all(one.lie() for one in self._known()))
 
-    def _mine_look_the_same(self) -> bool:
-        if not self._same_metadata(self._mine.tensors):
-            if looks(self._mine.tensors) != self._metadata_of_mine:
-                return False
-            self._same_metadata = same_metadata(self._mine.tensors)  # which compares settings too, such as autocast
-        return True
+    def _found(self) -> tuple[torch.Tensor, ...]:
+        """Return the graph's own tensors that it reads gradients from."""
+        return tuple([_tensor(one) for one in self._before if one is not None])
 
     def _known(self) -> list[GradientReferences]:
         return list({id(one[0]): one[0] for one in [*self._before, *self._after] if one is not None}.values())
@@ -163,7 +159,7 @@ class Gradients:
         """Return whether a launch now would find gradients where the recording found some."""
         if any(_get(one) is not None for one in self._without) or any(_get(one) is None for one in self._present):
             return False
-        if not self._mine.lie(in_turn=True) or not self._mine_look_the_same():
+        if not self._mine.lie(in_turn=True) or not self._metadata[0].same(self._mine.tensors):
             return False
         self._in_place = not self._needed or self._as_before(self._of_needed)
         if not self._needed:
@@ -178,7 +174,7 @@ class Gradients:
         if not all(is_plain(there) and look(there) == look(one) for there, one in found):
             return False
         sources = {there.untyped_storage().data_ptr() for there, _ in found if there is not None}
-        targets = {_tensor(one).untyped_storage().data_ptr() for one in self._before if one is not None}
+        targets = {one.untyped_storage().data_ptr() for one in self._found()}
         return len({id(there) for there, _ in found}) == len(found) and sources.isdisjoint(targets)
 
     def _moved(self) -> list[tuple[torch.Tensor | None, Owned]]:
@@ -190,8 +186,7 @@ class Gradients:
         """Return whether one of these lies in a gradient that is to be copied, or where it is copied to."""
         if not self._needed or self._as_before(self._of_needed):
             return False
-        own = [_tensor(one) for one in self._before if one is not None]
-        places = MemoryRanges(memory(filter(is_plain, [*gradients(self._of_needed), *own])))
+        places = MemoryRanges(memory(filter(is_plain, [*gradients(self._of_needed), *self._found()])))
         return any(places.overlap(one.data_ptr(), size_bytes(one)) for one in tensors)
 
     def held(self) -> str | None:

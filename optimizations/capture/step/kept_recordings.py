@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from optimizations.capture.device import Device
-from optimizations.capture.signature import class_of_objects, is_gone
+from optimizations.capture.signature import is_gone
 from optimizations.capture.step.gradients import Gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.recording import Recording
@@ -111,15 +111,11 @@ class KeptRecordings:
             self._by_key[key] = usable
         return list(dict.fromkeys(names))
 
-    def drop_gone(self) -> str:
-        """Free the recordings of calls whose arguments held an object that was freed since, such as an earlier model.
-        Gives the class of such an object; "" where there was none."""
-        kind = ""
+    def drop_gone(self) -> None:
+        """Free recordings of calls whose arguments held an object that was freed since, such as an earlier model."""
         for key in list(filter(is_gone, self._by_key)):
-            kind = class_of_objects(key, gone=True) if self._by_key[key] else kind
             self._free(self._by_key.pop(key))
             self._copied_inputs.pop(key, None)
-        return kind
 
     def held_gradient(self, recording: Recording) -> str | None:
         """Return the name of a parameter whose gradient the program holds and a launch of this recording may overwrite.

@@ -20,8 +20,7 @@ class KnownTensors:
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._tensors = tuple(tensors)
         self._addresses = Addresses(self._tensors)
-        self._then = looks(self._tensors)
-        self._same_metadata = same_metadata(self._tensors)
+        self._metadata = Metadata(self._tensors)
 
     def lie(self) -> bool:
         """Return whether all lie where they lay."""
@@ -29,10 +28,22 @@ class KnownTensors:
 
     def look(self) -> bool:
         """Return whether all have the metadata they had."""
-        if not self._same_metadata(self._tensors):
-            if looks(self._tensors) != self._then:
+        return self._metadata.same(self._tensors)
+
+
+class Metadata:
+    """Keep the metadata of tensors, and not the tensors."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        self._then = looks(tensors)
+        self._same = same_metadata(tensors)
+
+    def same(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        """Return whether these tensors, in the same order, have that metadata."""
+        if not self._same(tensors):
+            if looks(tensors) != self._then:
                 return False
-            self._same_metadata = same_metadata(self._tensors)  # which compares settings too, such as autocast
+            self._same = same_metadata(tensors)  # which compares settings too, such as autocast
         return True
 
 

@@ -11,27 +11,22 @@ compiled code.
 Note [What two calls are compared by]. Operators by their names, numbers, and the shapes and dtypes of their tensors;
 tensors that live as long as the call (the batch, what the step reaches, gradients from before) by their names. All
 others count as alike: an address that was freed is given to the next tensor, so it does not tell where a tensor comes
-from. Memory that is only allocated says nothing yet, and is left out. Where a step may draw numbers on the host
-(`compares_values`), the values of tensors that the host made count too if an operator of the GPU is given them: a
-graph would keep them. What operators of the GPU leave in CPU memory, such as the seeds of attention, does not. Nor do
-all tensors count as alike then: which of two that it computed a call goes on with may be drawn. So a tensor is told by
-the operator that gave it last; by the storage itself, which a weak reference keeps from being given to another.
+from. Memory that is only allocated says nothing yet, and is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
-from optimizations.capture.step.drawing import draws
 from optimizations.capture.step.launches import numbers_of
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.source_lines import (
@@ -78,12 +73,7 @@ class Observer(torch_internals.TorchDispatchMode):
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
         sparse: names of sparse tensors that were there before, by their identities: no operator may be given one.
-        gone: whether what lay at an address before the call is gone, and with it the name of what lies there.
-        taken_over: those of `outside` where that was so when they were read first: of what lay there nothing was read.
-        compares_values: whether values that the host made, and the GPU reads, are arguments that calls are compared by.
-        host_generators: identities of generators of the host whose draws decide nothing.
-        given: storages of arguments, of which parts are not told from each other: two may be parts of one storage, at
-            another distance in each call.
+        host_generators: identities of generators of the host, of which draws are none of the GPU's.
         returned: storages of what the call returned, or left in `.grad`, once it is through. What an attribute held
             before is read by that, too, without an operator.
 
@@ -121,15 +111,9 @@ class Observer(torch_internals.TorchDispatchMode):
         self.first_states: list[torch.Tensor] = []
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.sparse: Mapping[int, str] = {}
-        self.gone: Callable[[int], bool] = lambda address: False
-        self.taken_over: set[int] = set()
         self.returned: frozenset[int] = frozenset()
-        self.compares_values = False
         self.host_generators: frozenset[int] = frozenset()
-        self.given: frozenset[int] = frozenset()
-        self._made_by_host: set[int] = set()
-        self._origins: dict[tuple[Any, ...], str] = {}
-        self._counted_from = 0
+        self._drawn_by_host: set[int] = set()
         self.in_backward = False
         self.compiling = self.set_up = False
 
@@ -189,15 +173,12 @@ class Observer(torch_internals.TorchDispatchMode):
         line = current_line()
         compared = not name.startswith(_UNCOMPARED) or (name.startswith(_DETACH) and inputs[0].requires_grad)
         if compared:
-            values = self._values_for_gpu(inputs) if self.compares_values else ()
             looks = self._summaries((args, kwargs))
-            self.operations.append(Operation(name, (*looks, *values, *self._numbers_in(inputs)), line))
+            self.operations.append(Operation(name, (*looks, *self._numbers_in(inputs)), line))
         for tensor in inputs:
             address = storage(tensor)
             if address not in self._made and address not in self.outside:
                 self.outside[address] = weakref.ref(tensor), line
-                if self.gone(address):
-                    self.taken_over.add(address)
                 if self._in_region and not self._name(tensor) and _may_be_a_kept_cast(tensor):
                     self.refuse(
                         "reads a weight as autocast keeps it from an earlier call",
@@ -212,45 +193,21 @@ class Observer(torch_internals.TorchDispatchMode):
         if name.startswith(_LIFTS) and not self.holds(result) and result.numel() == 1:
             self._from_numbers.add(storage(result))
             self._made.add(storage(result))
-        for number, tensor in enumerate(_tensors((result,))):
-            made = storage(tensor) not in made_from
-            if made:
+        results = list(_tensors((result,)))
+        on_gpu = any(map(self.holds, [*inputs, *results]))
+        if drawing and on_gpu and not self._is_of_host(kwargs.get("generator")):
+            self.drawn_from.append(kwargs.get("generator"))
+        drawn = not on_gpu and (drawing or not self._drawn_by_host.isdisjoint(made_from))
+        for tensor in results:
+            if storage(tensor) not in made_from:
                 self._made.add(storage(tensor))
-            if self.compares_values:
-                if compared:
-                    self._note_origin(tensor, number)
-                if made:
-                    self._note_who_made(tensor, inputs)
+            if not self.holds(tensor):
+                (self._drawn_by_host.add if drawn else self._drawn_by_host.discard)(storage(tensor))
         return result
 
-    def compare_values(self, host_generators: frozenset[int], given: Iterable[torch.Tensor] = ()) -> None:
-        """Compare calls by values, too: what is drawn from these generators is said to decide nothing. `given` are
-        tensors of which parts are not told from each other."""
-        self.compares_values = True
-        self.host_generators = host_generators
-        self.given = frozenset(map(storage, given))
-
-    def _note_origin(self, tensor: torch.Tensor, number: int) -> None:
-        """Note that the tensor is this result of the operator that was noted last."""
-        if (place := self._place(tensor)) is not None:
-            self._origins[place] = f"result {number} of operator {len(self.operations) - self._counted_from}"
-
-    def _note_who_made(self, tensor: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
-        """Note that an operator with these inputs made the tensor."""
-        self._made_by_host.discard(storage(tensor))
-        in_memory = tensor.device.type == "cpu" and not self.holds(tensor) and storage(tensor)
-        if in_memory and not any(map(self.holds, inputs)):
-            self._made_by_host.add(storage(tensor))
-
-    def forget_origins(self) -> None:
-        """Forget where tensors come from: what runs from now on is captured on its own, and they are outside of it."""
-        self._origins.clear()
-        self._counted_from = len(self.operations)
-
-    def of_results(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return by what results are compared: values that operators of the host made, and which tensors they are."""
-        origins = [self._name(one) + self._origin(one) for one in tensors]
-        return self.values_made_by_host(tensors), tuple(origins)
+    def was_drawn_by_host(self, tensor: torch.Tensor) -> bool:
+        """Return whether operators of the host drew what a tensor holds, or computed it of what was drawn."""
+        return storage(tensor) in self._drawn_by_host
 
     def _name(self, tensor: torch.Tensor) -> str:
         """Return the name of a tensor that was there before the call; "" of others, and of one without elements.
@@ -258,29 +215,7 @@ class Observer(torch_internals.TorchDispatchMode):
         A capture gives one without elements no memory.
         """
         address = storage(tensor) if tensor.numel() else 0
-        name = self._known.get(address, "")
-        return name if name and not self.gone(address) else ""
-
-    def _origin(self, tensor: torch.Tensor) -> str:
-        """Return which of the tensors that the call computed it is; "" where that is not known."""
-        place = self._place(tensor)
-        return "" if place is None else self._origins.get(place, "")
-
-    def _place(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
-        """Return a storage, and the part of it that a tensor stands for; None if it has no memory, or was given."""
-        if tensor.layout is not torch.strided or tensor.is_nested or storage(tensor) in self.given:
-            return None
-        return StorageWeakRef(tensor.untyped_storage()), tensor.storage_offset(), tensor.shape, tensor.stride()
-
-    def values_made_by_host(self, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
-        """Return values of those among these that operators of the host made."""
-        found = [one for one in tensors if storage(one) in self._made_by_host and one.layout is torch.strided]
-        with self.unseen():
-            return tuple(map(_value, found))
-
-    def _values_for_gpu(self, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
-        """Return values that an operator of the GPU is given by the host."""
-        return self.values_made_by_host(inputs) if any(map(self.holds, inputs)) else ()
+        return self._known.get(address, "")
 
     def _numbers_in(self, inputs: Sequence[torch.Tensor]) -> Iterator[Any]:
         """Yield the values of tensors in CPU memory that PyTorch made of one number, which a kernel gets as it is."""
@@ -299,8 +234,6 @@ class Observer(torch_internals.TorchDispatchMode):
         if drawing:
             generator = kwargs.get("generator")
             self.draws = self.draws or not self._is_of_host(generator)
-            if not self._is_of_host(generator):
-                self.drawn_from.append(generator)
             unknown = generator is not None and not any(generator is known for known in self.generators)
             if unknown and not self._is_of_host(generator):
                 if self._forbid:
@@ -309,6 +242,11 @@ class Observer(torch_internals.TorchDispatchMode):
                 self.first_states.append(generator.get_state())
         if self.rates and not self.rates.isdisjoint(map(storage, _written(func, args, kwargs))):
             self.refuse("changes the learning rate of an optimizer", "change it after the step")
+        if on_gpu and any(map(self.was_drawn_by_host, inputs)):
+            self.refuse(
+                "gives the GPU random numbers that were drawn on the host",
+                "draw them before the step and pass them as arguments, or draw them on the GPU",
+            )
         for path in filter(None, map(self.sparse.get, map(id, inputs))):
             self.refuse(*uses_sparse(path))
         if on_gpu and (name in _HOST_READS or torch.Tag.data_dependent_output in tags):
@@ -384,8 +322,7 @@ class Observer(torch_internals.TorchDispatchMode):
 
     def _summaries(self, nest: Any) -> Iterator[Any]:
         if isinstance(nest, torch.Tensor):
-            look = str(nest.dtype), () if nest.is_nested else tuple(nest.shape), self._name(nest)
-            yield (*look, self._origin(nest)) if self.compares_values else look
+            yield str(nest.dtype), () if nest.is_nested else tuple(nest.shape), self._name(nest)
         elif isinstance(nest, (list, tuple)):
             for member in nest:
                 yield from self._summaries(member)
@@ -432,7 +369,6 @@ _MULTIPLIES = tuple(
     )
 )
 """Operators that may compute in a workspace of cuBLAS. See `side_stream`."""
-_LONGEST_VALUE = 64
 _DETACH = "aten.detach."
 _UNCOMPARED = ("aten.empty", "aten.new_empty", _DETACH)
 """Operators that run nothing on the GPU, and by which calls are not compared. Compiled code detaches an argument that
@@ -478,12 +414,6 @@ def memory(tensor: torch.Tensor) -> int:
     return storage(tensor) or -id(tensor)
 
 
-def _value(tensor: torch.Tensor) -> str:
-    """Return what a tensor in CPU memory holds: as text if that is short, else a number that stands for it."""
-    text = str(tensor.detach().tolist())
-    return text if len(text) <= _LONGEST_VALUE else f"values {hash(text):#x}"
-
-
 def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any) -> bool:
     if name.startswith(_INDEXING):
         indices = [index for index in args[1] if index is not None]
@@ -518,3 +448,31 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
+
+
+_PROBABILITY = "dropout_p"
+"""The argument that operators of attention have. At 0 they draw nothing."""
+
+
+def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether an operator that is given this may draw random numbers.
+
+    PyTorch marks those that may. Attention draws for its dropout, and nothing where that is 0: a step that recomputes
+    such a part for its backward has no random numbers to draw again.
+    """
+    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        return False
+    if (known := _probability(func)) is None:
+        return True
+    place, usual = known
+    given = args[place] if place < len(args) else kwargs.get(_PROBABILITY, usual)
+    return not isinstance(given, (int, float)) or given != 0
+
+
+@functools.cache
+def _probability(func: Any) -> tuple[int, Any] | None:
+    """Return the place of that argument, and its default; None where an operator has no such argument."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == _PROBABILITY:
+            return place, argument.default_value
+    return None

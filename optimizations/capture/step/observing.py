@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,14 @@ from optimizations.capture.step.changing_lines import (
     line_that_grows,
     line_that_names,
 )
-from optimizations.capture.step.earlier_gradients import EarlierGradients
 from optimizations.capture.step.gradients import gradients
-from optimizations.capture.step.host_random import HostDraws, HostRandom, identities
+from optimizations.capture.step.host_random import HostRandom, identities
 from optimizations.capture.step.host_state import Change, ChangeKind, HostState, Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, memory, storage
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.surroundings import ambient
-from optimizations.capture.step.tensor_marks import Look, TensorMarks, attributes_set, look
+from optimizations.capture.step.tensor_marks import Look, TensorMarks, look
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.generator_identity import identity
 
@@ -45,6 +44,10 @@ GRADIENT_OF_A_RESULT = Refusal(
     "returns, or keeps in an attribute, a tensor that has a gradient (`.grad`), and a result of a graph has none",
     "return the gradient itself (`x.grad`), and the tensor detached",
 )
+RETURNS_DRAWS = Refusal(
+    "returns, or keeps in an attribute, random numbers that were drawn on the host",
+    "draw them after the step, or on the GPU",
+)
 LEAVES_SETTINGS = Refusal(
     "leaves a setting of PyTorch other than it found it (gradients on or off, autocast, default dtype, precision)",
     "set it before the step, or for a block of it (`with torch.set_grad_enabled(...)`)",
@@ -53,13 +56,19 @@ LEAVES_SETTINGS = Refusal(
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Record what a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
-    `asked` whether it asked if it is captured
-    before anything was refused, `host_draws` what it drew on the host, where that decides nothing, `drops_gradients`
-    whether it let go of gradients from before, unread, `gradients` which parameters (identities) had one after it.
-    `set_up`: something was compiled or tuned meanwhile, so that the rest says nothing about the next call."""
+    """Record what a call did.
 
-    returned: Any
+    Attributes:
+        structure: of what it returned.
+        outside: where it read tensors that it did not make.
+        generators: those it drew from other than the default one; `draws`: whether it drew from any of the GPU's.
+        asked: it asked whether it is captured, before anything was refused.
+        set_up: something was compiled or tuned meanwhile, so that the rest says nothing about the next call.
+        drawn_on_host: names of generators of the host that it drew from.
+        drops_gradients: it let go of all gradients from before, unread. `gradients`: parameters (identities) that had
+            one after it.
+    """
+
     operations: Sequence[Operation]
     structure: Hashable
     findings: list[Refusal]
@@ -68,7 +77,7 @@ class Observed:
     draws: bool
     asked: bool
     set_up: bool
-    host_draws: HostDraws
+    drawn_on_host: tuple[str, ...]
     drops_gradients: bool
     gradients: frozenset[int]
 
@@ -83,27 +92,22 @@ def observe(
     generators: Sequence[torch.Generator] = (),
     as_captured: bool = False,
     draws_unused: bool = False,
-) -> Observed:
-    """Run the call as it is, on the side stream. `seen_outside` is `Observed.outside` of the call before, if any.
-    Gradients from before are not held: `call.before` is empty after it.
+) -> tuple[Any, Observed]:
+    """Run the call as it is, on the side stream; return its results and what it did.
+
+    `seen_outside` is `Observed.outside` of the call before, if any.
 
     `generators`: those that the call before drew from, other than the default. `as_captured`: what it is told if it
     asks whether it is captured. `draws_unused`: the caller says that what it draws on the host decides nothing.
     """
     observer = Observer(device.holds, call.known(call.tensors), forbid=False, keeps_workspace=device.keeps_workspace)
-    observer.rates = rates.storages()
-    if draws_unused:
-        observer.compare_values(host_generators(device, call.state), call.tensors)
+    observer.rates, observer.host_generators = rates.storages(), host_generators(device, call.state)
     before = Generators([default := device.default_generator(), *generators])
     asked = forbidden_calls.Asked(as_captured=as_captured)
     host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
     given = Given(call.args, call.kwargs)
-    set_before = [attributes_set(tensor) for tensor in call.tensors]
     of_state = TensorMarks(call.state.tensors)
     marks = [_mark(tensor) for tensor in call.tensors]
-    earlier = EarlierGradients(call.before)
-    stays = set(map(storage, [*call.state.tensors.values(), *call.tensors]))
-    observer.gone = lambda address: address not in stays and earlier.gone(address)
     observer.sparse = sparse_tensors(call.state)
     states, settings = device.random_states(), ambient()
     with device.warming_up(), rates.as_tensors():
@@ -120,8 +124,11 @@ def observe(
         findings = [*observer.refusals, *call_changes(call.state, snapshot, kept)]
     if ambient() != settings:
         findings.append(LEAVES_SETTINGS)
+    drawn = list(host_random.drawn())
+    if drawn and any(map(observer.was_drawn_by_host, _made_by(call, [returned, *(entry.new for entry in kept)]))):
+        findings.append(RETURNS_DRAWS)
     if not draws_unused:
-        findings += [drawn_on_the_host(name, call.state) for name in host_random.drawn()]
+        findings += [drawn_on_the_host(name, call.state) for name in drawn]
     findings += _changed_arguments(call, marks)
     findings += [*map(changed_itself, of_state.changed()), *given.changes(call.args, call.kwargs)]
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
@@ -133,31 +140,23 @@ def observe(
         findings.append(NO_COPY)
     if any(map(_has_gradient, [*_made_by(call, returned), *(entry.new for entry in kept)])):
         findings.append(GRADIENT_OF_A_RESULT)
-    if names := _attributes_given(call, set_before):
-        findings.append(sets_attributes(names, "an argument"))
-    if names := ", ".join(
-        name for one in _made_by(call, [returned, *(entry.new for entry in kept)]) for name in attributes_set(one)
-    ):
-        findings.append(sets_attributes(names, "what it returns or keeps"))
     after = gradients(call.parameters)
-    findings += _unfinished(returned, backward_ran=observer.in_backward or earlier.replaced(after))
-    findings += _wandering(observer, call, earlier.places, seen_outside)
+    pairs = list(zip(call.before, after, strict=True))
+    findings += _unfinished(returned, backward_ran=observer.in_backward or any(old is not new for old, new in pairs))
+    findings += _wandering(observer, call, seen_outside)
     findings += _returned_gradients(call, after, [returned, *(entry.new for entry in kept)])
-    tensors: list[torch.Tensor] = []
-    structure = flatten(returned, tensors)
-    of_results = observer.of_results([*tensors, *(entry.new for entry in kept)])
-    return Observed(
-        returned=returned,
+    there = {storage(one) for one in call.before if one is not None}
+    return returned, Observed(
         operations=observer.operations,
-        structure=structure,
+        structure=flatten(returned, []),
         findings=findings,
         outside=frozenset(observer.outside),
         generators=observer.generators,
         draws=draws,
         asked=asked.captured,
         set_up=observer.set_up,
-        host_draws=host_random.draws(*of_results) if draws_unused else HostDraws(),
-        drops_gradients=earlier.dropped(after, observer.outside.keys() - observer.taken_over),
+        drawn_on_host=tuple(drawn),
+        drops_gradients=all(old is None or old is not new for old, new in pairs) and there.isdisjoint(observer.outside),
         gradients=frozenset(
             id(one) for one, gradient in zip(call.parameters, after, strict=True) if gradient is not None
         ),
@@ -322,25 +321,6 @@ def _made_by(call: Call, returned: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if id(tensor) not in known]
 
 
-def _attributes_given(call: Call, before: Sequence[Mapping[str, Any]]) -> str:
-    """Return names of attributes that a call gave its arguments: others than were there, or with another value."""
-    found: dict[str, None] = {}
-    for tensor, then in zip(call.tensors, before, strict=False):
-        now = attributes_set(tensor)
-        found.update(
-            (name, None) for name in then.keys() | now.keys() if then.get(name, found) is not now.get(name, found)
-        )
-    return ", ".join(sorted(found))
-
-
-def sets_attributes(names: str, where: str) -> Refusal:
-    """Return the refusal for attributes of these names that Python code sets of a tensor."""
-    return Refusal(
-        f"sets attributes of {where}, a tensor ({names}), and a graph sets none",
-        "return what they hold, as a member of a dict or a tuple",
-    )
-
-
 def _has_gradient(tensor: torch.Tensor) -> bool:
     return (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None
 
@@ -388,13 +368,13 @@ def _unfinished(returned: Any, *, backward_ran: bool) -> Iterator[Refusal]:
         )
 
 
-def _wandering(observer: Observer, call: Call, of_gradients: frozenset[int], seen: frozenset[int]) -> Iterator[Refusal]:
+def _wandering(observer: Observer, call: Call, seen: frozenset[int]) -> Iterator[Refusal]:
     """Yield a refusal of a tensor of unknown origin that is another than in the call before. Note [Compiled modules] in
     `observer`."""
     if call.state.compiled or not seen:
         return
-    known = {storage(tensor) for tensor in [*call.state.tensors.values(), *call.tensors]}
-    known |= of_gradients
+    there = [one for one in call.before if one is not None]
+    known = set(map(storage, [*call.state.tensors.values(), *call.tensors, *there]))
     for address, (_, line) in observer.outside.items():
         if address and address not in known and address not in seen:
             yield Refusal("reads a tensor that changes on every call", "pass it as an argument of the step", line)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optimizations.report.steps import Refusal
+from optimizations.report.steps import Refusal, StepChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,27 +20,65 @@ class Operation:
 
 def first_difference(before: Sequence[Operation], after: Sequence[Operation]) -> Refusal | None:
     """Return why two runs of a step on batches of one signature cannot be the same graph; None if they are the same."""
+    if (found := difference(before, after, "the call before")) is None:
+        return None
+    return Refusal(
+        f"differs in two calls with equal shapes: one {found[0]}",
+        "a graph repeats one call exactly: take decisions that vary before the step and pass them as tensors, or as "
+        "arguments of which each value gets a graph of its own",
+        found[1],
+    )
+
+
+def difference(before: Sequence[Operation], after: Sequence[Operation], other: str) -> tuple[str, str | None] | None:
+    """Return what the second run did other than the first, which is called `other`, and the line; None if nothing."""
     for old, new in zip(before, after, strict=False):
         if old.name != new.name:
-            return _differs(f"ran {short(new.name)} where the call before ran {short(old.name)}", new.line or old.line)
+            return f"ran {short(new.name)} where {other} has {short(old.name)}", new.line or old.line
         if old.arguments != new.arguments:
-            pairs = zip(old.arguments, new.arguments, strict=False)
-            was, now = next(((a, b) for a, b in pairs if a != b), (len(old.arguments), len(new.arguments)))
-            return _differs(f"gave {short(new.name)} {now!r} where the call before gave {was!r}", new.line or old.line)
+            pairs = list(zip(old.arguments, new.arguments, strict=False))
+            was, now = next((pair for pair in pairs if pair[0] != pair[1]), (len(old.arguments), len(new.arguments)))
+            return f"ran {short(new.name)}(..., {_text(now)}) where {other} has {_text(was)}", new.line or old.line
     if len(before) != len(after):
         longer = max(before, after, key=len)[min(len(before), len(after))]
-        what = "ran" if len(after) > len(before) else "did not run"
-        return _differs(f"{what} {short(longer.name)}, other than the call before", longer.line)
+        return (
+            f"{'ran' if len(after) > len(before) else 'did not run'} {short(longer.name)}, other than {other}",
+            longer.line,
+        )
     return None
 
 
-def _differs(what: str, line: str | None) -> Refusal:
-    return Refusal(
-        f"differs in two calls with equal shapes: one {what}",
-        "a graph repeats one call exactly: take decisions that vary before the step and pass them as tensors, or as "
-        "arguments of which each value gets a graph of its own",
-        line,
+def require_same(
+    step: str, recorded: Sequence[Operation], now: Sequence[Operation], *, replays: tuple[int, int], why: str | None
+) -> None:
+    """Compare the operators of an audited call with those of its recording.
+
+    Args:
+        replays: the first and the last replay that may have been wrong.
+        why: what else the audited call did that no recording holds, such as a read of a value on the host.
+
+    Raises:
+        StepChanged: they differ.
+    """
+    found = (why, None) if why is not None else difference(recorded, now, "its recorded graph")
+    if found is None:
+        return
+    what, line = found
+    first, last = replays
+    which = f"Replays {first} to {last}" if last > first else f"Replay {first}"
+    used = f" {which} did what was recorded." if last >= first else ""
+    place = f" ({line})" if line else ""
+    raise StepChanged(
+        f"{step}() {what}{place}.{used} Pass what decides it as an argument or a tensor, or name it: "
+        "graph_step(step, key=lambda: ...)"
     )
+
+
+def _text(argument: Any) -> str:
+    """Return a number as it is; of a tensor, its dtype, shape and name."""
+    if isinstance(argument, tuple) and len(argument) >= 3:
+        return " ".join(str(part) for part in argument if part != "")
+    return str(argument)
 
 
 def short(name: str) -> str:

@@ -12,11 +12,11 @@ from enum import Enum
 
 import torch
 
-from optimizations.capture.signature import OTHER_RESULT, is_gone
+from optimizations.capture.signature import OTHER_RESULT, is_gone, without_objects
 from optimizations.capture.step.changes import Tokens
-from optimizations.capture.step.host_random import SAME_DRAWS, HostDraws, decides
 from optimizations.capture.step.host_tensors import HostTensors
-from optimizations.capture.step.operations import Operation, first_difference
+from optimizations.capture.step.observing import Observed
+from optimizations.capture.step.operations import first_difference
 from optimizations.report.steps import Refusal
 
 OBSERVED = 2
@@ -27,6 +27,8 @@ of every other call."""
 MOST_SET_UPS = 16
 """Calls of one signature that may be passed over because something was compiled in them."""
 MOST_SIGNATURES = 64
+MOST_OBJECTS = 8
+"""Objects that may stand in one place of the arguments in turn, where a graph belongs to one of them."""
 
 
 class Action(Enum):
@@ -39,21 +41,20 @@ class Action(Enum):
 
 @dataclass(slots=True)
 class Progress:
-    """Record what is known of one signature. `trace` is of the last observed call, `agreeing` how many in a row were
-    alike; `outside` where it read tensors that it did not make,
-    `generators` those it drew from other than the default one, `failed` the captures that were not what was observed,
-    `set_ups` the calls and captures in which something was compiled. `host_draws`: what the last observed call drew on
-    the host, where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them.
-    `asked`: it asks whether it is captured, and gets `as_captured` for an answer. `numbers`: what the last observed
-    call compared of Python. `drops_gradients`: it let go of gradients from before, unread. `gradients`: which
-    parameters (identities) had one after it. `refusal`: why its calls run as they are, where others of their signature
-    are replayed, or may be."""
+    """Record what is known of one signature.
 
-    trace: Sequence[Operation] = ()
-    returned: Hashable = None
-    outside: frozenset[int] = frozenset()
-    generators: Sequence[torch.Generator] = ()
-    draws: bool = False
+    Attributes:
+        last: what the last observed call did.
+        agreeing: how many observed calls in a row were alike.
+        failed: captures that were not what was observed.
+        set_ups: calls and captures in which something was compiled.
+        as_captured: the answer to a step that asks whether it is captured; `asked`: it does.
+        host: tensors in CPU memory, as the last observed call left them.
+        numbers: what the last observed call compared of Python.
+        refusal: why its calls run as they are, where others of their signature are replayed, or may be.
+    """
+
+    last: Observed | None = None
     agreeing: int = 0
     observed: int = 0
     findings: int = 0
@@ -61,47 +62,30 @@ class Progress:
     set_ups: int = 0
     asked: bool = False
     as_captured: bool = False
-    host_draws: HostDraws = field(default_factory=HostDraws)
     host: HostTensors | None = None
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     same_inputs: set[int] = field(default_factory=set)
     difference: Refusal | None = None
     numbers: Tokens = field(default_factory=dict)
-    drops_gradients: bool = False
-    gradients: frozenset[int] = frozenset()
     refusal: Refusal | None = None
 
-    def note(
-        self,
-        trace: Sequence[Operation],
-        returned: Hashable,
-        findings: Sequence[Refusal],
-        host_draws: HostDraws | None = None,
-    ) -> Refusal | None:
+    def note(self, seen: Observed) -> Refusal | None:
         """Take in an observed call; return a refusal if it is final."""
-        before, self.host_draws = self.host_draws, host_draws or HostDraws()
-        first = self.observed == 0
+        before, self.last = self.last, seen
         self.observed += 1
-        if findings:
+        if seen.findings:
             self.findings += 1
             self.agreeing = 0
-            return findings[0] if self.findings >= OBSERVED or self.observed >= PATIENCE else None
+            return seen.findings[0] if self.findings >= OBSERVED or self.observed >= PATIENCE else None
         self.findings = 0
-        difference = None if first else first_difference(self.trace, trace)
-        if difference is None and not first and returned != self.returned:
-            difference = OTHER_RESULT
-        if difference is None and not first:
-            difference = self.host_draws.other_results(before)
-        names = sorted({*self.host_draws.states, *before.states})
-        # Of calls that were not refused: the trace of the others is not kept. Note [Draws that decide nothing].
-        contradicted = difference is not None and bool(names) and self.agreeing > 0
-        if difference is not None and contradicted:
-            difference = decides(difference, names)
-        elif difference is None and not first and self.host_draws.repeats(before):
-            difference = SAME_DRAWS
-        self.agreeing = 1 if difference is not None or first else self.agreeing + 1
-        self.trace, self.returned, self.difference = trace, returned, difference
-        return difference if contradicted or self.observed >= PATIENCE else None
+        difference = None
+        if before is not None:
+            difference = first_difference(before.operations, seen.operations)
+            if difference is None and seen.structure != before.structure:
+                difference = OTHER_RESULT
+        self.agreeing = 1 if difference is not None else self.agreeing + 1
+        self.difference = difference
+        return difference if self.observed >= PATIENCE else None
 
     def saw(self, inputs: Sequence[torch.Tensor]) -> None:
         """Take in the tensors of an observed call."""
@@ -131,7 +115,7 @@ class Progress:
             return False
         self.as_captured = True
         self.observed = self.agreeing = self.findings = 0
-        self.outside = frozenset()
+        self.last = None
         return True
 
     def differed(self) -> bool:
@@ -148,6 +132,7 @@ class Plan:
     warm_up: int
     calls: int = 0
     by_key: dict[object, Progress] = field(default_factory=dict)
+    _objects: dict[object, set[object]] = field(default_factory=dict)
 
     def next(self, key: object) -> tuple[Action, Progress]:
         """Return what to do with a call of this signature."""
@@ -176,8 +161,19 @@ class Plan:
         """Forget calls whose arguments held an object that was freed since."""
         self.by_key = {key: progress for key, progress in self.by_key.items() if not is_gone(key)}
 
-    def exhausted(self) -> Refusal | None:
-        """Return why no more signatures are looked at, if there were too many."""
+    def recorded(self, arguments: Hashable) -> None:
+        """Take in that calls with these arguments have a recording: objects among them came in several calls."""
+        self._objects.pop(without_objects(arguments), None)
+
+    def exhausted(self, arguments: Hashable) -> Refusal | None:
+        """Return why no more calls are looked at, if there were too many signatures, or objects among the arguments."""
+        if (unnamed := without_objects(arguments)) != arguments:
+            self._objects.setdefault(unnamed, set()).add(arguments)
+            if len(self._objects[unnamed]) > MOST_OBJECTS:
+                return Refusal(
+                    "is given another object in each call, of which nothing is known but that it is another",
+                    "pass its tensors and numbers as they are, or in a dict, a list or a dataclass",
+                )
         if len(self.by_key) <= MOST_SIGNATURES:
             return None
         return Refusal(

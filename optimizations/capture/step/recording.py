@@ -25,8 +25,7 @@ from optimizations.capture.step.call import Call, sparse_tensors
 from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.gradient_room import carves, room_for_gradients
 from optimizations.capture.step.gradients import Gradients, Use, gradients
-from optimizations.capture.step.host_random import HostDraws
-from optimizations.capture.step.host_state import HostState, Rebound
+from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
@@ -35,6 +34,7 @@ from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, 
 from optimizations.capture.step.observing import (
     CHECKPOINT_DRAWS,
     Given,
+    Observed,
     call_changes,
     changed_itself,
     host_generators,
@@ -200,8 +200,8 @@ def capture(
         StepRefused: it cannot be repeated, or does not fit into the budget.
         Exception: what the capture raised.
     """
-    memory_budget_bytes = options.memory_budget_bytes
-    draws_unused = options.host_draws == "unused"
+    assert progress.last is not None
+    seen, budget = progress.last, options.memory_budget_bytes
     concurrency = options.concurrency if follow else "off"
     with device.here():
         inputs = CopiedInputs(call.tensors, in_place)
@@ -215,25 +215,23 @@ def capture(
         device.holds,
         call.known(placeholders),
         forbid=True,
-        generators=progress.generators,
+        generators=seen.generators,
         keeps_workspace=device.keeps_workspace,
     )
-    observer.rates = rates.storages()
+    observer.rates, observer.host_generators = rates.storages(), host_generators(device, call.state)
     observer.sparse = sparse_tensors(call.state)
-    if draws_unused:
-        observer.compare_values(host_generators(device, call.state), placeholders)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
     room = room_for_gradients(
         call.parameters,
         call.before,
         call.state.optimizers.values(),
-        dropped=progress.drops_gradients,
-        made=progress.gradients,
+        dropped=seen.drops_gradients,
+        made=seen.gradients,
     )
     with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
         observer.log = log = device.launch_log(notes_memory=concurrency == "auto")
-        with device.capturing(graph, pool, progress.generators), log.noting(*loaded_modules(), operators=False):
+        with device.capturing(graph, pool, seen.generators), log.noting(*loaded_modules(), operators=False):
             if not pool_before and carves(os.environ):
                 device.make_room(room)
             there = [gradient for gradient in call.before if gradient is not None]
@@ -252,22 +250,15 @@ def capture(
         changes = list(call_changes(call.state, snapshot, results))
     if not device.ready():
         raise StepDiffers(FREED_MEANWHILE)
-    _check(observer, asked, progress, changes)
-    if draws_unused:
-        _check_results(observer, progress, returned, results)
+    _check(observer, asked, seen, flatten(returned, []), changes)
     for refusal in [*map(changed_itself, marks.changed()), *given.changes(args, kwargs)]:
         raise StepRefused(refusal)
     check_unread(device, graph, results, call.state.code)
     pool_bytes = device.pool_bytes(pool)
     needed = pool_bytes + pool_bytes_elsewhere
-    if memory_budget_bytes is not None and needed > memory_budget_bytes:
-        raise StepRefused(
-            Refusal(
-                f"its graphs need {format_bytes(needed)}, and memory_budget_bytes is "
-                f"{format_bytes(memory_budget_bytes)}",
-                "raise the budget, or make the batch smaller",
-            )
-        )
+    if budget is not None and needed > budget:
+        what = f"its graphs need {format_bytes(needed)}, and memory_budget_bytes is {format_bytes(budget)}"
+        raise StepRefused(Refusal(what, "raise the budget, or make the batch smaller"))
     after = gradients(call.parameters)
     uses = uses_of(device, graph, observer, launches, call.before, after, writes.include)
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
@@ -275,7 +266,7 @@ def capture(
     kept = [
         tensor
         for address, (reference, _) in observer.outside.items()
-        if address in progress.outside
+        if address in seen.outside
         and address not in unread
         and (tensor := reference()) is not None
         and id(tensor) not in gradients_of_call  # `Gradients` keeps them
@@ -405,7 +396,13 @@ FREED_MEANWHILE = Refusal(
 """A workspace that was allocated in a capture lies in the graph's pool, and later graphs there may get its memory."""
 
 
-def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress, changes: Sequence[Refusal]) -> None:
+def _check(
+    observer: Observer,
+    asked: forbidden_calls.Asked,
+    seen: Observed,
+    structure: Hashable,
+    changes: Sequence[Refusal],
+) -> None:
     """Check that the captured call is what was observed, and has changed nothing on the host.
 
     Raises:
@@ -415,27 +412,14 @@ def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress,
         raise StepDiffers(SETS_UP)
     if observer.refusals:
         raise StepRefused(observer.refusals[0])
-    if asked.random_state and (observer.draws or progress.draws):
+    if asked.random_state and (observer.draws or seen.draws):
         raise StepRefused(CHECKPOINT_DRAWS)
-    if (difference := first_difference(progress.trace, observer.operations)) is not None:
+    if (difference := first_difference(seen.operations, observer.operations)) is not None:
         raise StepDiffers(difference)
+    if without_objects(structure) != without_objects(seen.structure):
+        raise StepDiffers(OTHER_RESULT)
     if changes:
         raise StepRefused(changes[0])
-
-
-def _check_results(observer: Observer, progress: Progress, returned: Any, kept: Sequence[Rebound]) -> None:
-    """Check that the captured call has the results observed before. Note [Draws that decide nothing] in `host_random`.
-
-    Raises:
-        StepDiffers: it has others.
-    """
-    tensors: list[torch.Tensor] = []
-    structure = flatten(returned, tensors)
-    if without_objects(structure) != without_objects(progress.returned):
-        raise StepDiffers(OTHER_RESULT)
-    found = HostDraws({}, *observer.of_results([*tensors, *(entry.new for entry in kept)]))
-    if (difference := found.other_results(progress.host_draws)) is not None:
-        raise StepDiffers(difference)
 
 
 def _host_tensors(

@@ -187,12 +187,12 @@ def test_collectives_keep_the_chain() -> None:
 
 def test_graph_that_must_not_be_launched_is_not() -> None:
     graphed, _ = compared(sgd, calls=8)
-    (recording,) = graphed._recordings
+    (recording,) = graphed._recorder.recordings
     assert recording.side_by_side.branches is not None
     recording.side_by_side.branches.unusable = "its edges could not be put back"
     replays = recording.replays
     with pytest.raises(NotLaunched, match="put back"):
-        recording.launch(list(batches(1)[0]), graphed._rates)
+        recording.launch(list(batches(1)[0]), graphed._recorder._rates)
     assert recording.replays == replays
 
 

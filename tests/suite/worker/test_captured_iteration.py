@@ -140,7 +140,7 @@ def test_pointers_are_counted_that_the_iteration_writes(graphs: list[Any], monke
     run = captured_iteration(MODES["step"], instance, instance.module)
     for index in range(4):
         run(instance.inputs(index))
-    (recording,) = run._graphed._recordings
+    (recording,) = run._graphed._recorder.recordings
     monkeypatch.setattr(recording.inputs, "_tracker", SimpleNamespace(pointer_bytes=48, indices=[0]))
 
     def iterate() -> None:

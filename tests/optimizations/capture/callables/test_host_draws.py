@@ -76,5 +76,5 @@ def test_without_the_callers_word_it_is_refused_and_told_of_it() -> None:
 def test_a_draw_whose_value_the_gpu_reads_is_refused() -> None:
     x = torch.ones(3, requires_grad=True)
     for call in (lambda x: x * random.random(), lambda x: x * torch.rand([])):
-        with pytest.raises(StepRefused, match="callable 1 differs in two calls with equal shapes: one gave mul"):
+        with pytest.raises(StepRefused, match="callable 1 differs in two calls with equal shapes: one ran mul"):
             graph_callables(call, [(x,)], device=CpuDeviceWithHost(), host_draws="unused")

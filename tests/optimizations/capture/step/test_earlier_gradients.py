@@ -4,103 +4,16 @@ from __future__ import annotations
 
 import array
 import contextlib
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy
-import pytest
 import torch
 from simulated_gpu.operators import CpuDevice
 from step_parts import batches, loss_of, network
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from optimizations.capture.step.earlier_gradients import EarlierGradients
 from optimizations.capture.step.graphed_step import GraphedStep
-
-
-@pytest.mark.parametrize(
-    ("kept_before", "read", "kept", "expected"),
-    [
-        (False, False, False, True),
-        (False, True, False, False),
-        (False, False, True, False),
-        (True, False, True, True),  # of what others hold nothing is known
-    ],
-)
-def test_call_releases_gradients_it_neither_reads_nor_keeps(
-    kept_before: bool, read: bool, kept: bool, expected: bool
-) -> None:
-    parameter = torch.nn.Parameter(torch.ones(3))
-    parameter.grad = torch.ones(3)
-    outside = {parameter.grad.untyped_storage().data_ptr()} if read else set()
-    held = [parameter.grad] if kept_before else []
-    earlier = EarlierGradients([parameter.grad])
-    held += [parameter.grad] if kept and not held else []
-    parameter.grad = None
-    assert earlier.dropped([None], outside) is expected
-    assert len(held) == kept
-
-
-def test_gradients_without_storage_are_not_released() -> None:
-    assert not EarlierGradients([None]).dropped([None], set())
-    assert not EarlierGradients([torch.ones(3).to_sparse()]).dropped([None], set())
-
-
-def test_gone_or_replaced_gradients_are_told_from_present_ones() -> None:
-    first, second = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
-    first.grad, second.grad = torch.ones(3), torch.ones(3)
-    place, stays = first.grad.untyped_storage().data_ptr(), second.grad.untyped_storage().data_ptr()
-    before = [first.grad, second.grad, None]
-    earlier = EarlierGradients(before)
-    assert before == [] and earlier.places == {place, stays}
-    assert not earlier.gone(place)
-    assert not earlier.replaced([first.grad, second.grad, None])
-    assert earlier.replaced([first.grad, second.grad, torch.ones(1)])
-    first.grad = None
-    assert earlier.gone(place) and not earlier.gone(stays) and not earlier.gone(1)
-    assert earlier.replaced([None, second.grad, None])
-    assert not earlier.dropped([None, second.grad, None], set())
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_no_call_holds_gradients_that_the_step_has_let_go_of(refused: bool) -> None:
-    """Calls that warm up, that are observed, and that are refused; in a capture those that are set aside are empty."""
-    model = network("cpu")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    there: list[Any] = []
-    held = array.array("i", [0, 0])  # what a step writes in one is not noticed
-
-    def look() -> None:
-        held[0] += 1
-        held[1] += sum(not one.expired() for one in there[0]) if there else 0
-
-    class Looks(torch.autograd.Function):
-        @staticmethod
-        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
-            look()
-            return gradient
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        if refused and bool(loss > 0):
-            loss = loss * 1.0
-        Looks.apply(loss).backward()
-        optimizer.step()
-        return loss.detach()
-
-    call = GraphedStep(step, device=CpuDevice())
-    for args in batches("cpu", 8 if refused else 3):
-        there[:] = [[StorageWeakRef(p.grad.untyped_storage()) for p in model.parameters() if p.grad is not None]]
-        with warnings.catch_warnings(record=refused):
-            call(*args)
-    assert call.report().eager_calls == held[0] and held[1] == 0
-    assert bool(call.report().refusals) is refused
 
 
 def test_side_stream_may_read_gradients_the_step_releases() -> None:

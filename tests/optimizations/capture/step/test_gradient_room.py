@@ -10,58 +10,11 @@ import torch
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
-from optimizations.capture.step.gradient_room import ALIGNMENT, SMALL, carves, room_for_gradients
+from optimizations.capture.step.gradient_room import SMALL, carves
 from optimizations.capture.step.graphed_step import GraphedStep
 
-LARGE, ODD, LITTLE = 3 * SMALL // 4, SMALL // 4 + 1, SMALL // 4
-"""Elements of float32: 3 MiB, one more than 1 MiB, and 1 MiB, which is small."""
-OF_LARGE, OF_ODD = 3 * SMALL, SMALL + ALIGNMENT
-
-
-def parameters() -> list[nn.Parameter]:
-    return [nn.Parameter(torch.zeros(count)) for count in (LARGE, ODD, LITTLE)]
-
-
-def test_gradients_that_are_dropped_count_and_small_ones_do_not() -> None:
-    found = parameters()
-    before = [torch.zeros_like(one) for one in found]
-    assert room_for_gradients(found, before, [], dropped=True, made=set()) == OF_LARGE + OF_ODD
-    assert room_for_gradients(found, before, [], dropped=False, made=set()) == 0
-
-
-def test_trained_parameters_count_where_none_is_given() -> None:
-    found = parameters()
-    optimizer = torch.optim.SGD([{"params": [found[0]]}, {"params": [found[2]]}], lr=0.1)
-    nothing: list[torch.Tensor | None] = [None] * 3
-    for dropped in (True, False):
-        assert room_for_gradients(found, nothing, [optimizer], dropped=dropped, made=set()) == OF_LARGE
-        assert room_for_gradients(found, nothing, [], dropped=dropped, made=set()) == 0
-    found[0].requires_grad_(False)
-    assert room_for_gradients(found, nothing, [optimizer], dropped=False, made=set()) == 0
-
-
-def test_parameters_left_by_an_earlier_call_count() -> None:
-    found = parameters()
-    optimizer = torch.optim.SGD(found, lr=0.1)
-    made = {id(found[1]), id(found[2])}
-    assert room_for_gradients(found, [None] * 3, [optimizer], dropped=False, made=made) == OF_ODD
-    assert room_for_gradients(found, list(map(torch.zeros_like, found)), [optimizer], dropped=False, made=made) == 0
-
-
-class Part(torch.Tensor):
-    """Of a tensor that lies on several GPUs, say."""
-
-
-def test_what_stands_for_another_tensor_has_no_size_of_its_own() -> None:
-    found = [torch.zeros(LARGE).as_subclass(Part).requires_grad_(), nn.Parameter(torch.zeros(LARGE))]
-    before = [torch.zeros(LARGE), torch.zeros(LARGE)]
-    assert room_for_gradients(found, before, [], dropped=True, made=set()) == OF_LARGE
-
-
-def test_where_one_stands_the_others_are_not_made() -> None:
-    found = parameters()
-    optimizer = torch.optim.SGD(found, lr=0.1)
-    assert room_for_gradients(found, [None, torch.zeros(ODD), None], [optimizer], dropped=True, made=set()) == OF_ODD
+LARGE, OF_LARGE = 3 * SMALL // 4, 3 * SMALL
+"""Elements of float32, and their bytes."""
 
 
 OPTIONS = [

@@ -67,7 +67,7 @@ def test_gradients_that_a_graph_points_to_are_loaded() -> None:
     step, device, alike = run(lambda graph, memory, but=(): bool(memory))
     assert all(alike) and device.captures == 1
     assert step.report().replays >= 4
-    (recording,) = step._recordings.steady
+    (recording,) = step._recorder.recordings.steady
     assert any(recording.gradients._stays)
 
 
@@ -75,7 +75,7 @@ def test_stale_words_in_operator_kernels_load_no_gradients() -> None:
     """Operators read what they were given, and nobody gave them these gradients."""
     step, device, alike = run(lambda graph, memory, but=(): bool(memory), device=CpuDevice())
     assert all(alike) and device.captures == 1 and step.report().replays >= 4
-    (recording,) = step._recordings.steady
+    (recording,) = step._recorder.recordings.steady
     assert not any(recording.gradients._stays)
 
 
@@ -115,7 +115,7 @@ def test_words_of_other_nodes_or_of_unknown_ones_may_be_read(kind: type[CpuDevic
         device.mentions = lambda graph, memory, but=(): bool(memory)  # type: ignore[method-assign]
     step, device, alike = run(None, device=device)
     assert all(alike) and device.captures == 1 and step.report().replays >= 4
-    (recording,) = step._recordings.steady
+    (recording,) = step._recorder.recordings.steady
     assert any(recording.gradients._stays)
 
 
@@ -189,7 +189,7 @@ class Sharing:
 
     @property
     def device(self) -> Any:
-        return self.step._device
+        return self.step._recorder.device
 
     def gradient(self) -> torch.Tensor:
         assert self.weight.grad is not None

@@ -82,7 +82,7 @@ def test_gradients_and_what_is_held_of_them_are_those_of_eager(zero: str, change
         if index % 3 == 0:
             change(mine)
             change(theirs)
-    assert step.report().replays >= 6
+    assert step.report().replays >= (1 if mine.held else 6)
 
 
 def test_held_gradient_stays_in_place_and_others_may_move() -> None:

@@ -79,12 +79,12 @@ def test_recordings_for_models_that_are_gone_are_freed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
-def test_models_that_are_gone_are_named_as_the_reason() -> None:
+def test_models_that_are_gone_are_the_reason() -> None:
     step = GraphedStep(train, device=CpuDevice())
     for _ in range(40):
         compare(step, [two_models()[0]], [two_models()[0]], [0] * 5)
     (refusal,) = step.report().refusals
-    assert refusal.reason == "was recorded again and again: it is given another Sequential after a few calls"
+    assert refusal.reason == "was recorded again and again: its model or other objects are new after a few calls"
 
 
 def test_recordings_for_the_same_parameters_share_their_memory() -> None:

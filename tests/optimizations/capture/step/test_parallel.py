@@ -13,8 +13,8 @@ from step_parts import batches, loss_of, network, training_step
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
+from optimizations.capture.step.call import DDP_WARM_UP
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.parallel import DDP_WARM_UP
 from optimizations.capture.step.reach import reach
 from optimizations.capture.step.watch import Watch
 

@@ -20,10 +20,10 @@ from optimizations import torch_internals
 from optimizations.capture.device import Device, any_word_in
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import copies, names, refused_tensor, replaced, signature
-from optimizations.capture.step.drawing import draws
 from optimizations.capture.step.forbidden_calls import Asked, watched
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.observer import Observer, storage
+from optimizations.capture.step.observer import Observer, draws, storage
+from optimizations.capture.step.observing import Observed
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.progress import MOST_SIGNATURES, PATIENCE, Action, Plan, Progress
 from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, Parameter
@@ -193,12 +193,16 @@ def test_first_difference_of_two_runs_has_its_line() -> None:
     run = [operation("aten.mul.Tensor", 1), operation("aten.add_.Tensor", 0.5)]
     assert first_difference(run, list(run)) is None
     other = first_difference(run, [run[0], operation("aten.add_.Tensor", 0.25)])
-    assert other is not None and "gave add_ 0.25 where the call before gave 0.5" in other.reason
+    assert other is not None and "ran add_(..., 0.25) where the call before has 0.5" in other.reason
     assert other.source_line == "loop.py:3 in step"
     shorter = first_difference(run, run[:1])
     assert shorter is not None and "did not run add_" in shorter.reason
     exchanged = first_difference(run, run[::-1])
-    assert exchanged is not None and "ran add_ where the call before ran mul" in exchanged.reason
+    assert exchanged is not None and "ran add_ where the call before has mul" in exchanged.reason
+
+
+def seen(trace: list[Operation], *findings: Refusal) -> Observed:
+    return Observed(trace, None, [*findings], frozenset(), [], False, False, False, (), False, frozenset())
 
 
 def test_call_is_observed_until_two_agree_and_then_recorded() -> None:
@@ -209,7 +213,7 @@ def test_call_is_observed_until_two_agree_and_then_recorded() -> None:
         action, progress = plan.next("key")
         actions.append(action)
         if action is Action.OBSERVE:
-            assert progress.note(trace, None, []) is None
+            assert progress.note(seen(trace)) is None
     assert actions == [Action.RUN] * 2 + [Action.OBSERVE] * 2 + [Action.RECORD] * 2
     assert plan.next("other")[0] is Action.OBSERVE  # each signature on its own
 
@@ -219,31 +223,31 @@ def test_late_agreement_of_calls_counts() -> None:
     refusal: Refusal | None = None
     for number in range(PATIENCE):
         assert refusal is None
-        refusal = progress.note([operation("aten.mul.Tensor", number)], None, [])
+        refusal = progress.note(seen([operation("aten.mul.Tensor", number)]))
     assert refusal is not None
     late = Progress()
     for number in (1, 2, 2):
-        assert late.note([operation("aten.mul.Tensor", number)], None, []) is None
+        assert late.note(seen([operation("aten.mul.Tensor", number)])) is None
     assert late.agreeing == 2
 
 
 def test_a_finding_is_final_when_it_is_seen_twice() -> None:
     progress, finding = Progress(), Refusal("reads", "do not")
-    assert progress.note([], None, [finding]) is None
-    assert progress.note([], None, [finding]) is finding
+    assert progress.note(seen([], finding)) is None
+    assert progress.note(seen([], finding)) is finding
     once = Progress()
-    assert once.note([], None, [finding]) is None
-    assert once.note([], None, []) is None
-    assert once.note([], None, []) is None
+    assert once.note(seen([], finding)) is None
+    assert once.note(seen([])) is None
+    assert once.note(seen([])) is None
     assert once.agreeing == 2
 
 
 def test_a_recording_begins_the_patience_again() -> None:
     progress = Progress()
     for number in range(PATIENCE - 1):
-        progress.note([operation("aten.mul.Tensor", number)], None, [])
+        progress.note(seen([operation("aten.mul.Tensor", number)]))
     progress.recorded()
-    assert progress.note([operation("aten.mul.Tensor", -1)], None, []) is None
+    assert progress.note(seen([operation("aten.mul.Tensor", -1)])) is None
 
 
 def test_a_capture_that_differs_is_tried_once_more() -> None:
@@ -272,7 +276,7 @@ def test_unnamed_tensors_and_allocations_are_ignored() -> None:
     with other:
         given * weight
     difference = first_difference(traces[0], other.operations)
-    assert difference is not None and "'weight') where the call before gave" in difference.reason
+    assert difference is not None and " weight) where the call before has" in difference.reason
 
 
 def test_complex_numbers_are_compared_by_their_parts() -> None:
@@ -301,9 +305,9 @@ def test_too_many_signatures_are_a_reason() -> None:
     plan = Plan(warm_up=3)
     for number in range(MOST_SIGNATURES):
         plan.next(number)
-    assert plan.exhausted() is None
+    assert plan.exhausted("key") is None
     plan.next("one more")
-    assert plan.exhausted() is not None
+    assert plan.exhausted("key") is not None
 
 
 def graph_of_kernel(data: bytes, name: str | None = "kernel") -> CapturedGraph:

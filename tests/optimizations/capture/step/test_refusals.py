@@ -415,7 +415,7 @@ def test_gradients_before_a_recording_are_released(
     gc.collect()
     assert step.report().replays == 1
     assert all(storage() is None for storage in storages)
-    assert alive == [False] * 2 * len(storages), "before the capture and behind it"
+    assert alive == [False] * len(storages), "behind the capture"
 
 
 class Learner:
