@@ -13,16 +13,11 @@ from optimizations.compiled_cache import Compiled
 
 
 class CudaCallFailed(RuntimeError):
-    """Report that a call failed. `call` is its name, `code` what it returned, `result` the library's name for that.
-
-    `code` is None where the installed library does not have the function.
-    """
+    """Report that a call failed. `code` is what it returned, None where the installed library has no such function."""
 
     def __init__(self, call: str, code: int | None, result: str) -> None:
         super().__init__(f"{call} failed: {result}" + ("" if code is None else f" ({code})"))
-        self.call = call
         self.code = code
-        self.result = result
 
 
 def check(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:

@@ -124,15 +124,8 @@ def recapture(
         return replace(found, owned=(*found.owned, *(one for other in workspaces for one in pool_memory(other))))
 
 
-class _Apart:
-    """Hold a stream for second captures, and the pools in which cuBLAS may have workspaces of this stream."""
-
-    def __init__(self, device: int) -> None:
-        self.stream = own_stream(device)
-        self.pools: list[Any] = []
-
-
-_apart: dict[int, _Apart] = {}
+_apart: dict[int, tuple[torch.cuda.Stream, list[Any]]] = {}
+"""By device: a stream for second captures, and the pools in which cuBLAS may have workspaces of this stream."""
 
 
 @contextlib.contextmanager
@@ -143,13 +136,13 @@ def _own_workspace(device: int, stream: torch.cuda.Stream, pool: Any) -> Iterato
             yield stream, []
         return
     if device not in _apart:
-        _apart[device] = _Apart(device)
-    apart = _apart[device]
-    apart.pools = [one for one in apart.pools if pool_memory(one)]
+        _apart[device] = own_stream(device), []
+    own, pools = _apart[device]
+    pools[:] = [one for one in pools if pool_memory(one)]
     try:
-        yield apart.stream, list(apart.pools)
+        yield own, list(pools)
     finally:
-        apart.pools.append(pool)
+        pools.append(pool)
 
 
 def _captured_by_driver(

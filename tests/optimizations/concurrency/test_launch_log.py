@@ -12,6 +12,7 @@ import pytest
 import torch
 from fake_tensor_map import make_hidden_map, make_tensor_map
 
+from optimizations import torch_internals
 from optimizations.concurrency import launch_log
 from optimizations.concurrency.hidden_memory import with_hidden_memory, with_moving_inputs
 from optimizations.concurrency.launch_log import (
@@ -63,6 +64,11 @@ class Kernel:
 
     def run(self, *arguments: Any, stream: int) -> None:
         self.graph.nodes += 1
+
+
+@pytest.fixture(autouse=True)
+def kernels_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_internals, "CachingAutotuner", Kernel)
 
 
 def test_kernel_arguments_are_read_or_written_by_name() -> None:

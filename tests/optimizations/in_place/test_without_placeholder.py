@@ -17,7 +17,9 @@ from optimizations.graph.records import MemoryRange
 from optimizations.in_place import without_placeholder as chooser
 from optimizations.in_place.generated import GeneratedCode, Launch
 from optimizations.in_place.without_placeholder import without_placeholder
-from tests.optimizations.concurrency.test_in_calls import TwoKernels, called
+from tests.optimizations.concurrency.test_in_calls import TwoKernels, called, faster
+
+__all__ = ["faster"]
 from tests.optimizations.trees.test_named import LAUNCHED
 
 CODE = GeneratedCode(None, **LAUNCHED)

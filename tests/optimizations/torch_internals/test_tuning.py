@@ -56,6 +56,14 @@ def launcher(warps: int) -> Launcher:
 ORIGINAL = torch_internals.CachingAutotuner.autotune_to_one_config
 
 
+@pytest.fixture(autouse=True)
+def once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch_internals.CachingAutotuner, "autotune_to_one_config", ORIGINAL)  # put back at the end
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    tune_once()
+    tune_once()
+
+
 def test_kernel_with_another_number_is_launched_as_tuned(tmp_path: Path) -> None:
     assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0}).kept == 4
     again = Tuner(tmp_path, "triton_poi_fused_relu_12", {4: 2.0, 8: 1.0})
