@@ -11,19 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from optimizations.report import CompiledGraph, LeftOut
-from optimizations.stack_trace import Frame, reason_and_frame, user_frame
+from optimizations.stack_trace import Frame, reason_and_frame
 from suite.results.schema import NotCaptured
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
 _LINE = re.compile(r"(?P<path>.+?)(?P<rest>:\d+ in .*)", re.DOTALL)
 _ROOT = Path(__file__).resolve().parents[2]
-
-
-def user_line(stack_trace: str | None) -> str | None:
-    """Return the innermost line of `stack_trace` outside PyTorch, as "path:line in function: code"; None without
-    one."""
-    frame = user_frame(stack_trace)
-    return None if frame is None else line_of_frame(frame)
 
 
 def line_of_frame(frame: Frame) -> str:

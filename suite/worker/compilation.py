@@ -7,8 +7,7 @@ Encore's waits for more calls.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -168,7 +167,7 @@ class Compilation:
         turns.waited_s = 0.0
         release_workspaces(device)
         restart_peak(device)
-        with self._noting_graphs():
+        with self.graphs.recording():
             begin = time.perf_counter()
             self.iterate_set(0)
             self._program.timer.synchronize()
@@ -207,7 +206,7 @@ class Compilation:
             OomTogether: graphs wait for memory that other modes have, and fewer of these may be alive.
         """
         calls, spent, calls_s = 0, 0.0, [*times.calls_s]
-        with self._noting_graphs():
+        with self.graphs.recording():
             while self._program.ranks.any(not optimizations.settled() and spent < SETTLE_S):
                 took_s = self._timed_call(calls)
                 spent += took_s
@@ -226,12 +225,6 @@ class Compilation:
             "calls_s": tuple(calls_s),
         }
         return times.model_copy(update=found)
-
-    @contextmanager
-    def _noting_graphs(self) -> Iterator[None]:
-        """Count what is compiled and captured inside the block."""
-        with self.graphs.recording():
-            yield
 
     def _iteration(self, call: Callable[..., object]) -> Iterate:
         return iteration(self._program.instance, call, marks_steps=self._program.marks_steps)

@@ -26,7 +26,7 @@ its mode's name, a later one after that; so trials have a mark of their own.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,9 +41,10 @@ from optimizations.torch_internals.tuning import graphs_marked
 from suite.measure.compare import largest_spread, norms
 from suite.measure.correctness import Agreement, compute_dtype, loss_scales, tolerance_of
 from suite.measure.eager_random import attention_that_drops_alike, eager_random_numbers
+from suite.measure.fingerprint import sketched_error
 from suite.measure.iteration import Iterate, iteration
 from suite.measure.memory import release
-from suite.measure.results import Results, State, run_checked, run_unchecked
+from suite.measure.results import Results, State, bits_of_run, digest_of, run_checked, run_unchecked
 from suite.results.schema import Correctness
 from suite.worker.cell_program import CellProgram
 from suite.worker.compilation import Compilation
@@ -51,7 +52,6 @@ from suite.worker.compile_cache import INDUCTOR, TRITON
 from suite.worker.eager_comparison import EagerComparison
 from suite.worker.protocol import Inaccurate
 from suite.worker.rank_group import RankGroup
-from suite.worker.result_bits import ResultBits
 
 
 class Judge:
@@ -66,7 +66,6 @@ class Judge:
         self._program = program
         self._compilation = compilation
         self._comparison = EagerComparison(program, compilation, announce)
-        self._bits = ResultBits(program, compilation)
         self.eager: list[Results] | None = None
         self.trial_verdict: Agreement | None = None
 
@@ -107,7 +106,7 @@ class Judge:
             Inaccurate: the results differ from eager's by more than their precision explains.
         """
         is_first = self._program.spec.known_digests is None
-        if not self._program.ranks.any(is_first or not self._bits.as_in_the_first_process()):
+        if not self._program.ranks.any(is_first or not self._is_as_in_the_first_process()):
             return None
         if self.eager is None:
             self.run_reference()
@@ -159,7 +158,7 @@ class Judge:
         ranked = isinstance(self._program.ranks, RankGroup)
         # Of what was tried only the bits are asked for, and gigabytes of gradients need not come to the host.
         compiled = self._results(self._compilation.iterate) if verdict is None or ranked else []
-        bits = [one.all_bits() for one in compiled] or [self._bits.of_run(*each)[0] for each in self._each_checked()]
+        bits = [one.all_bits() for one in compiled] or [self._bits_of_run(*each)[0] for each in self._each_checked()]
         if verdict is None:
             assert self.eager is not None, "eager ran before"
             verdict, forgotten = self._comparison.verdict("real", compiled, self.eager)
@@ -188,7 +187,7 @@ class Judge:
 
     def _record(self, verdict: Agreement, bits: Sequence[Mapping[str, str]] = ()) -> Correctness:
         """Return the verdict as a record, with what is found where results with these bits are computed once more."""
-        digests, varying = self._bits.repeated(bits)
+        digests, varying = self._repeated(bits)
         deterministic = bool(bits) and not any(varying)
         dtype = compute_dtype(self._program.instance, self._program.checked[0])
         return Correctness(
@@ -208,6 +207,50 @@ class Judge:
             bitwise=None,
             widened_error=verdict.widened_error,
         )
+
+    def _is_as_in_the_first_process(self) -> bool:
+        """Return whether the compiled iteration has the digests of the mode's first process, and what varies from call
+        to call is within the tolerance."""
+        varying = self._program.spec.known_varying or [{}] * len(self._program.checked)
+        tolerance = tolerance_of(self._program.instance, self._program.checked[0])
+        digests, near = [], True
+        for inputs, state, known in zip(self._program.checked, self._program.states, varying, strict=True):
+            bits, found = self._bits_of_run(inputs, state, sketched=known)
+            digests.append(digest_of({name: each for name, each in bits.items() if name not in known}))
+            near &= all(
+                name in found and sketched_error(found[name], sketch) <= tolerance
+                for name, sketch in known.items()
+                if sketch  # or it is not there in every call
+            )
+        return near and digests == self._program.spec.known_digests
+
+    def _bits_of_run(
+        self, inputs: Inputs, state: State, sketched: Collection[str] = ()
+    ) -> tuple[dict[str, str], dict[str, list[float]]]:
+        """Return the bits of what the compiled iteration computes, and sketches of some tensors: see `bits_of_run`."""
+        return bits_of_run(
+            self._program.instance, self._compilation.iterate, inputs, state, self._program.spec.seed, sketched
+        )
+
+    def _repeated(self, bits: Sequence[Mapping[str, str]]) -> tuple[list[str], list[dict[str, list[float]]]]:
+        """Return digests, and sketches of the tensors that vary from call to call, each by input set.
+
+        `bits` are those of the calls before; they are made again, to see which tensors stay the same. One that varies
+        on an input set counts as varying on all: two calls may have the same bits by chance.
+        """
+        varying: list[dict[str, list[float]]] = []
+        digests: list[str] = []
+        checked = list(zip(bits, self._program.checked, self._program.states, strict=bool(bits)))
+        others: set[str] = set()
+        for first, inputs, state in checked:
+            again, _ = self._bits_of_run(inputs, state)
+            others |= {name for name in {**first, **again} if first.get(name) != again.get(name)}
+        sketching = self._program.ranks.any(bool(others))
+        for first, inputs, state in checked:
+            sketches = self._bits_of_run(inputs, state, others)[1] if sketching else {}
+            varying.append({name: sketches.get(name, []) for name in sorted(others)})
+            digests.append(digest_of({name: each for name, each in first.items() if name not in others}))
+        return digests, varying
 
     def _each_checked(self) -> list[tuple[Inputs, State]]:
         return list(zip(self._program.checked, self._program.states, strict=True))

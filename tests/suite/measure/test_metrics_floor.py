@@ -228,11 +228,3 @@ def test_launches_are_timed_in_order_and_none_afterwards(cuda: Any) -> None:
 
 def test_the_suite_finds_it() -> None:
     assert METRIC in metrics()
-
-
-def test_graphs_alone_are_timed_on_inputs_that_move() -> None:
-    numbers: list[int] = []
-    run = launches.moving(numbers.append)
-    for _ in range(3):
-        run()
-    assert numbers == [0, 1, 2]

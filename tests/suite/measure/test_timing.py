@@ -166,20 +166,6 @@ def test_tensor_passed_twice_within_a_set_is_accepted():
     require_distinct_addresses([made(), made()])
 
 
-def test_lead_in_iterations_are_not_kept_as_samples(clock):
-    """What the first iterations of a block pay for, the samples do not."""
-    calls = 0
-
-    def iterate(inputs: Inputs) -> IterationOutput:
-        nonlocal calls
-        calls += 1
-        clock.pass_us(20_000 if calls <= LEAD_IN else 30)
-        return IterationOutput(None, None)
-
-    block = block_of(iterate, sets(2), samples=4, timer=ScriptedTimer([]))
-    assert (block.host_us, block.device_us) == ([30.0] * 4, [7.0] * 4)
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no thread to a core")
 def test_block_runs_on_its_core_and_gives_it_back():
     before = os.sched_getaffinity(0)

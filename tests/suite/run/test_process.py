@@ -121,15 +121,6 @@ def test_misbehaviour_becomes_a_status(tmp_path: Path, action: str, status: Stat
     assert words in answer.error
 
 
-@pytest.mark.parametrize(("phase", "command"), [("measure", MEASURE), ("metrics", CollectMetrics())])
-def test_a_crash_after_preparing_names_its_phase(tmp_path: Path, phase: str, command: Command) -> None:
-    with worker(tmp_path, f"exit:3@{phase}") as one:
-        assert isinstance(ask(one, prepare()), Built)
-        answer = failure(one, command)
-    assert answer.status is Status.CRASH
-    assert phase in answer.error
-
-
 def test_a_block_that_was_not_asked_for_is_bad_output(tmp_path: Path) -> None:
     with worker(tmp_path, "short@measure") as one:
         ask(one, prepare())
@@ -220,13 +211,6 @@ def test_worker_that_hangs_while_comparing_passes_the_turn_on(tmp_path: Path) ->
     assert time.monotonic() - started < 15.0
 
 
-def test_one_failure_does_not_end_its_neighbours(tmp_path: Path) -> None:
-    with worker(tmp_path, "exit:1") as bad, worker(tmp_path, "slow:0.5") as good:
-        answers = converse({bad: prepare(), good: prepare()}, 20.0)
-    assert isinstance(answers[bad], Failed)
-    assert isinstance(answers[good], Built)
-
-
 def test_command_to_a_gone_worker_is_answered_by_its_end(tmp_path: Path) -> None:
     with worker(tmp_path, "exit:7@measure") as one:
         ask(one, prepare())
@@ -250,14 +234,6 @@ def test_a_deaf_worker_and_its_children_are_killed(tmp_path: Path, monkeypatch: 
         failure(one, prepare(), timeout_s=2.0)
         pids = [one.pid, *recorded_pids(tmp_path)]
         assert len(pids) == 3
-    assert living(pids) == []
-
-
-def test_children_of_a_worker_that_crashed_are_killed(tmp_path: Path) -> None:
-    with worker(tmp_path, "child", "stray", "exit:1") as one:
-        failure(one, prepare())
-        pids = recorded_pids(tmp_path)
-        assert living(pids, within_s=0.0) == pids, "they must outlive the crash, or nothing is tested"
     assert living(pids) == []
 
 
