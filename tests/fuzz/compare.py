@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from simulated_gpu.placement import bits, retargeted
 
 from optimizations import torch_internals
 from optimizations.options import Options
@@ -21,7 +22,6 @@ from optimizations.placement.observe import Observation, observe
 from optimizations.report import PlacementReport
 
 from .differing_gpu import DeviceLost, Landing, OnDifferingGpu, shared
-from .on_cpu import bits, retargeted
 from .programs import CALLS, Built, Program, build, draw, text
 from .sources import INPUTS, Input, memory_and_view, random_values, write
 

@@ -16,12 +16,11 @@ from unittest import mock
 
 import torch
 import torch.fx
+from simulated_gpu.placement import OnCpu
 
 from optimizations.placement import feeds, guards, staging
 from optimizations.placement.observe import Observation
 from optimizations.written_operands import tensors_in
-
-from .on_cpu import OnCpu
 
 ARITHMETIC = frozenset(
     ("add", "sub", "mul", "truediv", "sin", "sum", "cumsum", "matmul", "linspace", "floor", "iadd", "add_", "mul_")

@@ -1,23 +1,17 @@
 """Puts defects that placement once had back, one at a time, and says after how many programs the fuzzer finds each.
 
-    python -m tests.fuzz.reversions [--count N] [--seed S] [--only NAME]
-
-Exit code 1 if one is not found. A defect is put back by replacing the piece of code that is its remedy, while the
-programs run.
+A defect is put back by replacing the piece of code that is its remedy, while the programs run.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-from optimizations.placement import feeds, guards, observe, plan, regions, rewrite, staging
-from optimizations.placement.residency import Residency
+from optimizations.placement import feeds, guards, observe, plan, rewrite, staging
 
 from .compare import fuzz
 
@@ -67,20 +61,6 @@ def _limits_hold_for_single_values() -> AbstractContextManager[Any]:
     return mock.patch.object(plan._Planner, "_how", one_by_one)
 
 
-def _memory_orders_nothing() -> AbstractContextManager[Any]:
-    """An operation goes before or behind the graph although another one writes its memory in between."""
-
-    def operands_only(graph: Residency) -> dict[str, frozenset[str]]:
-        return {name: frozenset(node.operands) for name, node in graph.nodes.items()}
-
-    return mock.patch.object(regions, "_order", operands_only)
-
-
-def _arguments_are_taken_to_be_apart() -> AbstractContextManager[Any]:
-    """Nobody looks whether arguments share memory that did not when the graph was compiled."""
-    return mock.patch.object(feeds, "_overlap", lambda pairs, arguments: False)
-
-
 @contextlib.contextmanager
 def _together(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
@@ -96,13 +76,7 @@ DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "pinned-arguments-are-read-by-the-host": _pinned_arguments_are_read_by_the_host,
     "pinned-attributes-are-compared-by-the-host": _pinned_attributes_are_compared_by_the_host,
     "limits-hold-for-single-values": _limits_hold_for_single_values,
-    "memory-orders-nothing": _memory_orders_nothing,
-    "arguments-are-taken-to-be-apart": _arguments_are_taken_to_be_apart,
 }
-
-
-RARE = frozenset(("memory-orders-nothing", "arguments-are-taken-to-be-apart"))
-"""Take more programs than tests have time for."""
 
 
 def found_after(name: str, *, seed: int, count: int) -> int | None:
@@ -113,21 +87,3 @@ def found_after(name: str, *, seed: int, count: int) -> int | None:
             if fuzz(seed, range(number, number + 1), shrink=False).failures:
                 return number + 1
     return None
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.reversions", description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=2000, help="give a defect up after so many programs")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=sorted(DEFECTS))
-    chosen = parser.parse_args()
-    missed = 0
-    for name in [chosen.only] if chosen.only else DEFECTS:
-        programs = found_after(name, seed=chosen.seed, count=chosen.count)
-        missed += programs is None
-        print(f"{name}: {'not found' if programs is None else f'found after {programs} programs'}", flush=True)
-    return 1 if missed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

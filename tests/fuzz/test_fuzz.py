@@ -6,7 +6,7 @@ import pytest
 
 from fuzz.compare import fuzz, through_inductor
 from fuzz.programs import build, draw, text
-from fuzz.reversions import DEFECTS, RARE, found_after
+from fuzz.reversions import DEFECTS, found_after
 
 SHARDS = 2
 PROGRAMS = 600 // SHARDS
@@ -34,7 +34,7 @@ def test_placed_programs_through_inductor_are_eagers() -> None:
     raise AssertionError(f"only {compiled} programs could be compiled")
 
 
-@pytest.mark.parametrize("name", sorted(DEFECTS.keys() - RARE))
+@pytest.mark.parametrize("name", sorted(DEFECTS))
 def test_a_defect_that_is_put_back_is_found(name: str) -> None:
     assert found_after(name, seed=SEED, count=400) is not None
 
