@@ -30,8 +30,6 @@ ROUNDS, ROUND_CALLS = 2, 20
 MOST_SPREAD = 3.0
 """A tensor in which the chain differs from itself may differ so much more among branches."""
 
-RaceOfSteps = Callable[[Sequence[str]], Any]
-
 
 @dataclass
 class Steering:

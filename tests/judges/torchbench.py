@@ -46,24 +46,6 @@ MODELS = (
 OWN = ("EOS", "TKE")
 """The same programs as two of TorchBench's, as the suite has them: judged next to these, and not timed here."""
 
-LEFT_OUT: Mapping[str, str] = {
-    "another package is needed": "Background_Matting, DALLE2_pytorch, detectron2_*, doctr_*, drq, fastNLP_Bert, "
-    "lit_llama, maml_omniglot, opacus_cifar10, pytorch_CycleGAN_and_pix2pix, sam_fast, soft_actor_critic, "
-    "speech_transformer, stable_diffusion_*, tacotron2, timm_efficientdet, torch_multimodal_clip, torchrec_dlrm, "
-    "vision_maskrcnn",
-    "data are downloaded": "Super_SloMo, functorch_maml_omniglot, gat, gcn, pytorch_stargan, sage, sam, yolov3",
-    "the configuration is downloaded": "hf_MPT_7b_instruct, hf_clip, hf_distil_whisper, llava, moondream, phi_1_5 and "
-    "the other large language models",
-    "fails with torch_geometric 2.8": "basic_gnn_*",
-    "several GPUs": "moco, simple_gpt_tp_manual",
-    "generation takes minutes": "cm3leon_generate, hf_GPT2_generate, hf_T5_generate",
-    "too large for a short run": "hf_GPT2_large, hf_T5_base, hf_T5_large, llama_v2_7b_16h",
-    "differentiates in its forward": "maml",
-    "its kernels are its own": "modded_nanogpt",
-    "quantized on the CPU": "mobilenet_v2_quantized_qat, resnet50_quantized_qat",
-}
-"""Models of the checkout that are not run, by the reason."""
-
 
 def measure(
     out: Path,

@@ -74,11 +74,3 @@ class TimedDenoiser(nn.Module):
         embedding = torch.cat([angles.sin(), angles.cos()], dim=-1).to(x.device)
         alpha = self.alphas[timestep.reshape(1)].to(device=x.device, dtype=x.dtype)
         return (x - (1 - alpha).sqrt() * self.project(x + embedding)) / alpha.sqrt()
-
-
-Program = tuple[nn.Module, tuple[torch.Tensor, ...]]
-
-
-def masked_blocks() -> Program:
-    """For `encore explain placement_examples:masked_blocks`, from this folder."""
-    return MaskedBlocks().to("cuda"), (torch.randint(16, (2, 6), device="cuda"),)

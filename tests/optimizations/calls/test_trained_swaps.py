@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from simulated_gpu.allocator import aligned
 from simulated_gpu.compiler import CompiledOnCpu
-from simulated_gpu.work import aligned
 from torch import nn
 
 import optimizations

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_gpu.work import aligned
+from simulated_gpu.allocator import aligned
 
 from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.records import MemoryRange

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from simulated_gpu.allocator import aligned
 from simulated_gpu.compiler import Capturable, CompiledOnCpu
 from simulated_gpu.driver import Function, Node, word
-from simulated_gpu.work import aligned
 from torch import nn
 
 import optimizations

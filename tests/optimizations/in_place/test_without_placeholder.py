@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from simulated_gpu.allocator import aligned
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, Compiled, Model, check, nodes, values
-from simulated_gpu.work import aligned
 
 from optimizations import torch_internals
 from optimizations.concurrency.branches import BRANCHES, CHAIN

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from simulated_gpu.work import aligned
+from simulated_gpu.allocator import aligned
 
 from optimizations import torch_internals
 from optimizations.options import Options

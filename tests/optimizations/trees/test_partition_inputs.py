@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu import compiler as simulation
+from simulated_gpu.allocator import aligned
 from simulated_gpu.compiler import CompiledOnCpu, cut_into_partitions
-from simulated_gpu.work import aligned
 
 from optimizations import torch_internals
 from optimizations.trees import graphed_function

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from interrupts import interrupted_at, interrupted_behind
+from simulated_gpu.allocator import aligned
 from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import KNOWN, Compiled, Model, nodes, values
-from simulated_gpu.work import aligned
 
 import optimizations
 from optimizations.in_place.generated import GeneratedCode

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from simulated_gpu.allocator import aligned
 from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, nodes, values
-from simulated_gpu.work import aligned
 from torch import nn
 
 import optimizations

@@ -8,12 +8,9 @@ import pytest
 from fixtures.synthetic_results import cell, metrics, selection_record
 
 from suite.report.chart import Chart, LineChart, draw
-from suite.report.published import load_published
 from suite.report.selected import judged_groups
 from suite.results.schema import Cell
 from tests.suite.report.test_paper import made, results, row
-
-PUBLISHED = load_published()
 
 
 def test_distributions_and_classes_count_workloads() -> None:

@@ -27,6 +27,13 @@ from optimizations.graph import pools, recapture
 DEFAULT = (0, 0)
 
 
+def aligned(elements: int, offset: int = 0) -> torch.Tensor:
+    """Float memory aligned as PyTorch's CUDA allocator aligns it, `offset` elements on."""
+    memory = torch.zeros(elements + offset + 128)
+    skip = -(memory.data_ptr() // 4) % 128 + offset
+    return memory[skip : skip + elements]
+
+
 @dataclass(eq=False)
 class Block:
     """Memory. `owner` is what has it now, None while it is free; `gone` once it was given back to the device."""

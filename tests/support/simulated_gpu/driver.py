@@ -238,9 +238,6 @@ class SimulatedDriver:
     def cuStreamEndCapture(self, stream: Any) -> tuple[Any, ...]:
         return OK, real.CUgraph(self.end_capture())
 
-    def cuDriverGetVersion(self) -> tuple[Any, ...]:
-        return OK, 13000
-
     # Changing a graph.
 
     def cuGraphClone(self, graph: Any) -> tuple[Any, ...]:
@@ -263,14 +260,6 @@ class SimulatedDriver:
         return OK, real.CUgraphNode(
             next(copy for copy in self.graphs[int(clone)].nodes if self.nodes[copy].original is of)
         )
-
-    def cuGraphKernelNodeSetParams(self, node: Any, launch: Any) -> tuple[Any, ...]:
-        record = self.nodes[int(node)]
-        if int(launch.kern):
-            raise RuleBroken("func and kern are both set")
-        record.function = self.functions[int(launch.func)]
-        record.parameters = self._arguments(record.function, launch)
-        return (OK,)
 
     def cuGraphKernelNodeSetAttribute(self, node: Any, kind: Any, value: Any) -> tuple[Any, ...]:
         assert kind == UPDATABLE and value.deviceUpdatableKernelNode.deviceUpdatable == 1

@@ -25,8 +25,8 @@ from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import containers, streams
 from optimizations.trees import function as function_module
 from optimizations.trees import node as node_module
+from simulated_gpu.allocator import aligned
 from simulated_gpu.driver import SimulatedDriver, SimulatedTools
-from simulated_gpu.work import aligned
 
 QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagraph_asserts": False}
 

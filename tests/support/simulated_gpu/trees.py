@@ -20,9 +20,9 @@ from optimizations.selection import Selection
 from optimizations.trees.containers import managers
 from optimizations.trees.maker import EncoreMaker
 from optimizations.trees.node import EncoreNode
+from simulated_gpu.allocator import aligned
 from simulated_gpu.driver import Function, Node, floats, word
 from simulated_gpu.runtime import CudaOnCpu, at_address
-from simulated_gpu.work import aligned
 
 COUNT = 16
 

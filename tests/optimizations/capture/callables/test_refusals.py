@@ -203,13 +203,6 @@ def test_arguments_whose_copies_share_what_they_hold_are_refused() -> None:
         graphed(lambda batch: batch["x"] * 2, [(sample,)])
 
 
-QUESTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], bool]] = {
-    "grad": lambda x, weight: weight.grad is None,
-    "is_leaf": lambda x, weight: x.is_leaf,
-    "grad_fn": lambda x, weight: x.grad_fn is None,
-}
-
-
 def test_code_may_ask_for_gradients_of_leaves_of_its_own() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         own = x.detach().requires_grad_()

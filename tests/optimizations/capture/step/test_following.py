@@ -260,9 +260,6 @@ def carrying_state(device: Hidden, *, reads_it_itself: bool = False) -> tuple[St
     return step, holder
 
 
-OTHERS: list[list[torch.dtype]] = [[], [torch.float64], [torch.float32], [torch.float32, torch.float32]]
-
-
 def test_attribute_equal_to_an_input_is_not_read_in_place() -> None:
     (eager, theirs), device = carrying_state(NOWHERE, reads_it_itself=True), CpuDevice()
     step, mine = carrying_state(on(device), reads_it_itself=True)
