@@ -268,8 +268,7 @@ class Ordered:
 
 
 def _longest(launches: Sequence[Launch]) -> int:
-    order = order_launches(launches)
-    return int(order.longest_path([1.0] * len(launches))[0])
+    return 1 + max(order_launches(launches).levels(), default=-1)
 
 
 class NotedOrders:

@@ -8,11 +8,12 @@ import pytest
 from fixtures.tiny_run import tiny_run
 
 from suite.measure.kernels import difference
-from suite.report.cell_tables import TUNING
 
 pytestmark = pytest.mark.gpu
 
 MODES = ("compile", "graph", "encore")
+TUNING = "CachingAutotuner.benchmark_all_configs"
+"""What Inductor calls the part of a compilation in which it tunes kernels."""
 
 
 def test_later_processes_of_all_modes_run_what_the_first_tuned(tmp_path: Path) -> None:
