@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,24 +37,17 @@ def update_page(page: Path, parts: Mapping[str, str]) -> None:
     write_atomically(page, text)
 
 
-def check_page(page: Path, names: Iterable[str]) -> None:
-    """Check that `update_page` will find what it needs, before minutes are spent on what it is to be given.
-
-    Raises:
-        WrongUse: the file cannot be read or replaced, or lacks the pair of comments of one of these names.
-    """
-    text = _read(page)
-    for name in names:
-        _replaced(text, name, "", page)
-
-
 def generated_names(page: Path) -> tuple[str, ...]:
     """Return the names of the generated parts that a file has room for, in its order.
 
     Raises:
-        WrongUse: the file cannot be read or replaced.
+        WrongUse: the file cannot be read or replaced, or `update_page` would not find each of them once.
     """
-    return tuple(dict.fromkeys(re.findall(r"^<!-- generated: (\S+) -->$", _read(page), re.MULTILINE)))
+    text = _read(page)
+    names = tuple(dict.fromkeys(re.findall(r"^<!-- generated: (\S+) -->$", text, re.MULTILINE)))
+    for name in names:
+        _replaced(text, name, "", page)
+    return names
 
 
 def generated_part(text: str, name: str) -> str:

@@ -13,6 +13,7 @@ on the other are enough for an interval, and one on each side is not.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from suite.report.compare import (
 )
 from suite.report.runs import Run, cell_label
 from suite.results import stats
-from suite.results.schema import Cell, Status
+from suite.results.schema import Status
 from suite.results.stats import CONFIDENCE, Spread
 
 LogRatios = NDArray[np.float64]
@@ -129,8 +130,8 @@ class WithinRuns:
     def __init__(self, base: Run, new: Run, metric: TimeKind) -> None:
         self._rows = [{(cell_label(cell), cell.mode): cell for cell in run.cells} for run in (base, new)]
         self._metric = metric
-        self._ratios: dict[tuple[int, str, str, str], LogRatios | str] = {}
-        self._spreads: dict[str, stats.Spread] = {}
+        self._of_run = functools.cache(self._ratios_of_run)
+        self._spread = functools.cache(self._spread_of_both)
 
     def change(self, label: str, mode: str) -> Found:
         """Return the change of a row in this mode, over the first baseline that both runs have.
@@ -154,15 +155,9 @@ class WithinRuns:
             return Found(change, baseline, ratios, None if change else ONE_PROCESS)
         return Found(None, reason="; ".join(dict.fromkeys(whys)) or "other modes are compared with it")
 
-    def _of_run(self, side: int, label: str, mode: str, baseline: str) -> LogRatios | str:
+    def _ratios_of_run(self, side: int, label: str, mode: str, baseline: str) -> LogRatios | str:
         """Return the log ratios of the processes of one run, or why there are none."""
-        key = (side, label, mode, baseline)
-        if key not in self._ratios:
-            cell, reference = self._rows[side].get((label, mode)), self._rows[side].get((label, baseline))
-            self._ratios[key] = self._found(cell, reference, baseline)
-        return self._ratios[key]
-
-    def _found(self, cell: Cell | None, reference: Cell | None, baseline: str) -> LogRatios | str:
+        cell, reference = self._rows[side].get((label, mode)), self._rows[side].get((label, baseline))
         if cell is None or reference is None:
             return f"{baseline} was not measured"
         if not cell.status is reference.status is Status.PASS:
@@ -176,13 +171,8 @@ class WithinRuns:
             return f"{OTHER_KERNELS} {baseline}"
         return ratios
 
-    def _spread(self, label: str) -> stats.Spread:
-        """Return what all ratios of a workload tell of how much processes differ: see Note [Both intervals]."""
-        if label not in self._spreads:
-            self._spreads[label] = self._spread_of_both(label)
-        return self._spreads[label]
-
     def _spread_of_both(self, label: str) -> stats.Spread:
+        """Return what all ratios of a workload tell of how much processes differ: see Note [Both intervals]."""
         variances, modes = [], set()
         for cell in (cell for (name, _), cell in self._rows[0].items() if name == label):
             for baseline in baselines(cell):

@@ -32,12 +32,6 @@ def steady(times, processes=3, **changes):
     return {"blocks": blocks, "processes": processes, **changes}
 
 
-def test_each_mode_is_compared_with_reference_and_baselines():
-    run = run_of(cell(mode="compile"), cell(mode="graph"), cell(mode="graph-unpartitioned"))
-    pairs = {(item.cell.mode, item.baseline) for item in compare.compare(run)}
-    assert pairs == {("graph", "compile"), ("graph-unpartitioned", "compile"), ("graph-unpartitioned", "graph")}
-
-
 def test_ratio_is_of_the_undisturbed_half_of_each_process():
     run = run_of(
         cell(mode="compile", **steady([100, 100, 100, 190, 200])), cell(mode="graph", **steady([50, 50, 50, 50, 95]))
@@ -115,16 +109,6 @@ def test_mode_with_one_process_shows_no_difference_of_processes():
     assert compare.spread_of([in_turn("eager", 300), *others], TimeKind.LATENCY) == without
 
 
-def test_device_time_has_a_verdict_of_its_own():
-    run = run_of(
-        cell(mode="compile", **steady([100] * 6)),
-        cell(mode="graph", blocks=[b.model_copy(update={"device_us": [99.0] * 3}) for b in steady([50] * 6)["blocks"]]),
-    )
-    comparisons = compare.compare(run)
-    assert only(comparisons, "graph", "compile").verdict is stats.Verdict.FAST
-    assert only(comparisons, "graph", "compile", TimeKind.DEVICE).verdict is stats.Verdict.SAME
-
-
 def test_throughput_is_compared_apart():
     run = run_of(
         cell(mode="compile", blocks=[block(i, [100.0], i, 90.0) for i in range(6)]),
@@ -192,15 +176,6 @@ def test_row_stands_in_for_a_baseline_without_samples():
     )
     item = only(compare.compare(run), "graph", "compile")
     assert (item.ratio.value, item.alternating) == (pytest.approx(2), False)
-
-
-def test_modes_measured_one_after_another_are_marked():
-    run = run_of(
-        cell(mode="compile", grouping=Grouping.SEQUENTIAL, group=["compile"], **steady([100] * 6)),
-        cell(mode="graph", grouping=Grouping.SEQUENTIAL, group=["graph"], **steady([90] * 6)),
-    )
-    item = only(compare.compare(run), "graph", "compile")
-    assert not item.alternating
 
 
 def short_of_memory(mode, phase):

@@ -202,12 +202,6 @@ def test_published_marks_are_drawn_only_where_there_are_some():
     assert "published" not in [text.get_text() for text in without.legends[0].get_texts()]
 
 
-def test_many_groups_are_spread_evenly_over_panels():
-    bars = {(f"W{number}", "graph"): Bar(1.0) for number in range(25)}
-    figure = draw(chart_of(bars), ORIGIN)
-    assert [len(axes.get_xticks()) for axes in figure.axes] == [13, 12]
-
-
 def test_workloads_in_many_modes_do_not_overlap():
     cells = large_run_cells()
     figure = draw(charts_of(*cells)["time_split"], ORIGIN)

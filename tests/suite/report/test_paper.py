@@ -13,7 +13,7 @@ from recorded_runs import comparisons
 from models import registry
 from suite.cli.main import main
 from suite.micro.records import read_micro_run
-from suite.report.build import build_exhibits
+from suite.report.build import Further, build_exhibits
 from suite.report.chart import Chart, draw
 from suite.report.compare import Ratios
 from suite.report.paper import EXHIBITS, Results, find_exhibits
@@ -394,6 +394,12 @@ def test_only_some_are_written_when_asked(tmp_path: Path, capsys: pytest.Capture
         with pytest.raises(SystemExit) as ended:
             main(["report", str(run), "--only", names_given])
         assert ended.value.code == 2
+
+
+def test_table_of_workloads_reads_no_results(tmp_path: Path) -> None:
+    nothing = tmp_path / "none"
+    files, _ = build_exhibits(["table1"], [nothing], tmp_path / "out", further=Further(nothing, nothing, (nothing,)))
+    assert [path.name for path in files] == ["paper_table1.csv"]
 
 
 def split(label: str, mode: str, microseconds: float, coverage: float = 100.0) -> Cell:

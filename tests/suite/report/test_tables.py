@@ -23,7 +23,6 @@ from suite.report.table import make_table, to_csv, to_markdown
 from suite.results.schema import (
     Cell,
     HostUse,
-    Memory,
     NotCaptured,
     Shortage,
     Status,
@@ -161,15 +160,6 @@ def test_headline_has_means_and_counts_of_verdicts() -> None:
     mean = row(table, workload="geometric mean")["over_graph"]
     assert mean.values["speedup"] == pytest.approx(2.0, rel=0.02) and mean.endswith(" of 1")
     assert row(table, workload="verdicts")["over_graph"] == "1 FAST, 1 none"
-
-
-def test_memory_and_compile_times_are_the_recorded_ones(run):
-    memory = row(cell_tables.table("memory", run), workload="EOS", mode="graph")
-    assert memory["replay_peak_reserved_bytes"] == 2**30
-    assert memory["compile_peak_reserved_bytes"] == 2**31
-    assert set(memory) == {"workload", "mode", "status", *Memory.model_fields}
-    times = row(cell_tables.table("compile_times", run), workload="EOS", mode="graph")
-    assert (times["first_call_s"], times["warm_up_s"], times["inductor_s"]) == (4.0, 6.0, 2.5)
 
 
 def test_conditions_are_the_range_over_all_readings(run):
