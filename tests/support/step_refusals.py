@@ -113,18 +113,6 @@ def entries_in_turn(train: Step) -> Step:
     return step
 
 
-@refused("used[0] changes", line=False)
-def entries_in_turn_in_another_dict(train: Step) -> Step:
-    used = [{"first": 1.0, "second": 2.0}]
-
-    def step(batch: Batch) -> torch.Tensor:
-        oldest, *others = used[0]
-        used[0] = {name: used[0][name] for name in (*others, oldest)}
-        return train(batch)
-
-    return step
-
-
 @refused("last has its entries in another order", line=False)
 def losses_kept_in_turn(device: str, train: Step) -> Step:
     last = {"first": torch.zeros((), device=device), "second": torch.zeros((), device=device)}
@@ -467,23 +455,6 @@ def function_of_numpys_own_generator(train: Step) -> Step:
     """Held by itself: a function of a compiled class, which says of its module what no other class does."""
     rand = numpy.random.rand
     return lambda batch: train(batch) * 2 if rand() < 1e-9 else train(batch)
-
-
-@refused("steps changes", line=False)
-def counter_in_an_array(train: Step) -> Step:
-    steps = numpy.zeros(1)
-
-    def step(batch: Batch) -> torch.Tensor:
-        steps[0] += 1
-        return train(batch)
-
-    return step
-
-
-@refused("reaches 2.0 MB in arrays of NumPy, table among them", line=False)
-def a_large_array(train: Step) -> Step:
-    table = numpy.ones(2**18)
-    return lambda batch: train(batch) * float(table[0])
 
 
 @refused("uses a module of TorchScript", line=False)

@@ -12,13 +12,13 @@ from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.device import Device
 from optimizations.capture.signature import Same, copies, flatten, refused_tensor, signature
 from optimizations.capture.step.call import refused_function, refused_iterators, refused_sources
+from optimizations.capture.step.changing_lines import last_word
 from optimizations.capture.step.host_state import MODULE_HOOKS, HostState
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import attributes_set
-from optimizations.capture.step.used_names import last_word
 from optimizations.capture.step.user_code import all_names, with_inner
 from optimizations.options import Concurrency
 from optimizations.report.steps import Refusal

@@ -52,7 +52,6 @@ from optimizations.capture.side_by_side import RacingDevice, concurrency_of
 from optimizations.capture.signature import signature
 from optimizations.capture.step.changes import MOST_NAMES
 from optimizations.capture.step.host_state import MODULE_HOOKS
-from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.options import HOST_DRAWS, require_one_of
 from optimizations.capture.step.surroundings import saved_tensors_are_watched, watched_by_others
 from optimizations.capture.step.watch import Watch
@@ -210,7 +209,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             ),
             lambda tensor: True,
             [parameter for parameter in member.run.parameters if id(parameter) not in reached],
-            host=HostTensors(on_the_host(member.state.tensors, self._device.holds)),
             hooks_of_tensors=False,  # they run after the graph
         )
 

@@ -32,7 +32,7 @@ class BoundResults:
 
     def _now(self) -> list[Any]:
         """Return what the entries hold; one value where all hold the same."""
-        held = [entry.current() for entry in self._entries]
+        held = [entry.container.get(entry.key) for entry in self._entries]
         return held[:1] if all(one is held[0] for one in held) else held
 
     def fit(self) -> bool:
@@ -58,5 +58,5 @@ class BoundResults:
         """Bind the second of these, one for each entry; return the first, what the step returned."""
         returned, values = results
         for entry, value in zip(self._entries, values, strict=True):
-            entry.bind(value)
+            entry.container.put(entry.key, value)
         return returned

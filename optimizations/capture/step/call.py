@@ -9,17 +9,12 @@ from typing import Any
 
 import torch
 
-from optimizations.byte_units import format_bytes
 from optimizations.capture.signature import copies, names, refused_tensor
-from optimizations.capture.step.changing_lines import line_that_names
+from optimizations.capture.step.changing_lines import line_with
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import storage, uses_sparse
 from optimizations.report.steps import Refusal
-
-MOST_ARRAY_BYTES = 2**20
-"""Arrays of NumPy that a step reaches are compared by their bytes before each launch, up to this in sum."""
-
 
 DDP_WARM_UP = 11
 """Calls that DistributedDataParallel needs before a capture: it rebuilds its buckets and times itself until then
@@ -121,13 +116,6 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Ref
         return refusal, False
     if not state.complete:
         return Refusal("reaches too many Python objects to watch", "pass what it needs as arguments"), False
-    arrays = state.arrays()
-    if (size := sum(array.nbytes for array in arrays.values())) > MOST_ARRAY_BYTES:
-        name = max(arrays, key=lambda path: arrays[path].nbytes)
-        return Refusal(
-            f"reaches {format_bytes(size)} in arrays of NumPy, {name} among them, too much to compare in each call",
-            "pass what it needs as tensors on the GPU",
-        ), False
     devices = {str(t.device) for t in [*state.tensors.values(), *call.tensors] if t.device.type == "cuda"}
     if len(devices) > 1:
         return Refusal(
@@ -166,7 +154,7 @@ def refused_iterators(state: HostState, is_named: Callable[[str], bool]) -> Iter
         yield Refusal(
             f"reads from an iterator, {path}",
             "call next() before it and pass what it gives as an argument",
-            line_that_names(state.code, path),
+            line_with(state.code, path),
         )
 
 

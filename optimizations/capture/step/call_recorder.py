@@ -31,12 +31,19 @@ from optimizations.capture.step.call import (
     refused_function,
     refused_iterators,
 )
-from optimizations.capture.step.changes import Changes, Numbers, named, numbers_given, tokens_of, with_changed
+from optimizations.capture.step.changes import (
+    Changes,
+    Numbers,
+    named,
+    named_arguments,
+    plain_numbers,
+    tokens_of,
+    with_changed,
+)
 from optimizations.capture.step.failed_captures import cause, do_all, is_programs_own, undoing, why
 from optimizations.capture.step.gradients import gradients, held, pattern, put
 from optimizations.capture.step.hooks import hooks_of
 from optimizations.capture.step.host_state import HostState
-from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import RATE, LearningRates
 from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused
@@ -99,10 +106,6 @@ class CallRecorder:
         finally:
             if self._fetches.is_open:
                 self._fetches.end()
-
-    def forget_findings(self) -> None:
-        """Forget findings of calls that are not refused."""
-        self._plan.forget_findings()
 
     def close(self) -> None:
         """Free the graphs and their memory. Later calls run as they are."""
@@ -265,7 +268,8 @@ class CallRecorder:
         if refused is not None:
             return self._refuse_and_run(key, refused, call)
         numbers = self._changes.numbers(state, self._rates.stands_for)
-        changing = self._changes.note(numbers, numbers_given(self._step, args, kwargs), self.recordings.replays)
+        given = plain_numbers(named_arguments(self._step, args, kwargs))
+        changing = self._changes.note(numbers, given, self.recordings.replays)
         if changing is not None:
             return self._refuse_all(changing, args, kwargs, call)
         frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
@@ -339,7 +343,7 @@ class CallRecorder:
 
     def _roots(self, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
         yield getattr(self._step, "__qualname__", type(self._step).__name__), self._step
-        for name, value in [*((f"args[{index}]", one) for index, one in enumerate(args)), *kwargs.items()]:
+        for name, value in named_arguments(self._step, args, kwargs):
             yield from of_argument(value, name)
 
     # Observe and record.
@@ -367,7 +371,6 @@ class CallRecorder:
         if not seen.findings:
             self._with_findings.pop(key, None)
         progress.numbers = numbers
-        progress.host = HostTensors(on_the_host(call.state.tensors, device.holds))
         progress.saw(call.tensors)
         return returned
 

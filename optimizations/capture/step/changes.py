@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from optimizations.capture.signature import exact, plain_values
-from optimizations.capture.step.changing_lines import line_that_calls, line_that_names
+from optimizations.capture.step.changing_lines import STEPS, last_word, line_with
 from optimizations.capture.step.host_state import HostState
-from optimizations.capture.step.used_names import RanCode, UsedNames, last_word
+from optimizations.capture.step.used_names import RanCode, UsedNames
 from optimizations.capture.step.watch import Ignore, Value, by_name, compared, is_dropped, is_of_module
 from optimizations.report.steps import Refusal
 
@@ -120,9 +120,9 @@ class Changes:
             )
         of_optimizer = re.match(r"(.*)\.param_groups\[", names[0])
         if of_optimizer is not None:
-            line = line_that_calls(self.names.code, of_optimizer.group(1) + ".param_groups", "step")
+            line = line_with(self.names.code, of_optimizer.group(1), STEPS)
         else:
-            line = line_that_names(self.names.code, names[0]) if last_word(names[0]) else None
+            line = line_with(self.names.code, names[0]) if last_word(names[0]) else None
         return Refusal(f"reads {named(names)}", advice_on(names) or _advice(names[0]), line)
 
 
@@ -176,15 +176,17 @@ _ADVICE_ON_NUMBERS = {
 }
 
 
-def numbers_given(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Hashable]:
-    """Return the numbers and strings among the arguments of a call, by how the step's code would write them."""
+def named_arguments(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of a call, by their names in the step's code."""
     function = step.__func__ if isinstance(step, types.MethodType) else step
     code = getattr(function, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if isinstance(code, types.CodeType) else ()
     names = names[int(isinstance(step, types.MethodType)) :]
-    found: dict[str, Any] = {}
     for place, value in enumerate(args):
-        found.update(plain_values(value, names[place] if place < len(names) else f"argument {place}"))
-    for name, value in kwargs.items():
-        found.update(plain_values(value, name))
-    return {name: exact(value) for name, value in found.items()}
+        yield names[place] if place < len(names) else f"argument {place}", value
+    yield from kwargs.items()
+
+
+def plain_numbers(named: Iterable[tuple[str, Any]]) -> dict[str, Hashable]:
+    """Return the numbers and strings among arguments."""
+    return {name: exact(value) for where, one in named for name, value in plain_values(one, where)}

@@ -16,13 +16,12 @@ import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
 from optimizations.capture.device import Device
 from optimizations.capture.step.audit import CheckEvery
-from optimizations.capture.step.bound_steps import NAME, is_no_method, step_of, steps_of
 from optimizations.capture.step.call_recorder import CallRecorder
 from optimizations.capture.step.options import DEFAULT_LIMIT, DEFAULT_WARM_UP, StepOptions
 from optimizations.capture.step.surroundings import inside
@@ -47,16 +46,13 @@ class GraphedStep:
     ) -> None:
         if not callable(step):
             raise TypeError(f"graph_step needs a function, not {type(step).__name__}")
-        functools.update_wrapper(self, step, updated=())
-        self._step, self._options, self._given_device = step, StepOptions(**options), device
-        self._no_method = is_no_method(step)
-        self._of: tuple[GraphedStep, Any] | None = None
-        """What decorates the method that this is, and the object whose method it is. See `bound_steps`."""
+        functools.update_wrapper(self, step, updated=("__dict__",) if isinstance(step, types.FunctionType) else ())
+        self._step, self._options = step, StepOptions(**options)
+        bound = isinstance(step, (types.MethodType, staticmethod)) or not hasattr(type(step), "__get__")
+        self._no_method = bound or getattr(step, "_no_method", False)
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._recorder = CallRecorder(step, device, self._options)
-        for name, value in vars(step).items() if isinstance(step, types.FunctionType) else ():
-            vars(self).setdefault(name, value)  # as `functools.wraps` does it
         _steps.add(self)
 
     @property
@@ -65,39 +61,18 @@ class GraphedStep:
         return bool(getattr(self._step, "__isabstractmethod__", False))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Return, of a decorated method, a step of its own for each instance, which keeps it."""
-        if instance is None or self._no_method:
-            return self
-        try:  # on the way of every call of a method
-            kept = instance.__dict__.get(NAME)
-            if kept is not None and kept.owner() is instance:
-                return kept.steps[self]
-        except (AttributeError, KeyError):
-            self._recorder.forget_findings()
-        held = getattr(instance, "__dict__", None)
-        if not isinstance(held, dict):  # of a class, or an object with slots: one step for all, the object an argument
-            return types.MethodType(self, instance)
-        bound = self._like(self._step.__get__(instance, owner), self._given_device)
-        bound._of = self, instance
-        return steps_of(instance, held).setdefault(self, bound)
-
-    def _like(self, step: Callable[..., Any], device: Device | None = None) -> GraphedStep:
-        return GraphedStep(step, device=device, **asdict(self._options))
+        """Return, of a decorated method, the method of an object, which is an argument like others."""
+        return self if instance is None or self._no_method else types.MethodType(self, instance)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphedStep:
         """Return the step of the copied objects, which begins from its first call."""
-        if self._of is not None:
-            method, instance = self._of
-            return cast(GraphedStep, step_of(method, copy.deepcopy(instance, memo)))
-        return self._like(copy.deepcopy(self._step, memo))
+        return GraphedStep(copy.deepcopy(self._step, memo), **asdict(self._options))
 
     def __copy__(self) -> GraphedStep:
-        return self._like(self._step)
+        return GraphedStep(self._step, **asdict(self._options))
 
     def __reduce__(self) -> Any:
-        """Return where to find the step: a function's name leads to its step, and so does a method's object."""
-        if self._of is not None:
-            return step_of, self._of
+        """Return where to find the step: a function's name leads to it."""
         if not isinstance(self._step, types.MethodType):
             found: Any = sys.modules.get(str(getattr(self._step, "__module__", "")))
             for name in self._recorder.name().split("."):

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import collections
 import enum
-import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,18 +19,49 @@ import torch
 from optimizations.capture.signature import PLAIN, exact
 
 _ABSENT = object()
-
+CELL = "cell_contents"
+"""The only key of a closure cell."""
 KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
-Place = tuple[int, Any]
-"""Where a value stands: the identity of what holds it, and its key."""
-
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps its hooks."""
+Content = dict[Any, Any]
+"""Keys and values of a container; those of a list by their places, of a set by their identities."""
+
+
+class Part:
+    """Some attributes of an object, or some entries of a dict such as a module's globals, where they are."""
+
+    def __init__(self, holder: Any, names: Iterable[str]) -> None:
+        self.holder, self.names = holder, set(names)
+
+    def content(self) -> Content:
+        found = ((name, self.get(name)) for name in sorted(self.names))
+        return {name: value for name, value in found if value is not _ABSENT}
+
+    def get(self, name: str) -> Any:
+        if isinstance(self.holder, dict):
+            return self.holder.get(name, _ABSENT)
+        return getattr(self.holder, name, _ABSENT)
+
+    def put(self, name: str, value: Any) -> None:
+        """Write an entry where it stands: of a class, in the base that has it."""
+        if isinstance(self.holder, dict):
+            self.holder[name] = value
+        elif isinstance(self.holder, type):
+            type.__setattr__(next((one for one in self.holder.__mro__ if name in vars(one)), self.holder), name, value)
+        else:
+            object.__setattr__(self.holder, name, value)
+
+    def drop(self, name: str) -> None:
+        if isinstance(self.holder, dict):
+            del self.holder[name]
+        else:
+            object.__delattr__(self.holder, name)
 
 
 @dataclass(slots=True)
 class Container:
-    """Describe something that holds values: a dict (an object's attributes too), list, set or closure cell.
+    """Describe something that holds values: a dict (an object's attributes too), list, set, closure cell or `Part`.
 
     Attributes:
         is_attributes: its keys are written as attributes or variables, and not in brackets.
@@ -56,81 +86,64 @@ class Container:
             return f"{self.path}.{key_name(key)}" if self.path else key_name(key)
         return f"{self.path}[{key!r}]" if isinstance(key, PLAIN) else f"{self.path}[...]"
 
-    def entries(self) -> list[tuple[Any, Any]]:
-        """Return its keys and values; a cell has the key "cell_contents", and an empty one no entry."""
+    @property
+    def is_sequence(self) -> bool:
+        return isinstance(self.held, (list, set, collections.deque))
+
+    def content(self) -> Content:
+        """Return a shallow copy."""
+        return content_of(self.held)
+
+    def get(self, key: Any) -> Any:
+        """Return what an entry holds; None if it is gone."""
+        held = self.held
+        if isinstance(held, dict):
+            return dict.get(held, key)
+        return self.content().get(key)
+
+    def put(self, key: Any, value: Any) -> None:
+        """Let an entry hold a value."""
         held = self.held
         if isinstance(held, types.CellType):
-            content = cell_content(held)
-            return [] if content is held else [("cell_contents", content)]
-        if isinstance(held, (Scope, Slots)):
-            return list(held.content().items())
-        if isinstance(held, dict):
-            return list(dict(held).items())
-        return list(enumerate(held)) if isinstance(held, (list, collections.deque)) else []
+            held.cell_contents = value
+        elif isinstance(held, Part):
+            held.put(key, value)
+        else:
+            held[key] = value
 
-    def content(self) -> Any:
-        """Return a shallow copy."""
-        if isinstance(self.held, types.CellType):
-            return cell_content(self.held)
-        return copy_of(self.held)
-
-    def restore(self, content: Any) -> None:
+    def restore(self, content: Content) -> None:
         """Put a shallow copy back, in place."""
         held = self.held
-        if isinstance(held, types.CellType):
-            held.cell_contents = content
-        elif is_array(held):
-            held[...] = content
+        if isinstance(held, (types.CellType, Part)):
+            now = self.content()
+            for key, value in content.items():
+                if now.pop(key, _ABSENT) is not value:
+                    self.put(key, value)
+            if isinstance(held, Part):
+                for key in now:
+                    held.drop(key)
         elif isinstance(held, dict):
             held.clear()
             held.update(content)
         elif isinstance(held, list):
-            held[:] = content
-        elif isinstance(held, (set, collections.deque)):
+            held[:] = content.values()
+        else:
             held.clear()
-            (held.update if isinstance(held, set) else held.extend)(content)
+            (held.update if isinstance(held, set) else held.extend)(content.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """Name an entry of a container. `key` is None for a closure cell."""
+class Rebound:
+    """Record an entry of a container that a call bound to another tensor."""
 
     container: Container
     key: Any
-
-    @property
-    def place(self) -> Place:
-        """Return where it stands."""
-        return place_of(self.container.held, self.key)
-
-    def current(self) -> Any:
-        """Return what the entry holds now; None if it is gone."""
-        content = self.container.held
-        if isinstance(content, types.CellType):
-            return cell_content(content)
-        if isinstance(content, list):
-            return content[self.key] if self.key < len(content) else None
-        if isinstance(content, Slots):
-            return content.content().get(self.key)
-        return (content.scope if isinstance(content, Scope) else content).get(self.key)
-
-    def bind(self, value: torch.Tensor) -> None:
-        """Let the entry hold `value`."""
-        held = self.container.held
-        if isinstance(held, types.CellType):
-            held.cell_contents = value
-        elif isinstance(held, (Scope, Slots)):
-            held.update({self.key: value})
-        else:
-            held[self.key] = value
-
-
-@dataclass(frozen=True, slots=True)
-class Rebound(Entry):
-    """Record an entry of a container that a call bound to another tensor."""
-
     old: torch.Tensor | None
     new: torch.Tensor
+
+    @property
+    def name(self) -> str:
+        return self.container.name_of(self.key)
 
 
 class ChangeKind(enum.Enum):
@@ -188,36 +201,23 @@ class HostState:
         }
         return list(found.values())
 
-    def arrays(self) -> dict[str, Any]:
-        """Return arrays of NumPy, by path."""
-        return {container.path: container.held for container in self.containers if is_array(container.held)}
-
-    def snapshot(self) -> list[Any]:
+    def snapshot(self) -> list[Content]:
         """Return shallow copies of all containers."""
         return [container.content() for container in self.containers]
 
-    def rebound(self, before: list[Any], *, added: bool = False) -> list[Rebound]:
-        """Return entries that held a tensor or None in `before` and another tensor now, and those that were `added`."""
-        found = []
-        for container, old in zip(self.containers, before, strict=True):
-            new = container.content()
-            pairs: list[tuple[Any, Any, Any]]
-            if isinstance(container.held, types.CellType):
-                pairs = [(None, old, new)]
-            elif isinstance(old, dict) and isinstance(new, dict):
-                pairs = [(key, old.get(key), value) for key, value in new.items() if added or key in old]
-            elif isinstance(old, list) and isinstance(container.held, list) and len(old) == len(new):
-                pairs = [(key, was, now) for key, (was, now) in enumerate(zip(old, new, strict=True))]
-            else:
-                continue
-            found += [
-                Rebound(container, key, was, now)
-                for key, was, now in pairs
-                if type(now) is torch.Tensor and now is not was and (was is None or type(was) is torch.Tensor)
-            ]
-        return found
+    def rebound(self, before: list[Content]) -> list[Rebound]:
+        """Return entries that held a tensor or None in `before` and another tensor now."""
+        return [
+            Rebound(container, key, was, now)
+            for container, old in zip(self.containers, before, strict=True)
+            for key, now in container.content().items()
+            if type(now) is torch.Tensor
+            and now is not (was := old.get(key, _ABSENT))
+            and (was is None or type(was) is torch.Tensor)
+            and not isinstance(container.held, (set, collections.deque))
+        ]
 
-    def changes(self, before: list[Any], but: Iterable[Rebound] = ()) -> Iterator[Change]:
+    def changes(self, before: list[Content], but: Iterable[Rebound] = ()) -> Iterator[Change]:
         """Yield what differs from `before`, in the program's names. Entries in `but` are left out.
 
         A container that was replaced is compared with what stands in its place now.
@@ -226,89 +226,41 @@ class HostState:
         contents = {id(container.held): old for container, old in zip(self.containers, before, strict=True)}
         replaced: set[int] = set()
         for container, old in zip(self.containers, before, strict=True):
-            new = container.content()
-            if id(container.held) in replaced or new is old:
+            if id(container.held) in replaced:
                 continue
-            replaced |= _replaced(old, new)
-            if (id(container.held), None) in left_out:
+            new, path = container.content(), container.path
+            if container.is_sequence and len(old) != len(new):
+                yield Change(f"{path} has {len(new)} members instead of {len(old)}", path, ChangeKind.GREW)
                 continue
-            if not alike(old, new, contents):
-                yield from _named_changes(container, old, new, contents, left_out)
-            if not (container.is_attributes or container.always_read) and _reordered(old, new):
-                words = f"{container.path} has its entries in another order"
-                yield Change(words, container.path, ChangeKind.OTHER)
+            ordered = not (container.is_sequence or container.is_attributes or container.always_read)
+            if ordered and old.keys() == new.keys() and list(map(id, old)) != list(map(id, new)):
+                yield Change(f"{path} has its entries in another order", path, ChangeKind.OTHER)
+            for key in dict.fromkeys([*old, *new]):
+                was, now = old.get(key, _ABSENT), new.get(key, _ABSENT)
+                if was is now or (id(container.held), key) in left_out:
+                    continue
+                replaced.add(id(was))
+                if not alike(was, now, contents):
+                    of_place = container.is_sequence or isinstance(container.held, types.CellType)
+                    yield _change(container.name_of(key), path if of_place else key_name(key), was, now)
 
-    def restore(self, before: list[Any]) -> None:
+    def restore(self, before: list[Content]) -> None:
         """Put back what was changed since `before`."""
         for container, old in zip(self.containers, before, strict=True):
-            if not _identical(old, container.content()):
+            new = container.content()
+            if list(map(id, old)) != list(map(id, new)) or any(old[key] is not new[key] for key in old):
                 container.restore(old)
 
 
-class Slots(dict):
-    """Read and write the slots of an object where they are."""
-
-    def __init__(self, value: Any, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.value, self.names = value, names
-
-    def content(self) -> dict[str, Any]:
-        return {name: getattr(self.value, name) for name in self.names if hasattr(self.value, name)}
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return getattr(self.value, name)
-        except AttributeError as error:
-            raise KeyError(name) from error
-
-    def clear(self) -> None:
-        for name in self.content():
-            object.__delattr__(self.value, name)
-
-    def update(self, content: Any) -> None:  # type: ignore[override]
-        for name, member in content.items():
-            object.__setattr__(self.value, name, member)
-
-
-class Inherited(Slots):
-    """Hold the values that an object has of its class, unless it hides them by its own."""
-
-    def clear(self) -> None:
-        """Leave all: `update` writes what is other than it was."""
-
-    def update(self, content: Any) -> None:  # type: ignore[override]
-        super().update({name: old for name, old in content.items() if getattr(self.value, name, _ABSENT) is not old})
-
-
-class ClassData(Slots):
-    """Hold the values that a class and its bases hold for all their objects."""
-
-    def clear(self) -> None:
-        """Do nothing: `update` writes what is other than it was, where it stands."""
-
-    def update(self, content: Any) -> None:  # type: ignore[override]
-        for name, member in content.items():
-            if getattr(self.value, name, _ABSENT) is not member:
-                holder = next((base for base in self.value.__mro__ if name in vars(base)), self.value)
-                type.__setattr__(holder, name, member)
-
-
-class Scope(dict):
-    """Read and write those of a module's globals that code names, where they are."""
-
-    def __init__(self, scope: dict[str, Any], names: set[str]) -> None:
-        super().__init__()
-        self.scope, self.names = scope, names
-
-    def content(self) -> dict[str, Any]:
-        return {name: self.scope[name] for name in self.names if name in self.scope}
-
-    def clear(self) -> None:
-        for name in self.names:
-            self.scope.pop(name, None)
-
-    def update(self, content: Any) -> None:  # type: ignore[override]
-        self.scope.update(content)
+def content_of(held: Any) -> Content:
+    """Return a shallow copy of what a container holds."""
+    if isinstance(held, dict):
+        return dict(held)
+    if isinstance(held, (set, frozenset)):
+        return {id(member): member for member in held}
+    if isinstance(held, types.CellType):
+        return {} if (content := cell_content(held)) is held else {CELL: content}
+    return held.content() if isinstance(held, Part) else dict(enumerate(held))
 
 
 def cell_content(cell: types.CellType) -> Any:
@@ -319,115 +271,22 @@ def cell_content(cell: types.CellType) -> Any:
         return cell
 
 
-def place_of(held: Any, key: Any) -> Place:
-    """Return where an entry of a container's `held` stands: the same in each call."""
-    return id(held.scope if isinstance(held, Scope) else held.value if isinstance(held, Slots) else held), key
-
-
-def entries_of(container: Container, content: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the keys and values in a copy of a container's content; that of a closure cell has the key None."""
-    if isinstance(container.held, types.CellType):
-        return ((None, content),)
-    if isinstance(content, dict):
-        return content.items()
-    return enumerate(content) if isinstance(content, (list, set)) else ((None, content),)
-
-
-def is_array(value: Any) -> bool:
-    """Return whether it is an array of NumPy, whose content changes without a trace."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
-
-
-def copy_of(held: Any) -> Any:
-    """Return a shallow copy of a container's content."""
-    if isinstance(held, (Scope, Slots)):
-        return held.content()
-    if is_array(held):
-        return held.copy()
-    return dict(held) if isinstance(held, dict) else type(held)(held) if type(held) in (list, set) else list(held)
-
-
-def alike(old: Any, new: Any, contents: Mapping[int, Any], depth: int = 4) -> bool:
+def alike(old: Any, new: Any, contents: Mapping[int, Content], depth: int = 4) -> bool:
     """Return whether a value was left as it was, or replaced by an equal one: numbers, and containers of such.
 
     `contents`: what containers held at the time of the old value, by the id of the container.
     """
     if old is new:
         return True
-    old = contents.get(id(old), old) if isinstance(old, (dict, list, set)) else old
-    if isinstance(old, dict) and isinstance(new, dict):
-        old, new = dict(old), dict(new)
-    if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor) or type(old) is not type(new):
+    if isinstance(old, torch.Tensor) or type(old) is not type(new):
         return False
     if isinstance(old, PLAIN):
         return exact(old) == exact(new)
-    if is_array(old):
-        return _same_bytes(old, new)
-    if depth and isinstance(old, dict):
-        same_keys = _keys(old).keys() == _keys(new).keys() and not _reordered(old, new)
-        return same_keys and all(alike(old[key], new[key], contents, depth - 1) for key in old)
-    if depth and isinstance(old, (list, tuple)):
-        return len(old) == len(new) and all(alike(a, b, contents, depth - 1) for a, b in zip(old, new, strict=True))
-    return bool(depth and isinstance(old, (set, frozenset)) and {id(x) for x in old} == {id(x) for x in new})
-
-
-def _replaced(old: Any, new: Any) -> set[int]:
-    """Return containers in `old` in whose place `new` holds something else."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        pairs = [(value, new.get(key, _ABSENT)) for key, value in old.items()]
-    elif isinstance(old, list) and isinstance(new, list):
-        pairs = list(zip(old, new, strict=False))
-    else:
-        pairs = [(old, new)]
-    return {id(was) for was, now in pairs if was is not now and isinstance(was, (dict, list, set))}
-
-
-def _identical(old: Any, new: Any) -> bool:
-    if isinstance(old, dict) and isinstance(new, dict):
-        return list(map(id, old)) == list(map(id, new)) and all(old[key] is new[key] for key in old)
-    if isinstance(old, (list, set)) and type(old) is type(new):
-        return len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True))
-    return _same_bytes(old, new) if is_array(old) and is_array(new) else old is new
-
-
-def _same_bytes(old: Any, new: Any) -> bool:
-    return bool(old.shape == new.shape and old.dtype == new.dtype and old.tobytes() == new.tobytes())
-
-
-def _reordered(old: Any, new: Any) -> bool:
-    """Return whether a dict has the keys that it had, in another order."""
-    if not (isinstance(old, dict) and isinstance(new, dict)):
+    if not depth or not isinstance(old, (dict, list, tuple, set, frozenset)):
         return False
-    then, now = _keys(old), _keys(new)
-    return then.keys() == now.keys() and [then[key] for key in now] != list(now.values())
-
-
-def _keys(mapping: dict[Any, Any]) -> dict[Any, int]:
-    """Return the keys, and which of them each is. A tensor would be compared element by element."""
-    return {id(key) if isinstance(key, torch.Tensor) else key: index for index, key in enumerate(mapping)}
-
-
-def _named_changes(
-    container: Container, old: Any, new: Any, contents: Mapping[int, Any], left_out: Collection[tuple[int, Any]]
-) -> Iterator[Change]:
-    path = container.path
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in dict.fromkeys([*old, *new]):
-            name = key_name(key)
-            if (id(container.held), key) in left_out:
-                continue
-            if key not in old or key not in new or not alike(old[key], new[key], contents):
-                dotted = f"{path}.{name}" if container.is_attributes and path else f"{path}[{name!r}]" if path else name
-                yield _change(dotted, name, old.get(key, _ABSENT), new.get(key, _ABSENT))
-    elif isinstance(old, list) and isinstance(new, list) and len(old) != len(new):
-        yield Change(f"{path} has {len(new)} members instead of {len(old)}", path, ChangeKind.GREW)
-    elif isinstance(container.held, list):
-        for index, (was, now) in enumerate(zip(old, new, strict=True)):
-            if (id(container.held), index) not in left_out and not alike(was, now, contents):
-                yield _change(f"{path}[{index}]", path, was, now)
-    else:
-        yield _change(path, path, old, new)
+    then, now = contents.get(id(old)), content_of(new)
+    then = content_of(old) if then is None else then
+    return then.keys() == now.keys() and all(alike(then[key], now[key], contents, depth - 1) for key in then)
 
 
 def _change(path: str, name: str, old: Any, new: Any) -> Change:

@@ -42,8 +42,7 @@ def check_unread(
         return
     for entry in held:
         if device.mentions(graph, memory([entry.old])):
-            name = f"{entry.container.path}.{entry.key}" if entry.key is not None else entry.container.path
-            changed = Change(f"{name} is bound to another tensor", str(entry.key), ChangeKind.BOUND_TO_A_TENSOR)
+            changed = Change(f"{entry.name} is bound to another tensor", str(entry.key), ChangeKind.BOUND_TO_A_TENSOR)
             raise StepRefused(host_change(changed, code))
 
 

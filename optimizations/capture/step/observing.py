@@ -13,12 +13,7 @@ from optimizations.capture.device import Device
 from optimizations.capture.signature import copies, flatten
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call, sparse_tensors
-from optimizations.capture.step.changing_lines import (
-    line_that_binds,
-    line_that_calls,
-    line_that_grows,
-    line_that_names,
-)
+from optimizations.capture.step.changing_lines import BINDS, GROWS, STEPS, line_with
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_random import HostRandom, identities
 from optimizations.capture.step.host_state import Change, ChangeKind, HostState, Rebound
@@ -203,7 +198,7 @@ def drawn_on_the_host(generator: str, state: HostState, what: str = "step") -> R
         f"draws random numbers on the host ({generator})",
         f"draw them before the {what} and pass them as arguments, or draw them on the GPU; if they decide nothing, as "
         "those of LayerDrop at rate 0, say so with host_draws='unused'",
-        line_that_names(state.code, generator),
+        line_with(state.code, generator),
     )
 
 
@@ -211,18 +206,15 @@ def kept_results(
     state: HostState,
     snapshot: list[Any],
     observer: Observer,
-    *,
-    added: bool = False,
 ) -> list[Rebound]:
     """Return entries that the call bound to tensors it made, or to its batch, without reading what they held.
 
-    As a module does that keeps its last activations. A graph can leave them as it leaves its results. `added`: those
-    that were not there before, too.
+    As a module does that keeps its last activations. A graph can leave them as it leaves its results.
     """
     reached = {memory(tensor) for tensor in state.tensors.values()}
     return [
         entry
-        for entry in state.rebound(snapshot, added=added)
+        for entry in state.rebound(snapshot)
         if memory(entry.new) not in reached and (entry.old is None or not _is_read(entry.old, observer))
     ]
 
@@ -250,10 +242,10 @@ def host_change(change: Change, code: Sequence[types.CodeType]) -> Refusal:
         advice = OF_A_MODE
     elif _is_counted_by_an_optimizer(change):
         advice = OF_AN_OPTIMIZER
-    find = line_that_grows if change.kind is ChangeKind.GREW else line_that_binds
-    line = find(code, change.name)
-    if line is None and advice is OF_A_SCHEDULER:  # its own code binds the attribute
-        line = line_that_calls(code, change.words.split(" ")[0], "step")
+    line = line_with(code, change.name, GROWS if change.kind is ChangeKind.GREW else BINDS)
+    owner = change.words.split(" ")[0].rpartition(".")[0]
+    if line is None and advice is OF_A_SCHEDULER and ".param_groups[" not in change.words:  # its own code binds it
+        line = line_with(code, owner, STEPS)
     return Refusal(f"changes Python's state, and a graph runs no Python: {change.words}", advice, line)
 
 

@@ -14,7 +14,6 @@ import torch
 
 from optimizations.capture.signature import OTHER_RESULT, is_gone, without_objects
 from optimizations.capture.step.changes import Tokens
-from optimizations.capture.step.host_tensors import HostTensors
 from optimizations.capture.step.observing import Observed
 from optimizations.capture.step.operations import first_difference
 from optimizations.report.steps import Refusal
@@ -49,7 +48,6 @@ class Progress:
         failed: captures that were not what was observed.
         set_ups: calls and captures in which something was compiled.
         as_captured: the answer to a step that asks whether it is captured; `asked`: it does.
-        host: tensors in CPU memory, as the last observed call left them.
         numbers: what the last observed call compared of Python.
         refusal: why its calls run as they are, where others of their signature are replayed, or may be.
     """
@@ -62,7 +60,6 @@ class Progress:
     set_ups: int = 0
     asked: bool = False
     as_captured: bool = False
-    host: HostTensors | None = None
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     same_inputs: set[int] = field(default_factory=set)
     difference: Refusal | None = None

@@ -28,14 +28,11 @@ from optimizations.capture.static_loader import StaticLoader
 from optimizations.capture.step.host_state import (
     KEPT_BY_MODULES,
     MODULE_HOOKS,
-    ClassData,
     Container,
     HostState,
-    Inherited,
-    Scope,
-    Slots,
+    Part,
     cell_content,
-    is_array,
+    content_of,
 )
 from optimizations.capture.step.user_code import (
     attributes_of,
@@ -96,7 +93,7 @@ class _Walk:
         self._hooks_of_tensors = hooks_of_tensors
         self._seen: dict[int, tuple[Any, int]] = {}
         self._noted: set[tuple[int, str]] = set()
-        self._scopes: dict[int, Scope] = {}
+        self._scopes: dict[int, Part] = {}
         self._same_names: dict[str, int] = {}
         self._first_module: str | None = None
 
@@ -133,7 +130,7 @@ class _Walk:
 
     def _note(self, held: Any, path: str, **settings: Any) -> None:
         """Add a container, once."""
-        key = id(held.value if isinstance(held, Slots) else held), type(held).__name__
+        key = id(held.holder if isinstance(held, Part) else held), type(held).__name__
         if key not in self._noted:
             self._noted.add(key)
             self.state.containers.append(Container(held, path, **settings))
@@ -143,8 +140,6 @@ class _Walk:
         state = self.state
         if isinstance(value, torch.Tensor):
             yield from self._of_tensor(path, value)
-        elif is_array(value):
-            self._note(value, path)
         elif _is_generator(value):
             state.generators[self._unique(path, state.generators)] = value
         elif isinstance(value, torch.Generator):
@@ -216,13 +211,12 @@ class _Walk:
         opaque = str(kind.__module__).split(".")[0] in _OPAQUE and not str(kind.__module__).startswith(_STATEFUL)
         if opaque and not isinstance(value, _PLAIN_OBJECTS):
             return
-        held: list[Any] = [Slots(value, names) for names in [slots(kind)] if names]
-        held += [Inherited(value, names) for names in [class_values(kind) if users else ()] if names]
+        held: list[Any] = [Part(value, names) for names in [slots(kind)] if names]
         held += [found for found in [attributes_of(value)] if found is not None]
         for one in held:
             settings = {"is_attributes": True, "of_library": not users, "is_compared": depth < DEPTH}
             self._note(one, path, **settings)
-            for name, member in one.content().items() if isinstance(one, Slots) else list(one.items()):
+            for name, member in list(content_of(one).items()):
                 if depth < DEPTH or isinstance(member, torch.Tensor) or self._is_root(member):
                     yield f"{path}.{name}", member, depth + 1
         if users:
@@ -230,7 +224,7 @@ class _Walk:
 
     def _of_class(self, path: str, kind: type, depth: int) -> Iterator[_Member]:
         if names := class_values(kind):
-            self._note(ClassData(kind, names), path, is_attributes=True, is_compared=depth < DEPTH)
+            self._note(Part(kind, names), path, is_attributes=True, is_compared=depth < DEPTH)
             yield from ((f"{path}.{name}", getattr(kind, name, None), depth + 1) for name in names)
         yield from ((f"{path}.{one.__name__}", one, 0) for one in functions_of(kind))
 
@@ -267,7 +261,7 @@ class _Walk:
         """Yield the globals that code names, and of the program's own modules among these what it names there."""
         found = self._scopes.get(id(scope))
         if found is None:
-            found = self._scopes[id(scope)] = Scope(scope, set())
+            found = self._scopes[id(scope)] = Part(scope, ())
             self.state.containers.append(Container(found, path, is_attributes=True))
         new = {name for name in names if name in scope and name not in found.names}
         found.names.update(new)
@@ -286,7 +280,7 @@ class _Walk:
         if "_orig_mod" in attributes.get("_modules", {}) or attributes.get("_compiled_call_impl") is not None:
             self.state.compiled = True
         if str(kind.__module__).startswith(_COUNT_CALLS):
-            self._note(Slots(module, _SETTINGS_OF_THESE), path, is_attributes=True)
+            self._note(Part(module, _SETTINGS_OF_THESE), path, is_attributes=True)
         else:
             self._note(attributes, path, is_attributes=True, of_library=not is_users(kind.__module__))
             for name, member in list(attributes.items()):

@@ -26,7 +26,6 @@ from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.gradient_room import carves, room_for_gradients
 from optimizations.capture.step.gradients import Gradients, Use, gradients
 from optimizations.capture.step.host_state import HostState
-from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.mentioned import check_unread, decides, reads_of, uses_of
@@ -304,7 +303,6 @@ def capture(
         ignored,
         decides(reads, outputs.static, [call.tensors[index] for index in inputs.in_place]),
         unknown,
-        host=_host_tensors(device, observer, call, progress, unknown),
         dropped=dropped,
     )
     return Recording(
@@ -420,17 +418,6 @@ def _check(
         raise StepDiffers(OTHER_RESULT)
     if changes:
         raise StepRefused(changes[0])
-
-
-def _host_tensors(
-    device: Device, observer: Observer, call: Call, progress: Progress, unknown: Sequence[torch.Tensor]
-) -> HostTensors:
-    """Return tensors in CPU memory that may play a part in the call."""
-    reached = on_the_host(call.state.tensors, device.holds)
-    read = {path for path, tensor in reached.items() if storage(tensor) in observer.outside}
-    watched = progress.host.alike(reached, but=read) if progress.host is not None else set(reached)
-    others = on_the_host({f"tensor {index}": tensor for index, tensor in enumerate(unknown)}, device.holds)
-    return HostTensors({**{path: tensor for path, tensor in reached.items() if path in watched}, **others})
 
 
 def _both(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> Iterator[torch.Tensor]:

@@ -34,8 +34,7 @@ ADVICE_ON_CTC = "make graphs of the model alone (graph_callables), and compute t
 _ADVICE = {
     "/torch/amp/grad_scaler.py": "make the optimizer with fused=True, which skips steps on the GPU; read the scale "
     "after the step",
-    "/torch/optim/swa_utils.py": "call update_parameters after the step, or make the averaged model with "
-    "`AveragedModel(model, device=...)`, so that it counts on the GPU",
+    "/torch/optim/swa_utils.py": "call update_parameters after the step",
     "/torch/nn/utils/clip_grad.py": "leave error_if_nonfinite off and look at the returned norm after the step",
     "/torch/nn/modules/batchnorm.py": "give the batch normalisation a number as momentum",
     "/torch/nn/modules/transformer.py:_detect_is_causal_mask:": "say whether the masks are causal, so that the "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from optimizations.capture.step.changing_lines import last_word
 from optimizations.capture.step.host_state import Container, HostState
 from optimizations.capture.step.user_code import all_names, functions_of, is_users_file, with_inner
 
@@ -117,9 +117,3 @@ def _with_called(first: Iterable[types.CodeType], others: Iterable[types.CodeTyp
     for code in found:  # it grows meanwhile
         found += [inner for name in code.co_names if name in left for inner in with_inner(left.pop(name))]
     return found
-
-
-def last_word(path: str) -> str:
-    """Return the last name in a path: "metrics" of `trainer.metrics[0]`."""
-    words = re.findall(r"[^\W\d]\w*", path.split(" (")[0])
-    return words[-1] if words else ""

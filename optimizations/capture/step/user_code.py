@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-import pathlib
 import sys
 import sysconfig
 import types
@@ -109,32 +107,7 @@ def is_users(module: Any) -> bool:
 @functools.lru_cache(maxsize=65536)
 def is_users_file(path: str) -> bool:
     """Return whether a file holds the program's own code, and not Python's or an installed library's."""
-    if path.startswith(_LIBRARIES) or "site-packages" in path or path.startswith("<frozen"):
-        return False
-    file = pathlib.Path(path)
-    return not any(
-        isinstance(folder, str)
-        and folder
-        and path.startswith(folder)
-        and file.is_relative_to(folder)
-        and _is_installed(file.relative_to(folder), folder)
-        for folder in sys.path
-    )
-
-
-def _is_installed(file: pathlib.Path, folder: str) -> bool:
-    return bool(file.parts) and file.parts[0] in _installed_in(folder)
-
-
-@functools.cache
-def _installed_in(folder: str) -> frozenset[str]:
-    """Return the files and folders of packages that were installed into a folder, as `pip install --target` does.
-
-    The program's own code may lie in the same folder. A package with an `.egg-info` does not count: that is how a
-    program's own code looks while it is being developed.
-    """
-    described = map(importlib.metadata.PathDistribution, pathlib.Path(folder).glob("*.dist-info"))
-    return frozenset(file.parts[0] for one in described for file in one.files or ())
+    return not (path.startswith((*_LIBRARIES, "<frozen")) or "-packages/" in path)
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:

@@ -24,11 +24,8 @@ from optimizations.capture.step.host_state import (
     MODULE_HOOKS,
     Container,
     HostState,
-    Scope,
-    Slots,
-    is_array,
+    Part,
 )
-from optimizations.capture.step.host_tensors import HostTensors
 from optimizations.capture.step.known_tensors import Addresses, KnownTensors
 from optimizations.capture.step.reach import LONG
 from optimizations.torch_internals.dictionary_writes import have_versions
@@ -36,8 +33,6 @@ from optimizations.torch_internals.held_values import Held, HeldValues, can_be_c
 
 Ignore = Callable[[Any, Any], bool]
 """Whether an entry (what holds it, key) may change."""
-Probe = tuple[str, Callable[[], Hashable]]
-"""A name, and a function that returns a value to compare."""
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, type)
 _BY_IDENTITY = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, *_FUNCTIONS, enum.Enum)
@@ -49,7 +44,7 @@ class Value:
     """Hold one compared entry: its name, where it stands, and what stands there.
 
     Attributes:
-        key: None for the content of a set or an array, and for the number of members of a container.
+        key: None for the content of a set, and for the number of members of a container.
         token: what it is compared by; equal tokens are no change.
         dropped_as: the name under which it is left out of the comparison.
         is_size: `value` is a container, of which the number of members is compared.
@@ -95,24 +90,20 @@ def compared(state: HostState, ignore: Ignore) -> Iterator[Value]:
         if not container.is_compared:
             continue
         held = container.held
-        if is_array(held):
-            token: Hashable = held.shape, str(held.dtype), held.tobytes()
-            yield Value(container.path, container, None, held, token, container.path)
-            continue
         if isinstance(held, set):
-            token = frozenset(map(_token, held)) if len(held) <= LONG else len(held)
+            token: Hashable = frozenset(map(_token, held)) if len(held) <= LONG else len(held)
             yield Value(container.path, container, None, held, token, container.path)
             continue
-        plain = isinstance(held, (dict, list, deque)) and not isinstance(held, (Scope, Slots))
-        entries = container.entries() if not plain or len(held) <= LONG else []
-        for key, value in entries:
-            if ignore(held, None if isinstance(held, types.CellType) else key) or _is_own(container, key, value):
+        sized = isinstance(held, (dict, list, deque))
+        entries = container.content() if not sized or len(held) <= LONG else {}
+        for key, value in entries.items():
+            if ignore(held, key) or _is_own(container, key, value):
                 continue
             name = container.name_of(key)
             by_name = container.is_attributes or isinstance(key, str)
             yield Value(name, container, key, value, _token(value), name if by_name else container.path)
-        may_come = container.is_attributes and any(ignore(held, key) for key, _ in entries)
-        if plain and not may_come:
+        may_come = container.is_attributes and any(ignore(held, key) for key in entries)
+        if sized and not may_come:
             name = f"{container.path} (size)"
             dropped_as = name if container.is_attributes else container.path
             token = len(held) if _is_sized(container) else _ANY_SIZE
@@ -186,9 +177,7 @@ class Watch:
         ignore: entries that may change.
         reads: whether the graph reads a tensor. Tensors of modules and optimizers count as read.
         extra: tensors that stand in no container.
-        host: tensors in CPU memory, whose content is compared.
         hooks_of_tensors: those of parameters run in the graph, so that others are a change.
-        probes: more values to compare.
         dropped: names of entries that are left out; it may grow later.
     """
 
@@ -199,14 +188,11 @@ class Watch:
         reads: Callable[[torch.Tensor], bool],
         extra: Sequence[torch.Tensor],
         *,
-        host: HostTensors | None = None,
         hooks_of_tensors: bool = True,
-        probes: Iterable[Probe] = (),
         dropped: set[str] | None = None,
     ) -> None:
-        self._ignore, self._host = ignore, host
+        self._ignore = ignore
         self._dropped = set() if dropped is None else dropped
-        self._probes = [(name, ask, ask()) for name, ask in probes]
         self._by_value: set[str] = set()
         self._written: set[int] = set()
         modules = [module for module in state.modules.values() if not ignore(vars(module), MODULE_HOOKS[0])]
@@ -254,8 +240,8 @@ class Watch:
         containers = {id(one.container): one.container for one in self._values.values()}
         for key, values in by_container.items():
             content = containers[key].held
-            attributes = isinstance(content, Slots)
-            holder = content.value if attributes else content.scope if isinstance(content, Scope) else content
+            holder = content.holder if isinstance(content, Part) else content
+            attributes = isinstance(content, Part) and not isinstance(holder, dict)
             is_written = id(holder) in self._written
             by_version = is_dict(holder) and have_versions() and not (attributes or is_written)
             if attributes or by_version or can_be_compared(holder, [one.key for one in values]):
@@ -285,8 +271,6 @@ class Watch:
                 and self._known.lie()
                 and self._kept.same_in_turn()
                 and self._hooks.unchanged()
-                and all(ask() == then for _, ask, then in self._probes)
-                and (self._host is None or not self._host or self._host.unchanged())
             )
         except _UNREADABLE:
             return False
@@ -307,8 +291,6 @@ class Watch:
     def stands_in(self, state: HostState) -> bool:
         """Return whether a step that reaches this state may be replayed. Containers of it are compared from then on."""
         if self.differences(state) or not (self._known.look() and self.in_place() and self._hooks.unchanged()):
-            return False
-        if any(ask() != then for _, ask, then in self._probes) or (self._host and not self._host.unchanged()):
             return False
         self._take_in(state)
         return True
@@ -341,7 +323,7 @@ class Watch:
                 same = False
             if not same:
                 found.append(one.name)
-        return [*found, *(name for name, ask, then in self._probes if ask() != then)]
+        return found
 
     def __len__(self) -> int:
         return len(self._values)
@@ -349,16 +331,7 @@ class Watch:
 
 def _current(one: Value) -> Any:
     """Return what an entry holds now."""
-    held = one.container.held
-    if one.key is None:
-        return held
-    if isinstance(held, types.CellType):
-        return held.cell_contents
-    if isinstance(held, Slots):
-        return getattr(held.value, one.key)
-    if isinstance(held, dict):
-        return dict.__getitem__(held.scope if isinstance(held, Scope) else held, one.key)
-    return held[one.key]
+    return one.container.held if one.key is None else one.container.get(one.key)
 
 
 def _stands(one: Value) -> bool:

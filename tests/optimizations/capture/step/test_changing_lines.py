@@ -1,4 +1,4 @@
-"""Lines that are looked for in code once a step is refused: one that is named is the right one, or none is named."""
+"""Lines that are looked for in the source of a step once it is refused."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from optimizations.capture.step.changing_lines import line_that_calls, line_that_names
+from optimizations.capture.step.changing_lines import BINDS, GROWS, STEPS, line_with
 
 source: Any = None
 scheduler: Any = None
+trainer: Any = None
 
 
 def reads_it_twice() -> Any:
@@ -18,17 +19,10 @@ def reads_it_twice() -> Any:
     return first, next(source)
 
 
-def reads_it_as_well() -> Any:
-    return next(source)
-
-
-def has_a_variable_of_that_name() -> int:
-    source = 3
-    return source + 1
-
-
-def calls_it() -> None:
-    scheduler.optimizer.zero_grad()
+def changes_it() -> None:
+    if trainer.count == 3:
+        trainer.losses.append(trainer.count)
+    trainer.count += 1
     scheduler.step()
 
 
@@ -37,20 +31,17 @@ def line_in(function: types.FunctionType, behind: int) -> str:
     return f"{code.co_filename}:{code.co_firstlineno + behind} in {code.co_name}"
 
 
-@pytest.mark.parametrize("path", ["source", "trainer.source", "source[0]", "source in reads_it_twice"])
-def test_the_first_line_that_names_it_is_told(path: str) -> None:
-    codes = [has_a_variable_of_that_name.__code__, reads_it_twice.__code__]
-    assert line_that_names(codes, path) == line_in(reads_it_twice, 1)
+@pytest.mark.parametrize("path", ["source", "trainer.source", "source[0]", "source (2)"])
+def test_first_line_that_names_a_value_is_found(path: str) -> None:
+    assert line_with([changes_it.__code__, reads_it_twice.__code__], path) == line_in(reads_it_twice, 1)
 
 
-def test_ambiguous_or_unnamed_value_has_no_line() -> None:
-    codes = [reads_it_twice.__code__, reads_it_as_well.__code__]
-    assert line_that_names(codes, "source") is None
-    assert line_that_names(codes, "source's other name") is None
-    assert line_that_names(codes[:1], "other") is None
+@pytest.mark.parametrize(
+    ("path", "then", "behind"), [("count", BINDS, 3), ("trainer.losses", GROWS, 2), ("scheduler", STEPS, 4)]
+)
+def test_line_that_changes_a_value_is_found(path: str, then: str, behind: int) -> None:
+    assert line_with([reads_it_twice.__code__, changes_it.__code__], path, then) == line_in(changes_it, behind)
 
 
-def test_the_line_that_calls_a_method_of_an_object_is_told() -> None:
-    codes = [calls_it.__code__, reads_it_twice.__code__]
-    assert line_that_calls(codes, "scheduler.last_epoch", "step") == line_in(calls_it, 2)
-    assert line_that_calls(codes, "last_epoch", "step") is None
+def test_value_that_no_line_names_has_none() -> None:
+    assert line_with([reads_it_twice.__code__], "other") is None

@@ -77,7 +77,7 @@ def test_a_derived_class_may_override_a_step_and_call_it(make: Callable[[Decorat
     assert step.report().replays == CALLS - 5
 
 
-def test_a_shallow_copy_of_an_object_has_a_step_of_its_own() -> None:
+def test_copy_of_an_object_has_recordings_of_its_own() -> None:
     class Trainer(Base):
         train = graphed(Base.train)
 
@@ -92,8 +92,8 @@ def test_a_shallow_copy_of_an_object_has_a_step_of_its_own() -> None:
     for batch in batches("cpu", CALLS):
         assert torch.equal(other.train(*batch), expected.train(*batch))
         assert torch.equal(one.train(*batch), reference.train(*batch))
-    assert other.train is not one.train
-    assert other.train.report().replays == CALLS - 3 and one.train.report().replays == CALLS + 2
+    report = one.train.report()
+    assert len(report.recordings) == 2 and report.replays == 2 * CALLS + 5 - 6
 
 
 def test_a_class_may_get_another_method_in_the_place_of_a_step() -> None:
@@ -113,7 +113,7 @@ def test_a_step_may_have_two_names() -> None:
         train = learn = graphed(Base.train)
 
     one, reference = Trainer(), Base()
-    assert one.train is one.learn
+    assert one.train == one.learn
     for batch in batches("cpu", CALLS):
         assert torch.equal(one.train(*batch), reference.train(*batch))
     assert one.train.report().replays == CALLS - 3

@@ -136,10 +136,11 @@ def test_call_with_another_signature_is_not_known(name: str) -> None:
     assert arguments.tensors_of(ours, {"more": 1}) is None
 
 
-def test_kinds_that_are_not_known_go_the_full_way() -> None:
-    for value in ({3: x}, {1, 2}, object()):
-        arguments = (value, x)
-        assert known(arguments).tensors_of(arguments, {}) is None
+def test_objects_are_known_by_their_identity() -> None:
+    for value, other in (({3: x}, {4: x}), ({1, 2}, {1, 2}), (object(), object())):
+        arguments = known((value, x))
+        assert arguments.tensors_of((value, x), {}) is not None
+        assert arguments.tensors_of((other, x), {}) is None
 
 
 @contextlib.contextmanager

@@ -393,7 +393,6 @@ def without_a_module_of_settings() -> Iterator[None]:
 
 
 UNCOMPARED = {
-    "a_cached_function",
     "a_chain_of_dicts",
     "a_descriptor_of_the_programs_own",
     "a_module_that_is_imported_in_the_step",
@@ -402,6 +401,7 @@ UNCOMPARED = {
     "a_variable_of_the_thread",
     "a_weak_reference",
     "all_values_of_a_namespace",
+    "an_array_of_numpy",
     "an_attribute_of_a_tensor",
     "an_object_in_the_place_of_a_method",
     "attributes_whose_names_are_keys",
