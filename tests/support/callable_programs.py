@@ -19,7 +19,7 @@ from torch.nn import functional
 ROWS, WIDTH = 4, 3
 ITERATIONS = 5
 TRAITS = (
-    *("norm", "dropout", "relu", "sigmoid", "counts", "loose", "tied", "embeds", "writes", "sums", "pair"),
+    *("norm", "dropout", "relu", "sigmoid", "counts", "loose", "tied", "embeds", "sums", "pair"),
     *("dict", "views", "constant"),
 )
 AROUND_A_CALL = (*[""] * 5, "write", "write a view", "keep", "small", "hook", "ask", "validate", "write a weight")
@@ -55,9 +55,6 @@ class Block(nn.Module):
             y = y + self.count.clone() * 0.01
         y = y @ self.loose[0] if has("loose") else y
         y = y + self.table(x.detach().argmax(-1)) if has("embeds") else y
-        if cache is not None and has("writes"):
-            cache.add_(y.detach().mean(0))
-            y = y * cache.sum()
         y = y.detach() if has("constant") else y
         y = y + self.linear.bias.sum() if has("sums") else y
         if has("pair"):
@@ -143,7 +140,7 @@ class _Running:
         return x.requires_grad_(self.program.requires_grad[index])
 
     def _arguments(self, index: int, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        takes_cache = not {"writes", "dict"}.isdisjoint(self.program.traits[index])
+        takes_cache = "dict" in self.program.traits[index]
         return (x, self.caches[index]) if takes_cache else (x,)
 
     def _parameters(self) -> list[torch.Tensor]:

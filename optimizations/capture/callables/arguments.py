@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.callables.installed import as_it_is
+from optimizations.capture.callables.installed import as_it_is, is_graphed
 from optimizations.capture.device import Device
 from optimizations.capture.signature import Same, copies, flatten, refused_tensor, signature
 from optimizations.capture.step.call import refused_function, refused_iterators, refused_sources
@@ -42,7 +42,7 @@ def taken_apart(callables: Any) -> tuple[list[Callable[..., Any]], list[int]]:
     """Return the single callables, those in lists too, and how many each member of `callables` has.
 
     Raises:
-        ValueError, TypeError: there are none, or one of them cannot be called.
+        ValueError, TypeError: there are none, or one of them cannot be called, or has graphs.
     """
     given = list(callables) if isinstance(callables, (list, tuple, torch.nn.ModuleList)) else [callables]
     if not given:
@@ -52,6 +52,8 @@ def taken_apart(callables: Any) -> tuple[list[Callable[..., Any]], list[int]]:
     for one in flat:
         if not callable(one):
             raise TypeError(f"graph_callables needs modules and functions, not {type(one).__name__}")
+        if is_graphed(one):
+            raise ValueError("a module has graphs of an earlier graph_callables: call close() on that first")
     return flat, list(map(len, members))
 
 

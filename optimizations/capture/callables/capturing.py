@@ -18,6 +18,7 @@ from optimizations.capture.callables.order import Place
 from optimizations.capture.callables.results import StaticResults
 from optimizations.capture.callables.slot import Pool, Slot
 from optimizations.capture.callables.warm_up import (
+    WRITES_ARGUMENT,
     Member,
     Seen,
     gradients_of,
@@ -33,7 +34,7 @@ from optimizations.capture.signature import OTHER_RESULT, alias_pattern, flatten
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.observing import call_changes
 from optimizations.capture.step.operations import Operation, first_difference
-from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared
+from optimizations.capture.step.written_memory import Writes, WrittenMemory
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import depending_on
 
@@ -195,11 +196,8 @@ class Captures:
         outputs: list[torch.Tensor] = []
         if flatten(nest, outputs) != run.structure:
             raise StepRefused(OTHER_RESULT)
-        written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
-        mutated = [tensor for tensor in state.tensors.values() if writes.include(tensor)]
-        read_memory = WrittenMemory(_read(member, seen.observer) if written else ())
-        labels = [f"tensor {index} of its arguments" for index in range(len(tensors))]
-        refuse_shared(tensors, labels, written, mutated, written, read_memory)
+        if any(map(writes.include, placeholders)):
+            raise StepRefused(WRITES_ARGUMENT)
         static = [output.detach() for output in outputs]
         by_id = {id(one): index for index, one in enumerate(placeholders)}
         passed = {index: by_id[id(output)] for index, output in enumerate(outputs) if id(output) in by_id}
@@ -221,13 +219,11 @@ class Captures:
             ),
             differentiable=[takes and differentiable for takes in takes_part],
             copied=self._options.copied,
-            written=written,
             mutated=_counted(member, writes),
             passed=passed,
             repeated={index: first for index, first in enumerate(alias_pattern(outputs)) if first != index},
             read_back=[one for one in state.tensors.values() if _is_plain(one) and storage(one) in run.saved],
-            written_memory=WrittenMemory(mutated),
-            read_memory=read_memory,
+            written_memory=WrittenMemory([tensor for tensor in state.tensors.values() if writes.include(tensor)]),
         )
         return slot, [output for output, takes in zip(outputs, takes_part, strict=True) if takes]
 
@@ -290,9 +286,3 @@ def _counted(member: Member, writes: Writes) -> list[torch.Tensor]:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_inference()
-
-
-def _read(member: Member, observer: Observer) -> list[torch.Tensor]:
-    """Return tensors from before that a call may have read: which of them compiled code reads is not known."""
-    found = [tensor for tensor in member.state.tensors.values() if _is_plain(tensor)]
-    return [tensor for tensor in found if member.state.compiled or storage(tensor) in observer.outside]

@@ -59,9 +59,6 @@ from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import CallableReport
 from optimizations.weak_registry import WeakRegistry
 
-PATIENCE = 16
-"""Calls in a row without a graph after which a warning says so."""
-
 OTHER_MODE = "it is called in another mode than when they were captured: training, autocast or another setting"
 IN_USE = (
     "it is called while backwards of earlier calls may still come, of as many as it has graphs for; let go of the "
@@ -116,8 +113,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._left: list[weakref.ref[torch.Tensor]] = []
         self._closed = False
         self._without_graph: Counter[tuple[int, str]] = Counter()
-        self._warned: set[tuple[int, bool]] = set()
-        self._in_a_row: Counter[int] = Counter()
+        self._warned: set[int] = set()
         self._installed = [Installed(self._serve(number), one) for number, one in enumerate(callables, start=1)]
         self._graphed: list[Callable[..., Any]] = []
 
@@ -285,10 +281,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         slot, tensors, reason = self._fitting(number, args, kwargs)
         if slot is None:
             assert reason is not None
-            self._missed(number, reason)
+            if not any(slot.forwards for slot in self._slots if slot.place.callable == number):
+                self._warn(number, f"{reason}; none of its calls had one so far")
             self._without_graph[number, reason] += 1
             return before(*args, **kwargs)
-        self._in_a_row.pop(number, None)
         return slot.run(tensors)
 
     def _make_of_first_iteration(self) -> None:
@@ -332,29 +328,17 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             return None, tensors, reason
         return slot, tensors, None
 
-    def _warn(
-        self, number: int, reason: str, differing: Callable[[], Sequence[str]] = list, *, first: bool = False
-    ) -> str:
+    def _warn(self, number: int, reason: str, differing: Callable[[], Sequence[str]] = list) -> str:
         """Warn once, for each callable, why one of its calls has no graph; return the reason.
 
-        `differing`: names of what is another than at the capture. `first`: it is said as no call had one so far, or
-        many had none; a later reason is said, too.
+        `differing`: names of what is another than at the capture.
         """
-        if (number, first) not in self._warned and (number, False) not in self._warned:
-            self._warned.add((number, first))
+        if number not in self._warned:
+            self._warned.add(number)
             names = ", ".join(sorted(differing())[:MOST_NAMES])
             others = f"; another now: {names}" if names else ""
             warnings.warn(f"callable {number} runs without its graphs: {reason}{others}", stacklevel=5)
         return reason
-
-    def _missed(self, number: int, reason: str) -> None:
-        """Note that a call has no graph. Warn where no call had one, or many in a row had none: a batch that is smaller
-        than others is nothing to warn of, nor is an evaluation."""
-        self._in_a_row[number] += 1
-        if not any(slot.forwards for slot in self._slots if slot.place.callable == number):
-            self._warn(number, f"{reason}; none of its calls had one so far", first=True)
-        elif self._in_a_row[number] == PATIENCE and reason != OTHER_MODE:
-            self._warn(number, f"{reason}; none of its last {PATIENCE} calls had one", first=True)
 
     def _follow(self) -> None:
         """Wait, before a launch, for the stream of the launch before. On streams that it left the program may read

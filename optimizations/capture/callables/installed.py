@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,7 +27,6 @@ class Installed:
         self._serve = serve
         self._own = vars(function).get("forward") if isinstance(function, torch.nn.Module) else None
         self._given = as_it_is(function)
-        self._left = False
         functools.update_wrapper(self, self._given, updated=())
 
     @property
@@ -36,7 +35,7 @@ class Installed:
         if not isinstance(self._function, torch.nn.Module):
             return self._given
         if self._own is not None:
-            return self._own.before if isinstance(self._own, Installed) else self._own
+            return cast("Callable[..., Any]", self._own)
         forward: Any = inspect.getattr_static(type(self._function), "forward")
         bind = getattr(type(forward), "__get__", None)
         found: Callable[..., Any] = forward if bind is None else bind(forward, self._function, type(self._function))
@@ -69,22 +68,23 @@ class Installed:
     def leave(self) -> None:
         """Give the module its forward back, unless it has got another one."""
         held = vars(self._function) if isinstance(self._function, torch.nn.Module) else {}
-        self._left = True
         if held.get("forward") is not self:
             return
-        own = self._own
-        while isinstance(own, Installed) and own._left:
-            own = own._own
-        if own is None:
+        if self._own is None:
             del held["forward"]
         else:
-            held["forward"] = own
+            held["forward"] = self._own
 
 
 def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what a module or function does without graphs of its own."""
     forward = function.forward if isinstance(function, torch.nn.Module) else function
     return forward.before if isinstance(forward, Installed) else forward
+
+
+def is_graphed(function: Callable[..., Any]) -> bool:
+    """Return whether a module has graphs that were not closed."""
+    return isinstance(function, torch.nn.Module) and isinstance(vars(function).get("forward"), Installed)
 
 
 def _itself(value: Any) -> Any:

@@ -28,7 +28,7 @@ from optimizations.capture.callables.order import Place
 from optimizations.capture.callables.results import StaticResults, version_of
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import replaced
-from optimizations.capture.step.written_memory import WrittenMemory, shared_with_written
+from optimizations.capture.step.written_memory import WrittenMemory
 from optimizations.torch_internals.autograd_graph import leads_to_hooks
 
 
@@ -73,8 +73,8 @@ class Slot:
         copied: the program asked for copies of results; `returns_copies`: it gets them since it held a view of one.
         wait_for_others: is called before each launch, for the program may have gone to another stream.
         in_place: whether what the graphs read lies where it lay.
-        written: inputs that the forward writes; `mutated` other tensors, in `written_memory`; `mutated_back` those that
-            the backward writes. `read_memory`: what the forward reads, where it writes inputs too.
+        mutated: tensors whose versions a forward counts up, `mutated_back` those of the backward.
+        written_memory: what the forward writes.
         read_back: parameters and buffers whose values the backward reads.
         passed: results that are inputs, by index.
         repeated: results that are the same as an earlier one.
@@ -95,11 +95,9 @@ class Slot:
     differentiable: list[bool]
     copied: bool = False
     returns_copies: bool = False
-    written: Sequence[int] = ()
     mutated: Sequence[torch.Tensor] = ()
     read_back: Sequence[torch.Tensor] = ()
     written_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
-    read_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
     passed: Mapping[int, int] = field(default_factory=dict)
     repeated: Mapping[int, int] = field(default_factory=dict)
     backward: Any = None
@@ -123,23 +121,11 @@ class Slot:
 
     def refused(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Return why the forward cannot be launched for these inputs; None if it can. Held results move out then."""
-        if self._shares(inputs):
+        if self.written_memory.holds_one_of(inputs):
             return ARGUMENT_WRITTEN
         if not self._makes_room():
             return RESULT_HELD
         return None
-
-    def _shares(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Return whether one of these inputs lies in memory that the forward writes, other than that input itself.
-
-        And whether one that it writes lies in memory that it reads otherwise.
-        """
-        if self.written and (
-            shared_with_written(inputs, self.written) is not None
-            or self.read_memory.holds_one_of([inputs[index] for index in self.written])
-        ):
-            return True
-        return self.written_memory.holds_one_of(inputs)
 
     def _makes_room(self) -> bool:
         """Let results of the forward before move out, and those of `mates`, which lie where this graph may write on its
@@ -175,8 +161,6 @@ class Slot:
         self.inputs.bind(inputs)
         self.forward.replay()
         self.forwards += 1
-        if self.written:
-            self.inputs.give_back(inputs, self.written)
         if self.mutated:
             torch.autograd.graph.increment_version(self.mutated)
         return self.results.over(copied=self.copied or self.returns_copies)
@@ -220,7 +204,7 @@ class Slot:
             self.backward.reset()
 
 
-ARGUMENT_WRITTEN = "an argument lies in memory that it writes, other than that argument's own"
+ARGUMENT_WRITTEN = "an argument lies in memory that it writes"
 RESULT_HELD = (
     "a result of an earlier call is held through a view, or was resized; drop it before, clone what you keep or "
     "resize, or pass outputs='copied'; results are copied from now on"

@@ -121,6 +121,7 @@ def observing(device: Device, member: Member, like: Run, *, forbid: bool, compil
     observer = Observer(
         device.holds, {}, forbid=forbid, generators=like.generators, keeps_workspace=device.keeps_workspace
     )
+    observer.in_region = False  # the casts that autocast keeps are cleared before each run
     observer.sparse = sparse_tensors(state)
     observer.host_generators = host_generators(device, state)
     asked = forbidden_calls.Asked(as_captured=like.as_captured)
@@ -152,13 +153,18 @@ def warm_up(device: Device, member: Member, times: int, training: bool, note: Ca
         StepRefused: a graph could not repeat the last run, or the first did more than later ones.
     """
     state, outset, run = member.state, member.state.snapshot(), Run()
-    for count in itertools.count(1):
-        run, set_up = _observed_run(device, member, training, note, run)
-        if count >= times and not set_up:
-            break
-        if count >= times + MOST_SET_UPS:
-            raise StepRefused(SETS_UP)
-        run.as_captured = True
+    generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+    try:
+        for count in itertools.count(1):
+            run, set_up = _observed_run(device, member, training, note, run, generators)
+            if count >= times and not set_up:
+                break
+            if count >= times + MOST_SET_UPS:
+                raise StepRefused(SETS_UP)
+            run.as_captured = True
+    finally:
+        for generator, content in generators.values():
+            generator.set_state(content)
     for refusal in run.findings:
         raise StepRefused(refusal)
     for change in state.changes(outset):
@@ -167,9 +173,17 @@ def warm_up(device: Device, member: Member, times: int, training: bool, note: Ca
 
 
 def _observed_run(
-    device: Device, member: Member, training: bool, note: Callable[[torch.Tensor], None], before: Run
+    device: Device,
+    member: Member,
+    training: bool,
+    note: Callable[[torch.Tensor], None],
+    before: Run,
+    first_states: dict[int, tuple[torch.Generator, torch.Tensor]],
 ) -> tuple[Run, bool]:
-    """Return a run, and whether code was compiled or kernels were timed in it, so that another one has to follow."""
+    """Return a run, and whether code was compiled or kernels were timed in it, so that another one has to follow.
+
+    Generators that it draws from are added to `first_states`.
+    """
     state = member.state
     snapshot, parameters = state.snapshot(), state.parameters()
     states, gradients = device.random_states(), _gradients(parameters)
@@ -183,14 +197,13 @@ def _observed_run(
             if isinstance(one, torch.Generator) and identity(one) not in observer.host_generators
         ]
         generators = Generators([default, *of_gpu])
-        known = {identity(one): one.get_state() for one in of_gpu}
         try:
             with device.warming_up(), seen.watching():
                 run = _run_once(member, training, observer, before)
         finally:
-            reseeded = generators.refusals({identity(one or default) for one in observer.drawn_from})
-            for generator, content in zip(observer.generators, observer.first_states, strict=True):
-                generator.set_state(known.get(identity(generator), content))
+            for one, state_before in zip(observer.generators, observer.first_states, strict=True):
+                first_states.setdefault(identity(one), (one, state_before))
+        reseeded = generators.refusals({identity(one or default) for one in observer.drawn_from})
     run.as_captured, run.generators = before.as_captured, observer.generators
     run.draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
     run.findings += seen.findings
@@ -220,10 +233,12 @@ def _run_once(member: Member, training: bool, observer: Observer, before: Run) -
     except RuntimeError as error:
         if "leaf Variable" not in str(error):  # copies of arguments are leaves
             raise
-        raise StepRefused(WRITES_LEAF) from error
+        raise StepRefused(WRITES_ARGUMENT) from error
     middle = len(observer.operations)
     run = Run(parameters=list(member.parameters), forward=observer.operations[:middle])
-    run.findings += [*containers.changes(*given), *changed_inputs(marks, takes_part)]
+    run.findings += containers.changes(*given)
+    if takes_part != [one.requires_grad for one in marks]:
+        run.findings.append(WRITES_ARGUMENT)
     results: list[torch.Tensor] = []
     run.structure = flatten(returned, results)
     run.findings += _strange_results(run.structure, results)
@@ -330,17 +345,6 @@ def inputs_like(sample: Sample, shared: dict[int, torch.Tensor] | None = None) -
     return inputs
 
 
-def changed_inputs(tensors: Sequence[torch.Tensor], takes_part: Sequence[bool]) -> Iterator[Refusal]:
-    """Yield a refusal for each argument whose `requires_grad` differs from that before the call."""
-    for index, (tensor, before) in enumerate(zip(tensors, takes_part, strict=True)):
-        if tensor.requires_grad != before:
-            yield Refusal(
-                f"makes tensor {index} of its arguments a result of its own, by writing what takes part in "
-                "differentiation into it",
-                "write into a copy of it (`clone()`), and return that",
-            )
-
-
 def _gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor | None, int]]:
     found = [parameter.grad for parameter in parameters]
     return [(gradient, -1 if gradient is None or gradient.is_inference() else gradient._version) for gradient in found]
@@ -394,9 +398,10 @@ SETS_ITSELF_UP = Refusal(
     "sets itself up in its first call, which is made with a sample",
     "call it once, with the first batch, before graph_callables",
 )
-WRITES_LEAF = Refusal(
-    "writes into an argument that takes part in differentiation",
-    "work on a copy of it; of modules with `inplace=True`, pass inplace=False to those that come first",
+WRITES_ARGUMENT = Refusal(
+    "writes into an argument, and a graph would write into a copy of it",
+    "work on a copy, or keep what is written in a buffer; of modules with `inplace=True`, pass inplace=False to those "
+    "that come first",
 )
 OLDER = Refusal(
     "uses a tensor that takes part in differentiation and was computed before the call",

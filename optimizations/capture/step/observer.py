@@ -65,6 +65,7 @@ class Observer(torch_internals.TorchDispatchMode):
         draws: whether random numbers of the GPU were drawn, `drawn_from` which generators; None is the default one.
         generators: those other than the default that were passed to operators.
         in_backward: whether an operator ran inside of a backward.
+        in_region: whether autocast may keep casts of earlier calls, which no graph may read.
         compiling: whether PyTorch compiles something right now.
         multiplies: whether an operator ran that may compute in a workspace of cuBLAS.
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
@@ -98,7 +99,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self._unseen = 0
         self.log: LaunchLog | None = None
         self.rates: frozenset[int] = frozenset()
-        self._in_region = _inside_autocast()
+        self.in_region = _inside_autocast()
         self._forbid = forbid
         self._made: set[int] = set()
         self._from_numbers: set[int] = set()
@@ -179,7 +180,7 @@ class Observer(torch_internals.TorchDispatchMode):
             address = storage(tensor)
             if address not in self._made and address not in self.outside:
                 self.outside[address] = weakref.ref(tensor), line
-                if self._in_region and not self._name(tensor) and _may_be_a_kept_cast(tensor):
+                if self.in_region and not self._name(tensor) and _may_be_a_kept_cast(tensor):
                     self.refuse(
                         "reads a weight as autocast keeps it from an earlier call",
                         "enter autocast inside of the step, or around each call",

@@ -80,12 +80,17 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
     "an argument becomes a result": (
         lambda: keeps,
         (torch.zeros(3),),
-        "makes tensor 1 of its arguments a result of its own",
+        "writes into an argument",
     ),
     "an argument with a gradient is written": (
         lambda: nn.ReLU(inplace=True),
         (),
-        "writes into an argument that takes part in differentiation",
+        "writes into an argument",
+    ),
+    "a cache among the arguments is written": (
+        lambda: lambda x, cache: x * cache.add_(1),
+        (torch.zeros(3),),
+        "writes into an argument",
     ),
     "Python's random numbers": (lambda: lambda x: x * random.random(), (), r"draws random numbers .*\(random\)"),
     "a branch that is rarely taken": (

@@ -103,31 +103,6 @@ def test_write_into_a_shared_result_is_an_error_of_the_backward() -> None:
         loss.backward()
 
 
-def test_callable_may_write_what_it_shares() -> None:
-    def double(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    def grow(x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            x.mul_(3)
-        return x + 1
-
-    sample = torch.randn(3, requires_grad=True)
-    group = graph_callables([double, grow], [(sample,), (sample,)], share_io=True, device=CpuDevice())
-    for _ in range(3):
-        found = []
-        x = torch.randn(3)
-        for first, second in ((double, grow), group):
-            given = x.clone().requires_grad_()
-            hidden = first(given)
-            result = second(hidden)
-            result.sum().backward()
-            found.append([hidden.detach(), result.detach(), given.grad])
-        assert all(map(torch.equal, *found))
-    assert group.calls_without_graph == 0
-    assert [one.copied_tensors for one in group.report() if one.direction == "forward"] == [1, 0]
-
-
 def test_kept_result_of_the_chain_stays_valid() -> None:
     modules = layers(2)
     reference = copy.deepcopy(modules)
