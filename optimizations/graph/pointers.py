@@ -307,11 +307,10 @@ class _Search:
     def _tensor_maps(self, path: NodePath, parameter: int, first: bytes, second: bytes, explained: bytearray) -> None:
         if self._replace_address is None or len(first) < TENSOR_MAP_BYTES:
             return
-        for window in find_tensor_maps(first, second, self._moves, self._replace_address):
-            explained[window.offset : window.offset + TENSOR_MAP_BYTES] = b"\1" * TENSOR_MAP_BYTES
-            origin = window.origin
+        for offset, origin in find_tensor_maps(first, second, self._moves, self._replace_address):
+            explained[offset : offset + TENSOR_MAP_BYTES] = b"\1" * TENSOR_MAP_BYTES
             self._uses[origin.input].append(
-                PointerUse(path, parameter, window.offset, origin.input, origin.delta, UseKind.TENSOR_MAP)
+                PointerUse(path, parameter, offset, origin.input, origin.delta, UseKind.TENSOR_MAP)
             )
 
     def _word(self, path: NodePath, kind: UseKind, parameter: int, offset: int, first: int, second: int) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from optimizations.graph.driver import CudaCallFailed, check
@@ -28,16 +27,10 @@ class AddressRefused(RuntimeError):
     """The driver does not take this address in a tensor map."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMapWindow:
-    """Say that the 128 bytes from `offset` on in a parameter are a tensor map whose address is `origin`."""
-
-    offset: int
-    origin: Origin
-
-
-def find_tensor_maps(first: bytes, second: bytes, moves: Moves, replace: ReplaceAddress) -> tuple[TensorMapWindow, ...]:
-    """Return the proven tensor maps over moved inputs in one kernel parameter.
+def find_tensor_maps(
+    first: bytes, second: bytes, moves: Moves, replace: ReplaceAddress
+) -> tuple[tuple[int, Origin], ...]:
+    """Return the proven tensor maps over moved inputs in one kernel parameter: where each begins, and its address.
 
     Args:
         first, second: the parameter's bytes in the two captures, of the same length.
@@ -46,7 +39,7 @@ def find_tensor_maps(first: bytes, second: bytes, moves: Moves, replace: Replace
 
     Windows do not overlap. Where the bytes prove more than one origin, there is one entry for each of them.
     """
-    found: list[TensorMapWindow] = []
+    found: list[tuple[int, Origin]] = []
     offset = 0
     while offset + TENSOR_MAP_BYTES <= len(first):
         before, after = (data[offset : offset + TENSOR_MAP_BYTES] for data in (first, second))
@@ -57,7 +50,7 @@ def find_tensor_maps(first: bytes, second: bytes, moves: Moves, replace: Replace
                 for origin in _candidates(before, after, moves)
                 if replace(before, moves.second_address(origin)) == after
             ]
-        found += [TensorMapWindow(offset, origin) for origin in proven]
+        found += [(offset, origin) for origin in proven]
         offset += TENSOR_MAP_BYTES if proven else TENSOR_MAP_ALIGNMENT
     return tuple(found)
 

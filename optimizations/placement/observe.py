@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
 from optimizations.lazy_view import is_lazy_view
@@ -162,7 +161,7 @@ class _Observer(torch.fx.Interpreter):
             fakes.append(_fake_like(value, self.mode))
             if isinstance(value, torch.Tensor):
                 number = self.log.storage_of(fakes[-1])
-                self.log.shared[number] = numbers.setdefault(_storage_key(real), number)
+                self.log.shared[number] = numbers.setdefault(real.untyped_storage()._cdata, number)
         return fakes
 
     def run_node(self, n: torch.fx.Node) -> Any:
@@ -205,7 +204,8 @@ class _Observer(torch.fx.Interpreter):
     def _noted(self, n: torch.fx.Node) -> Any:
         if "example_value" not in n.meta:
             raise CannotObserve(n.name, "nothing is known of its value")
-        return _map_tensors(n.meta["example_value"], lambda tensor: _fake_like(tensor, self.mode))
+        example = n.meta["example_value"]
+        return torch_internals.pytree.tree_map_only(torch.Tensor, lambda one: _fake_like(one, self.mode), example)
 
     def _operand_storages(self, n: torch.fx.Node) -> list[int]:
         values = [self.env[operand] for operand in n.all_input_nodes]
@@ -234,7 +234,7 @@ def _operator_log() -> type:
             self._alive: list[torch.Tensor] = []
 
         def storage_of(self, tensor: torch.Tensor) -> int:
-            key = StorageWeakRef(tensor.untyped_storage()).cdata
+            key = tensor.untyped_storage()._cdata
             if key not in self.storages:
                 self.storages[key] = tensor.device
                 self._alive.append(tensor)
@@ -318,19 +318,6 @@ def _fake_like(value: Any, mode: Any) -> Any:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def _map_tensors(value: Any, make: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return make(value)
-    if isinstance(value, (list, tuple)):
-        items = [_map_tensors(item, make) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
-
-
-def _storage_key(tensor: torch.Tensor) -> int:
-    return int(StorageWeakRef(tensor.untyped_storage()).cdata)
-
-
 def _shape_env(inputs: Sequence[Any]) -> Any:
     """Return the shape environment of the symbols among `inputs`; None where all sizes are numbers."""
     for value in inputs:
@@ -348,18 +335,14 @@ def _global_state_kept() -> Iterator[None]:
     autocast = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices]
     cache = torch.is_autocast_cache_enabled()
     grad = torch.is_grad_enabled()
-    cuda = torch.backends.cuda
-    attention = [
-        (cuda.enable_flash_sdp, cuda.flash_sdp_enabled()),
-        (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled()),
-        (cuda.enable_math_sdp, cuda.math_sdp_enabled()),
-        (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled()),
-    ]
+    cuda: Any = torch.backends.cuda
+    kernels = ("flash", "mem_efficient", "math", "cudnn")
+    attention = [(name, getattr(cuda, f"{name}_sdp_enabled")()) for name in kernels]
     try:
         yield
     finally:
-        for enable, enabled in attention:
-            enable(enabled)
+        for name, enabled in attention:
+            getattr(cuda, f"enable_{name}_sdp")(enabled)
         for device, (enabled, dtype) in zip(devices, autocast, strict=True):
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)

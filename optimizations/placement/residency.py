@@ -141,9 +141,7 @@ def residency(
         requires_grad = {}
     nodes: dict[str, ResidentNode] = {}
     returned: tuple[str, ...] = ()
-    count = 0
     for fx_node in graph_module.graph.nodes:
-        count += 1
         if fx_node.op == "output":
             returned = tuple(operand.name for operand in fx_node.all_input_nodes)
         else:
@@ -155,7 +153,7 @@ def residency(
         returned,
         tuple(sorted(devices)),
         differentiable,
-        count,
+        len(graph_module.graph.nodes),
         frozenset(storage for node in inputs for storage in node.storages),
     )
 

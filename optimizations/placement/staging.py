@@ -130,7 +130,7 @@ class _Area:
             pairs = [(host.views[i], tensors[i]) for i in range(len(tensors)) if i not in direct]
             torch_internals.foreach_copy_([view for view, _ in pairs], [tensor for _, tensor in pairs])
             memory.copy_(host.memory, non_blocking=True)
-            host.sent(self._device)
+            host.sent()
         for position in direct:
             copy_in_stream_order(views[position], tensors[position], wait=awaited[position])
         return views
@@ -143,7 +143,7 @@ class _Area:
             with torch_internals.InferenceMode(False):
                 pinned = self._device.type == "cuda"
                 memory = torch.empty(self.size_bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
-                self._ring.append(_HostBuffer(memory, self._carved(memory)))
+                self._ring.append(_HostBuffer(memory, self._carved(memory), self._device))
         else:
             self._ring[0].wait()
             self._ring.rotate(-1)
@@ -170,17 +170,15 @@ def copy_in_stream_order(destination: torch.Tensor, source: torch.Tensor, *, wai
 class _HostBuffer:
     """Hold pinned memory, and the event after the last copy that read it."""
 
-    def __init__(self, memory: torch.Tensor, views: tuple[torch.Tensor, ...]) -> None:
+    def __init__(self, memory: torch.Tensor, views: tuple[torch.Tensor, ...], device: torch.device) -> None:
         self.memory = memory
         self.views = views
-        self._copied: torch.cuda.Event | None = None
+        self._device = device
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
-    def sent(self, device: torch.device) -> None:
-        if device.type != "cuda":
-            return
-        if self._copied is None:
-            self._copied = torch.cuda.Event()
-        self._copied.record(torch.cuda.current_stream(device))
+    def sent(self) -> None:
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._device))
 
     def is_free(self) -> bool:
         return self._copied is None or self._copied.query()

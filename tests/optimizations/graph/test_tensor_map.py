@@ -17,7 +17,6 @@ from optimizations.graph.moves import Moves, Origin
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
 from optimizations.graph.tensor_map import (
     ReplaceAddress,
-    TensorMapWindow,
     driver_replace_address,
     find_tensor_maps,
 )
@@ -55,7 +54,7 @@ def test_maps_at_aligned_offsets_are_found_and_nothing_else(
             first += b"\1" * 64
             second += b"\2" * 64
         else:
-            expected.append(TensorMapWindow(len(first), Origin(index, 0)))
+            expected.append((len(first), Origin(index, 0)))
             first += make(FIRST[index])
             second += make(SECOND[index])
     found = find_tensor_maps(bytes(first) + tail, bytes(second) + tail, MOVES, replace)
@@ -84,7 +83,7 @@ def test_map_into_an_input_is_found_where_a_word_names_it() -> None:
     first, second = (
         b"TMAP" + bytes(12) + (address + 512).to_bytes(8, "little") + bytes(104) for address in (FIRST[1], SECOND[1])
     )
-    assert find_tensor_maps(first, second, MOVES, plain) == (TensorMapWindow(0, Origin(1, 512)),)
+    assert find_tensor_maps(first, second, MOVES, plain) == ((0, Origin(1, 512)),)
 
 
 def test_bytes_that_prove_two_inputs_are_reported_for_both() -> None:
@@ -94,7 +93,7 @@ def test_bytes_that_prove_two_inputs_are_reported_for_both() -> None:
         return b"\2" * 128
 
     found = find_tensor_maps(b"\1" * 128, b"\2" * 128, together, careless)
-    assert found == (TensorMapWindow(0, Origin(0, 0)), TensorMapWindow(0, Origin(1, 0)))
+    assert found == ((0, Origin(0, 0)), (0, Origin(1, 0)))
 
 
 class FakeDriver:

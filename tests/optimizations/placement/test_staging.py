@@ -143,11 +143,12 @@ class _LateEvent:
 def late_events(monkeypatch: pytest.MonkeyPatch) -> list[_LateEvent]:
     """Copies that stay in flight until somebody waits, for host buffers that believe they feed a GPU."""
     _LateEvent.made = []
-    sent = staging_module._HostBuffer.sent
+    made = staging_module._HostBuffer.__init__
     monkeypatch.setattr(torch.cuda, "Event", _LateEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    on_gpu = torch.device("cuda", 0)
     monkeypatch.setattr(
-        staging_module._HostBuffer, "sent", lambda buffer, device: sent(buffer, torch.device("cuda", 0))
+        staging_module._HostBuffer, "__init__", lambda buffer, memory, views, _: made(buffer, memory, views, on_gpu)
     )
     return _LateEvent.made
 
