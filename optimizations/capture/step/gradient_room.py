@@ -40,23 +40,17 @@ def room_for_gradients(
     parameters: Sequence[torch.Tensor],
     before: Sequence[torch.Tensor | None],
     optimizers: Iterable[torch.optim.Optimizer],
-    *,
-    dropped: bool,
     made: Set[int],
 ) -> int:
     """Return the bytes of the gradients that a call makes. Note [Room for gradients].
 
-    `before`: the gradient of each parameter before the call. `dropped`: the call lets go of these. `made`: identities
-    of parameters that had one after an earlier call.
+    `before`: the gradient of each parameter before the call. `made`: identities of parameters whose gradients an
+    observed call replaced, where it let go of all from before.
     """
-    there = [parameter for parameter, gradient in zip(parameters, before, strict=True) if gradient is not None]
-    if there:
-        found = there if dropped else []
-    elif made:
-        found = [parameter for parameter in parameters if id(parameter) in made]
-    else:
+    counted = set(made)
+    if not counted and all(gradient is None for gradient in before):
         groups = [group.get("params", ()) for optimizer in optimizers for group in optimizer.param_groups]
-        trained = {id(parameter) for group in groups for parameter in group if parameter.requires_grad}
-        found = [parameter for parameter in parameters if id(parameter) in trained]
+        counted = {id(parameter) for group in groups for parameter in group if parameter.requires_grad}
+    found = [parameter for parameter in parameters if id(parameter) in counted]
     plain = [one for one in found if type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout is torch.strided]
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in map(size_bytes, plain) if size > SMALL)

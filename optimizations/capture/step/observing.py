@@ -60,8 +60,7 @@ class Observed:
         asked: it asked whether it is captured, before anything was refused.
         set_up: something was compiled or tuned meanwhile, so that the rest says nothing about the next call.
         drawn_on_host: names of generators of the host that it drew from.
-        drops_gradients: it let go of all gradients from before, unread. `gradients`: parameters (identities) that had
-            one after it.
+        makes_gradients: parameters (identities) that have a new one, where it let go of all from before, unread.
     """
 
     operations: Sequence[Operation]
@@ -73,8 +72,7 @@ class Observed:
     asked: bool
     set_up: bool
     drawn_on_host: tuple[str, ...]
-    drops_gradients: bool
-    gradients: frozenset[int]
+    makes_gradients: frozenset[int]
 
 
 def observe(
@@ -141,6 +139,10 @@ def observe(
     findings += _wandering(observer, call, seen_outside)
     findings += _returned_gradients(call, after, [returned, *(entry.new for entry in kept)])
     there = {storage(one) for one in call.before if one is not None}
+    dropped = all(old is None or old is not new for old, new in pairs) and there.isdisjoint(observer.outside)
+    makes = (
+        id(one) for one, (old, new) in zip(call.parameters, pairs, strict=True) if new is not None and new is not old
+    )
     return returned, Observed(
         operations=observer.operations,
         structure=flatten(returned, []),
@@ -151,10 +153,7 @@ def observe(
         asked=asked.captured,
         set_up=observer.set_up,
         drawn_on_host=tuple(drawn),
-        drops_gradients=all(old is None or old is not new for old, new in pairs) and there.isdisjoint(observer.outside),
-        gradients=frozenset(
-            id(one) for one, gradient in zip(call.parameters, after, strict=True) if gradient is not None
-        ),
+        makes_gradients=frozenset(makes) if dropped else frozenset(),
     )
 
 

@@ -220,13 +220,7 @@ def capture(
     observer.rates, observer.host_generators = rates.storages(), host_generators(device, call.state)
     observer.sparse = sparse_tensors(call.state)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
-    room = room_for_gradients(
-        call.parameters,
-        call.before,
-        call.state.optimizers.values(),
-        dropped=seen.drops_gradients,
-        made=seen.gradients,
-    )
+    room = room_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
     with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
         observer.log = log = device.launch_log(notes_memory=concurrency == "auto")

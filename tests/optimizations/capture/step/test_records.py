@@ -202,7 +202,7 @@ def test_first_difference_of_two_runs_has_its_line() -> None:
 
 
 def seen(trace: list[Operation], *findings: Refusal) -> Observed:
-    return Observed(trace, None, [*findings], frozenset(), [], False, False, False, (), False, frozenset())
+    return Observed(trace, None, [*findings], frozenset(), [], False, False, False, (), frozenset())
 
 
 def test_call_is_observed_until_two_agree_and_then_recorded() -> None:
