@@ -416,7 +416,7 @@ def test_input_of_a_result_copied_after_a_launch_is_copied(
 
 
 @pytest.mark.parametrize(
-    ("use", "differs"), [(an_address_for_an_operator, "differs in two calls with equal shapes: one gave fill_")]
+    ("use", "differs"), [(an_address_for_an_operator, "differs in two calls with equal shapes: one ran fill_")]
 )
 def test_pointer_past_its_tensor_is_noticed_before_recording(use: Use, differs: str) -> None:
     given, device = calls(), CpuDevice()
