@@ -118,26 +118,16 @@ def difference(sample: Any, found: Any) -> str | None:
             "the structure or names of its arguments differ from the sample's, or they hold other numbers or objects: "
             "what is passed by keyword in calls has to be so in sample_kwargs"
         )
-    for index, pair in enumerate(zip(looks, others, strict=True)):
-        if pair[0] != pair[1]:
-            return f"tensor {index} of its arguments differs from the sample's: {_other_looks(*pair)}"
+    for index, (one, another) in enumerate(zip(looks, others, strict=True)):
+        if one != another:  # sizes are not named: reasons are counted, and sizes may vary by call
+            pairs = zip(_LOOKS, one, another, strict=False)
+            names = ["layout"] if len(one) != len(another) else [name for name, a, b in pairs if a != b]
+            return f"tensor {index} of its arguments differs from the sample's in {', '.join(names)}"
     return "the same tensor is passed twice where the sample has two, or the other way round"
 
 
-_LOOKS = ("class", "shape", "strides", "dtype", "device", "gradients", "conjugation")
+_LOOKS = ("class", "shape", "strides", "dtype", "device", "requires_grad", "conjugation")
 """As `tensor_key` has them."""
-
-
-def _other_looks(sample: tuple[Any, ...], found: tuple[Any, ...]) -> str:
-    """Return in what two tensors differ. Sizes are not named: reasons are counted, and sizes may vary by call."""
-    if len(sample) != len(found):
-        return "another layout"
-    names = [name for name, one, other in zip(_LOOKS, sample, found, strict=False) if one != other]
-    if "shape" in names:
-        names = [name for name in names if name != "strides"]
-    takes_part = "it requires gradients" if found[5] else "it requires no gradients"
-    words = {"strides": "other strides", "gradients": takes_part}
-    return ", ".join(words.get(name, f"another {name}") for name in names)
 
 
 def unknown_object(structure: Any) -> Any:

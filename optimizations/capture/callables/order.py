@@ -10,9 +10,7 @@ The order decides nothing else: before each launch it is checked that nothing in
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -117,10 +115,8 @@ def expanded(order: Iterable[int], sizes: Sequence[int]) -> list[int]:
 
 
 def _whole(place: int, entry: Any) -> int:
-    """Return an entry of an order as a number of Python's: NumPy has whole numbers, too."""
-    if not isinstance(entry, bool):
-        with contextlib.suppress(TypeError):
-            return operator.index(entry)
+    if type(entry) is int:
+        return entry
     raise WrongOrder(
         f"order[{place}] is {entry!r}: entries are whole numbers, c for a forward of callable c and -c for its "
         "backward, which computes all gradients at once"

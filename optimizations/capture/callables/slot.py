@@ -70,7 +70,7 @@ class Slot:
         parameters: leaves that get gradients of the backward, after the inputs.
         nest: what the callable returned; `results` are the tensors in it.
         differentiable: which results take part in differentiation.
-        copied: the program asked for copies of results; `returns_copies`: it gets them since it held a view of one.
+        copied: the program gets copies of results, which it asked for, or it held a view of one.
         wait_for_others: is called before each launch, for the program may have gone to another stream.
         in_place: whether what the graphs read lies where it lay.
         mutated: tensors whose versions a forward counts up, `mutated_back` those of the backward.
@@ -94,7 +94,6 @@ class Slot:
     results: StaticResults
     differentiable: list[bool]
     copied: bool = False
-    returns_copies: bool = False
     mutated: Sequence[torch.Tensor] = ()
     read_back: Sequence[torch.Tensor] = ()
     written_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
@@ -131,14 +130,14 @@ class Slot:
         """Let results of the forward before move out, and those of `mates`, which lie where this graph may write on its
         way: that memory was free when they were captured. Return False where one would be overwritten, or was resized.
         """
-        own = self.copied or (not self.results.resized and self._move_out())
+        own = not self.results.resized and self._move_out()
         return own and all(mate._move_out() for mate in self.mates if mate.results.out)
 
     def _move_out(self) -> bool:
         """Let its results move out. Where one cannot, results are copies from then on: a program that held a view of
         one until the next call, as the variables of a loop do, would hold one in each."""
         moved = self.results.move_out()
-        self.returns_copies = self.returns_copies or not moved
+        self.copied = self.copied or not moved
         return moved
 
     # A forward.
@@ -163,7 +162,7 @@ class Slot:
         self.forwards += 1
         if self.mutated:
             torch.autograd.graph.increment_version(self.mutated)
-        return self.results.over(copied=self.copied or self.returns_copies)
+        return self.results.over(copied=self.copied)
 
     # A backward.
 

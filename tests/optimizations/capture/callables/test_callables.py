@@ -488,9 +488,9 @@ def in_evaluation(module: nn.Module, x: torch.Tensor) -> Any:
 
 
 UNSERVED: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], str]] = {
-    "a size": (lambda module, x: module(x[:1]), "differs from the sample's: another shape"),
-    "strides": (lambda module, x: module(x.t().contiguous().t()), "differs from the sample's: other strides"),
-    "a gradient": (lambda module, x: module(x.requires_grad_()), "differs from the sample's: it requires gradients"),
+    "a size": (lambda module, x: module(x[:1]), "differs from the sample's in shape"),
+    "strides": (lambda module, x: module(x.t().contiguous().t()), "differs from the sample's in strides"),
+    "a gradient": (lambda module, x: module(x.requires_grad_()), "differs from the sample's in requires_grad"),
     "a keyword": (called_with_a_keyword, "passed by keyword in calls has to be so in sample_kwargs"),
     "another mode": (in_evaluation, "another mode than when they were captured"),
 }
@@ -545,7 +545,7 @@ def test_a_warning_says_if_not_even_the_first_call_fits() -> None:
     modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
     graph_callables(modules, [torch.randn(2, 3)], device=CpuDevice())
     x = torch.randn(2, 3)
-    with pytest.warns(UserWarning, match="callable 1 runs .*: it requires gradients; none of its calls had one so far"):
+    with pytest.warns(UserWarning, match="callable 1 runs .* in requires_grad; none of its calls had one so far"):
         modules[0](x.detach().requires_grad_())
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy
 import pytest
 
 from optimizations.capture.callables.order import (
@@ -47,10 +46,6 @@ def test_backwards_belong_to_forwards_in_turn() -> None:
 def test_order_that_no_loop_can_follow_is_refused(order: list[int], words: str) -> None:
     with pytest.raises(WrongOrder, match=words):
         events(order, 2)
-
-
-def test_order_may_be_numbers_of_numpy() -> None:
-    assert events(numpy.array([1, -1]), 1) == events([1, -1], 1)
 
 
 def test_default_order_is_all_forwards_then_all_backwards() -> None:
