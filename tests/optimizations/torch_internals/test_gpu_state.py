@@ -13,7 +13,7 @@ from optimizations.torch_internals.gpu_state import drops_references
 
 ASKS = """
 import sys
-from optimizations.torch_internals.gpu_state import gpu_state
+from optimizations.torch_internals.gpu_state import memory_segments
 pool = int("1000"), int("70000")
 before = [sys.getrefcount(one) for one in (*pool, 0, False)]
 for _ in range(100):
