@@ -99,8 +99,7 @@ def graph_step(
         limit: recordings alive at one time, at least 1; calls of further signatures run as they are.
         memory_budget_bytes: most memory that the graphs' pool may hold; None for what is free.
         learning_rate: "auto" hands a learning rate that changes to the graph as a float32 tensor, where the optimizer
-            takes one (`capturable=True`, `fused=True`), and a first beta, where it takes that (Adam and AdamW with
-            `capturable=True`, not fused); "number" never does, and such a step is not recorded.
+            takes one (`capturable=True`, `fused=True`); "number" never does, and such a step is not recorded.
         on_refusal: "run" runs a refused step as it is, "raise" raises `StepRefused` before it does anything.
         host_draws: "refused" refuses a step that draws random numbers on the host (PyTorch's CPU generator, `random`,
             NumPy). "unused" is your word that these numbers decide nothing, as those of LayerDrop at rate 0: launches

@@ -253,16 +253,6 @@ def a_layer_that_gets_its_shape_late(device: str, train: Any) -> Any:
     return step, {"between": between}
 
 
-@loop(replays=3 + 1, recordings=2)
-def an_array_of_numpy_that_changes(train: Any) -> Any:
-    factor = numpy.array([1.0, 2.0])
-
-    def between(index: int) -> None:
-        factor[1] = 2.0 if index < 5 else 3.0
-
-    return lambda batch: train(batch) * float(factor[1]), {"between": between}
-
-
 @program
 def inputs_that_are_the_same_tensors(device: str) -> Program:
     """Weights of the classes, written in place, and a factor that is another tensor from the eighth call on."""

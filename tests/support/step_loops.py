@@ -16,7 +16,6 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.nn.utils import parametrizations
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
 class Orthogonal(torch.optim.Optimizer):
@@ -281,31 +280,3 @@ def a_sparse_tensor_that_the_step_does_not_read(device: str) -> Program:
 
     made.step = step
     return made
-
-
-def averaged(device: str, **options: Any) -> Program:
-    """The count is put to zero after the seventh call, so that the next one copies the weights again."""
-    model = network(device, norm=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    train, average = training_step(model, optimizer), AveragedModel(model, device=torch.device(device), **options)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = train(batch).detach()
-        average.update_parameters(model)
-        return loss
-
-    def between(index: int) -> None:
-        if index == 6:
-            average.n_averaged.zero_()
-
-    return Program(step, batches(device), lambda: [*state_of(model, optimizer), *state_of(average)], between)
-
-
-@program
-def equal_averages_of_the_weights(device: str) -> Program:
-    return averaged(device)
-
-
-@program
-def exponential_averages_of_the_weights(device: str) -> Program:
-    return averaged(device, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,17 +14,16 @@ _Kind = tuple[torch.Size, torch.dtype]
 
 
 class BoundResults:
-    """Hold the entries of a call, in the order of its results. `others` are the tensors that stood elsewhere, by id.
+    """Hold the entries of a call, in the order of its results.
 
     What entries held and were bound to is let go of: all that counts is how what they held looked.
     """
 
-    def __init__(self, entries: Sequence[Rebound] = (), others: Mapping[int, weakref.ref[torch.Tensor]] | None = None):
+    def __init__(self, entries: Sequence[Rebound] = ()):
         nothing = torch.empty(0, device="meta")
         self._entries = [replace(entry, old=None, new=nothing) for entry in entries]
         self._held = [None if entry.old is None else (entry.old.shape, entry.old.dtype) for entry in entries]
         self._kinds = list(dict.fromkeys(self._held))
-        self._others = others or {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -36,7 +34,7 @@ class BoundResults:
         return held[:1] if all(one is held[0] for one in held) else held
 
     def fit(self) -> bool:
-        """Return whether each entry holds something of the kind it held, and nothing that stands elsewhere.
+        """Return whether each entry holds something of the kind it held.
 
         BERT binds one mask to an attribute of each layer, so one tensor is looked at once for each kind.
         """
@@ -49,10 +47,7 @@ class BoundResults:
         """Return whether an entry fits. `kind`: of what it held before the recording: the step's code may check it."""
         if kind is None:
             return now is None
-        if not isinstance(now, torch.Tensor) or now.shape != kind[0] or now.dtype != kind[1]:
-            return False
-        other = self._others.get(id(now))
-        return other is None or other() is not now
+        return isinstance(now, torch.Tensor) and (now.shape, now.dtype) == kind
 
     def bind(self, results: tuple[Any, tuple[Any, ...]]) -> Any:
         """Bind the second of these, one for each entry; return the first, what the step returned."""

@@ -11,9 +11,9 @@ Note [Code that asks whether it is captured]. Libraries ask, and if it is captur
 Hugging Face's models then do not look into their masks. The captured call would differ from those that were observed.
 So all calls get the same answer: at first that of eager, which gives eager's results, and if a step that asks is
 refused, that of a capture. Not where something was refused before it asked: no answer would change that, and the call
-would take another kernel than eager's for nothing. PyTorch's optimizers ask to check whether they may be captured, and
-get the true answer. They take `capturable=True` only, although what is `fused=True` keeps its counts on the GPU as
-well, and reads nothing on the host: such a one is told that it is not captured.
+would take another kernel than eager's for nothing. PyTorch's optimizers ask to refuse a capture unless they have
+`capturable=True`, although what is `fused=True` keeps its counts on the GPU as well. They are told that they are not
+captured: what they count on the host is seen by the observer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.step.learning_rates import made_for_graphs
 from optimizations.capture.step.observer import Observer
-from optimizations.capture.step.source_lines import called_from, optimizer_that_runs
+from optimizations.capture.step.source_lines import called_from
 from optimizations.torch_internals import function_tables, replaced_attribute
 
 _WAITS: tuple[tuple[Any, str], ...] = (
@@ -119,7 +118,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         if elsewhere():
             return bool(stock_captured())
         if called_from(_OPTIMIZERS):
-            return bool(stock_captured()) and not can_be_captured(optimizer_that_runs())
+            return False
         asked.captured = asked.captured or not observers[0].refusals
         return asked.as_captured
 
@@ -153,12 +152,6 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         finally:
             over = True
             observers.clear()  # what such a module keeps holds nothing of the step
-
-
-def can_be_captured(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Return whether a step of the optimizer can be captured, for all of its parameters."""
-    groups = () if optimizer is None else optimizer.param_groups
-    return bool(groups) and all(map(made_for_graphs, groups))
 
 
 def _qualified(owner: Any, name: str) -> str:

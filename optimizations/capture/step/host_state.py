@@ -233,7 +233,8 @@ class HostState:
                 yield Change(f"{path} has {len(new)} members instead of {len(old)}", path, ChangeKind.GREW)
                 continue
             ordered = not (container.is_sequence or container.is_attributes or container.always_read)
-            if ordered and old.keys() == new.keys() and list(map(id, old)) != list(map(id, new)):
+            places = {key: place for place, key in enumerate(old)} if ordered and old.keys() == new.keys() else {}
+            if places and [places[key] for key in new] != list(places.values()):
                 yield Change(f"{path} has its entries in another order", path, ChangeKind.OTHER)
             for key in dict.fromkeys([*old, *new]):
                 was, now = old.get(key, _ABSENT), new.get(key, _ABSENT)

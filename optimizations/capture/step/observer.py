@@ -191,10 +191,10 @@ class Observer(torch_internals.TorchDispatchMode):
         result = self._noted(func, args, kwargs, made_from)
         if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in _tensors((result,))):
             return result  # made in a mode of the program's
-        if name.startswith(_LIFTS) and not self.holds(result) and result.numel() == 1:
+        results = list(_tensors((result,)))
+        if name.startswith(_LIFTS) and result.device.type == "cpu" and not self.holds(result) and result.numel() == 1:
             self._from_numbers.add(storage(result))
             self._made.add(storage(result))
-        results = list(_tensors((result,)))
         on_gpu = any(map(self.holds, [*inputs, *results]))
         if drawing and on_gpu and not self._is_of_host(kwargs.get("generator")):
             self.drawn_from.append(kwargs.get("generator"))
@@ -202,6 +202,7 @@ class Observer(torch_internals.TorchDispatchMode):
         for tensor in results:
             if storage(tensor) not in made_from:
                 self._made.add(storage(tensor))
+                self._from_numbers.discard(storage(tensor))  # of one may have been what lay there before
             if not self.holds(tensor):
                 (self._drawn_by_host.add if drawn else self._drawn_by_host.discard)(storage(tensor))
         return result
@@ -221,7 +222,7 @@ class Observer(torch_internals.TorchDispatchMode):
     def _numbers_in(self, inputs: Sequence[torch.Tensor]) -> Iterator[Any]:
         """Yield the values of tensors in CPU memory that PyTorch made of one number, which a kernel gets as it is."""
         for tensor in inputs:
-            if storage(tensor) in self._from_numbers:
+            if storage(tensor) in self._from_numbers and tensor.numel() == 1:
                 with self.unseen():
                     yield tensor.item()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -323,7 +322,7 @@ def capture(
         trace=observer.operations,
         progress=progress,
         audits=Audits(options.check_every),
-        bound=BoundResults(results, {id(tensor): weakref.ref(tensor) for tensor in state} if results else {}),
+        bound=BoundResults(results),
         side_by_side=side_by_side(device, graph, pool, log if concurrency == "auto" else None, renew),
         in_workspace=observer.multiplies or device.computes_in_workspace(graph),
         report=RecordedStep(

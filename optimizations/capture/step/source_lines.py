@@ -68,15 +68,6 @@ def advice_by_caller() -> str | None:
     return None
 
 
-def optimizer_that_runs() -> torch.optim.Optimizer | None:
-    """Return the optimizer whose method runs now, if there is one between the program's line and here."""
-    for frame in _frames_between():
-        in_optimizer = _OPTIMIZERS in frame.f_code.co_filename
-        if in_optimizer and isinstance(optimizer := frame.f_locals.get("self"), torch.optim.Optimizer):
-            return optimizer
-    return None
-
-
 def _advice_on(optimizer: torch.optim.Optimizer) -> str:
     """Return advice on an optimizer: not every one takes both options that are made for graphs, and some take none."""
     taken = [f"{name}=True" for name in _FOR_GRAPHS if name in optimizer.defaults]

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from optimizations import torch_internals
 from optimizations.capture.step.forbidden_calls import Asked, watched
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.observer import Observer
+from optimizations.capture.step.observer import Observer, storage
 
 
 @pytest.fixture
@@ -66,6 +66,22 @@ def test_tables_filled_in_a_step_know_pytorchs_functions(everything_on_the_gpu: 
             table()
     for table in tables:
         assert torch.tensor in table() and torch.as_tensor in table()
+
+
+def test_number_that_is_assigned_stands_in_the_trace() -> None:
+    """PyTorch gives the fill a tensor in CPU memory that it made of the number."""
+    x, other = torch.zeros(3, 4), torch.zeros(4)
+    on_the_gpu = {storage(x)}
+    observer = Observer(lambda tensor: storage(tensor) in on_the_gpu, {}, forbid=False)
+    with observer:
+        x[:, 0] = 0.5
+        x.mul_(torch.tensor(3.0))
+        torch.randn(4).add_(1)
+    found = {one.name: one.arguments[-1] for one in observer.operations}
+    assert (found["aten.fill_.Tensor"], found["aten.mul_.Tensor"]) == (0.5, 3.0) and not observer.refusals
+    with observer:
+        x[0] = other[0]  # not of a number
+    assert observer.refusals
 
 
 class Seen(TorchFunctionMode):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 import copy
 import functools
+import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +14,10 @@ import pytest
 import torch
 from simulated_gpu.operators import CpuDevice
 from step_parts import batches, loss_of, network
+from step_refusals import trained
 from torch import nn
 
-from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.graphed_step import GraphedStep, graph_step
 
 CALLS = 12
 Decorate = Callable[[Any], Any]
@@ -202,3 +205,94 @@ def test_step_to_be_overridden_keeps_its_class_abstract() -> None:
     with pytest.raises(TypeError, match="abstract"):
         Plain()  # type: ignore[abstract]
     assert Trainer().train(*batches("cpu", 1)[0]).ndim == 0
+
+
+class Learner:
+    def __init__(self) -> None:
+        self.model = network("cpu")
+        self.train = trained(self.model)
+
+    @graph_step
+    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """What it does."""
+        return self.train(batch)
+
+
+def test_decorated_method_is_one_step_for_all_instances() -> None:
+    one, other = Learner(), Learner()
+    assert one.step == one.step != other.step
+    assert one.step.__doc__ == "What it does."
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there is no GPU
+        losses = [one.step(*batch) for batch in batches("cpu")]
+    assert one.step.report().calls == other.step.report().calls == len(losses)
+    assert copy.deepcopy(one).step != one.step
+
+
+@GraphedStep
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class Doubling:
+    def __init__(self) -> None:
+        self.factor = 2
+
+    def _twice(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+    twice = GraphedStep(_twice)
+
+
+def saved_and_loaded(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))  # noqa: S301 (it was made here)
+
+
+def test_a_step_is_saved_as_the_function_or_method_that_it_is() -> None:
+    """As functions and methods are: by name, and with their object."""
+    assert saved_and_loaded(doubled) is doubled
+    assert copy.copy(doubled) is not doubled
+    one, x = Doubling(), torch.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there is no GPU
+        one.twice(x)
+        for other in (saved_and_loaded(one), saved_and_loaded(one.twice).__self__, copy.deepcopy(one)):
+            assert other is not one and other.twice != one.twice
+            assert torch.equal(other.twice(x), 2 * x)
+
+
+class WithSlots:
+    """Its step is found on the class; no object keeps anything."""
+
+    __slots__ = ("train",)
+
+    def __init__(self, train: Any) -> None:
+        self.train = train
+
+    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.train(batch)
+
+
+def test_methods_of_objects_with_slots_and_of_classes_are_steps() -> None:
+    first, second = network("cpu"), network("cpu")
+
+    class Slotted(WithSlots):
+        __slots__ = ()
+        step = GraphedStep(WithSlots.step, device=CpuDevice())
+
+    class Held:
+        train = staticmethod(trained(second))
+
+        @classmethod
+        def plain(cls, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return cls.train(batch)
+
+        step = classmethod(GraphedStep(plain.__func__, device=CpuDevice()))  # type: ignore[arg-type, attr-defined]
+
+    eager = trained(network("cpu"))
+    slotted = Slotted(trained(first))
+    for batch in batches("cpu", 8):
+        expected = eager(*batch)
+        assert torch.equal(slotted.step(*batch), expected)
+        assert torch.equal(Held.step(*batch), expected)
+    assert Slotted.step.report().replays == 8 - 3

@@ -5,10 +5,8 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
-import copy
 import gc
 import itertools
-import pickle
 import random
 import re
 import threading
@@ -417,64 +415,10 @@ def test_gradients_before_a_recording_are_released(
     assert alive == [False] * len(storages), "behind the capture"
 
 
-class Learner:
-    def __init__(self) -> None:
-        self.model = network("cpu")
-        self.train = trained(self.model)
-
-    @graph_step
-    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """What it does."""
-        return self.train(batch)
-
-
-def test_decorated_method_is_one_step_for_all_instances() -> None:
-    one, other = Learner(), Learner()
-    assert one.step == one.step != other.step
-    assert one.step.__doc__ == "What it does."
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # there is no GPU
-        losses = [one.step(*batch) for batch in batches("cpu")]
-    assert one.step.report().calls == other.step.report().calls == len(losses)
-    assert copy.deepcopy(one).step != one.step
-
-
-@GraphedStep
-def doubled(x: torch.Tensor) -> torch.Tensor:
-    return x * 2
-
-
-class Doubling:
-    def __init__(self) -> None:
-        self.factor = 2
-
-    def _twice(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
-
-    twice = GraphedStep(_twice)
-
-
-def saved_and_loaded(value: Any) -> Any:
-    return pickle.loads(pickle.dumps(value))  # noqa: S301 (it was made here)
-
-
-def test_a_step_is_saved_as_the_function_or_method_that_it_is() -> None:
-    """As functions and methods are: by name, and with their object."""
-    assert saved_and_loaded(doubled) is doubled
-    assert copy.copy(doubled) is not doubled
-    one, x = Doubling(), torch.ones(3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # there is no GPU
-        one.twice(x)
-        for other in (saved_and_loaded(one), saved_and_loaded(one.twice).__self__, copy.deepcopy(one)):
-            assert other is not one and other.twice != one.twice
-            assert torch.equal(other.twice(x), 2 * x)
-
-
 def test_without_a_gpu_a_step_runs_as_it_is_and_says_so() -> None:
-    learner = Learner()
+    step = graph_step(trained(network("cpu")))
     with pytest.warns(UserWarning, match="works on no tensor of a GPU"):
-        learner.step(*batches("cpu")[0])
+        step(*batches("cpu")[0])
 
 
 def test_unknown_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -686,40 +630,3 @@ def test_cast_kept_from_an_earlier_call_is_refused() -> None:
             found.append([step(*batch).detach() for batch in batches("cpu", 9)])
     assert all(map(torch.equal, *found))
     assert any("as autocast keeps it" in one.reason for one in step.report().refusals) and not step.report().replays
-
-
-class WithSlots:
-    """Its step is found on the class; no object keeps anything."""
-
-    __slots__ = ("train",)
-
-    def __init__(self, train: Any) -> None:
-        self.train = train
-
-    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self.train(batch)
-
-
-def test_methods_of_objects_with_slots_and_of_classes_are_steps() -> None:
-    first, second = network("cpu"), network("cpu")
-
-    class Slotted(WithSlots):
-        __slots__ = ()
-        step = GraphedStep(WithSlots.step, device=CpuDevice())
-
-    class Held:
-        train = staticmethod(trained(second))
-
-        @classmethod
-        def plain(cls, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-            return cls.train(batch)
-
-        step = classmethod(GraphedStep(plain.__func__, device=CpuDevice()))  # type: ignore[arg-type, attr-defined]
-
-    eager = trained(network("cpu"))
-    slotted = Slotted(trained(first))
-    for batch in batches("cpu", 8):
-        expected = eager(*batch)
-        assert torch.equal(slotted.step(*batch), expected)
-        assert torch.equal(Held.step(*batch), expected)
-    assert Slotted.step.report().replays == 8 - 3
