@@ -75,6 +75,14 @@ NOT_SHARED = "with share_io=True its arguments have to be the results of the cal
 _groups: WeakRegistry[GraphedCallables] = WeakRegistry()
 
 
+class _NoGraph(Exception):
+    """Report why a call has no graph, and whether the caller is warned: `differing` names what is another now."""
+
+    def __init__(self, reason: str, *, warns: bool = False, differing: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.reason, self.warns, self.differing = reason, warns, differing
+
+
 class _Variant:
     """Hold the graphs of a callable for calls with arguments like one of its samples."""
 
@@ -233,8 +241,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def report(self) -> tuple[CallableReport, ...]:
         """Return reports on the graphs, forward and backward of each pair."""
-        found = []
-        reported: set[int] = set()
+        found: list[CallableReport] = []
         for slot in self._slots:
             number = slot.place.callable
             reasons = {reason: times for (of, reason), times in self._without_graph.items() if of == number}
@@ -242,26 +249,19 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             found.append(
                 CallableReport(
                     *place,
-                    direction="forward",
-                    copied_bytes=slot.inputs.copied_bytes,
-                    copied_tensors=slot.inputs.copied_tensors,
-                    replays=slot.forwards,
-                    without_graph={} if number in reported else reasons,
-                    concurrency=concurrency_of(slot.forward),
+                    "forward",
+                    slot.inputs.copied_bytes,
+                    slot.inputs.copied_tensors,
+                    slot.forwards,
+                    reasons if all(one.callable != number for one in found) else {},
+                    concurrency_of(slot.forward),
                 )
             )
-            reported.add(number)
             if slot.backward is not None:
-                found.append(
-                    CallableReport(
-                        *place,
-                        direction="backward",
-                        copied_bytes=sum(tensor.nbytes for tensor in slot.tangents),
-                        copied_tensors=len(slot.tangents),
-                        replays=slot.backwards,
-                        concurrency=concurrency_of(slot.backward),
-                    )
-                )
+                size = sum(tensor.nbytes for tensor in slot.tangents)
+                raced = concurrency_of(slot.backward)
+                count = len(slot.tangents)
+                found.append(CallableReport(*place, "backward", size, count, slot.backwards, {}, raced))
         return tuple(found)
 
     # Calls.
@@ -278,27 +278,28 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             self._make_of_first_iteration()
         if self._first is not None or torch.is_grad_enabled() != self._training:  # validation between steps
             return before(*args, **kwargs)
-        slot, tensors, reason = self._fitting(number, args, kwargs)
-        if slot is None:
-            assert reason is not None
-            if not any(slot.forwards for slot in self._slots if slot.place.callable == number):
-                self._warn(number, f"{reason}; none of its calls had one so far")
-            self._without_graph[number, reason] += 1
-            return before(*args, **kwargs)
-        return slot.run(tensors)
+        try:
+            slot, tensors = self._fitting(number, args, kwargs)
+        except _NoGraph as error:
+            self._note(number, error)
+        else:
+            return slot.run(tensors)
+        return before(*args, **kwargs)
 
     def _make_of_first_iteration(self) -> None:
         first, self._first = self._first, None
         assert first is not None
         self.make(first.samples, first.events(), training=True)
 
-    def _fitting(
-        self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Slot | None, list[torch.Tensor], str | None]:
-        """Return the graphs that serve a call, and its tensors; or None, and why there are none."""
-        tensors: list[torch.Tensor] = []
-        reason: str | None = NOT_CALLED
+    def _fitting(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Slot, list[torch.Tensor]]:
+        """Return the graphs that serve a call, and its tensors.
+
+        Raises:
+            _NoGraph: there are none.
+        """
+        assert self._device is not None
         variants = self._variants[number - 1]
+        reason: str | None = NOT_CALLED
         for place, variant in enumerate(variants):
             tensors, reason = variant.tensors_of(args, kwargs)
             if reason is None:
@@ -306,39 +307,34 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                     variants.insert(0, variants.pop(place))  # most calls are like the one before
                 break
         if reason is not None:
-            return None, tensors, reason
-        assert self._device is not None
+            raise _NoGraph(reason)
         if not variant.watch.unchanged():
             if not variant.in_mode():
-                return None, tensors, OTHER_MODE
-            return None, tensors, self._warn(number, OTHER_STATE, variant.watch.differing)
+                raise _NoGraph(OTHER_MODE)
+            raise _NoGraph(OTHER_STATE, warns=True, differing=variant.watch.differing())
         self._follow()
-        free = [slot for slot in variant.slots if not any(pool.is_awaited for pool in slot.pools[:1])]
-        if not free:
-            return None, tensors, self._warn(number, IN_USE)
+        free = [slot for slot in variant.slots if not slot.pools[0].is_awaited]
         slot = next((one for one in free if not one.inputs.moved(tensors)), None)
         if slot is None:
-            return None, tensors, self._warn(number, NOT_SHARED)
+            raise _NoGraph(NOT_SHARED if free else IN_USE, warns=True)
         reason = slot.refused(tensors)
         for other in self._streams - {self._device.launched_on}:  # which may read what has moved
             self._device.hold(other)
         if reason is not None:
-            if reason != ARGUMENT_WRITTEN:
-                self._warn(number, reason)
-            return None, tensors, reason
-        return slot, tensors, None
+            raise _NoGraph(reason, warns=reason != ARGUMENT_WRITTEN)
+        return slot, tensors
 
-    def _warn(self, number: int, reason: str, differing: Callable[[], Sequence[str]] = list) -> str:
-        """Warn once, for each callable, why one of its calls has no graph; return the reason.
-
-        `differing`: names of what is another than at the capture.
-        """
-        if number not in self._warned:
-            self._warned.add(number)
-            names = ", ".join(sorted(differing())[:MOST_NAMES])
-            others = f"; another now: {names}" if names else ""
-            warnings.warn(f"callable {number} runs without its graphs: {reason}{others}", stacklevel=5)
-        return reason
+    def _note(self, number: int, error: _NoGraph) -> None:
+        """Count a call without a graph. Warn once for each callable, where it matters or no call had a graph so far."""
+        self._without_graph[number, error.reason] += 1
+        has_served = any(slot.forwards for slot in self._slots if slot.place.callable == number)
+        if number in self._warned or not (error.warns or not has_served):
+            return
+        self._warned.add(number)
+        names = ", ".join(sorted(error.differing)[:MOST_NAMES])
+        others = f"; another now: {names}" if names else ""
+        never = "" if error.warns or has_served else "; none of its calls had one so far"
+        warnings.warn(f"callable {number} runs without its graphs: {error.reason}{others}{never}", stacklevel=5)
 
     def _follow(self) -> None:
         """Wait, before a launch, for the stream of the launch before. On streams that it left the program may read
