@@ -149,6 +149,10 @@ def with_classes_of(inputs: Sequence[torch.Tensor], placeholders: Sequence[torch
             placeholder.__class__ = torch.nn.Parameter
 
 
+_SHORT = (torch.bfloat16, torch.float16)
+"""Copied as integers: PyTorch's fused copy computes these in float32, which changes the bits of signalling NaNs."""
+
+
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy tensor by tensor, in as few launches as PyTorch can make of it."""
     with torch.no_grad():
@@ -159,6 +163,9 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
                 if len(some_targets) == 1:
                     some_targets[0].copy_(some_sources[0], non_blocking=True)
                 else:
+                    if some_targets[0].dtype in _SHORT:
+                        some_targets = [one.view(torch.int16) for one in some_targets]
+                        some_sources = [one.view(torch.int16) for one in some_sources]
                     torch_internals.foreach_copy_(some_targets, some_sources, non_blocking=True)
 
 

@@ -60,22 +60,30 @@ class State:
     """
 
     def __init__(self, module: torch.nn.Module, inputs: Inputs) -> None:
-        kept = module.state() if isinstance(module, Called) else module.named_buffers()
-        live = {f"{BUFFER}{name}": tensor.detach() for name, tensor in kept}
+        self._own = module if isinstance(module, Called) else None
+        live = {} if self._own else {f"{BUFFER}{name}": tensor.detach() for name, tensor in module.named_buffers()}
         live |= {f"input {name}": tensor for name, tensor in named_tensors([*inputs.args, dict(inputs.kwargs)])}
-        self._live = live
-        self._saved = {name: _to_host(tensor) for name, tensor in live.items()}
-        self._bits = _bits(live)
+        self._fixed = live
+        self._saved = {name: _to_host(tensor) for name, tensor in self._live().items()}
+        self._bits = _bits(self._live())
+
+    def _live(self) -> dict[str, torch.Tensor]:
+        """Return the tensors as they are now. A compiled optimizer replaces counts of steps by tensors on the GPU."""
+        if self._own is None:
+            return self._fixed
+        return {f"{BUFFER}{name}": tensor.detach() for name, tensor in self._own.state()} | self._fixed
 
     def changed(self) -> dict[str, torch.Tensor]:
         """Return those tensors whose bits are no longer the saved ones, as they are now."""
-        return {name: self._live[name] for name, bits in _bits(self._live).items() if bits != self._bits[name]}
+        live = self._live()
+        return {name: live[name] for name, bits in _bits(live).items() if bits != self._bits.get(name, bits)}
 
     def restore(self, changed: Iterable[str] | None = None) -> None:
         """Give the changed tensors their saved values back, at their addresses. `changed`: which, if that is known."""
+        live = self._live()
         with torch.no_grad():
             for name in self.changed() if changed is None else changed:
-                self._live[name].copy_(self._saved[name])
+                live[name].copy_(self._saved[name])
 
     def saved(self, name: str) -> torch.Tensor | None:
         """Return the value from the start of a buffer or input, on the CPU; None if `name` is neither."""

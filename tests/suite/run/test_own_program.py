@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,25 @@ def test_step_starts_again_from_its_state(name: str, kept: int) -> None:
     assert any("weight" in name for name in first.tensors), "the step's changes are among its results"
     after = [tensor for _, tensor in instance.module.state()]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_state_that_a_call_replaces_is_restored() -> None:
+    """A compiled optimizer replaces its counts of steps by tensors on the GPU."""
+    instance = built("training")
+    assert isinstance(instance.module, Called)
+    (optimizer,) = instance.module.optimizers
+    inputs = instance.inputs(0)
+    state = State(instance.module, inputs)
+    iterate = iteration(instance, instance.module, marks_steps=False)
+
+    def replacing(given: Any) -> Any:
+        for kept in optimizer.state.values():
+            kept["step"] = kept["step"].clone()
+        return iterate(given)
+
+    expected, found, again = (run_checked(instance, run, inputs, state, 5) for run in (iterate, replacing, replacing))
+    assert any(name.endswith("step") for name in found.tensors)
+    assert expected.digest() == found.digest() == again.digest()
 
 
 def test_step_is_given_the_batches() -> None:
