@@ -18,7 +18,7 @@ from step_parts import batches, loss_of, network, sgd, training_step
 from step_programs import PROGRAMS
 
 from optimizations import torch_internals
-from optimizations.capture.step import graphed_step
+from optimizations.capture.step import call_recorder
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.trees import hook
@@ -117,7 +117,7 @@ def test_mostly_refused_calls_are_not_observed_repeatedly() -> None:
         for index in range(80):
             model.train(index < 10 or index % 2 == 0)
             if index == 60:
-                without_looks.enter_context(mock.patch.object(graphed_step, "reach", side_effect=AssertionError))
+                without_looks.enter_context(mock.patch.object(call_recorder, "reach", side_effect=AssertionError))
             graphed(torch.ones(3, 8))
             assert model.training
     assert graphed.report().replays == 7 + 35
@@ -207,10 +207,10 @@ def test_interrupted_write_of_a_rate_is_repeated() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
     (group,) = optimizer.param_groups
     rates = LearningRates()
-    rates.watch([optimizer])
+    assert not rates.changed([optimizer], numbers_only=False)
     group["lr"] = 0.25
-    assert rates.changed()
-    (standing,) = rates.standing.values()
+    assert rates.changed([optimizer], numbers_only=False)
+    ((_, _, standing),) = rates._groups()
     for number in itertools.count():
         group["lr"] /= 2
         with contextlib.suppress(KeyboardInterrupt), interrupted_at(number, "step/learning_rates.py") as where:
