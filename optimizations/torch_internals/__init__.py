@@ -125,7 +125,6 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "GuardManagerType": "torch._dynamo.guards:GuardManagerType",
         "RootGuardManager": "torch._C._dynamo.guards:RootGuardManager",
         "TensorGuards": "torch._C._dynamo.guards:TensorGuards",
-        "GlobalStateGuard": "torch._C._dynamo.guards:GlobalStateGuard",
         "dispatch_keys": "torch:_C._dispatch_keys",
     },
     "bind the parameters of modules": {

@@ -2,19 +2,18 @@
 
 A signature is a value that can be looked up, with the metadata of each tensor and each setting. After a recording it
 is known what they are. So the structure of the arguments is compared, tensors in bulk, and the settings around the step
-by one call into C++. Whatever differs takes the slow path and is compared by its signature.
+as they are. Whatever differs takes the slow path and is compared by its signature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from optimizations import torch_internals
 from optimizations.capture.signature import alias_pattern, flatten
-from optimizations.capture.step.surroundings import kernels_now, modes
+from optimizations.capture.step.surroundings import ambient
 from optimizations.torch_internals.tensor_guard import same_metadata
 
 
@@ -40,11 +39,7 @@ class Arguments:
 
         `tensors` are of a call with the same signature: what C++ compares includes settings, such as autocast.
         """
-        self._looks = same_metadata(tensors)
-        self._settings: Any = torch_internals.GlobalStateGuard().check
-        self._inference, self._kernels = torch.is_inference_mode_enabled(), kernels_now()
-        self._anomalies = anomalies_now()
-        self._modes = modes()
+        self._looks, self._settings = same_metadata(tensors), ambient()
 
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """Return what stands where tensors stood; None if the structure is another."""
@@ -62,14 +57,4 @@ class Arguments:
             return None
         if len(set(map(id, found))) < len(found) if self.distinct else alias_pattern(found) != self._aliases:
             return None
-        if torch.is_inference_mode_enabled() is not self._inference or kernels_now() != self._kernels:
-            return None
-        if anomalies_now() is not self._anomalies:
-            return None
-        if modes() != self._modes:
-            return None
-        return found if self._settings() else None
-
-
-anomalies_now: Callable[[], bool] = torch.is_anomaly_enabled
-"""Whether a backward looks for NaN, which ends it with an error."""
+        return found if ambient() == self._settings else None

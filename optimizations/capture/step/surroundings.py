@@ -67,7 +67,17 @@ def saved_tensors_are_watched() -> bool:
     return hooks is not None and getattr(hooks[0], "__module__", "") != torch.autograd.graph.__name__
 
 
-KERNELS: tuple[Callable[[], Hashable], ...] = (
+SETTINGS: tuple[Callable[[], Hashable], ...] = (
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    functools.partial(torch.is_autocast_enabled, "cuda"),
+    functools.partial(torch.is_autocast_enabled, "cpu"),
+    torch.get_default_dtype,
+    torch.are_deterministic_algorithms_enabled,
+    torch.is_deterministic_algorithms_warn_only_enabled,
+    torch_internals.cublas_allows_fp16_reduction,
+    torch_internals.cublas_allows_bf16_reduction,
+    torch.is_anomaly_enabled,
     # `torch.get_float32_matmul_precision` raises where it was set by `torch.backends`.
     *(functools.partial(torch_internals.fp32_precision, "cuda", of) for of in ("matmul", "conv", "rnn")),
     torch_internals.cudnn_enabled,
@@ -81,28 +91,10 @@ KERNELS: tuple[Callable[[], Hashable], ...] = (
     torch.is_autocast_cache_enabled,
     *(functools.partial(torch.get_autocast_dtype, of) for of in ("cuda", "cpu")),
 )
-"""What kernels depend on, for all that PyTorch's guard of settings does not know (`GlobalStateGuard`): precision of
-float32 products, convolutions and recurrent networks; cuDNN; kinds of attention; whether autocast keeps its casts, and
-the dtype that a region in the step has unless it names one: that guard knows it of regions around the step only."""
-
-
-def kernels_now() -> tuple[Hashable, ...]:
-    return tuple([ask() for ask in KERNELS])
+"""What operators depend on: modes of autograd and autocast, with the dtype that a region in the step has unless it
+names one; precision of products, convolutions and recurrent networks; cuDNN; kinds of attention."""
 
 
 def ambient() -> Hashable:
     """Return settings outside of the step that its operators depend on."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cuda"),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        kernels_now(),
-        torch_internals.cublas_allows_fp16_reduction(),
-        torch_internals.cublas_allows_bf16_reduction(),
-        torch.is_anomaly_enabled(),
-        modes(),
-    )
+    return modes(), *[ask() for ask in SETTINGS]

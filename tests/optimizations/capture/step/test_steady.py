@@ -16,7 +16,7 @@ from step_parts import batches, loss_of, network
 from transformers import BatchEncoding
 
 from optimizations.capture.signature import signature
-from optimizations.capture.step import graphed_step
+from optimizations.capture.step import call_recorder
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.steady import Arguments
 from optimizations.torch_internals.tensor_guard import same_gradients
@@ -205,7 +205,7 @@ def counted_signatures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(1)
         return signature(*arguments)
 
-    monkeypatch.setattr(graphed_step, "signature", counting)
+    monkeypatch.setattr(call_recorder, "signature", counting)
     return made
 
 
@@ -240,25 +240,6 @@ def test_alternating_recordings_need_no_signature(monkeypatch: pytest.MonkeyPatc
     assert made == []
     assert [loss.item() for loss in found] == [loss.item() for loss in expected]
     assert len(graphed.report().recordings) == 4 and graphed.report().refusals == ()
-
-
-def test_a_setting_that_changes_for_good_is_known_after_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of threads is no part of a signature, and C++ compares it."""
-    model = network("cpu")
-    step = GraphedStep(lambda batch: loss_of(model, batch).detach(), device=CpuDevice())
-    calls = batches("cpu")
-    for batch in calls[:5]:
-        step(*batch)
-    threads = torch.get_num_threads()
-    made = counted_signatures(monkeypatch)
-    try:
-        torch.set_num_threads(threads + 1)
-        for batch in calls[5:]:
-            step(*batch)
-    finally:
-        torch.set_num_threads(threads)
-    assert made == [1]
-    assert step.report().replays == len(calls) - 3
 
 
 def test_a_recording_that_was_freed_serves_no_more() -> None:
