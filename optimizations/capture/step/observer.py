@@ -196,7 +196,7 @@ class Observer(torch_internals.TorchDispatchMode):
             self._from_numbers.add(storage(result))
             self._made.add(storage(result))
         on_gpu = any(map(self.holds, [*inputs, *results]))
-        if drawing and on_gpu and not self._is_of_host(kwargs.get("generator")):
+        if drawing and on_gpu and not name.startswith(_KEEPS_RANDOM) and not self._is_of_host(kwargs.get("generator")):
             self.drawn_from.append(kwargs.get("generator"))
         drawn = not on_gpu and (drawing or not self._drawn_by_host.isdisjoint(made_from))
         for tensor in results:
@@ -378,6 +378,9 @@ it saves for a backward where that is a view, such as a row of a data set: a pla
 be none either. Where a gradient is stopped so, calls are compared by it: it decides where gradients go."""
 _OF_SIZES = "use a form of fixed size: torch.where, masked_fill, or an output_size"
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
+_KEEPS_RANDOM = "aten._cudnn"
+"""Recurrent networks of cuDNN draw from a state of their own, and leave the generator where it is."""
+
 _LIFTS = "aten.lift_fresh."
 """What PyTorch makes of Python's numbers goes through it."""
 
