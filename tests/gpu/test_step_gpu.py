@@ -20,7 +20,6 @@ from step_parts import (
     loss_of,
     network,
     outcome,
-    sgd,
     state_of,
     training_step,
     unaudited,
@@ -96,29 +95,10 @@ def rate_as_a_tensor(device: str) -> Program:
     return Program(step, batches(device), lambda: state_of(model, optimizer), lambda index: scheduler.step())
 
 
-def numbers_of_a_tensor_on_the_host(device: str) -> Program:
-    """It is written after the sixth call: another graph."""
-    made = sgd(device)
-    train, weights = made.step, torch.tensor([0.5, 2.0])
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        first, _ = weights.tolist()
-        return train({"x": batch["x"] * first, "y": batch["y"]})
-
-    def between(index: int) -> None:
-        if index == 5:
-            weights[0] = 0.25
-
-    made.step, made.between, made.recordings = step, between, 2
-    made.batches, made.replays = batches(device, 2 * CALLS), 2 * CALLS - 5
-    return made
-
-
 GPU_PROGRAMS: dict[str, Callable[[str], Program]] = {
     **PROGRAMS,
     "capturable_adam": capturable_adam,
     "rate_as_a_tensor": rate_as_a_tensor,
-    "numbers_of_a_tensor_on_the_host": numbers_of_a_tensor_on_the_host,
 }
 
 
