@@ -196,14 +196,15 @@ def _observed_run(
             for one in of_program
             if isinstance(one, torch.Generator) and identity(one) not in observer.host_generators
         ]
-        generators = Generators([default, *of_gpu])
+        generators = Generators(default, of_gpu)
+        observer.check_generator = generators.check
         try:
             with device.warming_up(), seen.watching():
                 run = _run_once(member, training, observer, before)
         finally:
             for one, state_before in zip(observer.generators, observer.first_states, strict=True):
                 first_states.setdefault(identity(one), (one, state_before))
-        reseeded = generators.refusals({identity(one or default) for one in observer.drawn_from})
+        reseeded = generators.refusals()
     run.as_captured, run.generators = before.as_captured, observer.generators
     run.draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
     run.findings += seen.findings

@@ -62,7 +62,8 @@ class Observer(torch_internals.TorchDispatchMode):
         operations: what ran, in order.
         refusals: what a graph could not repeat.
         outside: storages that were read and came from outside of the step, by address: a tensor, and the line.
-        draws: whether random numbers of the GPU were drawn, `drawn_from` which generators; None is the default one.
+        draws: whether random numbers of the GPU were drawn.
+        check_generator: is given the generator of a draw (None: the default one), before it and after it.
         generators: those other than the default that were passed to operators.
         in_backward: whether an operator ran inside of a backward.
         in_region: whether autocast may keep casts of earlier calls, which no graph may read.
@@ -107,7 +108,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.refusals: list[Refusal] = []
         self.outside: dict[int, tuple[weakref.ref[torch.Tensor], str | None]] = {}
         self.draws = False
-        self.drawn_from: list[torch.Generator | None] = []
+        self.check_generator: Callable[[torch.Generator | None, bool], None] | None = None
         self.generators = list(generators)
         self.first_states: list[torch.Tensor] = []
         self.before_write: Callable[[torch.Tensor], None] | None = None
@@ -188,7 +189,12 @@ class Observer(torch_internals.TorchDispatchMode):
         if self.before_write is not None:
             for tensor in _written(func, args, kwargs):
                 self.before_write(tensor)
+        check = self.check_generator if drawing and not self._is_of_host(kwargs.get("generator")) else None
+        if check is not None:
+            check(kwargs.get("generator"), False)
         result = self._noted(func, args, kwargs, made_from)
+        if check is not None:
+            check(kwargs.get("generator"), True)
         if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in _tensors((result,))):
             return result  # made in a mode of the program's
         results = list(_tensors((result,)))
@@ -196,8 +202,6 @@ class Observer(torch_internals.TorchDispatchMode):
             self._from_numbers.add(storage(result))
             self._made.add(storage(result))
         on_gpu = any(map(self.holds, [*inputs, *results]))
-        if drawing and on_gpu and not name.startswith(_KEEPS_RANDOM) and not self._is_of_host(kwargs.get("generator")):
-            self.drawn_from.append(kwargs.get("generator"))
         drawn = not on_gpu and (drawing or not self._drawn_by_host.isdisjoint(made_from))
         for tensor in results:
             if storage(tensor) not in made_from:
@@ -378,8 +382,6 @@ it saves for a backward where that is a view, such as a row of a data set: a pla
 be none either. Where a gradient is stopped so, calls are compared by it: it decides where gradients go."""
 _OF_SIZES = "use a form of fixed size: torch.where, masked_fill, or an output_size"
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
-_KEEPS_RANDOM = "aten._cudnn"
-"""Recurrent networks of cuDNN draw from a state of their own, and leave the generator where it is."""
 
 _LIFTS = "aten.lift_fresh."
 """What PyTorch makes of Python's numbers goes through it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +95,8 @@ def observe(
     """
     observer = Observer(device.holds, call.known(call.tensors), forbid=False, keeps_workspace=device.keeps_workspace)
     observer.rates, observer.host_generators = rates.storages(), host_generators(device, call.state)
-    before = Generators([default := device.default_generator(), *generators])
+    before = Generators(device.default_generator(), generators)
+    observer.check_generator = before.check
     asked = forbidden_calls.Asked(as_captured=as_captured)
     host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
     given = Given(call.args, call.kwargs)
@@ -128,7 +129,7 @@ def observe(
     if draws and asked.random_state:
         findings.append(CHECKPOINT_DRAWS)
     elif draws:
-        findings += before.refusals({identity(one or default) for one in observer.drawn_from})
+        findings += before.refusals()
     if not copies(returned):
         findings.append(NO_COPY)
     if any(map(_has_gradient, [*_made_by(call, returned), *(entry.new for entry in kept)])):
@@ -164,16 +165,26 @@ RESEEDS = Refusal(
 
 
 class Generators:
-    """Keep the states of generators of the GPU before a call, to tell afterwards whether it only drew from them."""
+    """Follow the states of generators of the GPU through a call, to tell whether it only draws from them."""
 
-    def __init__(self, generators: Sequence[torch.Generator]) -> None:
-        self._before = {identity(one): (one, _state(one)) for one in generators}
+    def __init__(self, default: torch.Generator, others: Sequence[torch.Generator]) -> None:
+        self._default, self._reseeded = default, False
+        self._last = {identity(one): (one, _state(one)) for one in (default, *others)}
 
-    def refusals(self, drawn: Collection[int]) -> list[Refusal]:
-        """Return the refusal of a generator that is where draws cannot have led it. `drawn`: those drawn from."""
-        states = ((key, generator, then, _state(generator)) for key, (generator, then) in self._before.items())
-        reseeded = (key in drawn if now == then else not _goes_on(one, then, now) for key, one, then, now in states)
-        return [RESEEDS] if any(reseeded) else []
+    def check(self, generator: torch.Generator | None, drawn: bool) -> None:
+        """Compare the state of a generator (None: the default one) with the last, or keep it where it has drawn."""
+        one = generator or self._default
+        _, last = self._last.get(identity(one), (one, None))
+        if drawn:
+            self._last[identity(one)] = one, _state(one)
+        elif last is not None and not _goes_on(one, last, _state(one)):
+            self._reseeded = True
+
+    def refusals(self) -> list[Refusal]:
+        """Return the refusal of a generator that is where draws cannot have led it, when the call is over."""
+        for one, _ in self._last.values():
+            self.check(one, False)
+        return [RESEEDS] if self._reseeded else []
 
 
 def _state(generator: torch.Generator) -> bytes:
@@ -181,9 +192,12 @@ def _state(generator: torch.Generator) -> bytes:
 
 
 def _goes_on(generator: torch.Generator, before: bytes, after: bytes) -> bool:
-    """Return whether draws can have made a state of the one before. Of the GPU's it is a seed and a count of draws."""
+    """Return whether a state is the one before, or draws that were not seen can have made it of that.
+
+    A state of the GPU's is a seed and a count of draws. On the CPU, as in tests, all draws are seen.
+    """
     counts = int.from_bytes(before[8:], "little") <= int.from_bytes(after[8:], "little")
-    return generator.device.type == "cpu" or (before[:8] == after[:8] and counts)
+    return before == after or (generator.device.type != "cpu" and before[:8] == after[:8] and counts)
 
 
 def host_generators(device: Device, state: HostState) -> frozenset[int]:
