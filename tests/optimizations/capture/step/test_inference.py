@@ -9,7 +9,6 @@ import torch
 from simulated_gpu.operators import CpuDevice
 from step_parts import batches, loss_of, network
 
-from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.written_memory import Writes
@@ -81,18 +80,6 @@ def test_placeholders_are_of_the_kind_of_the_inputs() -> None:
         kinds = [one.is_inference() for one in CopiedInputs([plain, made]).recording_inputs]
     assert kinds == [False, True]
     assert not CopiedInputs([made]).recording_inputs[0].is_inference()
-
-
-@pytest.mark.parametrize("made_in_it", [True, False])
-def test_writes_of_a_callable_to_arguments_are_the_callers(made_in_it: bool) -> None:
-    with torch.inference_mode(made_in_it):
-        cache, expected = torch.zeros(8), torch.zeros(8)
-    calls = batches("cpu", 4)
-    with torch.inference_mode():
-        (graphed,) = graph_callables(adds, (torch.zeros(8), calls[0][0]["x"]), device=CpuDevice())
-        for (batch,) in calls:
-            assert torch.equal(graphed(cache, batch["x"]), adds(expected, batch["x"]))
-    assert torch.equal(cache, expected)
 
 
 def test_learning_rate_may_first_change_in_inference_mode() -> None:
