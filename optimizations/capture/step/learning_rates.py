@@ -63,12 +63,12 @@ class LearningRates:
         return len(self._groups())
 
     def _groups(self) -> list[tuple[_Rate, dict[str, Any], torch.Tensor]]:
-        """Return the rates with tensors, of the groups that are there."""
-        return [
-            (one, group, one.tensor)
-            for one in self._standing
-            if one.tensor is not None and (group := one.group()) is not None
-        ]
+        """Return the rates with tensors, of the groups that are there, each group once: a wrapper shares it."""
+        found: dict[int, tuple[_Rate, dict[str, Any], torch.Tensor]] = {}
+        for one in self._standing:
+            if one.tensor is not None and (group := one.group()) is not None:
+                found.setdefault(id(group), (one, group, one.tensor))
+        return [*found.values()]
 
     def changed(self, optimizers: Iterable[torch.optim.Optimizer], *, numbers_only: bool) -> bool:
         """Note the rates of these optimizers. Return whether tensors stand for others than before.

@@ -98,6 +98,48 @@ def test_rate_in_the_graph_is_eagers_bit_for_bit() -> None:
     assert all(map(torch.equal, found, expected))
 
 
+class Wrapper(torch.optim.Optimizer):
+    """Share the groups of an optimizer, as the wrappers of Accelerate and Fabric do."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.wrapped = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.wrapped.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.wrapped.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.wrapped.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.wrapped.step()
+
+
+def test_wrapped_optimizer_keeps_the_programs_rates() -> None:
+    """Two optimizers have one group: its number is put back once, and not made of the tensor in single precision."""
+
+    def rates(graphed: bool) -> tuple[list[float], Any]:
+        model = network("cpu")
+        optimizer = adam(capturable=True, foreach=True)(model.parameters())
+        train = training_step(model, Wrapper(optimizer))
+        step: Any = GraphedStep(train, device=CpuDevice()) if graphed else train
+        found = []
+        for index, batch in enumerate(batches("cpu", 8)):
+            step(*batch)
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.param_groups[0]["lr"] = 0.9 * found[-1] + 0.1 / (index + 3)
+        return found, step.report() if graphed else None
+
+    expected, _ = rates(False)
+    found, report = rates(True)
+    assert found == expected
+    assert (report.patched_learning_rates, report.refusals) == (1, ()) and report.replays >= 4
+
+
 REFUSED = {
     "fused": (adam(fused=True), "optimizer.param_groups[0]['betas']", "cycle_momentum=False"),
     "another optimizer with betas": (
