@@ -23,9 +23,9 @@ def record(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Pack runs into results/recorded, or delete old ones there."""
+    """Pack runs into results/recorded, and renew the table there."""
     from suite.report.history import rows
-    from suite.report.history.recording import record_run, retire_runs
+    from suite.report.history.recording import record_run, renew_page, retire_runs
     from suite.results import store
 
     if not runs and not retire:
@@ -35,6 +35,7 @@ def record(
         raise WrongUse(f"--retire {store.describe(strangers[0])}: it is not in {store.describe(store.RECORDED)}")
     packed = [store.describe(record_run(store.find_run(name), store.RECORDED, rows.HISTORY)) for name in runs or ()]
     retire_runs(old, rows.HISTORY)
+    renew_page(store.RECORDED)
     if as_json:
         print_json({"recorded": packed, "retired": [folder.name for folder in old]})
         return

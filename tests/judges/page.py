@@ -41,7 +41,7 @@ def _tables(folder: Path) -> str:
         parts.append(f"{left:,} samples of the wheel remain to be judged.")
     parts += ["Fail under Encore and pass under plain compile:", "\n".join(found) if found else "none"]
     if any(row.get("task", "").startswith("torchbench|") for row in rows):
-        parts += ["TorchBench's models, with random weights:", torchbench.table(rows)]
+        parts += ["TorchBench's models, with random weights:", torchbench.brief(rows)]
     return "\n\n".join(parts)
 
 

@@ -235,6 +235,30 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, "", *_gains(rows)])
 
 
+def brief(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the timed models, and a line of all others: kernels, of Triton, and in graphs, in per cent."""
+    from .rows import by_task
+
+    timed = {row["task"] for row in rows if "over_compile" in row}
+    others = []
+    for task, of in by_task(rows).items():
+        judge, name = task.split("|", 1)
+        plain = of.get("compile", {})
+        if judge != "torchbench" or task in timed or not plain.get("kernels"):
+            continue
+        shares = [100 * plain["generated"] / plain["kernels"], *(of.get(one, {}).get("in_graphs") for one in MODES)]
+        numbers = ["?" if one is None else f"{one:.0f}" for one in (shares[0], *shares[2:])]
+        others.append(f"{name} {'/'.join([str(plain['kernels']), *numbers])}")
+    parts = [table([row for row in rows if row.get("task") in timed])] if timed else []
+    if others:
+        parts.append(
+            "Not timed (kernels / per cent of them Triton's / in stock's graphs / in Encore's): "
+            + ", ".join(others)
+            + "."
+        )
+    return "\n\n".join(parts)
+
+
 def _gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return lines that say in which models graphs help and in which they hurt, by the interval of the ratio."""
     lines = []

@@ -1,17 +1,35 @@
-"""Keep in git what `results/recorded` holds: runs packed small, and history rows of the others."""
+"""Keep in git what `results/recorded` holds: runs packed small, a page of them, and history rows of the others."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from suite.report.history.rows import read_history, rows_of, write_history
+from suite.report.markdown_pages import update_page
 from suite.report.runs import load_run
+from suite.report.units import markdown_table
 from suite.results.errors import WrongUse
-from suite.results.schema import Cell
-from suite.results.store import ENVIRONMENT, PACKED, describe, lines_of, read_run, write_atomically
+from suite.results.schema import Cell, Environment
+from suite.results.store import (
+    CELLS,
+    ENVIRONMENT,
+    PACKED,
+    describe,
+    lines_of,
+    read_environment,
+    read_run,
+    read_unpacked,
+    write_atomically,
+)
+
+PAGE, PART = "README.md", "recorded"
+"""The page of the folder, and the name of its generated part."""
+_MOST_NAMES = 6
+"""Workloads and modes are counted instead of named where there are more."""
 
 
 def record_run(run: Path, recorded: Path, history: Path) -> Path:
@@ -63,3 +81,46 @@ def retire_runs(folders: Sequence[Path], history: Path) -> None:
 def _add_rows(folders: Sequence[Path], history: Path) -> None:
     rows = (row for folder in folders for row in rows_of(load_run(folder)))
     write_history([*read_history(history), *rows], history)
+
+
+def renew_page(recorded: Path) -> None:
+    """Write the table of recorded runs into the folder's page.
+
+    Raises:
+        WrongUse: the page has no place for the table.
+    """
+    update_page(recorded / PAGE, {PART: listing(recorded)})
+
+
+def listing(recorded: Path) -> str:
+    """List the recorded runs as a Markdown table, one line for each."""
+    runs = sorted(path.parent for path in recorded.rglob(ENVIRONMENT))
+    rows = [_of_run(run, recorded) for run in runs]
+    return "\n".join(markdown_table(("what", "made by", "device", "commit", "workloads", "modes", "processes"), rows))
+
+
+def _of_run(run: Path, recorded: Path) -> tuple[str, ...]:
+    environment = read_environment(run)
+    file = run / PACKED if (run / PACKED).exists() else run / CELLS
+    rows = [json.loads(line) for line in read_unpacked(file).splitlines()]
+    with_optimizer = " --with-optimizer" if environment.settings.get("with_optimizer") else ""
+    processes = {row_count for row in rows if (row_count := len({block.get("process", 0) for block in row["blocks"]}))}
+    return (
+        f"`{run.relative_to(recorded)}`",
+        f"`encore run{with_optimizer}`",
+        _device(environment),
+        (environment.git_commit or "unknown")[:10],
+        _named(row["workload"] for row in rows),
+        _named(row["mode"] for row in rows),
+        " to ".join(str(count) for count in sorted({min(processes, default=0), max(processes, default=0)})),
+    )
+
+
+def _device(environment: Environment) -> str:
+    count = f"{environment.gpu_count} x " if environment.gpu_count > 1 else ""
+    return f"{count}{environment.gpu.name}" if environment.gpu else f"CPU {environment.cpu.model}"
+
+
+def _named(names: Iterable[str]) -> str:
+    found = list(dict.fromkeys(names))
+    return ", ".join(found) if len(found) <= _MOST_NAMES else str(len(found))

@@ -12,12 +12,14 @@ from fixtures.synthetic_results import cell, environment, failed_cell, write_run
 from suite.cli.main import main
 from suite.report.history import HistoryRow, read_history, rows, rows_of, write_history
 from suite.report.history.lines import directions, lines_of
-from suite.report.history.recording import record_run, retire_runs
+from suite.report.history.recording import PAGE, listing, record_run, retire_runs
 from suite.report.runs import load_run
 from suite.results import store
 from suite.results.errors import WrongUse
 from suite.results.schema import Status
 from suite.results.store import list_runs
+
+PAGE_TEXT = "# Recorded\n\n<!-- generated: recorded -->\n<!-- end: recorded -->\n"
 
 
 def a_run(folder: Path, run_id: str = "first", day: int = 1) -> Path:
@@ -29,9 +31,10 @@ def a_run(folder: Path, run_id: str = "first", day: int = 1) -> Path:
 
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of recorded runs in place of the repository's."""
+    """A folder of recorded runs with its page, in place of the repository's."""
     folder = tmp_path / "recorded"
     folder.mkdir()
+    (folder / PAGE).write_text(PAGE_TEXT)
     monkeypatch.setattr(store, "RECORDED", folder)
     monkeypatch.setattr(store, "RUNS", tmp_path)
     monkeypatch.setattr(rows, "HISTORY", tmp_path / "history.csv")
@@ -99,13 +102,17 @@ def test_retired_run_leaves_its_rows(recorded: Path) -> None:
     assert [row.run for row in read_history(path)] == ["first"] * 4 + ["second"] * 4
 
 
-def test_record_command_packs_and_retires(tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_command_packs_retires_and_renews_the_page(
+    tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a_run(recorded, "old")
     run = a_run(tmp_path, "new", day=2)
     with pytest.raises(SystemExit) as ended:
         main(["record", str(run), "--retire", "old"])
     assert not ended.value.code, capsys.readouterr().err
-    assert [path.name for path in list_runs(recorded)] == ["new"]
+    page = (recorded / PAGE).read_text()
+    assert "| `new` | `encore run` | SYNTHETIC GPU | 0123456789 | EOS, ST | compile, graph, encore | 3 |" in page
+    assert "`old`" not in page and listing(recorded) in page
     assert {row.run for row in read_history(tmp_path / "history.csv")} == {"old", "new"}
 
 

@@ -11,6 +11,8 @@ from recorded_runs import read_recorded
 
 from suite.cli.report import further_results
 from suite.micro.records import read_micro_run
+from suite.report.history.recording import PAGE, PART, listing
+from suite.report.markdown_pages import generated_part
 from suite.report.runs import load_explanations, load_runs
 from suite.results.schema import Status
 from suite.results.store import ENVIRONMENT, PACKED, RECORDED, read_unpacked
@@ -36,6 +38,11 @@ def test_recorded_files_stay_small() -> None:
     """They are most of what a clone of the repository brings."""
     sizes = {path: path.stat().st_size for path in RECORDED.rglob("*") if path.is_file()}
     assert sum(sizes.values()) <= MOST_BYTES, "retire a run: encore record --retire RUN"
+
+
+def test_recorded_page_lists_every_run() -> None:
+    part = generated_part((RECORDED / PAGE).read_text(encoding="utf-8"), PART)
+    assert part.strip() == listing(RECORDED), "renew it: encore record, or suite.report.history.recording.renew_page"
 
 
 def test_recorded_runs_are_packed() -> None:
