@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,17 +57,26 @@ def history(
         str | None, typer.Option(metavar="NAME", help="Part of a device's name; default: that of the newest run.")
     ] = None,
     last: Annotated[int, typer.Option(min=1, metavar="N", help="How many commits to show.")] = 10,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a figure of it, as PNG.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a line for each workload: its speed-up in one recorded run after another."""
+    from suite.report.chart import to_png
     from suite.report.history import read_history, rows, rows_of
+    from suite.report.history.figure import draw_history
     from suite.report.history.lines import lines_of, to_table
     from suite.report.runs import load_run
     from suite.results import store
 
+    if figure is not None and figure.is_dir():
+        raise WrongUse(f"--figure {figure}: it is a folder; give the name of a PNG file")
     own = [row for name in runs or () for row in rows_of(load_run(store.find_run(name)))]
     found = lines_of([*read_history(rows.HISTORY), *own], mode, over, device, last)
+    if figure is not None:
+        store.write_atomically(figure, to_png(draw_history(found)))
     if as_json:
         print_json(asdict(found))
         return
     console().print(to_table(found))
+    if figure is not None:
+        print(store.describe(figure))

@@ -190,15 +190,25 @@ def test_history_of_something_unknown_is_refused(mode: str, over: str, device: s
         lines_of(ROWS, mode, over, device, last=10)
 
 
-def test_history_command_adds_own_runs(tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_history_command_adds_own_runs_and_draws(
+    tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_history(ROWS, tmp_path / "history.csv")
+    picture = tmp_path / "history.png"
     for arguments in ((), ("--json",)):
         with pytest.raises(SystemExit) as ended:
-            main(["history", str(a_run(tmp_path / str(len(arguments)), day=9)), *arguments])
+            main(["history", str(a_run(tmp_path / str(len(arguments)), day=9)), "--figure", str(picture), *arguments])
         assert not ended.value.code
         printed = capsys.readouterr().out
         assert "EOS" in printed and "0123456" in printed, "the device of the newest row, which is of the own run"
     assert json.loads(printed)["workloads"]["EOS"][0][0] == pytest.approx(1.6, rel=0.01)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_figure_needs_the_name_of_a_file(tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["history", "--figure", str(tmp_path)])
+    assert ended.value.code == 2 and "it is a folder" in capsys.readouterr().err
 
 
 def test_every_recorded_run_is_in_the_history() -> None:
