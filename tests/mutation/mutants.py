@@ -108,8 +108,6 @@ NAMED = (
           ("tests/suite/report/two_runs/test_change.py",)),
     Named("suite/measure/profiling.py", "if len(found) == 1", "if found",
           ("tests/suite/measure/test_kernel_sources.py",)),
-    Named("suite/run/group.py", "member.started_at, member.started = datetime.now(UTC), time.monotonic()", "pass",
-          ("tests/suite/run/test_runner.py",)),
     Named("suite/worker/compilation.py", "max(spec.warm_up, self.calls_to_replay - 1 + spec.input_sets)", "1",
           ("tests/suite/worker/test_compilation.py",)),
     Named("suite/worker/judge.py", "for inputs, state in others:", "for inputs, state in []:",
