@@ -100,9 +100,10 @@ def observe(
     asked = forbidden_calls.Asked(as_captured=as_captured)
     host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
     given = Given(call.args, call.kwargs)
-    of_state = TensorMarks(call.state.tensors)
+    of_state = TensorMarks({**call.state.tensors, **call.named_gradients()})
     marks = [_mark(tensor) for tensor in call.tensors]
     observer.sparse = sparse_tensors(call.state)
+    there = {storage(one) for one in call.before if one is not None}  # the call may exchange their memory
     states, settings = device.random_states(), ambient()
     with device.warming_up(), rates.as_tensors():
         device.may_read(gradients(call.parameters))
@@ -137,9 +138,8 @@ def observe(
     after = gradients(call.parameters)
     pairs = list(zip(call.before, after, strict=True))
     findings += _unfinished(returned, backward_ran=observer.in_backward or any(old is not new for old, new in pairs))
-    findings += _wandering(observer, call, seen_outside)
+    findings += _wandering(observer, call, there, seen_outside)
     findings += _returned_gradients(call, after, [returned, *(entry.new for entry in kept)])
-    there = {storage(one) for one in call.before if one is not None}
     dropped = all(old is None or old is not new for old, new in pairs) and there.isdisjoint(observer.outside)
     makes = (
         id(one) for one, (old, new) in zip(call.parameters, pairs, strict=True) if new is not None and new is not old
@@ -373,13 +373,12 @@ def _unfinished(returned: Any, *, backward_ran: bool) -> Iterator[Refusal]:
         )
 
 
-def _wandering(observer: Observer, call: Call, seen: frozenset[int]) -> Iterator[Refusal]:
+def _wandering(observer: Observer, call: Call, of_gradients: set[int], seen: frozenset[int]) -> Iterator[Refusal]:
     """Yield a refusal of a tensor of unknown origin that is another than in the call before. Note [Compiled modules] in
-    `observer`."""
+    `observer`. `of_gradients`: where those from before the call lay."""
     if call.state.compiled or not seen:
         return
-    there = [one for one in call.before if one is not None]
-    known = set(map(storage, [*call.state.tensors.values(), *call.tensors, *there]))
+    known = of_gradients.union(map(storage, [*call.state.tensors.values(), *call.tensors]))
     for address, (_, line) in observer.outside.items():
         if address and address not in known and address not in seen:
             yield Refusal("reads a tensor that changes on every call", "pass it as an argument of the step", line)

@@ -10,7 +10,6 @@ import torch
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
-from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep
 
 CALLS = 14
@@ -112,18 +111,6 @@ def test_what_a_step_writes_is_what_eager_writes(make: Callable[[], Made]) -> No
     others = 3 if made[1] is None else 6
     assert step.report().refusals == ()
     assert CALLS - others - 1 <= step.report().replays <= CALLS - others
-
-
-def test_callable_writing_what_it_reads_runs_uncaptured() -> None:
-    kept = torch.ones(4)
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        x.add_(1)
-        return kept * 2
-
-    (graphed,) = graph_callables([function], [(torch.zeros(4),)], device=CpuDevice())
-    assert torch.equal(graphed(torch.zeros(4)), kept * 2)
-    assert torch.equal(graphed(kept), torch.full((4,), 4.0))
 
 
 def test_lazily_negative_argument_is_not_plain() -> None:
