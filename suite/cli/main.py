@@ -150,7 +150,7 @@ def explain(
         several = "" if len(remaining) == 1 else "s"
         say(f"explaining {len(remaining)} target{several}; each may take minutes, at most {timeout} of processor time")
     try:
-        with closing(explain_many(remaining, out=out, timeout_s=timeout_s)) as explained:
+        with closing(explain_many(remaining, out=out, timeout_s=timeout_s, say=say)) as explained:
             for each in explained:
                 explanations.append(each.explanation)
                 if as_json or everything:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,13 @@ class TracedCall:
     failure: Exception | None = None
     seen: str | None = None
     differentiated: bool = False
+    _modules: set[str] = field(default_factory=set)
+
+    def note_modules(self, graph_module: torch.fx.GraphModule) -> None:
+        """Note the modules whose operations are in a graph, by their paths as Dynamo writes them."""
+        for node in graph_module.graph.nodes:
+            for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+                self._modules.add("." + re.sub(r"\W+", ".", path.replace("_modules", "")).strip("."))
 
     def drop_backwards(self) -> None:
         """Forget the backward graphs of a call that has run none: it is inference, although it might train."""
@@ -81,11 +89,22 @@ class TracedCall:
             for graph, pair in zip(self.graphs, stock, strict=True)
         ]
 
-    def end(self, cut: BaseException | None) -> None:
-        """Say how far the call was seen. `cut`: what ended it early."""
-        place = None if cut is None else user_place(cut)
-        up_to = f"seen up to {place.partition(' in ')[0] if place else 'an unknown line'}"
-        self.seen = TO_THE_END if cut is None else up_to
+    def end(self, module: torch.nn.Module, cut: BaseException | None) -> None:
+        """Say how far the call of `module` was seen. `cut`: what ended it early."""
+        if cut is None:
+            self.seen = TO_THE_END
+            return
+        place = user_place(cut)
+        leaves = [name for name, member in module.named_modules() if name and next(member.children(), None) is None]
+        unseen = [name for name in leaves if not any(_ends_alike(path, name) for path in self._modules)]
+        after = f"; {len(unseen)} of {len(leaves)} layers after it are not" if unseen else ""
+        self.seen = f"seen up to {place.partition(' in ')[0] if place else 'an unknown line'}{after}"
+
+
+def _ends_alike(path: str, name: str) -> bool:
+    """Return whether a path that Dynamo writes may mean this module: below a graph break it begins at an inner one."""
+    tail = path.rpartition(".self.")[2]
+    return bool(tail) and f".{name}".endswith(f".{tail}")
 
 
 def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTINGS) -> TracedCall:
@@ -118,7 +137,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
                 found.limits.append(f"{_DRIVER_LIMIT}: {user_place(error)}")
             else:
                 found.failure = error
-        found.end(cut)
+        found.end(program.module, cut)
         found.breaks.extend(
             GraphBreak(reason=_first_line(reason.reason), source_line=_innermost(reason.user_stack))
             for reason in reasons
@@ -213,6 +232,7 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, tr
                 failures[name] = str(error)
         # Only now: Dynamo may have been asked to trace the frame again, and then this graph does not count.
         index = len(found.graphs)
+        found.note_modules(graph_module)
         record, unknown = read_fx_graph(graph_module, example_inputs, index)
         if unknown is not None:
             found.limits.append(f"graph {index}: where its values live is not known: {unknown}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import select
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +34,8 @@ TIMEOUT_S = 900.0
 """Processor time that one target may take: a slow or busy machine changes it little."""
 IDLE_S = 120.0
 """Time without any use of the processor after which a target hangs, or `timeout_s` where that is less."""
+SAY_S = 10.0
+"""Time between two lines that say that a target is still being explained."""
 BEAT_S = 0.5
 """Time between two looks at how much processor time the targets have used."""
 
@@ -55,11 +57,12 @@ def explain_many(
     out: Path | None = None,
     jobs: int | None = None,
     timeout_s: float = TIMEOUT_S,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Generator[Explained, None, None]:
     """Explain targets, `jobs` at a time (as many as there are cores by default), yielding each when it is done.
 
     With `out`, each is written to `<name>.json` there at once (`<name>-<variant>.json` for a variant that is not the
-    workload's default). Closing the iterator ends what still runs.
+    workload's default). Closing the iterator ends what still runs. `say` is given a line every ten seconds.
 
     Raises:
         WrongUse: a program is not of a form that `targets` describes, or `out` is not a folder and cannot be made one.
@@ -75,6 +78,8 @@ def explain_many(
                 while waiting and len(running) < (jobs or _cores()):
                     running.append(_Running(waiting.pop(0), folder / str(len(targets) - len(waiting)), timeout_s))
                 select.select([one.worker.exit_fd for one in running], (), (), BEAT_S)
+                for one in running:
+                    one.say_how_long(say)
                 for one in [one for one in running if one.worker.exited() or one.has_taken_too_long()]:
                     running.remove(one)
                     explanation = one.finish()
@@ -111,7 +116,7 @@ class _Running:
         folder.mkdir()
         self.target = target
         self.timeout_s = timeout_s
-        self._cpu_used_at = monotonic()
+        self._began = self._said_at = self._cpu_used_at = monotonic()
         self._cpu_s = 0.0
         self._answer = folder / "answer.json"
         variant = () if target.variant is None else ("--variant", target.variant)
@@ -126,6 +131,12 @@ class _Running:
                 "TRITON_CACHE_DIR": str(folder / "triton"),
             },
         )
+
+    def say_how_long(self, say: Callable[[str], None]) -> None:
+        """Say every ten seconds that the target is still being explained."""
+        if (now := monotonic()) - self._said_at >= SAY_S:
+            self._said_at = now
+            say(f"{self.target.label}: explaining it for {now - self._began:.0f} s")
 
     def has_taken_too_long(self) -> bool:
         """Return whether it has used more processor time than it may, or none for so long that it hangs."""

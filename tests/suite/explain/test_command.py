@@ -78,8 +78,11 @@ def test_a_killed_command_leaves_no_worker_and_no_folder(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("fake_workers")
-def test_explain_names_the_line_a_target_hangs_in() -> None:
-    (explained,) = explain_many([Target("any:hang", None)], timeout_s=2.0)
+def test_explain_names_the_line_a_target_hangs_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SAY_S", 0.5)
+    said: list[str] = []
+    (explained,) = explain_many([Target("any:hang", None)], timeout_s=2.0, say=said.append)
+    assert len(said) >= 2 and said[0].startswith("any:hang: explaining it for "), "a slow target has lines meanwhile"
     error = explained.explanation.error
     assert error is not None
     assert "hangs: it used no processor time for 2 s" in error

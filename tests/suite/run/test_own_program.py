@@ -308,7 +308,7 @@ def test_explain_refuses_a_function_with_arguments(explained: Callable[[str], Ex
 def test_explain_says_up_to_which_line_it_saw(explained: Callable[[str], Explanation]) -> None:
     explanation = explained("reads_a_value")
     line = inspect.getsourcelines(ReadsAValue.forward)[1] + 2
-    assert explanation.seen == f"seen up to tests/support/own_programs.py:{line}"
+    assert explanation.seen == f"seen up to tests/support/own_programs.py:{line}; 5 of 6 layers after it are not"
     assert summary(explanation).endswith(explanation.seen)
 
 
