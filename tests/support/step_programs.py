@@ -98,6 +98,29 @@ def fused_adamw_with_clipping(device: str) -> Program:
 
 
 @program
+def numbers_assigned_to_parts_of_tensors(device: str) -> Program:
+    """On a GPU PyTorch takes each that is assigned from a tensor in CPU memory, another one in each call."""
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        x, y = batch["x"].clone(), batch["y"].clone()
+        x[:, 0] = 1
+        x[..., -2:] = -0.5
+        x[x > 1.5] = 0.25
+        x[:, 4:][:, x[0, 4:] < 0] = True
+        x = torch.where(x > 1, 0.5, x).masked_fill(x < -1, -1) * torch.tensor(0.5, device=device)
+        y[y == 0] = -100
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), x, y
+
+    return Program(step, batches(device), lambda: state_of(model))
+
+
+@program
 def micro_batches_in_one_step(device: str) -> Program:
     model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -280,6 +280,28 @@ def tensor_from_python_values(device: str, train: Step) -> Step:
     return lambda batch: train(batch) * torch.tensor([3.0] * 40, device=device)
 
 
+@refused("copies a CPU tensor to the GPU")
+def number_assigned_at_places(device: str, train: Step) -> Step:
+    places = torch.tensor([0, 2], device=device)
+
+    def step(batch: Batch) -> torch.Tensor:
+        x = batch["x"].clone()
+        x[places] = 0.5
+        return train({**batch, "x": x})
+
+    return step
+
+
+@refused("copies a CPU tensor to the GPU")
+def number_assigned_to_one_element(train: Step) -> Step:
+    def step(batch: Batch) -> torch.Tensor:
+        x = batch["x"].clone()
+        x[0, 1] = 0.5
+        return train({**batch, "x": x})
+
+    return step
+
+
 @refused("computes with a nested tensor")
 def nested_tensors(train: Step) -> Step:
     """Of those that are no class of their own, nobody but PyTorch knows the sizes."""

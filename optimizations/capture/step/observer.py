@@ -103,7 +103,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.in_region = _inside_autocast()
         self._forbid = forbid
         self._made: set[int] = set()
-        self._from_numbers: set[int] = set()
+        self._from_numbers: dict[int, torch.Tensor] = {}
         self.operations: list[Operation] = []
         self.refusals: list[Refusal] = []
         self.outside: dict[int, tuple[weakref.ref[torch.Tensor], str | None]] = {}
@@ -172,6 +172,9 @@ class Observer(torch_internals.TorchDispatchMode):
         made_from = {storage(tensor) for tensor in inputs}
         if name.startswith(_SETS_MEMORY):  # what is behind lies in memory that is there
             made_from.update(one.data_ptr() for one in args if isinstance(one, torch.UntypedStorage))
+        if name.startswith(_LIFTS) and self._is_number(args[0]):
+            self._from_numbers[storage(args[0])] = args[0]  # which it keeps: no other tensor gets that memory
+            self._made.add(storage(args[0]))
         line = current_line()
         compared = not name.startswith(_UNCOMPARED) or (name.startswith(_DETACH) and inputs[0].requires_grad)
         if compared:
@@ -198,15 +201,11 @@ class Observer(torch_internals.TorchDispatchMode):
         if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in _tensors((result,))):
             return result  # made in a mode of the program's
         results = list(_tensors((result,)))
-        if name.startswith(_LIFTS) and result.device.type == "cpu" and not self.holds(result) and result.numel() == 1:
-            self._from_numbers.add(storage(result))
-            self._made.add(storage(result))
         on_gpu = any(map(self.holds, [*inputs, *results]))
         drawn = not on_gpu and (drawing or not self._drawn_by_host.isdisjoint(made_from))
         for tensor in results:
             if storage(tensor) not in made_from:
                 self._made.add(storage(tensor))
-                self._from_numbers.discard(storage(tensor))  # of one may have been what lay there before
             if not self.holds(tensor):
                 (self._drawn_by_host.add if drawn else self._drawn_by_host.discard)(storage(tensor))
         return result
@@ -222,6 +221,9 @@ class Observer(torch_internals.TorchDispatchMode):
         """
         address = storage(tensor) if tensor.numel() else 0
         return self._known.get(address, "")
+
+    def _is_number(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu" and not self.holds(tensor) and tensor.numel() == 1
 
     def _numbers_in(self, inputs: Sequence[torch.Tensor]) -> Iterator[Any]:
         """Yield the values of tensors in CPU memory that PyTorch made of one number, which a kernel gets as it is."""
@@ -266,7 +268,7 @@ class Observer(torch_internals.TorchDispatchMode):
                 "pad it, and pass the lengths or a mask, or use torch.nested with layout=torch.jagged",
             )
             return
-        if on_gpu and _size_depends_on_values(name, tags, args, kwargs):
+        if on_gpu and _size_depends_on_values(name, tags, args, kwargs, self.holds):
             self.refuse(
                 f"{_short(name)} has a result whose size depends on values",
                 ADVICE_ON_CTC if "ctc_loss" in name else _OF_SIZES,
@@ -296,6 +298,9 @@ class Observer(torch_internals.TorchDispatchMode):
             if device.type == args[0].device.type:
                 return
             to_gpu, from_gpu = device.type == "cuda", self.holds(args[0])
+        elif name.startswith(_COPY_NUMBERS):
+            held = [*map(self.holds, _tensors(args))]
+            to_gpu, from_gpu = any(held), all(held) or _fills_by_a_mask(name, args, self.holds)
         else:
             return
         if not args[0].numel():
@@ -382,6 +387,9 @@ it saves for a backward where that is a view, such as a row of a data set: a pla
 be none either. Where a gradient is stopped so, calls are compared by it: it decides where gradients go."""
 _OF_SIZES = "use a form of fixed size: torch.where, masked_fill, or an output_size"
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
+_OF_MASKS = (torch.bool, torch.uint8)
+_COPY_NUMBERS = (*_INDEXING[1:], "aten.where.")
+"""Operators that copy a number in CPU memory to the GPU, where others give it to their kernels."""
 
 _LIFTS = "aten.lift_fresh."
 """What PyTorch makes of Python's numbers goes through it."""
@@ -421,18 +429,22 @@ def memory(tensor: torch.Tensor) -> int:
     return storage(tensor) or -id(tensor)
 
 
-def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any) -> bool:
+def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any, holds: Holds) -> bool:
     if name.startswith(_INDEXING):
-        indices = [index for index in args[1] if index is not None]
-        if not any(index.dtype in (torch.bool, torch.uint8) for index in indices):
-            return False
-        adds = len(args) > 3 and args[3]
-        of_one = name.startswith(_INDEXING[1:]) and args[2].numel() == 1 and args[2].device.type == "cpu"
-        filling = of_one and len(indices) == 1 and not adds
-        return not filling or args[0].device.type == "cpu"
+        masks = any(index is not None and index.dtype in _OF_MASKS for index in args[1])
+        return masks and not _fills_by_a_mask(name, args, holds)
     if name.startswith("aten.repeat_interleave") and kwargs.get("output_size") is not None:
         return False
     return torch.Tag.dynamic_output_shape in tags
+
+
+def _fills_by_a_mask(name: str, args: Any, holds: Holds) -> bool:
+    """Return whether an operator writes a number of the host where one mask says: it reads that, and copies nothing."""
+    if not name.startswith(_INDEXING[1:]) or (len(args) > 3 and args[3]):
+        return False
+    indices = [index for index in args[1] if index is not None]
+    number = args[2].numel() == 1 and not holds(args[2])
+    return number and holds(args[0]) and len(indices) == 1 and indices[0].dtype in _OF_MASKS
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:

@@ -201,10 +201,13 @@ def _makes_memory(operator: Any) -> bool:
 
 
 class Capture(TorchDispatchMode):
-    def __init__(self, graph: CpuGraph, host: Collection[int] | None = None) -> None:
+    """Records operators, but for those of the host. `draws`: the host has random numbers of its own."""
+
+    def __init__(self, graph: CpuGraph, host: Collection[int], *, draws: bool) -> None:
         super().__init__()
         self.graph = graph
         self.host = host
+        self.draws = draws
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self.broken = False
 
@@ -220,7 +223,7 @@ class Capture(TorchDispatchMode):
             return NotImplemented  # a tensor that holds others
         if str(func).startswith("profiler."):
             return func(*args, **kwargs)
-        if self.host is not None and is_of_host(func, args, kwargs, self.host):
+        if is_of_host(func, args, kwargs, self.host, draws=self.draws):
             return func(*args, **kwargs)
         if torch.Tag.data_dependent_output in func.tags:
             self.broken = True
@@ -266,10 +269,10 @@ class Capture(TorchDispatchMode):
         self.graph.overwrite()
 
 
-def is_of_host(func: Any, args: Any, kwargs: Any, host: Collection[int]) -> bool:
+def is_of_host(func: Any, args: Any, kwargs: Any, host: Collection[int], *, draws: bool = True) -> bool:
     tensors = [value for value in leaves_of((args, kwargs)) if isinstance(value, torch.Tensor)]
     if not tensors:
-        return torch.Tag.nondeterministic_seeded in func.tags
+        return draws and torch.Tag.nondeterministic_seeded in func.tags
     return all(storage_address(tensor) in host for tensor in tensors)
 
 

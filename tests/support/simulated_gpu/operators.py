@@ -23,7 +23,7 @@ import torch
 from forced_branches import BranchesAtOnce
 from step_parts import CAPTURE_CHECK
 from synthetic_captures import kernel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from optimizations import torch_internals
 from optimizations.capture import inputs
@@ -79,6 +79,26 @@ def optimizers_check() -> Iterator[None]:
         yield
 
 
+def assigning(device: CpuDevice) -> contextlib.AbstractContextManager[None]:
+    """In the block, a number is assigned to a part of a tensor as on a GPU: from a tensor in CPU memory, the host's.
+
+    The device keeps it: no other tensor gets its memory, and each lies elsewhere.
+    """
+    stock = torch.Tensor.__setitem__
+
+    def assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
+        if type(value) in (bool, int, float) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            with _disable_current_modes():
+                number = torch.full((), value, dtype=tensor.dtype)
+            device.numbers.append(number)
+            device.host.add(storage_address(number))
+            value = torch.ops.aten.lift_fresh(number)
+        stock(tensor, index, value)
+
+    assign.__code__ = assign.__code__.replace(co_filename=torch.__file__)  # none of the program's lines
+    return torch_internals.replaced_attribute(torch.Tensor, "__setitem__", assign)
+
+
 class CpuEdges:
     """The driver's calls on edges of a `CpuGraph`."""
 
@@ -127,6 +147,7 @@ class CpuDevice(Device):
 
     def __init__(self) -> None:
         self.host: set[int] = set()
+        self.numbers: list[torch.Tensor] = []
         self.graphs: list[CpuGraph] = []
         self.capturing_into: CpuGraph | None = None
         self.fail_with: BaseException | None = None
@@ -150,7 +171,8 @@ class CpuDevice(Device):
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
         self.warmed_up += 1
-        yield
+        with assigning(self):
+            yield
 
     def may_read(self, tensors: Iterable[torch.Tensor | None]) -> None:
         pass
@@ -209,7 +231,7 @@ class CpuDevice(Device):
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")  # a pool goes with the last graph in it
         self.capture_now, self.capturing_into = True, graph
         self.captures += 1
-        mode = Capture(graph, self.host if self.has_own_random else None)
+        mode = Capture(graph, self.host, draws=self.has_own_random)
         random = torch.random.get_rng_state()
         states = [(generator, generator.get_state()) for generator in generators]
         try:
@@ -217,6 +239,7 @@ class CpuDevice(Device):
                 with (
                     mode,
                     optimizers_check(),
+                    assigning(self),
                     torch_internals.replaced_attribute(torch.cuda.graphs, ASKS, lambda: True),
                 ):
                     yield

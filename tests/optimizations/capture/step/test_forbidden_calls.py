@@ -78,10 +78,13 @@ def test_number_that_is_assigned_stands_in_the_trace() -> None:
         x.mul_(torch.tensor(3.0))
         torch.randn(4).add_(1)
     found = {one.name: one.arguments[-1] for one in observer.operations}
+    assert {*observer.outside} <= on_the_gpu
     assert (found["aten.fill_.Tensor"], found["aten.mul_.Tensor"]) == (0.5, 3.0) and not observer.refusals
-    with observer:
-        x[0] = other[0]  # not of a number
-    assert observer.refusals
+    for reads in (lambda: x[0].copy_(other), lambda: torch.where(x > 0, x, torch.tensor(1.0))):
+        observer.refusals.clear()
+        with observer:
+            reads()
+        assert observer.refusals[0].reason.startswith("copies a CPU tensor")
 
 
 class Seen(TorchFunctionMode):
