@@ -153,7 +153,7 @@ def _names_in(call: Any) -> Iterator[tuple[str, Any]]:
 
 
 def load(name: str) -> Callable[[], Made]:
-    """Return the callable behind `module:callable`, wrapped so that what it returns is checked; see Note [Programs].
+    """Return the callable of `module:callable`, wrapped so that what it returns is checked; see Note [Programs].
 
     Raises:
         WrongProgram: there is no such module or callable, or the module cannot be imported.

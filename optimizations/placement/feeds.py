@@ -132,10 +132,10 @@ class Feeds:
         plan = self._plan
         if plan.results is None:
             return results
-        behind: tuple[Any, ...] = ()
+        after: tuple[Any, ...] = ()
         if plan.after is not None:
-            behind = _evaluated(plan.after, arguments, values, results)
-        return tuple(_found(source, arguments, values, results, behind) for source in plan.results)
+            after = _evaluated(plan.after, arguments, values, results)
+        return tuple(_found(source, arguments, values, results, after) for source in plan.results)
 
     def release(self) -> None:
         """Free the device memory; the next call allocates it again."""
@@ -278,7 +278,7 @@ def _evaluated(
 
 
 def _found(
-    source: Source, arguments: Sequence[Any], values: Sequence[Any], results: Sequence[Any], behind: Sequence[Any]
+    source: Source, arguments: Sequence[Any], values: Sequence[Any], results: Sequence[Any], after: Sequence[Any]
 ) -> Any:
     if source.where == "argument":
         return arguments[source.index]
@@ -286,7 +286,7 @@ def _found(
         return values[source.index]
     if source.where == "graph":
         return results[source.index]
-    return behind[source.index] if source.where == "after" else source.constant
+    return after[source.index] if source.where == "after" else source.constant
 
 
 def _other_geometry(text: str, before: Geometry, now: Geometry | None) -> str:

@@ -131,14 +131,14 @@ class _Attempts:
                 rewritten = rewrite(self.graph_module, decided, self.observation, self.layouts)
             except RewriteFailed as error:
                 known = error.node.startswith("compute ")
-                unit = error.node if known else self._unit_behind(error.node, decided)
+                unit = error.node if known else self._unit_of(error.node, decided)
                 if unit is None or unit in vetoes:
                     return untouched(self.graph_module, f"not rewritten: {error}", self._before(), decided.left)
                 vetoes[unit] = error.reason
                 continue
             return Placement(rewritten.graph_module, rewritten.feeds, self._report(decided, rewritten))
 
-    def _unit_behind(self, node: str, decided: PlacementPlan) -> str | None:
+    def _unit_of(self, node: str, decided: PlacementPlan) -> str | None:
         """Return the nearest operation with fed operands that `node` is or is computed from."""
         pending, seen = [node], {node}
         while pending:

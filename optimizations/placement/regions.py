@@ -79,7 +79,7 @@ def regions(graph: Residency) -> Regions:
             reason = (
                 _against_both(graph, node)
                 or ("requires a gradient, which has to arrive on the CPU" if node.requires_grad else None)
-                or _behind(precede[name], graph, before, reasons)
+                or _not_first(precede[name], graph, before, reasons)
             )
             if reason is None:
                 before.add(name)
@@ -138,7 +138,7 @@ def _against_both(graph: Residency, node: ResidentNode) -> str | None:
     return None
 
 
-def _behind(precede: frozenset[str], graph: Residency, before: set[str], reasons: Mapping[str, str]) -> str | None:
+def _not_first(precede: frozenset[str], graph: Residency, before: set[str], reasons: Mapping[str, str]) -> str | None:
     for other in precede:
         if graph.nodes[other].is_call and other not in before and not graph.nodes[other].switches:
             return f"goes together with {other}: {reasons.get(other, 'it stays in the graph')}"

@@ -285,7 +285,7 @@ class _Surgery:
         if name.startswith(PASSED):
             # These stand before the others, and are added last.
             first = self.fed[0] if self.fed else None
-            follows = first if first is not None else self._behind_inputs()
+            follows = first if first is not None else self._after_inputs()
             with self.graph.inserting_before(follows):
                 node = self.graph.placeholder(name)
         else:
@@ -299,7 +299,7 @@ class _Surgery:
         torch_internals.describe_input(node, torch_internals.ConstantSource(name), static=static)
         return node
 
-    def _behind_inputs(self) -> torch.fx.Node:
+    def _after_inputs(self) -> torch.fx.Node:
         return next(node for node in self.graph.nodes if node.op != "placeholder")
 
     def _literal(self, hoist: Hoist) -> torch.fx.Node:

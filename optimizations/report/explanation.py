@@ -75,9 +75,9 @@ def _lines(index: int, graph: PlacementReport) -> Iterator[str]:
     if graph.before:
         yield f"  evaluated before the graph, on the CPU: {', '.join(graph.before)}"
     if graph.after:
-        yield f"  evaluated behind the graph, on the CPU: {', '.join(graph.after)}"
+        yield f"  evaluated after the graph, on the CPU: {', '.join(graph.after)}"
     for output in graph.cpu_outputs:
-        yield f"  copied out behind the graph: {output}"
+        yield f"  copied out after the graph: {output}"
     for left in graph.left:
         yield f"  left {left.node} ({left.operation}): {left.reason}{_at(left.source_line)}"
 

@@ -228,7 +228,7 @@ _NOTES = ("_dynamo_source", "_param_name_to_source")
 
 
 def resolve(name: str) -> Any:
-    """Return the object behind an entry of `NAMES`.
+    """Return the object of an entry of `NAMES`.
 
     Raises:
         UnsupportedTorch: this PyTorch does not have it.

@@ -45,7 +45,7 @@ def settings_for(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], sett
     try:
         corrected_mover()
         theirs = settings.get(SETTING, getattr(torch_internals.inductor_config, SETTING))
-        return {**settings, SETTING: behind(theirs, _MARK)}
+        return {**settings, SETTING: pass_after(theirs, _MARK)}
     except (torch_internals.UnsupportedTorch, AttributeError):
         return settings
 
@@ -101,7 +101,7 @@ _CORRECTED = Replacing({"move_constructors_to_gpu": _corrected})
 """In such a block graphs with a mark are compiled with the corrected pass, and all others with stock's."""
 
 
-def behind(theirs: Any, name: str, own: GraphPass | None = None) -> Any:
+def pass_after(theirs: Any, name: str, own: GraphPass | None = None) -> Any:
     """Return a pass for `SETTING` that does what `theirs` does, if there is one, and then `own`.
 
     Args:
@@ -132,7 +132,7 @@ def _kind() -> Any:
 
         def __reduce__(self) -> Any:
             # For Inductor's compile processes: a class made here has no name there.
-            return behind, (self._theirs, self.name, self._own)
+            return pass_after, (self._theirs, self.name, self._own)
 
         def uuid(self) -> Any:
             """Return the key of both passes, or None if the pass before has none: then nothing is cached."""

@@ -413,7 +413,7 @@ class EncoreManager(CUDAGraphTreeManager):
             return None
         reason = moved_inputs.against_one_more_recording(
             function,
-            self._recorded_behind(self.current_node, function_id),
+            self._recorded_after(self.current_node, function_id),
             self.ids_to_funcs[function_id].static_input_idxs,
             inputs,
             forwards_are_copied_out=self._forwards_are_copied_out,
@@ -473,14 +473,14 @@ class EncoreManager(CUDAGraphTreeManager):
         for root in [one for recorded in list(roots.values()) for one in recorded]:
             yield from root.with_all_that_follow()
 
-    def _recorded_behind(self, parent: EncoreNode | None, function_id: Any) -> list[EncoreNode]:
+    def _recorded_after(self, parent: EncoreNode | None, function_id: Any) -> list[EncoreNode]:
         """Return the tree's own list of recordings of a function that follow another, or begin an iteration (None)."""
         following: dict[Any, list[EncoreNode]] = self.roots if parent is None else parent.children
         return following.get(function_id, [])
 
     def _drop(self, node: EncoreNode) -> None:
         """Take a recording out of the tree, with all that follow it. None of their results is live."""
-        siblings = self._recorded_behind(node.parent, node.wrapped_function.id)
+        siblings = self._recorded_after(node.parent, node.wrapped_function.id)
         siblings[:] = [one for one in siblings if one is not node]
         if self.current_node is node:
             self.current_node = node.parent

@@ -77,7 +77,7 @@ def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Pr
 
 
 def load_program(name: str) -> Callable[[], Made]:
-    """Return the callable behind `module:callable`, wrapped so that what it returns is checked.
+    """Return the callable of `module:callable`, wrapped so that what it returns is checked.
 
     Raises:
         WrongUse: there is no such module or callable, or the module cannot be imported.

@@ -100,7 +100,7 @@ def _copies(residency: Residency) -> Iterator[ExplainedCopy]:
 
 
 def short_source_line(node: torch.fx.Node) -> str | None:
-    """Return the user's line behind a node, written the same way on every machine."""
+    """Return the user's line of a node, written the same way on every machine."""
     return _short(source_line(node))
 
 

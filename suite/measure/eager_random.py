@@ -28,7 +28,7 @@ import torch.fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from optimizations import torch_internals
-from optimizations.torch_internals.cpu_results import SETTING, behind
+from optimizations.torch_internals.cpu_results import SETTING, pass_after
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def eager_random_numbers() -> Iterator[None]:
     settings = {
         "fallback_random": True,
         "reorder_for_locality": False,  # it runs before the pass, which would keep its order
-        SETTING: behind(getattr(config, SETTING), "encore: draws in order, 1", keep_order_of_draws),
+        SETTING: pass_after(getattr(config, SETTING), "encore: draws in order, 1", keep_order_of_draws),
     }
     with config.patch(settings):
         yield

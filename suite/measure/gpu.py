@@ -41,7 +41,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuBeside:
+class OtherGpu:
     """Hold a GPU of the host that a run does not use: compute processes on it, and how much of the last second or less
     it was at work. None: it does not tell."""
 
@@ -112,7 +112,7 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[str]:
     return [str(number) for number in range(count)] if named is None else [one.strip() for one in named.split(",")]
 
 
-def gpus_beside(own: int, variables: Mapping[str, str] = os.environ) -> list[GpuBeside] | None:
+def other_gpus(own: int, variables: Mapping[str, str] = os.environ) -> list[OtherGpu] | None:
     """Return GPUs of the host other than the first `own` that a run may use; None where these are parts of one (MIG).
 
     Raises:
@@ -129,7 +129,7 @@ def gpus_beside(own: int, variables: Mapping[str, str] = os.environ) -> list[Gpu
             with suppress(pynvml.NVMLError):  # it is there, and not this program's to look at
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 if _text(pynvml.nvmlDeviceGetUUID(handle)) not in uuids:
-                    found.append(GpuBeside(_processes(handle), _busy_percent(handle)))
+                    found.append(OtherGpu(_processes(handle), _busy_percent(handle)))
         return found
 
 

@@ -183,7 +183,7 @@ DISTURBING_CORES = 1.0
 """That other programs keep busy. What an idle host does by itself is some tenths of a core."""
 
 
-def beside_programs(run: Run) -> tuple[str, ...]:
+def next_to_programs(run: Run) -> tuple[str, ...]:
     """Return what the rows are called of which a mode says that other programs were at work on the host meanwhile."""
     found = {
         cell_label(cell)
@@ -221,16 +221,16 @@ def _is_merged(environment: Environment) -> bool:
 
 def said_of_others(run: Run) -> str:
     """Write sentences about them, "" where there are none."""
-    count, beside = len(at_the_same_time(run)), len(beside_programs(run))
+    count, others = len(at_the_same_time(run)), len(next_to_programs(run))
     text = ""
     if count:
         text = (
             f" {count} workloads were measured at the same time as others: if that was on one host, they disturbed "
             "each other's host times, those of mode compile most."
         )
-    if beside:
+    if others:
         text += (
-            f" {beside} workloads were measured while other programs kept a core or another GPU of the host busy, "
+            f" {others} workloads were measured while other programs kept a core or another GPU of the host busy, "
             "which makes host times longer, those of mode compile most."
         )
     return text
@@ -307,7 +307,7 @@ def join_runs(runs: Sequence[Run]) -> Run:
 
 def _taken(runs: Sequence[Run]) -> dict[str, int]:
     """Return which of these runs, oldest first, each workload's rows are of."""
-    beside = [{*at_the_same_time(run), *beside_programs(run)} for run in runs]
+    others = [{*at_the_same_time(run), *next_to_programs(run)} for run in runs]
     have: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
         for label in run.labels:
@@ -317,8 +317,8 @@ def _taken(runs: Sequence[Run]) -> dict[str, int]:
         *older, newest = indices
         if any(_captures_and_lacks(runs[newest], runs[index], label) for index in older):
             return best(label, *older)
-        alone = (index for index in reversed(older) if label not in beside[index])
-        if label in beside[newest]:
+        alone = (index for index in reversed(older) if label not in others[index])
+        if label in others[newest]:
             return next((index for index in alone if _tells_as_much(runs[index], runs[newest], label)), newest)
         return newest
 

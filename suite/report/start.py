@@ -41,8 +41,8 @@ class Start:
             return last_above + 1
         if self.steady_s >= other.steady_s:
             return None
-        behind_s = self.sum_s(measured) - other.sum_s(measured)
-        return measured + max(1, math.ceil(round(behind_s / (other.steady_s - self.steady_s), 6)))
+        lag_s = self.sum_s(measured) - other.sum_s(measured)
+        return measured + max(1, math.ceil(round(lag_s / (other.steady_s - self.steady_s), 6)))
 
 
 def start_of(cell: Cell) -> Start | None:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import psutil
 import pynvml
 
-from suite.measure.gpu import GpuBeside, NoGpu, gpus_beside
+from suite.measure.gpu import NoGpu, OtherGpu, other_gpus
 from suite.results.schema import HostUse
 
 Number = TypeVar("Number", int, float)
@@ -32,7 +32,7 @@ class Look:
     at_s: float
     host_cpu_s: float
     own_cpu_s: float
-    gpus: Sequence[GpuBeside] | None
+    gpus: Sequence[OtherGpu] | None
 
 
 def look(own_gpus: int) -> Look:
@@ -80,11 +80,11 @@ def _host_cpu_s() -> float:
     return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))
 
 
-def _gpus(own: int) -> Sequence[GpuBeside] | None:
+def _gpus(own: int) -> Sequence[OtherGpu] | None:
     if not own:
         return None
     try:
-        return gpus_beside(own)
+        return other_gpus(own)
     except (NoGpu, pynvml.NVMLError):
         return None
 

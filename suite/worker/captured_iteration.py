@@ -230,7 +230,7 @@ class HandIteration:
     def __call__(self, inputs: Inputs) -> IterationOutput:
         self._calls += 1
         if self._calls <= self.WARM_UP:
-            return self._beside(inputs)
+            return self._with_others(inputs)
         if self._graph is None:
             self._record(inputs)
         else:
@@ -240,7 +240,7 @@ class HandIteration:
             parameter.grad = gradient
         return self._outcome
 
-    def _beside(self, inputs: Inputs) -> IterationOutput:
+    def _with_others(self, inputs: Inputs) -> IterationOutput:
         """Run the iteration on the stream that is captured later."""
         if self._stream is None:
             self._stream = torch.cuda.Stream()

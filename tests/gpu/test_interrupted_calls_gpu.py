@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 import torch
-from interrupts import interrupted_behind
+from interrupts import interrupted_after
 from torch import nn
 
 pytestmark = pytest.mark.gpu
@@ -31,7 +31,7 @@ def test_interrupted_call_keeps_gradients() -> None:
     )
     places = 0
     for number in range(200):
-        with contextlib.suppress(KeyboardInterrupt), interrupted_behind(number, *files, "/grad_mode.py") as where:
+        with contextlib.suppress(KeyboardInterrupt), interrupted_after(number, *files, "/grad_mode.py") as where:
             call(x).sum().backward()
         assert torch.is_grad_enabled(), where
         model.zero_grad()

@@ -63,7 +63,7 @@ def interrupted_at(line: int, *files: str) -> Iterator[list[str]]:
 
 
 @contextmanager
-def interrupted_behind(call: int, *files: str) -> Iterator[list[str]]:
+def interrupted_after(call: int, *files: str) -> Iterator[list[str]]:
     """A KeyboardInterrupt after the call-th call into C that these files make; yields where that was."""
     interrupt = _Interrupt(call)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from interrupts import interrupted_behind
+from interrupts import interrupted_after
 from torch import nn
 
 import optimizations
@@ -123,7 +123,7 @@ def test_an_interrupt_anywhere_leaves_the_grad_mode_as_it_was(way: SlowCalls, gr
         call = settled(way, Program().requires_grad_(False))
         places = 0
         for number in range(100):
-            with interrupted_behind(number, "calls/shortcut.py") as where:
+            with interrupted_after(number, "calls/shortcut.py") as where:
                 try:
                     call()
                 except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from interrupts import interrupted_behind
+from interrupts import interrupted_after
 from torch import nn
 
 import optimizations
@@ -182,7 +182,7 @@ def test_an_interrupt_anywhere_leaves_modes_as_they_were(full: list[str], grad: 
     places = 0
     for number in range(100):
         with (
-            interrupted_behind(number, "calls/trained.py", "calls/shortcut.py") as where,
+            interrupted_after(number, "calls/trained.py", "calls/shortcut.py") as where,
             torch.set_grad_enabled(grad),
         ):
             try:

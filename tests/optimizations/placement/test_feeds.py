@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
-from interrupts import interrupted_behind
+from interrupts import interrupted_after
 
 from optimizations.placement.feed_plan import FeedPlan, HoistedGroup, TensorLayout
 from optimizations.placement.feeds import Feeds
@@ -81,7 +81,7 @@ def test_interrupt_in_refresh_leaves_settings() -> None:
     for number in range(1000):
         mask.fill_(number)
         files = "/feeds.py", "/grad_mode.py"
-        with contextlib.suppress(KeyboardInterrupt), torch.no_grad(), interrupted_behind(number, *files) as where:
+        with contextlib.suppress(KeyboardInterrupt), torch.no_grad(), interrupted_after(number, *files) as where:
             feeds.bind((mask,))
         assert torch.is_grad_enabled(), where
         assert not torch.is_inference_mode_enabled(), where

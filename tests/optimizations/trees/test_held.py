@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from interrupts import interrupted_behind
+from interrupts import interrupted_after
 from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, values
@@ -130,7 +130,7 @@ def test_interrupt_while_making_results_costs_that_call_only(cuda_on_cpu: CudaOn
         for step in range(2):
             compiled(values(step), values(2), w)
         with (
-            interrupted_behind(number, "/trees/results.py", "_inductor/cudagraph_trees.py") as where,
+            interrupted_after(number, "/trees/results.py", "_inductor/cudagraph_trees.py") as where,
             contextlib.suppress(KeyboardInterrupt),
         ):
             compiled(values(2), values(2), w)

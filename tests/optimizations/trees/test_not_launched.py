@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from interrupts import interrupted_behind
+from interrupts import interrupted_after
 from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.driver import fails
 from simulated_gpu.runtime import CudaOnCpu, FakeGraph
@@ -286,7 +286,7 @@ def test_interrupt_in_call_leaves_settings(compiled_on_cpu: CompiledOnCpu, marks
         where: list[str] = []
         before = settings()
         if number >= 0:
-            with contextlib.suppress(KeyboardInterrupt), interrupted_behind(number, *FILES) as where:
+            with contextlib.suppress(KeyboardInterrupt), interrupted_after(number, *FILES) as where:
                 result = call(x)
                 if backward:
                     result.sum().backward()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from interrupts import interrupted_at, interrupted_behind
+from interrupts import interrupted_after, interrupted_at
 from simulated_gpu.allocator import aligned
 from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.runtime import CudaOnCpu
@@ -142,7 +142,7 @@ def test_an_interrupt_where_a_second_capture_begins_ends_it(cuda_on_cpu: CudaOnC
     for number in range(400):
         compiled = Compiled(Model(cuda_on_cpu))
         inputs = [(values(step), values(step)) for step in range(6)]
-        with interrupted_behind(number, "graph/driver.py") as where, contextlib.suppress(KeyboardInterrupt):
+        with interrupted_after(number, "graph/driver.py") as where, contextlib.suppress(KeyboardInterrupt):
             for x, y in inputs:
                 compiled(x, y, W)
         assert cuda_on_cpu.capturing is None, where

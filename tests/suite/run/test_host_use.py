@@ -11,7 +11,7 @@ import pynvml
 import pytest
 from fixtures.fake_nvml import FakeNvml, nvml
 
-from suite.measure.gpu import GpuBeside, gpus_beside
+from suite.measure.gpu import OtherGpu, other_gpus
 from suite.results.schema import HostUse
 from suite.run import host_use
 from suite.run.host_use import Look, between, look, most, own_cpu_s
@@ -19,7 +19,7 @@ from suite.run.host_use import Look, between, look, most, own_cpu_s
 __all__ = ["nvml"]
 
 BUSY = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass"
-IDLE, WORKING = GpuBeside(0, 0), GpuBeside(2, 60)
+IDLE, WORKING = OtherGpu(0, 0), OtherGpu(2, 60)
 
 
 def test_started_processes_count_as_own_running_or_ended() -> None:
@@ -50,7 +50,7 @@ def test_what_is_not_known_is_not_zero() -> None:
     assert counts_nothing == HostUse(cpu_cores=None, gpus_at_work=None, gpu_processes=None)
     once = between(Look(1.0, 0.0, 0.0, None), Look(2.0, 1.0, 1.0, (WORKING,)))
     assert (once.gpus_at_work, once.gpu_processes) == (1, 2)
-    silent = GpuBeside(None, None)
+    silent = OtherGpu(None, None)
     assert between(Look(1.0, 0.0, 0.0, (silent,)), Look(2.0, 1.0, 1.0, (silent,))).gpus_at_work == 0
 
 
@@ -99,9 +99,9 @@ def _uses(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, name: str, processes:
 @pytest.mark.parametrize(
     ("visible", "own", "found"),
     [
-        (None, 1, [GpuBeside(1, 90)]),
-        ("1", 1, [GpuBeside(0, 0)]),
-        ("GPU-second,GPU-first", 1, [GpuBeside(0, 0)]),
+        (None, 1, [OtherGpu(1, 90)]),
+        ("1", 1, [OtherGpu(0, 0)]),
+        ("GPU-second,GPU-first", 1, [OtherGpu(0, 0)]),
         ("1,0", 2, []),
     ],
 )
@@ -110,16 +110,16 @@ def test_gpus_beside_are_those_that_the_run_does_not_use(
     monkeypatch: pytest.MonkeyPatch,
     visible: str | None,
     own: int,
-    found: list[GpuBeside],
+    found: list[OtherGpu],
 ) -> None:
     _uses(nvml, monkeypatch, "GPU-second", 1, 90)
-    assert gpus_beside(own, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == found
+    assert other_gpus(own, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == found
 
 
 def test_parts_of_a_gpu_tell_nothing(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.devices[0]["uuid"] = "MIG-first"
     _uses(nvml, monkeypatch, "GPU-second", 1, 90)
-    assert gpus_beside(1, {}) is None
+    assert other_gpus(1, {}) is None
 
 
 def test_a_gpu_that_does_not_answer_is_left_out(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,4 +132,4 @@ def test_a_gpu_that_does_not_answer_is_left_out(nvml: FakeNvml, monkeypatch: pyt
         return str(handle["uuid"])
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", uuid)
-    assert gpus_beside(1, {}) == [GpuBeside(1, 90)]
+    assert other_gpus(1, {}) == [OtherGpu(1, 90)]

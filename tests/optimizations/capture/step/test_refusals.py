@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from interrupts import interrupted_behind
+from interrupts import interrupted_after
 from simulated_gpu.operators import CpuDevice, CpuGraph
 from step_parts import batches, loss_of, network, training_step
 from step_refusals import REFUSED, Refused, trained
@@ -365,7 +365,7 @@ def test_an_interrupt_at_any_time_leaves_the_step_to_others(closes: bool) -> Non
         graphed(x)
     moments = 0
     for number in itertools.count():
-        with contextlib.suppress(KeyboardInterrupt), interrupted_behind(number, "step/graphed_step.py") as where:
+        with contextlib.suppress(KeyboardInterrupt), interrupted_after(number, "step/graphed_step.py") as where:
             graphed(x)
         if not where:
             break
