@@ -192,7 +192,7 @@ EMPTY_PATHS = (
     ("run", "EOS", "--out"), ("run", "--resume"),
     ("report", "--out"), ("report", "--figures"), ("report", "--readme"), ("report", "--micro"),
     ("report", "--explanations"), ("explain", "EOS", "--out"),
-    ("micro", "indirection", "--out"), ("record", "--retire"),
+    ("micro", "indirection", "--out"), ("record", "--retire"), ("history", "--figure"),
     ("draw", "graph", "--saved"), ("draw", "graph", "--drawing"), ("draw", "graph", "--save"),
 )  # fmt: skip
 
