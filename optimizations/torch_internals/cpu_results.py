@@ -119,7 +119,7 @@ def pass_after(theirs: Any, name: str, own: GraphPass | None = None) -> Any:
 def _kind() -> Any:
     """Return a subclass of Inductor's pass class, which is imported when something is compiled."""
 
-    class Behind(torch_internals.CustomGraphPass):
+    class PassAfter(torch_internals.CustomGraphPass):
         def __init__(self, theirs: Any, name: str, own: GraphPass | None) -> None:
             self.name = name
             self._theirs = theirs
@@ -141,4 +141,4 @@ def _kind() -> Any:
             before = self._theirs.uuid() if isinstance(self._theirs, torch_internals.CustomGraphPass) else None
             return before and (self.name, before)
 
-    return Behind
+    return PassAfter

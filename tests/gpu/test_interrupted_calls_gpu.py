@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 import torch
-from interrupts import interrupted_after
+from interrupts import FILES_OF_A_CALL, interrupted_after
 from torch import nn
 
 pytestmark = pytest.mark.gpu
@@ -19,19 +19,9 @@ def test_interrupted_call_keeps_gradients() -> None:
     x = torch.randn(2, 32, 128, device="cuda")
     for _ in range(8):
         call(x).sum().backward()
-    files = (
-        "/fast_path.py",
-        "/liveness.py",
-        "/results.py",
-        "/manager.py",
-        "/node.py",
-        "/trained.py",
-        "/trained.py",
-        "/thread_state.py",
-    )
     places = 0
     for number in range(200):
-        with contextlib.suppress(KeyboardInterrupt), interrupted_after(number, *files, "/grad_mode.py") as where:
+        with contextlib.suppress(KeyboardInterrupt), interrupted_after(number, *FILES_OF_A_CALL) as where:
             call(x).sum().backward()
         assert torch.is_grad_enabled(), where
         model.zero_grad()

@@ -36,6 +36,15 @@ class Model(nn.Module):
         return x
 
 
+class WeightedSine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.weight).sin()
+
+
 def other(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.detach() * 1.5 + 0.25).clone()
 

@@ -11,6 +11,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+FILES_OF_A_CALL = (
+    "/fast_path.py",
+    "/liveness.py",
+    "/results.py",
+    "/manager.py",
+    "/node.py",
+    "/trained.py",
+    "/thread_state.py",
+    "/grad_mode.py",
+)
+"""Files that a call with gradients passes through, from the function to the launch."""
+
 
 class _Interrupt:
     """Raises a KeyboardInterrupt at the number-th moment it is told of, once; `where` that was, in a list."""

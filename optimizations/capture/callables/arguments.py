@@ -11,7 +11,7 @@ import torch
 from optimizations.capture.callables.installed import as_it_is, is_graphed
 from optimizations.capture.device import Device
 from optimizations.capture.signature import Same, copies, flatten, refused_tensor, signature
-from optimizations.capture.step.call import refused_function, refused_iterators, refused_sources
+from optimizations.capture.step.call import is_fully_sharded, refused_function, refused_iterators, refused_sources
 from optimizations.capture.step.changing_lines import last_word
 from optimizations.capture.step.host_state import MODULE_HOOKS, HostState
 from optimizations.capture.step.observer import StepRefused
@@ -166,6 +166,9 @@ def reached_by(number: int, function: Callable[..., Any], sample: Sample) -> Hos
     return reach([(name, function), (name, as_it_is(function)), *held], hooks_of_tensors=False)
 
 
+_PARALLEL = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+
+
 def check_reached(state: HostState, function: Callable[..., Any]) -> None:
     """Refuse what gives another value in each call, and modules that work with other processes or GPUs.
 
@@ -180,9 +183,8 @@ def check_reached(state: HostState, function: Callable[..., Any]) -> None:
     if (refusal := refused_sources(state) or next(iterators, None)) is not None:
         raise StepRefused(refusal)
     for path, module in state.modules.items():
-        kind = type(module).__qualname__
-        parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-        if isinstance(module, parallel) or "FullyShardedDataParallel" in kind or kind.startswith("FSDP"):
+        if isinstance(module, _PARALLEL) or is_fully_sharded(module):
+            kind = type(module).__qualname__
             what = f"is a {kind}" if module is function else f"reaches {path}, a {kind}"
             raise StepRefused(
                 Refusal(
@@ -233,9 +235,8 @@ def _check_sample(number: int, sample: Sample, holds: Callable[[torch.Tensor], b
         name = f"tensor {index} of callable {number}"
         if (refusal := refused_tensor(name, tensor.detach(), holds)) is not None:
             raise StepRefused(refusal)
-        if type(tensor) is torch.Tensor and (
-            names := ", ".join(attributes_set(tensor))
-        ):  # an optimizer has parameters'
+        # Those of parameters are left aside: optimizers set some.
+        if type(tensor) is torch.Tensor and (names := ", ".join(attributes_set(tensor))):
             raise StepRefused(
                 Refusal(
                     f"{name} has attributes of its own ({names}), which its copies have not",

@@ -158,11 +158,16 @@ def refused_iterators(state: HostState, is_named: Callable[[str], bool]) -> Iter
         )
 
 
+def is_fully_sharded(module: torch.nn.Module) -> bool:
+    """Return whether a module is one of FSDP's. Its class is not imported for that."""
+    kind = type(module).__qualname__
+    return "FullyShardedDataParallel" in kind or kind.startswith("FSDP")
+
+
 def _refused_modules(modules: Mapping[str, torch.nn.Module]) -> tuple[Refusal | None, bool]:
     """Return why a step with these modules cannot be captured, and whether one of them is DistributedDataParallel."""
     distributed = False
     for path, module in modules.items():
-        kind = type(module).__qualname__
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
             distributed = True
             if module.find_unused_parameters:
@@ -179,7 +184,7 @@ def _refused_modules(modules: Mapping[str, torch.nn.Module]) -> tuple[Refusal | 
             return Refusal(
                 f"uses {path}, a DataParallel, which copies the module in each call", "use DistributedDataParallel"
             ), distributed
-        elif "FullyShardedDataParallel" in kind or kind.startswith("FSDP"):
+        elif is_fully_sharded(module):
             return Refusal(
                 f"uses {path}, a fully sharded module, whose streams and freed memory were not tried in a graph",
                 "use DistributedDataParallel, or capture what lies between its collectives",

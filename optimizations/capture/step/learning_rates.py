@@ -29,7 +29,7 @@ def made_for_graphs(group: dict[str, Any]) -> bool:
     return bool(group.get("capturable") or group.get("fused"))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Rate:
     """Hold what is known of the rate of one group of an optimizer.
 
@@ -63,12 +63,12 @@ class LearningRates:
         return len(self._groups())
 
     def _groups(self) -> list[tuple[_Rate, dict[str, Any], torch.Tensor]]:
-        """Return the rates with tensors, of the groups that are there, each group once: a wrapper shares it."""
-        found: dict[int, tuple[_Rate, dict[str, Any], torch.Tensor]] = {}
-        for one in self._standing:
-            if one.tensor is not None and (group := one.group()) is not None:
-                found.setdefault(id(group), (one, group, one.tensor))
-        return [*found.values()]
+        """Return the rates with tensors, of the groups that are there."""
+        return [
+            (one, group, one.tensor)
+            for one in self._standing
+            if one.tensor is not None and (group := one.group()) is not None
+        ]
 
     def changed(self, optimizers: Iterable[torch.optim.Optimizer], *, numbers_only: bool) -> bool:
         """Note the rates of these optimizers. Return whether tensors stand for others than before.
@@ -86,6 +86,8 @@ class LearningRates:
                 if one in standing or not isinstance(number, Real) or number == one.seen:
                     continue
                 one.seen = number
+                if any(other.group() is group for other in standing):  # an optimizer and its wrapper share it
+                    continue
                 devices = {parameter.device for parameter in group["params"]}
                 if made_for_graphs(group) and len(devices) == 1 and not numbers_only:
                     with torch.inference_mode(False):  # it is written in calls of other modes, too

@@ -38,7 +38,7 @@ from optimizations.capture.step.source_lines import (
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.report.steps import Refusal, StepRefused
 from optimizations.torch_internals.generator_identity import identity
-from optimizations.written_operands import written
+from optimizations.written_operands import tensors_in, written
 
 Holds = Callable[[torch.Tensor], bool]
 """Whether a tensor lies on the GPU."""
@@ -165,7 +165,7 @@ class Observer(torch_internals.TorchDispatchMode):
         name = str(func)
         if name.startswith("profiler.") or self._unseen or self.compiling:
             return func(*args, **kwargs)
-        inputs = list(_tensors(args)) + list(_tensors(kwargs.values()))
+        inputs = [*tensors_in(args), *tensors_in(kwargs)]
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
         drawing = draws(func, args, kwargs)
         self._look(name, func, args, kwargs, inputs, drawing=drawing)
@@ -198,9 +198,9 @@ class Observer(torch_internals.TorchDispatchMode):
         result = self._noted(func, args, kwargs, made_from)
         if check is not None:
             check(kwargs.get("generator"), True)
-        if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in _tensors((result,))):
+        if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in tensors_in(result)):
             return result  # made in a mode of the program's
-        results = list(_tensors((result,)))
+        results = list(tensors_in(result))
         on_gpu = any(map(self.holds, [*inputs, *results]))
         drawn = not on_gpu and (drawing or not self._drawn_by_host.isdisjoint(made_from))
         for tensor in results:
@@ -299,7 +299,7 @@ class Observer(torch_internals.TorchDispatchMode):
                 return
             to_gpu, from_gpu = device.type == "cuda", self.holds(args[0])
         elif name.startswith(_COPY_NUMBERS):
-            held = [*map(self.holds, _tensors(args))]
+            held = [*map(self.holds, tensors_in(args))]
             to_gpu, from_gpu = any(held), all(held) or _fills_by_a_mask(name, args, self.holds)
         else:
             return
@@ -392,7 +392,7 @@ _COPY_NUMBERS = (*_INDEXING[1:], "aten.where.")
 """Operators that copy a number in CPU memory to the GPU, where others give it to their kernels."""
 
 _LIFTS = "aten.lift_fresh."
-"""What PyTorch makes of Python's numbers goes through it."""
+"""Operators by which PyTorch turns numbers of Python into tensors."""
 
 
 def uses_sparse(path: str) -> tuple[str, str]:
@@ -450,7 +450,7 @@ def _fills_by_a_mask(name: str, args: Any, holds: Holds) -> bool:
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """Yield tensors that an operator writes."""
     if hasattr(func, "_schema"):  # operators that run whole graphs have none
-        yield from _tensors(written(func, args, kwargs))
+        yield from tensors_in(list(written(func, args, kwargs)))
 
 
 _SETS_MEMORY = "aten.set_."
@@ -459,14 +459,6 @@ _SETS_MEMORY = "aten.set_."
 
 def _short(name: str) -> str:
     return name.removeprefix("aten.").rsplit(".", 1)[0]
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
 
 
 _PROBABILITY = "dropout_p"

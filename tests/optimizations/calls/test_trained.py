@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from binding_programs import WeightedSine
 from interrupts import interrupted_after
 from torch import nn
 
@@ -37,15 +38,6 @@ def full(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(owner, "__call__", call)
     return seen
-
-
-class Program(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(-1, 1, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * self.weight).sin()
 
 
 class Normalized(nn.Module):
@@ -87,7 +79,7 @@ def kept() -> str | None:
     return report.shortcut.kept
 
 
-@pytest.mark.parametrize("kind", [Program, Normalized])
+@pytest.mark.parametrize("kind", [WeightedSine, Normalized])
 def test_steps_go_straight_and_give_the_gradients_of_eager(kind: Callable[[], nn.Module], full: list[str]) -> None:
     program, eager = pair(kind)
     run = compiled(program)
@@ -111,7 +103,7 @@ def settled(program: nn.Module, full: list[str]) -> Callable[..., Any]:
 def test_forward_without_compiled_backward_goes_straight(
     full: list[str],
 ) -> None:
-    program, eager = pair(Program)
+    program, eager = pair(WeightedSine)
     with torch_internals.fresh_cache():  # a backward from a cache is there from the beginning
         run = compiled(program)
         for _ in range(FULL_CALLS + 1):
@@ -151,7 +143,7 @@ def test_written_saved_buffer_raises_as_in_eager(full: list[str]) -> None:
 
 
 def test_profiler_sees_all_layers_in_both_directions(full: list[str]) -> None:
-    program = Program()
+    program = WeightedSine()
     run = settled(program, full)
     with torch.profiler.profile() as profile:
         step(program, run, X)
@@ -164,7 +156,7 @@ def test_profiler_sees_all_layers_in_both_directions(full: list[str]) -> None:
 
 
 def test_noting_the_order_of_graphs_goes_the_full_way(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    program = Program()
+    program = WeightedSine()
     run = settled(program, full)
     with monkeypatch.context() as patch:
         patch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", True)
@@ -177,7 +169,7 @@ def test_noting_the_order_of_graphs_goes_the_full_way(full: list[str], monkeypat
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_an_interrupt_anywhere_leaves_modes_as_they_were(full: list[str], grad: bool) -> None:
-    program = Program()
+    program = WeightedSine()
     call = settled(program, full)
     places = 0
     for number in range(100):
@@ -204,7 +196,7 @@ def test_modes_inside_are_those_of_the_full_way(full: list[str], monkeypatch: py
     for lean in (True, False):
         torch_internals.reset_dynamo()
         optimizations.reset()
-        program = Program()
+        program = WeightedSine()
 
         def inside(x: torch.Tensor, program: nn.Module = program) -> torch.Tensor:
             with torch.enable_grad():
@@ -246,7 +238,7 @@ def test_modes_inside_are_those_of_the_full_way(full: list[str], monkeypatch: py
 
 
 def test_retained_and_double_backwards_equal_the_slow_path(full: list[str]) -> None:
-    program = Program()
+    program = WeightedSine()
     run = settled(program, full)
     program.zero_grad()
     out = run(X).sum()
@@ -279,7 +271,7 @@ def test_saved_tensor_hooks_see_what_the_slow_path_shows(full: list[str]) -> Non
     packed = {}
     for lean in (True, False):
         torch_internals.reset_dynamo()
-        program = Program()
+        program = WeightedSine()
         run = compiled(program, lean=lean)
         counts = []
         for _ in range(FULL_CALLS + 2):

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from interrupts import interrupted_after
+from binding_programs import WeightedSine
+from interrupts import FILES_OF_A_CALL, interrupted_after
 from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.driver import fails
 from simulated_gpu.runtime import CudaOnCpu, FakeGraph
 from simulated_gpu.trees import Compiled, Model, check, nodes, values
-from torch import nn
 
 from optimizations import torch_internals
 from optimizations.graph.editing import EditableGraph
@@ -231,28 +231,7 @@ def test_functions_run_without_graphs_in_the_programs_capture(cuda_on_cpu: CudaO
     assert sum(one.calls for one in uncaptured if one.reason == INSIDE_CAPTURE) == 10
 
 
-FILES = (
-    *(
-        "/fast_path.py",
-        "/liveness.py",
-        "/results.py",
-        "/manager.py",
-        "/node.py",
-        "/trained.py",
-        "/shortcut.py",
-        "/trained.py",
-    ),
-    *("/thread_state.py", "/grad_mode.py", "/pyfunctorch.py", "/contextlib.py"),
-)
-
-
-class Program(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(-1, 1, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * self.weight).sin()
+FILES = (*FILES_OF_A_CALL, "/shortcut.py", "/pyfunctorch.py", "/contextlib.py")
 
 
 def settings() -> tuple[object, ...]:
@@ -265,7 +244,7 @@ def settings() -> tuple[object, ...]:
     )
 
 
-def gradient(program: Program, call: Any, x: torch.Tensor) -> torch.Tensor:
+def gradient(program: WeightedSine, call: Any, x: torch.Tensor) -> torch.Tensor:
     program.zero_grad()
     call(x).square().sum().backward()
     assert program.weight.grad is not None
@@ -276,7 +255,7 @@ def gradient(program: Program, call: Any, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("backward", [True, False])
 def test_interrupt_in_call_leaves_settings(compiled_on_cpu: CompiledOnCpu, marks: bool, backward: bool) -> None:
     """A mode that a guard puts back when the traceback goes would be another one from then on."""
-    program, eager = Program(), Program()
+    program, eager = WeightedSine(), WeightedSine()
     call = torch.compile(program, backend="encore")
     places = 0
     for number in range(-10, 1000):
