@@ -1,4 +1,4 @@
-"""Provide the driver, and Encore's own kernels, of one GPU."""
+"""Provide the driver, and the kernels of Encore, of one GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TENSOR_MAP_CAPABILITY = (9, 0)
 """First compute capability with tensor maps."""
 
 BuildKernel = Callable[..., bytes]
-"""Gives the cubin of one of Encore's own kernels for a target (`sm_90`), from the cache or compiled."""
+"""A function that returns the cubin of a kernel of Encore for a target (`sm_90`), from the cache or compiled."""
 
 
 class DeviceTools:

@@ -42,7 +42,7 @@ def check(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
 
 
 class KernelUnavailable(RuntimeError):
-    """One of Encore's own kernels cannot be built here; the message holds what the compiler or linker said."""
+    """Report that a kernel of Encore cannot be built here; the message has the compiler's or linker's error."""
 
 
 def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequence[str] = ()) -> Compiled:

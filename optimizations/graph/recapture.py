@@ -125,7 +125,7 @@ def recapture(
 
 
 _apart: dict[int, tuple[torch.cuda.Stream, list[Any]]] = {}
-"""By device: a stream for second captures, and the pools in which cuBLAS may have workspaces of this stream."""
+"""By device: a stream for second captures, and the pools that may hold cuBLAS workspaces of this stream."""
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """Run a callable on copies of its sample before its capture, and check that a graph could repeat what it does.
 
 It runs a fixed number of times, forward and backward, under an observer of its operators, and further times while code
-is compiled or kernels are timed. Only the last run is checked and compared with the capture. The first run is told that
-it is not captured where it asks, and all others that they are: libraries leave out then what a graph cannot hold.
+is compiled or kernels are timed. Only the last run is checked and compared with the capture. Code that checks
+whether it is captured gets False in the first run and True in all others: libraries leave out then what a graph cannot
+hold.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ MOST_DROPPED = 4
 """Recordings that may become unusable before they were of use, as a multiple of those that may be alive."""
 
 SHARE_FRUITLESS = 4
-"""Calls are looked at, only to find that they are refused, no more often than one in so many replays."""
+"""Replays for each further call that is examined although its signature is refused."""
 
 
 class CallRecorder:
@@ -300,7 +300,7 @@ class CallRecorder:
         return returned
 
     def _told_by(self, numbers: Numbers) -> Hashable:
-        """Return the numbers by which calls of one signature are told apart. What is left out now counts for no key."""
+        """Return the numbers that distinguish calls of one signature. What is not compared now leaves all keys."""
         dropped = self._changes.dropped
         if dropped:
 
@@ -332,10 +332,10 @@ class CallRecorder:
         return self.device
 
     def _reached(self, args: Any, kwargs: Any) -> HostState | Refusal:
-        """Return what the step reaches; a reason where an object of the program's cannot be looked at."""
+        """Return what the step reaches; a reason where an object of the program's cannot be read."""
         try:
             return reach(self._roots(args, kwargs))
-        except Exception as error:  # such as of a module that is imported when it is first looked at
+        except Exception as error:  # such as of a module that is imported when it is first read
             return Refusal(
                 f"reaches something that raises {type(error).__name__} when it is read: {error}",
                 "keep it where the step does not reach it, or let it raise AttributeError for what it does not have",

@@ -21,7 +21,7 @@ def last_word(path: str) -> str:
 
 
 def line_with(codes: Iterable[types.CodeType], path: str, then: str = r"\b") -> str | None:
-    """Return "file:number in function" of the first line of code with the last name in a path, and `then`, behind it.
+    """Return "file:number in function" of the first line of code with the last name in a path followed by `then`.
 
     None where the source is not there, or has no such line.
     """

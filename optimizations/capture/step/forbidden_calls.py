@@ -12,8 +12,8 @@ Hugging Face's models then do not look into their masks. The captured call would
 So all calls get the same answer: at first that of eager, which gives eager's results, and if a step that asks is
 refused, that of a capture. Not where something was refused before it asked: no answer would change that, and the call
 would take another kernel than eager's for nothing. PyTorch's optimizers ask to refuse a capture unless they have
-`capturable=True`, although what is `fused=True` keeps its counts on the GPU as well. They are told that they are not
-captured: what they count on the host is seen by the observer.
+`capturable=True`, although what is `fused=True` keeps its counts on the GPU as well. Their check returns
+False: the observer sees what they count on the host.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Plan:
         self._objects.pop(without_objects(arguments), None)
 
     def exhausted(self, arguments: Hashable) -> Refusal | None:
-        """Return why no more calls are looked at, if there were too many signatures, or objects among the arguments."""
+        """Return why no more calls are observed, if there were too many signatures, or objects among the arguments."""
         if (unnamed := without_objects(arguments)) != arguments:
             self._objects.setdefault(unnamed, set()).add(arguments)
             if len(self._objects[unnamed]) > MOST_OBJECTS:

@@ -91,8 +91,8 @@ SETTINGS: tuple[Callable[[], Hashable], ...] = (
     torch.is_autocast_cache_enabled,
     *(functools.partial(torch.get_autocast_dtype, of) for of in ("cuda", "cpu")),
 )
-"""What operators depend on: modes of autograd and autocast, with the dtype that a region in the step has unless it
-names one; precision of products, convolutions and recurrent networks; cuDNN; kinds of attention."""
+"""Settings of operators: modes of autograd and autocast, with the dtype that a region in the step has unless it names
+one; precision of products, convolutions and recurrent networks; cuDNN; kinds of attention."""
 
 
 def ambient() -> Hashable:
