@@ -2,7 +2,7 @@
 
 A replay is a few microseconds of host work. Frequency changes, sleep states and neighbours are of that size, so a
 ratio between two modes can be one of host states. Nothing here is needed to use Encore, `check` only reads, and
-nothing is changed unless `tune` is asked for it by name. Run as `python -m host_tuning check|tune|restore`.
+`tune` changes only the settings named on its command line. Run as `python -m host_tuning check|tune|restore`.
 """
 
 from host_tuning.check import Disturbance, Finding, check

@@ -15,7 +15,7 @@ from host_tuning.machine import BOOST, CPU, NO_TURBO, SMT_CONTROL, Machine
 DEEP_EXIT_LATENCY_US = 20
 """Sleep states that take longer to leave are deep: a launch of a small graph takes 5 to 20 us."""
 BUSY_LOAD = 0.25
-"""Processes ready to run per CPU, besides the one that asks, above which the host is called busy."""
+"""Runnable processes per CPU, without this one, above which the host counts as busy."""
 
 
 class Disturbance(StrEnum):

@@ -105,7 +105,7 @@ class Machine:
 
     @property
     def vendor(self) -> str | None:
-        """Return `Intel` or `AMD`; None where it is another, or not told."""
+        """Return `Intel` or `AMD`; None for another or an unknown vendor."""
         return VENDORS.get(self._cpuinfo("vendor_id") or "")
 
     @property

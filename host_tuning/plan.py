@@ -50,7 +50,7 @@ def plan(wishes: Wishes, machine: Machine, gpus: Gpus) -> tuple[Change, ...]:
     """Return the writes, in the order they are to be made, without those that would change nothing.
 
     Raises:
-        Refused: nothing is asked for, or an item cannot be done on this machine; the message names each.
+        Refused: no setting is named, or this machine lacks one; the message names each.
     """
     if wishes.is_empty:
         raise Refused("tune changes only what it is asked for: name at least one setting (see tune --help)")

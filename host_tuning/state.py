@@ -25,7 +25,7 @@ def write_state(path: Path, changes: Sequence[Change], machine: Machine) -> None
     """Write the file so that a crash leaves the old one, the new one, or none, never a part.
 
     Raises:
-        OSError: the folder cannot be made, or the disk is full; nothing is left behind.
+        OSError: the folder cannot be made, or the disk is full; no file is left.
     """
     content = {
         "format": FORMAT,

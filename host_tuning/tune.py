@@ -102,7 +102,7 @@ def _make(change: Change, machine: Machine, gpus: Gpus) -> None:
 def _undo_all(changes: Sequence[Change], machine: Machine, gpus: Gpus) -> list[tuple[Change, str]]:
     """Undo in reverse, and go on after a failure; return what is not as it was, in the order it was made.
 
-    What is as it was is asked after all of them: one may hold another back (see Note [Order]), or take it along.
+    Values are read back after all writes: one setting may block another (see Note [Order]) or change it.
     """
     reasons: dict[int, str] = {}
     for place in reversed(range(len(changes))):

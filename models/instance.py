@@ -75,7 +75,7 @@ class Instance:
         if self.workload.inputs_at is not None:
             return self.workload.inputs_at(index)
         generator = torch.Generator(_generator_device(self.device))
-        # Folded to 32 bits because the CPU generator looks at no more; a plain sum would make (0, 1) and (1, 0) one.
+        # Folded to 32 bits because the CPU generator uses no more; a plain sum would give (0, 1) and (1, 0) one seed.
         generator.manual_seed(int(numpy.random.SeedSequence([self.seed, index]).generate_state(1)[0]))
         with torch.device(self.device):
             made = self.workload.inputs(self.variant, self.size, generator)

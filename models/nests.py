@@ -1,7 +1,7 @@
 """Map tensors inside nests of containers, as arguments and outputs of programs come.
 
 Containers are lists, tuples, mappings, deques, dataclasses and classes of attrs, whatever class of these it is. Other
-objects are leaves: they stay as they are, and what they hold is not looked at.
+objects are leaves: they stay as they are, and their contents are not searched.
 """
 
 from __future__ import annotations

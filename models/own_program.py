@@ -356,7 +356,7 @@ def batch_of(made: Made) -> int:
 
 
 def policy_of(made: Made, module: nn.Module) -> DtypePolicy:
-    """Return the dtype policy that was asked for, or the one of the shortest floating type of weights and inputs."""
+    """Return the requested dtype policy, or the one of the shortest floating type of weights and inputs."""
     if made.dtype is not None:
         return made.dtype
     tensors = [*module.parameters(), *tensors_of([made.sets[0].args, dict(made.sets[0].kwargs)])]

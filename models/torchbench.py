@@ -10,7 +10,7 @@ its data loaders draw from CPU generators. `get_module()` gives an `nn.Module` a
 tensor, or a mapping of keyword arguments. A class with `ALLOW_CUSTOMIZE_BSIZE = False` refuses any batch but its own; a
 test that a model does not have raises `NotImplementedError`. An unknown name raises `ModelNotFoundError`, which is a
 `RuntimeError`. Models of the folder `canary_models` have a function of their own for that. All models of TorchBench's
-lists of further models (of Hugging Face and timm) share a class, which keeps the name of the first it was asked for.
+lists of further models (of Hugging Face and timm) share a class, which keeps the name of the first model built with it.
 Importing or building a model may set global flags of PyTorch (cuDNN's choice of algorithms, the default device;
 `torch.manual_seed` is replaced by one that ignores its argument) and variables of the environment that PyTorch reads
 (modded_nanogpt: the allocator's): they are put back, and so is the working directory. Flags of the compilers are not

@@ -1,6 +1,6 @@
 """Build TorchBench's models where nothing can be downloaded: the variant `random-weights` of each.
 
-TorchBench gives most models of torchvision and timm their trained weights, and asks a hub for configurations of Hugging
+TorchBench gives most models of torchvision and timm their trained weights, and downloads configurations of Hugging
 Face's models, whose weights are random there too. Here all weights are random, and the configurations have the
 published sizes. Kernels and graphs are the same; how far results differ from eager's may not be.
 """

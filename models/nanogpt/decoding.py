@@ -184,7 +184,7 @@ class Generation(nn.Module):
     All ways to run the step draw from the same seed, so they give the same tokens.
 
     Attributes:
-        watch: told of the parts of each generation; None: nothing is.
+        watch: called at the parts of each generation; None: no callback.
     """
 
     def __init__(self, shape: Shape, new_tokens: int) -> None:

@@ -16,7 +16,7 @@ def _config(size: Size) -> GPT2Config:
     from transformers import GPT2Config
 
     if size == "full":
-        return GPT2Config(n_layer=6)  # all that sets distilgpt2's configuration apart from the default
+        return GPT2Config(n_layer=6)  # the only difference from the default configuration
     return GPT2Config(n_layer=2, n_embd=32, n_head=4, n_positions=32, vocab_size=101, bos_token_id=0, eos_token_id=0)
 
 
@@ -52,6 +52,6 @@ def build(variant: str, size: Size) -> torch.nn.Module:
 
     model = GPT2LMHeadModel(_config(size))
     # The library does not infer the loss of this class and logs instead, which breaks the graph; the configuration's
-    # field of the same name is not looked at.
+    # field of the same name is not read.
     model.loss_type = "ForCausalLM"
     return model

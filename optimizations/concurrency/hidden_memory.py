@@ -14,10 +14,10 @@ or from a table in the GPU's memory. Then the search finds nothing. So an operat
 has no known address among its parameters, or none of them has that of a result.
 
 Note [Inputs that move]. An input that is not at a fixed address may be read in place, and lie elsewhere in each call.
-Two inputs that lay apart when the graph was captured may then share memory. Only a launch that writes an input can make
-that a conflict. So a launch that writes an input at a fixed address conflicts with each launch that is given a moving
-one, and a launch that writes a moving one conflicts with each launch that is given any input (`with_moving_inputs`).
-Once such an input is freed during the capture, what is written in its memory is another tensor.
+Two inputs that did not overlap when the graph was captured may then share memory. Only a launch that writes an input
+can make that a conflict. So a launch that writes an input at a fixed address conflicts with each launch that is given a
+moving one, and a launch that writes a moving one conflicts with each launch that is given any input
+(`with_moving_inputs`). Once such an input is freed during the capture, what is written in its memory is another tensor.
 
 Note [Memory of live tensors]. What lies around an address is known by the tensors that launches were given or made. A
 tensor that the function has allocated and not used yet is not known, so the memory taken for the workspace can only be

@@ -66,7 +66,7 @@ class Logged:
         is_given_moving: whether it is given an input that is not at a fixed address; `writes_moving`: and writes it.
         freed: inputs that are not at a fixed address and were freed by then. Other tensors may lie in their memory.
         passed: of a kernel, the address of the first element of each tensor passed to it, and that of its storage.
-        given: of an operator, what the caller of `operator` said that it was given.
+        given: of an operator, the arguments as the caller of `operator` passed them.
     """
 
     launch: Launch

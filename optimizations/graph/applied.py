@@ -1,4 +1,4 @@
-"""Carry a plan out on a captured graph, with all its node updaters behind one interface.
+"""Apply a plan to a captured graph through one interface for all node updaters.
 
 `AppliedPlan(graph, plan, tools)` changes the graph; the graph's owner then instantiates it; `instantiated` prepares
 what needs the executable; from then on replay calls only `point` and `settle`.

@@ -6,10 +6,10 @@ has to tell them from what only looks like an address, and nothing has to be tri
 do, collectives among them, is of no concern.
 
 Note [Which launch is which]. The memory of an input that is dead may be an intermediate's, so the same address can
-stand in later launches and mean something else. Launches are told by their order: the graph's Triton kernels must be
-those of the source, one by one and by name. The driver lists nodes as they were captured; if an edge leads backwards,
-that is not the case, and nothing is concluded. Two launches that share memory wait for one another, so their order is
-known.
+stand in later launches and mean something else. Launches are identified by their order: the graph's Triton kernels must
+be those of the source, one by one and by name. The driver lists nodes as they were captured; if an edge leads
+backwards, that is not the case, and nothing is concluded. Two launches that share memory wait for one another, so their
+order is known.
 """
 
 from __future__ import annotations

@@ -66,11 +66,11 @@ ALIGNMENT_BYTES = 16
 guards no more."""
 
 TENSOR_MAP_ALIGNMENT_BYTES = 32
-"""The alignment that `cuTensorMapEncodeTiled` asks for at most (32 with 32-byte interleave, else 16)."""
+"""The largest alignment that `cuTensorMapEncodeTiled` requires (32 with 32-byte interleave, else 16)."""
 
 LIBRARY_ALIGNMENT_BYTES = 256
-"""The alignment that a library's kernel may rely on: cuBLASLt is told the alignment of its operands up to this when
-it picks one."""
+"""The alignment that a library's kernel may rely on: cuBLASLt takes the alignment of its operands up to this into
+account when it picks one."""
 
 IN_KERNELS = (UseKind.PARAMETER, UseKind.TENSOR_MAP)
 """Pointers among the parameters of a kernel node."""
@@ -225,7 +225,7 @@ def _alignment_bytes(uses: Collection[PointerUse], triton: Collection[NodePath])
     """Return the alignment an address of an input needs to be read in place.
 
     Kernels were chosen for the placeholder, which is aligned to 512 bytes. Inductor's own rely on what it guards. What
-    others were chosen for cannot be seen, so they get as much as a library looks at.
+    others were chosen for cannot be seen, so they get the largest that a library checks.
 
     Args:
         uses: where the graph holds the input's address.

@@ -12,7 +12,7 @@ Between the captures each input's placeholder moved by its own distance. What th
   that cannot be an address: padding with what was there before, for half an address leads nowhere;
 * it changed otherwise: the input that it comes from is not known, so all inputs are copied.
 
-Words are looked for at 8-byte steps in each parameter first and at the 4-byte steps between them after that, so that
+Words are searched at 8-byte steps in each parameter first and then at the 4-byte steps between them, so that
 pointers in packed structs are found and no half of a pointer is taken for one. Tensor maps come before both.
 Whatever is found here is still subject to the proof by outcome: data the graph reaches through memory (an array of
 pointers, say) cannot be seen in parameters.

@@ -80,7 +80,7 @@ def others_have_graphs() -> bool:
     One whose results are written to tensors from before has no pool with memory, and may write to a workspace that was
     allocated before.
 
-    Looks through all objects that Python's collector knows. True where some were hidden from it (`gc.freeze`) since
+    Searches all objects that Python's collector tracks. True where some were hidden from it (`gc.freeze`) since
     there may be graphs: what was there then is hidden, PyTorch too. Python 3.12 begins with some that are.
     """
     known = gc.get_objects()

@@ -85,7 +85,7 @@ def build_prelude(target: str, cache: CompiledCache) -> bytes:
     """Return the cubin of the prelude for `target` (`sm_90`), from the cache or compiled and linked.
 
     Raises:
-        KernelUnavailable: a library is missing, or it refused the target; the message holds what it said.
+        KernelUnavailable: a library is missing, or it refused the target; the message has its log.
     """
     try:
         from cuda.bindings import nvjitlink, nvrtc

@@ -20,10 +20,10 @@ records again, and counts as the memory of every such capture.
 A capture reads no data, so the places of its inputs may overlap: all share one buffer that is little longer than the
 largest of them.
 
-Note [Displacements]. No two inputs move by the same distance, or their addresses could not be told apart. All distances
-are odd multiples of `GRANULE_BYTES`: the difference of two addresses changes by an even multiple, so that it is never
-taken for an address. A place has the alignment of the recording's up to `GRANULE_BYTES`, because libraries choose
-kernels by alignment.
+Note [Displacements]. All inputs move by different distances; otherwise their addresses could not be distinguished. All
+distances are odd multiples of `GRANULE_BYTES`: the difference of two addresses changes by an even multiple, so that it
+is never taken for an address. A place has the alignment of the recording's up to `GRANULE_BYTES`, because libraries
+choose kernels by alignment.
 """
 
 from __future__ import annotations

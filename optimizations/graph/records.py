@@ -81,7 +81,7 @@ class Parameter(_Record):
 class KernelNode(_Record):
     """Describe a kernel launch.
 
-    `function` is the driver's handle: it tells functions apart within one process and means nothing in another.
+    `function` is the driver's handle: it identifies a function within one process and has no meaning in another.
     `name` is the mangled name, None where the driver does not know it.
     """
 

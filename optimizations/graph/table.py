@@ -55,7 +55,7 @@ def build_table_kernel(target: str, cache: CompiledCache, capacity: int) -> byte
     """Return the cubin, cached or compiled, of the kernel that writes up to `capacity` words, for `target` (`sm_90`).
 
     Raises:
-        KernelUnavailable: NVRTC is missing, or it refused the target; the message holds what it said.
+        KernelUnavailable: NVRTC is missing, or it refused the target; the message has its log.
     """
     try:
         from cuda.bindings import nvrtc

@@ -43,7 +43,7 @@ class Use:
     """Count how often a recording was replayed, and say what may be done with it.
 
     Attributes:
-        replays: calls that it served.
+        replays: how often it was launched.
         last: replays after which nothing new is begun.
     """
 

@@ -340,7 +340,7 @@ class Examination:
 
 
 def ineligible_reason(value: Any) -> str | None:
-    """Return why the address of a recording input is not looked for; None where it is."""
+    """Return why the address of a recording input is not searched; None where it is."""
     if not isinstance(value, torch.Tensor):
         return "it is not a tensor"
     if not value.is_cuda:

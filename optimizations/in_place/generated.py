@@ -18,7 +18,7 @@ forward that replays a graph therefore leaves seeds on the GPU that a backward w
 ends. The numbers are the same on both sides, because a captured backward adds nothing to the stored offset. Other
 attention operators (flash, cuDNN) have an argument of the same name and keep it on the GPU in every case.
 
-Note [Writes through views]. Inductor knows of a write by the name of the buffer that is written. Where it leaves a
+Note [Writes through views]. Inductor records a write under the name of the buffer that is written. Where it leaves a
 view to an operator (views of complex tensors, `torch._inductor.config.fallback_by_default`) the view is a buffer of
 its own, and a write to it is not taken for one to the input: `x[1].mul_(2)` of a complex `x`. CUDA graphs that
 believe this write a placeholder, and the caller's tensor stays as it was. So the views that operators make are

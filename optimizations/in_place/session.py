@@ -10,7 +10,7 @@ A recording is made as stock makes it and copies its inputs. Everything else hap
 3. *done*: the plan is carried out on the recorded graph, or everything stays as stock has it, with the reason.
 
 Note [Doubt]. Whatever goes wrong on the way (no memory, a driver call that fails) costs indirection and nothing else:
-the recorded graph is not touched before the plan is there, and the call it happens in is served by the recorded graph.
+the recorded graph does not change before the plan is there, and the call in which it changes replays it as recorded.
 `Session.run` lets no exception of its own reach the program, only those of the replay.
 
 Note [What is changed once]. A plan with a pointer table adds nodes to the recorded graph, or exchanges some, and the
@@ -83,7 +83,7 @@ class Session:
         recorded: the recording.
         host: its node.
         choice: the user's option; anything but `off`.
-        code: gives what is known of the generated function; asked for once, at stage 2.
+        code: returns the records of the generated function; called once, at stage 2.
         capture: captures the function once more with these inputs.
         tools: gives what is needed of the device.
         alone: whether one thread calls the function, so that no other draws random numbers while it is captured.

@@ -52,7 +52,7 @@ class Feeds:
     """Call a rewritten graph in place of its original. The first call allocates memory on the device.
 
     One instance belongs to one compiled graph. `original` is the graph before placement, as a function: it is called
-    in its stead where arguments share memory that were apart when the graph was compiled.
+    instead where arguments share memory that did not when the graph was compiled.
 
     Attributes:
         turn: to be held from `bind` until the graph is launched. Note [Threads].

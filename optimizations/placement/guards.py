@@ -40,7 +40,7 @@ class Checks:
     `scalars` are of rank 0, and may be new tensors in each call: (argument, how to read the bytes, what they were, the
     addresses that are known not to be pinned).
     `small` and `large` are compared where they are, and looked at again if they are elsewhere: (argument, address,
-    how to read or how many bytes, what they were). `always`: something is pinned, so that nothing can be told.
+    how to read or how many bytes, what they were). `always`: something is pinned, so that no comparison is possible.
     """
 
     scalars: tuple[tuple[int, _Bytes, bytes, set[int]], ...] = ()

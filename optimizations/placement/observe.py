@@ -1,7 +1,7 @@
 """Run an FX graph on fake tensors and record what every node really does: values, aliases, writes, operators.
 
 Dynamo's graphs hold Python-level calls (`operator.add`, `Tensor.to`, user operators), and no table of such names could
-say which of them alias, mutate, draw random numbers or look at values. So the graph is executed once without data, and
+show which of them alias, mutate, draw random numbers or read values. So the graph is executed once without data, and
 the operators that each node dispatches to answer these questions through their schemas and tags.
 """
 
@@ -114,7 +114,7 @@ def observe(
         if _orders_streams(node):
             raise CannotObserve(node.name, "orders the host's work and the GPU's, of which nothing else here tells")
     if not torch.cuda.is_available():
-        # PyTorch's own guard for tracing CUDA programs without a device; without it, indexing asks for the driver.
+        # PyTorch's own guard for tracing CUDA programs without a device; without it, indexing calls the driver.
         torch_internals.ensure_cuda_device_guard_set()
     shape_env = mode.shape_env if mode is not None else _shape_env(inputs)
     mode = mode or torch_internals.FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
@@ -243,7 +243,7 @@ def _operator_log() -> type:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:
-            if func.namespace == "prim":  # asks a tensor for its device or layout
+            if func.namespace == "prim":  # reads a tensor's device or layout
                 return func(*args, **(kwargs or {}))
             operands = list(tensors_in([args, dict(kwargs or {})]))
             changed = list(tensors_in(list(written(func, args, kwargs or {}))))

@@ -39,7 +39,7 @@ def needs_values(func: Any, operands: Iterable[torch.Tensor]) -> bool:
 def awaited_transfer(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether the program may change a CPU operand of `func` as soon as the call has returned.
 
-    It may unless it asked for a transfer that does not block.
+    It may unless it requested a transfer that does not block.
     """
     for position, parameter in enumerate(func._schema.arguments):
         if parameter.name == "non_blocking":

@@ -208,7 +208,7 @@ class _Surgery:
         """Make the nodes that stay in the graph read a value that is evaluated before it."""
         name = node.name
         if len(self.before.tensors[name]) != 1:
-            # Its members are values of their own; what takes them apart can do so here as well.
+            # Its members are values of their own, and the same operators unpack them here.
             if not self.original.written_by(self.original.nodes).isdisjoint(self.original.storages(name)):
                 raise RewriteFailed(name, "is evaluated before the graph and written in it")
             return
@@ -294,7 +294,7 @@ class _Surgery:
             node.meta["example_value"] = torch.empty_strided(
                 layout.shape, layout.stride, dtype=layout.dtype, device=device or self.device
             )
-        # AOTAutograd's cache tells inputs apart by their sources, and does not know which of them stay at their
+        # AOTAutograd's cache distinguishes inputs by their sources, and has no record of which of them stay at their
         # address. So the source says it.
         torch_internals.describe_input(node, torch_internals.ConstantSource(name), static=static)
         return node
