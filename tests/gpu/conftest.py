@@ -84,10 +84,11 @@ def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
 def clean() -> Iterator[None]:
     """Every test begins and ends without a compiled function, a report or a graph, with PyTorch's numerics, and on the
     default stream: a capture of PyTorch's that fails leaves its stream current."""
-    yield
     import torch
     from indirection_on_gpu import default_numerics, forget
 
+    forget()
+    yield
     torch.cuda.set_stream(torch.cuda.default_stream())
     default_numerics()
     forget()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,12 +22,9 @@ CALLS = 40
 
 
 @pytest.fixture(autouse=True)
-def _from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(node, "Race", BranchesAtOnce)
-    torch.compiler.reset()
-    optimizations.reset()
-    yield
-    optimizations.reset()
+def _branches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (node, capture_device):
+        monkeypatch.setattr(module, "Race", BranchesAtOnce)
 
 
 class Towers(nn.Module):
@@ -109,82 +106,6 @@ def test_training_has_the_gradients_of_the_chain(drop: float) -> None:
     assert all(map(torch.equal, found, gradients("off")))
 
 
-def test_batch_norm_statistics_are_those_of_the_chain() -> None:
-    def statistics(concurrency: str) -> list[torch.Tensor]:
-        torch.compiler.reset()
-        optimizations.reset()
-        torch.manual_seed(0)
-        model = nn.ModuleList(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(3)).cuda()
-        call = compiled(lambda x: sum(part(x).mean() for part in model), concurrency)
-        found = []
-        for seed in range(CALLS):
-            call(drawn(2, 3, 16, 16, seed=seed)).backward()
-            found += [one.clone() for one in model.buffers()]
-        return found
-
-    assert all(map(torch.equal, statistics("auto"), statistics("off")))
-
-
-def test_inputs_that_come_to_share_memory_keep_the_order() -> None:
-    def step(x: torch.Tensor, y: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        first = (x @ x).relu()
-        cache.add_(1)
-        return first, (y @ y).sigmoid()
-
-    with torch.no_grad():
-        call = compiled(step, "auto")
-        for seed in range(CALLS):
-            x, y, cache = (drawn(64, 64, seed=3 * seed + number) for number in range(3))
-            if seed >= CALLS - 8:
-                cache = x if seed % 2 else y
-            copies = {id(one): one.clone() for one in (x, y, cache)}
-            expected = step(*(copies[id(one)] for one in (x, y, cache)))
-            found = call(x, y, cache)
-            for one, other in zip((*found, cache), (*expected, copies[id(cache)]), strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-def test_custom_operator_is_a_barrier() -> None:
-    @torch.library.custom_op("concurrency_test::triple", mutates_args=())
-    def triple(a: torch.Tensor) -> torch.Tensor:
-        return a * 3
-
-    triple.register_fake(torch.empty_like)
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return triple(x.sin() @ x) + (x.cos() @ x).relu()
-
-    with torch.no_grad():
-        call = compiled(program, "auto")
-        for seed in range(CALLS):
-            x = drawn(64, 64, seed=seed)
-            torch.testing.assert_close(call(x), program(x), rtol=1e-4, atol=1e-4)
-    (report,) = concurrency()
-    assert report.barriers >= 1
-
-
-def test_triton_kernel_of_the_program_is_a_barrier() -> None:
-    triton = pytest.importorskip("triton")
-    tl = triton.language
-
-    @triton.jit
-    def twice(source, target, n: tl.constexpr):  # type: ignore[no-untyped-def]
-        at = tl.arange(0, n)
-        tl.store(target + at, 2 * tl.load(source + at))
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        y = torch.empty_like(x)
-        twice[(1,)](x, y, n=x.numel())
-        return y @ x + (x.cos() @ x).relu()
-
-    with torch.no_grad():
-        call = compiled(program, "auto")
-        for seed in range(CALLS):
-            x = drawn(32, 32, seed=seed)
-            torch.testing.assert_close(call(x), program(x), rtol=1e-4, atol=1e-4)
-    assert all(report.barriers >= 1 for report in concurrency() if report.launches)
-
-
 def test_kernel_of_the_program_may_write_its_in_ptr() -> None:
     triton = pytest.importorskip("triton")
     tl = triton.language
@@ -253,9 +174,7 @@ def test_delayed_kernels_change_no_bits_and_show_missing_edges() -> None:
 
 @pytest.mark.parametrize("drop", [0.0, 0.2])
 @pytest.mark.parametrize("foreach", [True, False])
-def test_step_has_the_parameters_of_the_chain(monkeypatch: pytest.MonkeyPatch, drop: float, foreach: bool) -> None:
-    monkeypatch.setattr(capture_device, "Race", BranchesAtOnce)
-
+def test_step_has_the_parameters_of_the_chain(drop: float, foreach: bool) -> None:
     def trained(concurrency: str) -> tuple[list[torch.Tensor], Any]:
         torch.manual_seed(0)
         model = Towers(drop=drop).cuda()
@@ -298,33 +217,8 @@ class SharedStatistics(nn.Module):
         return self.norm(self.left(x)) + self.norm(self.right(x))
 
 
-def test_step_updates_shared_statistics_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_device, "Race", BranchesAtOnce)
-
-    def state(concurrency: str) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = SharedStatistics().cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-        def step(x: torch.Tensor) -> None:
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-
-        graphed = optimizations.graph_step(step, check_every=None, concurrency=concurrency)
-        for seed in range(CALLS):
-            graphed(drawn(64, 128, seed=seed))
-        assert graphed.report().replays > CALLS // 2, graphed.report()
-        graphed.close()
-        return [one.detach().clone() for one in model.state_dict().values()]
-
-    assert all(map(torch.equal, state("auto"), state("off")))
-
-
 @pytest.mark.parametrize("drop", [0.0, 0.2])
-def test_callables_have_the_gradients_of_the_chain(monkeypatch: pytest.MonkeyPatch, drop: float) -> None:
-    monkeypatch.setattr(capture_device, "Race", BranchesAtOnce)
-
+def test_callables_have_the_gradients_of_the_chain(drop: float) -> None:
     def trained(concurrency: str) -> tuple[list[torch.Tensor], list[Any]]:
         torch.manual_seed(0)
         model = Towers(drop=drop).cuda()

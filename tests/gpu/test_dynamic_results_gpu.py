@@ -21,8 +21,6 @@ def _boxes(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 def test_results_of_changing_sizes_are_right_and_not_made_again(
     monkeypatch: pytest.MonkeyPatch, selection: str
 ) -> None:
-    torch.compiler.reset()
-    optimizations.reset()
     made_again: list[int] = []
     make = Results._make_again
     monkeypatch.setattr(Results, "_make_again", lambda self, place: (made_again.append(place), make(self, place))[1])

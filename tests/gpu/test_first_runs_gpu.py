@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import triton
@@ -11,7 +9,7 @@ import triton.language as tl
 from step_parts import batches, loss_of, network, unaudited
 
 import optimizations
-from tests.optimizations.capture.step.test_first_runs import gpt2, training
+from tests.optimizations.capture.step.test_first_runs import training
 
 pytestmark = [pytest.mark.gpu, pytest.mark.draws]
 
@@ -55,7 +53,6 @@ def test_kernels_that_are_timed_do_not_refuse_callables() -> None:
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
 def test_code_compiled_in_the_first_run_is_captured(mode: str) -> None:
-    torch.compiler.reset()
     model = network("cuda", norm=True)
     compiled = torch.compile(model, mode=mode)
     sample = torch.randn(6, 8, device="cuda", requires_grad=True)
@@ -66,27 +63,3 @@ def test_code_compiled_in_the_first_run_is_captured(mode: str) -> None:
         assert x.grad is not None and torch.isfinite(x.grad).all()
     assert group.calls_without_graph == 0
     assert [report.replays for report in group.report()] == [3, 3]
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_a_model_that_asks_whether_it_is_captured(padded: bool) -> None:
-    """Hugging Face's, without compilation."""
-    tokens = torch.randint(32, (10, 2, 12), generator=torch.Generator().manual_seed(2)).cuda()
-    mask = torch.ones(2, 12, dtype=torch.int64, device="cuda")
-    mask[1, 9:] = 0
-
-    def losses(graphed: bool) -> tuple[list[float], Any]:
-        model = gpt2().cuda().eval()  # no dropout
-
-        def forward(rows: torch.Tensor) -> torch.Tensor:
-            return model(input_ids=rows, attention_mask=mask if padded else None, labels=rows).loss
-
-        train = training(model, forward, torch.optim.AdamW(model.parameters(), fused=True, capturable=True))
-        call = unaudited(train) if graphed else train
-        return [call(rows).item() for rows in tokens], call
-
-    expected, _ = losses(False)
-    found, step = losses(True)
-    assert step.report().refusals == ()
-    assert step.report().replays == len(tokens) - (4 if padded else 3)
-    assert found == pytest.approx(expected, rel=1e-4)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from host_tuning import Disturbance, check
 from host_tuning.gpu import Nvml
-from suite.results.store import REPOSITORY
 
 pytestmark = pytest.mark.gpu
 
@@ -29,11 +24,3 @@ def test_every_item_of_the_gpu_has_a_finding() -> None:
     assert {"numa", "gpu_processes", "gpu_clock", "gpu_persistence", "gpu_throttling"} <= set(findings)
     assert findings["gpu_processes"].verdict in (Disturbance.OK, Disturbance.WARN)
     assert "MHz now" in findings["gpu_clock"].value
-
-
-def test_the_command_prints_json() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "host_tuning", "check", "--json"], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert done.returncode in (0, 1), done.stderr
-    assert any(each["item"] == "gpu_clock" for each in json.loads(done.stdout))

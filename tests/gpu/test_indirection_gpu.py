@@ -23,20 +23,16 @@ from indirection_on_gpu import (
     allocated,
     assert_like_stock,
     call,
-    different,
-    drawn,
     encore,
     forget,
     recordings,
     said,
-    same,
     save_captures,
     stock,
 )
 from recorded_captures import load_captures
 
 import optimizations
-from optimizations import torch_internals
 from optimizations.graph.device import TENSOR_MAP_CAPABILITY
 from optimizations.graph.pointers import find_pointer_uses
 from optimizations.graph.tensor_map import driver_replace_address
@@ -129,71 +125,7 @@ def test_the_applier_asked_for_is_the_one_that_works(choice: str, weights: dict[
     assert {updater for one in report.inputs for updater in one.updaters} <= expected | {"host"}, report.fallbacks
 
 
-@pytest.mark.parametrize("choice", ["auto", "prelude"])
-def test_a_driver_too_old_for_the_prelude_costs_the_prelude_only(
-    choice: str, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(x * 2, -1) + x @ WEIGHTS["single"]
-
-    def cuGraphKernelNodeSetAttribute(*_: Any) -> tuple[Any, ...]:
-        return (driver.CUresult.CUDA_ERROR_NOT_SUPPORTED,)
-
-    forget()  # what was found out about the driver before
-    monkeypatch.setattr(driver, "cuGraphKernelNodeSetAttribute", cuGraphKernelNodeSetAttribute)
-    assert_like_stock(function, randn(256, 512), choice)
-    (report,) = recordings()
-    assert {updater for one in report.inputs for updater in one.updaters} == {"host"}
-    refused = [reason for reason in report.fallbacks if "cuGraphKernelNodeSetAttribute failed" in reason]
-    assert bool(refused) == (choice != "auto"), report.fallbacks
-
-
 # Inputs of all sorts.
-
-
-def test_view_of_a_written_buffer_is_copied_as_by_stock() -> None:
-    class Averaging(torch.nn.Module):
-        mean: torch.Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(4096, device="cuda"))
-
-        def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-            self.mean[places] = x.tanh().sum() * 0.1
-            return x * self.mean.sum()  # reads `x` after that
-
-    net, twin = Averaging(), Averaging()
-    function, reference = encore(net), stock(twin)
-    places = torch.arange(0, 4096, 3, device="cuda")
-    kept = []
-    for step in range(32):
-        kept.append(torch.randn(4096, generator=torch.Generator("cuda").manual_seed(step), device="cuda"))
-        assert same(call(function, kept[-1], places), call(reference, kept[-1].clone(), places)), step
-    assert any(one.indirect for recording in recordings() for one in recording.inputs), said()
-    for step in range(4):
-        assert same(call(function, net.mean.view(4096), places), call(reference, twin.mean.clone(), places)), step
-        assert torch.equal(net.mean, twin.mean)
-
-
-def test_swapped_weights_become_ordinary_inputs(weights: dict[str, Any]) -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda()
-    compiled = encore(module)
-    states = [{name: torch.randn_like(value) for name, value in module.state_dict().items()} for _ in range(7)]
-    x = torch.randn(32, 64, device="cuda")
-    held = []
-    for step in range(60):
-        module.load_state_dict({name: value.clone() for name, value in states[step % 7].items()}, assign=True)
-        held += [torch.empty_like(value) for value in states[0].values()]  # the memory of the weights before
-        module.requires_grad_(False)
-        (result,) = call(compiled, x)
-        assert (
-            torch.equal(result, call(stock(module), x)[0])
-            if step % 20 == 19
-            else torch.allclose(result, module(x), atol=1e-4)
-        ), step
-    assert [len(one.inputs) for one in recordings()] == [1, 1, 5]
-    assert not any(graph.uncaptured for graph in optimizations.report())
 
 
 class Block(torch.nn.Module):
@@ -205,67 +137,7 @@ class Block(torch.nn.Module):
         return x + self.outer(torch.nn.functional.gelu(self.inner(x)))
 
 
-def test_layers_that_share_a_block_have_a_recording_each(weights: dict[str, Any]) -> None:
-    """Each call begins an iteration in inference. Stock records the block once for each layer's weights."""
-    layers = torch.nn.Sequential(*(Block() for _ in range(24))).cuda().requires_grad_(False)
-    for layer in layers:
-        layer.compile(backend="encore")
-    for step in range(40):
-        x = expected = torch.randn(8, 256, device="cuda")
-        with torch.no_grad():
-            for layer in layers:
-                x, expected = layer(x), layer.forward(expected)
-        assert torch.allclose(x, expected, atol=1e-4), step
-    assert len(recordings()) == 24
-    assert all(one.copied_bytes <= 8 * 256 * 4 for one in recordings()), "no weight is copied"
-    assert all(one.replays for one in recordings())
-
-
 # Programs of all sorts.
-
-
-def test_forward_and_backward_are_those_of_stock(weights: dict[str, Any]) -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda()
-
-    def train(compiled: Function, x: torch.Tensor, tangent: torch.Tensor) -> list[torch.Tensor]:
-        module.zero_grad(set_to_none=True)
-        torch.compiler.cudagraph_mark_step_begin()
-        output = compiled(x)
-        output.backward(tangent)
-        return [output.detach().clone(), *(one.grad.clone() for one in module.parameters() if one.grad is not None)]
-
-    reference, indirect = stock(module), encore(module)
-    for step in range(32):
-        x, tangent = torch.randn(32, 64, device="cuda"), torch.randn(32, 8, device="cuda")
-        found, expected = train(indirect, x, tangent), train(reference, x.clone(), tangent.clone())
-        assert same(found, expected), f"{step}\n{said()}\n{different(found, expected)}\n{drawn()}"
-    assert {report.direction for report in recordings()} == {"forward", "backward"}
-    backward = next(report for report in recordings() if report.direction == "backward")
-    assert backward.copied_bytes == 0, said()
-
-
-@pytest.mark.parametrize("ends", [torch.compiler.reset, torch_internals.cudagraph_trees.reset_cudagraph_trees])
-def test_encore_goes_on_after_stocks_graphs_were_ended(ends: Callable[[], None], weights: dict[str, Any]) -> None:
-    """In the middle of training: with results of the last step alive, and another function recorded after it."""
-    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda()
-    compiled = encore(module)
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        module.zero_grad(set_to_none=True)
-        torch.compiler.cudagraph_mark_step_begin()
-        output = compiled(x)
-        output.sum().backward()
-        return output
-
-    kept = [step(torch.randn(32, 64, device="cuda")) for _ in range(4)]
-    ends()
-    before = len(recordings())
-    for size in (32, 32, *[16] * 10, 32):
-        x = torch.randn(size, 64, device="cuda")
-        kept.append(step(x))
-        assert torch.allclose(kept[-1], module(x), atol=1e-4), size
-    assert len(recordings()) > before, "graphs were recorded after it"
-    assert any(list(manager.nodes()) for manager in managers())
 
 
 # Memory and the end.

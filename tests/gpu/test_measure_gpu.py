@@ -87,15 +87,6 @@ def test_input_is_copied_into_its_placeholder_in_one_piece(cell, mode):
     assert metrics.graphs.not_captured == []
 
 
-def test_dropout_under_cuda_graphs_agrees_with_eager(cell):
-    class Dropping(Mlp):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(torch.nn.functional.dropout(self.first(x).relu(), 0.5))
-
-    correctness = cell(Dropping, task="training", stochastic=True).prepare().correctness
-    assert correctness.passed and correctness.fallback_random and correctness.deterministic
-
-
 class TableOnTheCpu(torch.nn.Module):
     """A CPU attribute of rank 1 that goes over in every call."""
 
@@ -134,22 +125,6 @@ def test_pinned_memory_does_not_block_and_pageable_does():
     assert found == {"pageable": (4000, 1, True), "pinned": (2000, 1, False)}
     assert profile.device_to_device_bytes == 64 * 64 * 4
     assert profile.coverage.eager_kernels >= 1 and profile.kernel_time_us > 0
-
-
-def test_iterations_that_differ_are_profiled_alone():
-    square = torch.randn(64, 64, device="cuda")
-    calls = 0
-
-    def iterate(index: int) -> None:
-        nonlocal calls
-        calls += 1
-        for _ in range(1 + calls % 2):
-            square.sin()
-
-    profile = profile_iterations(iterate)
-    assert profile is not None
-    assert profile.coverage.profiled_iterations == 1
-    assert profile.coverage.eager_kernels in (1, 2)
 
 
 @pytest.mark.alone
@@ -192,22 +167,6 @@ def test_memory_and_compile_time_of_a_cell(cell):
     assert memory.replay_peak_reserved_bytes is not None
     block = live.measure(Measure(index=0, turn=0, samples=4, throughput_iterations=2))
     assert block.device_us is not None and all(us > 0 for us in block.device_us)
-
-
-@pytest.mark.parametrize("mode", ["eager", "compile", "graph", "graph-unpartitioned"])
-@pytest.mark.parametrize("workload", ["ALNET", "DCGAN", "EOS"])
-def test_registered_workloads_in_every_mode(tmp_path, workload, mode):
-    spec = CellSpec(
-        workload=workload, variant="published", size="tiny", mode=mode, device="cuda", with_optimizer=False, seed=1337,
-        input_sets=4, warm_up=8, check_inputs=2, cpu_threads=2, cache_dir=str(tmp_path), warm_cache=False,
-    )  # fmt: skip
-    live = WholeCell(spec, lambda phase: None)
-    prepared = live.prepare()
-    assert prepared.correctness.passed
-    coverage = live.once.whole().coverage
-    assert coverage is not None and coverage.percent is not None
-    assert (coverage.graph_launches > 0) is mode.startswith("graph")
-    torch.compiler.reset()
 
 
 def test_least_graph_writes_no_memory_of_the_program() -> None:

@@ -33,17 +33,3 @@ def test_a_mode_samples_eagers_tokens_in_each_configuration(mode: str):
             prompt = torch.randint(model.shape.vocabulary, (1, configuration.prompt), generator=drawn).cuda()
             wanted = generate(model, reference, prompt, configuration.new_tokens, seed)
             assert torch.equal(generate(model, other, prompt, configuration.new_tokens, seed), wanted)
-
-
-@torch.no_grad()
-def test_a_replay_gives_the_logits_of_the_step_it_captured():
-    torch.manual_seed(1)
-    model = NanoGPT(SIZES["full"]).eval().cuda()
-    replay = ReplayDecoder(model)
-    tokens = torch.randint(model.shape.vocabulary, (1, 6)).cuda()
-    model.clear_cache()
-    wanted = [model.decode(tokens[:, i : i + 1], torch.tensor([i]).cuda()) for i in range(6)]
-    model.clear_cache()
-    for i in range(6):
-        replay.feed(tokens[:, i : i + 1], i)
-        assert torch.equal(replay.step(), wanted[i])

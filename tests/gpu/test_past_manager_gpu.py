@@ -12,7 +12,6 @@ pytestmark = pytest.mark.gpu
 
 def test_small_function_follows_graphs_over_streams() -> None:
     """It waits for the graph that makes its input, and the next replay, which writes over that, waits for it."""
-    torch.compiler.reset()
     weight = torch.randn(2048, 2048, device="cuda", dtype=torch.float64) / 45
 
     def large(x: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,6 @@ SIZES, FIRST_SIZES = 40, 4
 @pytest.mark.alone
 def test_a_recording_takes_at_most_a_tenth_longer_than_stocks() -> None:
     """Each size of a dynamic program is warmed up in its first call, and recorded in its second."""
-    torch.compiler.reset()
-    optimizations.reset()
     layers = itertools.chain.from_iterable((nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS))
     net = nn.Sequential(*layers).cuda()
     ways = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import encore
 from optimizations.race import CALLS
@@ -17,13 +16,6 @@ from optimizations.report.selection import SelectionReport
 pytestmark = pytest.mark.gpu
 
 Program = Callable[..., torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    encore.reset()
-    yield
-    encore.reset()
 
 
 def compiled(program: Any, selection: str) -> Program:
@@ -53,45 +45,6 @@ def many_kernels(x: torch.Tensor) -> torch.Tensor:
     for _ in range(24):
         x = torch.softmax(x @ x.t() / x.shape[0], 0) @ x
     return x
-
-
-def two_partitions(x: torch.Tensor) -> torch.Tensor:
-    """A tiny partition before a transfer to the CPU, and a large one after it."""
-    first = torch.relu(x) + 1
-    return many_kernels(first) + first.sum().cpu().to("cuda")
-
-
-@torch.no_grad()
-def test_tiny_inference_gets_no_graph() -> None:
-    run(compiled(one_kernel, "rule"), one_kernel, 12)
-    (found,) = decisions()
-    assert (found.decision, found.kernels) == ("no graph", 1), found
-    assert encore.recordings() == ()
-    assert encore.settled()
-
-
-@torch.no_grad()
-def test_large_inference_keeps_its_graph() -> None:
-    run(compiled(many_kernels, "rule"), many_kernels, 40)
-    (found,) = decisions()
-    assert found.decision in ("in place", "copies"), found
-    assert len(encore.recordings()) == 1
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("size", [64, 1024])
-def test_partitions_have_right_results(size: int) -> None:
-    """At 1,024 the first partition returns 4 MiB, which the second one reads."""
-    run(compiled(two_partitions, "rule"), two_partitions, 40, size)
-    print([(one.decision, one.why) for one in decisions()])
-
-
-def test_training_step_keeps_its_graphs() -> None:
-    model = nn.Linear(8, 8, device="cuda")
-    call = compiled(model, "rule")
-    for _ in range(20):
-        call(torch.randn(8, 8, device="cuda")).sum().backward()
-    assert {one.decision for one in decisions()} <= {"in place", "copies"}, decisions()
 
 
 @torch.no_grad()

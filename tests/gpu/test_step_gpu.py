@@ -14,10 +14,8 @@ import pytest
 import torch
 from step_parts import (
     CALLS,
-    KeepsMasks,
     Program,
     batches,
-    loss_of,
     network,
     outcome,
     state_of,
@@ -25,58 +23,12 @@ from step_parts import (
     unaudited,
 )
 from step_programs import PROGRAMS
-from step_refusals import REFUSED
 from torch import nn
 
-import optimizations
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.observer import StepRefused
 from optimizations.graph.pools import others_have_graphs
 
 pytestmark = pytest.mark.gpu
-
-
-class LayersAtRateZero(nn.Module):
-    """As BART's layers: each draws a number on the CPU in training, and branches on it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-        self.dropout, self.last = nn.Dropout(0.2), nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            if torch.rand([]) >= 0.0:
-                x = x + self.dropout(layer(x)).relu()
-        return self.last(x)
-
-
-def layers_at_rate_zero(device: str, *, compiled: bool) -> Program:
-    torch.manual_seed(7)
-    model = LayersAtRateZero().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=True)
-    call: Any = torch.compile(model) if compiled else model
-    return Program(training_step(call, optimizer), batches(device, 12), lambda: state_of(model, optimizer))
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_step_with_harmless_host_draws_is_one_graph(compiled: bool) -> None:
-    eager = layers_at_rate_zero("cuda", compiled=compiled)
-    expected = outcome(eager, eager.step)
-    made = layers_at_rate_zero("cuda", compiled=compiled)
-    step = unaudited(made.step, host_draws="unused")
-    found = outcome(made, step)
-    report = step.report()
-    assert (report.refusals, report.drawn_on_the_host) == ((), ("torch's CPU generator",))
-    assert report.replays > 0
-    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
-        assert torch.equal(mine, theirs), f"tensor {index}"
-    step.close()
-    made = layers_at_rate_zero("cuda", compiled=compiled)
-    with pytest.warns(UserWarning, match="draws random numbers on the host"):
-        refused = unaudited(made.step)
-        outcome(made, refused)
-    assert refused.report().replays == 0
 
 
 def capturable_adam(device: str) -> Program:
@@ -131,29 +83,6 @@ def test_training_loop_is_replayed_with_eagers_results(name: str, behind: bool) 
     step.close()
 
 
-SHOWN_FIRST = {
-    "tensor_from_python_values": ("CPU tensor to the GPU",),
-    "loss_of_ctc": ("copies a tensor to the CPU",),  # lengths, before its kernels
-}
-"""Where there is a GPU, what these do to it shows them first."""
-
-
-@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_step_that_cannot_be_repeated_is_refused(name: str) -> None:
-    made = REFUSED[name]("cuda")
-    step = unaudited(made.step)
-    torch.manual_seed(3)
-    for index, batch in enumerate(made.batches or batches("cuda")):
-        step(*tuple(to_gpu(member) for member in batch))
-        made.between(index)
-    (refusal, *_) = step.report().refusals
-    assert any(words in refusal.reason for words in (made.words, *SHOWN_FIRST.get(name, ()))), refusal
-    assert made.advice in refusal.advice
-    assert step.report().replays == 0
-    assert torch.isfinite(next(made.model.parameters())).all()
-
-
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 def test_recurrent_dropout_goes_on_after_a_failed_capture() -> None:
     """cuDNN keeps a state of its own for it, which PyTorch makes anew once a state of the generator was set."""
@@ -184,10 +113,6 @@ def test_recurrent_dropout_goes_on_after_a_failed_capture() -> None:
             (refusal,) = called.report().refusals
             assert "could not be captured" in refusal.reason, refusal
     assert all(map(torch.equal, *outcomes))
-
-
-def to_gpu(value: Any) -> Any:
-    return {key: tensor.cuda() for key, tensor in value.items()} if isinstance(value, dict) else value
 
 
 def plain(model: nn.Module, optimizer: torch.optim.Optimizer, extra: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -277,37 +202,6 @@ def test_a_compiled_module_inside(kind: str) -> None:
     assert step.report().replays == made.replays
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
-
-
-def test_moved_batches_and_kept_results_are_eagers() -> None:
-    eager_model, model = network("cuda"), network("cuda")
-    steps = [plain(one, torch.optim.SGD(one.parameters(), lr=0.1), lambda loss: loss) for one in (eager_model, model)]
-    step = unaudited(steps[1])
-    calls = batches("cuda", 12)
-    expected = [steps[0](*batch).detach() for batch in calls]
-    found = [step(*batch) for batch in calls]
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
-    assert step.report().replays == len(calls) - 3
-
-
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
-@pytest.mark.parametrize("each", [False, True])
-def test_masks_that_attributes_are_bound_to_stay_valid(backend: str, each: bool) -> None:
-    torch.manual_seed(4)
-    model, like = (KeepsMasks(12, 10_000, each=each).cuda() for _ in range(2))
-    like.load_state_dict(model.state_dict())
-    compiled, like_compiled = (torch.compile(one, backend=backend) for one in (model, like))
-    step = unaudited(lambda x: compiled(x).detach())
-    kept = []
-    for _ in range(10):
-        x = torch.randn(6, 4, device="cuda")
-        assert torch.equal(step(x), like_compiled(x).detach())
-        for mine, theirs in zip(model.layers, like.layers, strict=True):
-            assert torch.equal(mine.mask, theirs.mask) and mine.mask.stride() == theirs.mask.stride()
-        kept.append([(layer.mask, layer.mask.clone()) for layer in model.layers])
-    torch.cuda.synchronize()
-    assert all(torch.equal(mask, before) for masks in kept for mask, before in masks), "results stay valid"
-    assert step.report().replays == 7, step.report().refusals
 
 
 @pytest.mark.alone
@@ -441,51 +335,3 @@ def test_memory_stays_near_eagers_while_gradients_dominate(zeroes: str, backend:
     print(f"reserved, zeroes {zeroes}: eager {eager / 2**20:.0f} MiB, one graph {graphed / 2**20:.0f} MiB")
     assert torch.equal(found, expected)
     assert graphed <= 1.1 * eager
-
-
-def test_gradients_are_there_again_after_a_recording_that_failed() -> None:
-    """The capture itself succeeds, and is too large then."""
-    model = network("cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    given = batches("cuda", 5)
-    step = unaudited(training_step(model, optimizer), memory_budget_bytes=1, on_refusal="raise")
-    for batch in given[:3]:
-        step(*batch)
-    before = [parameter.grad for parameter in model.parameters()]
-    identities, values = [*map(id, before)], [one.clone() for one in before if one is not None]
-    del before
-    with pytest.raises(StepRefused, match="memory_budget_bytes"):
-        step(*given[3])
-    after = [parameter.grad for parameter in model.parameters()]
-    assert [*map(id, after)] == identities
-    assert all(one is not None and torch.equal(one, value) for one, value in zip(after, values, strict=True))
-    training_step(model, optimizer)(*given[4])
-    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-
-
-def test_audit_passes_and_finds_a_number_without_a_name() -> None:
-    """An audit runs uncaptured on the side stream, next to the graph's pool."""
-    hidden = {"a": {"b": {"c": {"d": {"scale": 1.0}}}}}
-    model = network("cuda", dropout=0.1)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        held: Any = hidden
-        while "scale" not in held:
-            (held,) = held.values()
-        return loss_of(model, batch).detach() * held["scale"]
-
-    graphed = optimizations.graph_step(step)
-    for batch in batches("cuda", 60):
-        torch.manual_seed(3)
-        expected = step(*batch)
-        torch.manual_seed(3)
-        assert torch.equal(graphed(*batch), expected)
-    (recording,) = graphed.report().recordings
-    assert recording.audits == 6 and recording.audits_skipped == 0
-    checked = optimizations.graph_step(step, check_every=2)
-    for batch in batches("cuda", 8):
-        checked(*batch)
-    hidden["a"]["b"]["c"]["d"]["scale"] = 0.5
-    with pytest.raises(optimizations.StepChanged, match=r"ran mul\(\.\.\., 0\.5\) where its recorded graph has 1\.0"):
-        for batch in batches("cuda", 4):
-            checked(*batch)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from user_sessions import check_session
 
-import optimizations
 from optimizations import torch_internals
 
 pytestmark = pytest.mark.gpu
@@ -18,7 +17,6 @@ ACTIONS = 60
 @pytest.mark.parametrize(("seed", "mark_steps"), [(11, False), (12, True), (13, False), (14, False)])
 def test_what_a_session_notes_is_eagers(seed: int, mark_steps: bool) -> None:
     torch.compiler.reset()
-    optimizations.reset()
     # ATen's kernels: nothing is compiled by Triton, and what is computed is eager's. Inductor supposes that all their
     # results are aligned, views of inputs too of which it knows that they are not.
     with torch_internals.inductor_config.patch({"fallback_by_default": True, "alignment_asserts": False}):

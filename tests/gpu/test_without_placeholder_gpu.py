@@ -83,38 +83,3 @@ def test_calls_at_any_address_are_right(concurrency: str) -> None:
             result = function(x, w)
             torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
             del x
-
-
-def test_training_with_large_tangents_is_right() -> None:
-    """Gradients are eager's, with an input and a tangent at a new address in each step."""
-    layer = torch.nn.Linear(64, 2**14, device="cuda")
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.gelu(layer(x)) * 2
-
-    torch.compiler.reset()
-    optimizations.reset()
-    function = torch.compile(forward, backend="encore")
-    for _step in range(20):
-        torch.compiler.cudagraph_mark_step_begin()
-        x = torch.randn(1024, 64, device="cuda")
-        gradient = torch.randn(1024, 2**14, device="cuda")
-        expected = torch.autograd.grad(forward(x), [layer.weight, layer.bias], gradient)
-        found = torch.autograd.grad(function(x), [layer.weight, layer.bias], gradient)
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-2)
-    assert optimizations.recordings()
-
-
-def test_gather_from_a_large_tensor_is_recorded() -> None:
-    table = torch.randn(512, 512, device="cuda")
-    torch.compiler.reset()
-    optimizations.reset()
-    function = torch.compile(lambda x: table.index_select(0, x), backend="encore", options={"selection": "off"})
-    for step in range(32):
-        x = torch.randint(1, 512, (64,), device="cuda", generator=torch.Generator("cuda").manual_seed(step))
-        torch.compiler.cudagraph_mark_step_begin()
-        with torch.no_grad():
-            assert torch.equal(function(x), table.index_select(0, x)), step
-    uncaptured = [(one.calls, one.reason) for report in optimizations.report() for one in report.uncaptured]
-    assert len(optimizations.recordings()) == 1, uncaptured

@@ -5,9 +5,8 @@ Stock leaves them without a graph. Note [Inputs that are written] in `optimizati
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -20,14 +19,6 @@ from optimizations.trees.moved_inputs import MOST_RECORDINGS
 pytestmark = pytest.mark.gpu
 
 WIDTH, LENGTH, BATCH, LAYERS = 64, 16, 4, 3
-
-
-@pytest.fixture(autouse=True)
-def _from_the_beginning() -> Iterator[None]:
-    torch.compiler.reset()
-    optimizations.reset()
-    yield
-    optimizations.reset()
 
 
 class Cached(nn.Module):
@@ -122,74 +113,6 @@ def test_decoding_into_caches_that_are_passed(name: str, selection: str) -> None
     if selection == "off":
         assert replays() > 80 or name in ("new ones", "freed ones")
         assert len(optimizations.recordings()) <= MOST_RECORDINGS
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_averages_are_updated_where_they_are(grad: bool) -> None:
-    def update(averages: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:
-        torch._foreach_lerp_(averages, values, 0.1)
-        return torch.stack([average.mean() for average in averages])
-
-    call = torch.compile(update, backend="encore", options={"selection": "off"})
-    mine = [drawn(33, 7 + number, seed=number) for number in range(20)]
-    its = [one.clone() for one in mine]
-    with contextlib.nullcontext() if grad else torch.no_grad():
-        for step in range(60):
-            values = [drawn(33, 7 + number, seed=100 * step + number) for number in range(20)]
-            out = call(mine, values)
-            expected = update(its, values)
-            torch.testing.assert_close(out, expected)
-            for one, other in zip(mine, its, strict=True):
-                torch.testing.assert_close(one, other)
-                other.copy_(one)
-            del out
-    assert replays() > 30
-
-
-def test_written_saved_tensor_is_found_as_in_eager() -> None:
-    def write(buffer: torch.Tensor) -> torch.Tensor:
-        buffer.mul_(2)
-        return buffer + 1
-
-    call = torch.compile(write, backend="encore", options={"selection": "off"})
-    buffer = torch.ones(64, device="cuda")
-    weight = torch.ones(64, device="cuda", requires_grad=True)
-    for _ in range(30):
-        loss = (weight * buffer).sum()
-        with torch.no_grad():
-            call(buffer)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss.backward()
-        buffer.fill_(1)
-    assert replays() > 15
-
-
-def test_training_with_statistics_that_are_passed() -> None:
-    class Normed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-            hidden = self.linear(x).tanh()
-            mean.lerp_(hidden.detach().mean(0), 0.1)
-            return hidden - mean
-
-    model = Normed().cuda()
-    twin = copy.deepcopy(model)
-    call, other = torch.compile(model, backend="encore", options={"selection": "off"}), torch.compile(twin)
-    means = [(torch.zeros(WIDTH, device="cuda"), torch.zeros(WIDTH, device="cuda")) for _ in range(3)]
-    for step in range(90):
-        mine, its = means[step % 3]
-        x = drawn(8, WIDTH, seed=step)
-        model.zero_grad()
-        twin.zero_grad()
-        call(x, mine).square().sum().backward()
-        other(x, its).square().sum().backward()
-        assert torch.equal(mine, its), step
-        for one, its_own in zip(model.parameters(), twin.parameters(), strict=True):
-            assert torch.equal(one.grad, its_own.grad), step  # type: ignore[arg-type]
-    assert replays() > 90
 
 
 def test_on_another_stream_and_behind_writes_of_the_programs_own() -> None:
