@@ -25,7 +25,7 @@ def record(
     as_json: JsonOption = False,
 ) -> None:
     """Pack runs into results/recorded, and renew the table there."""
-    from suite.report.history import rows
+    from suite.report import frame
     from suite.report.history.recording import record_run, renew_page, retire_runs
     from suite.results import store
 
@@ -34,8 +34,8 @@ def record(
     old = [store.find_run(name, (store.RECORDED,)) for name in retire or ()]
     if strangers := [folder for folder in old if store.RECORDED not in folder.resolve().parents]:
         raise WrongUse(f"--retire {store.describe(strangers[0])}: it is not in {store.describe(store.RECORDED)}")
-    packed = [store.describe(record_run(store.find_run(name), store.RECORDED, rows.HISTORY)) for name in runs or ()]
-    retire_runs(old, rows.HISTORY)
+    packed = [store.describe(record_run(store.find_run(name), store.RECORDED, frame.HISTORY)) for name in runs or ()]
+    retire_runs(old, frame.HISTORY)
     renew_page(store.RECORDED)
     if as_json:
         print_json({"recorded": packed, "retired": [folder.name for folder in old]})
@@ -43,7 +43,7 @@ def record(
     for where in packed:
         print(f"{where}: recorded")
     for folder in old:
-        print(f"{folder.name}: deleted, its rows are in {store.describe(rows.HISTORY)}")
+        print(f"{folder.name}: deleted, its rows are in {store.describe(frame.HISTORY)}")
 
 
 def history(
@@ -61,8 +61,10 @@ def history(
     as_json: JsonOption = False,
 ) -> None:
     """Show a line for each workload: its speed-up in one recorded run after another."""
+    import pandas as pd
+
+    from suite.report import frame
     from suite.report.chart import to_png
-    from suite.report.history import read_history, rows, rows_of
     from suite.report.history.figure import draw_history
     from suite.report.history.lines import lines_of, to_table
     from suite.report.runs import load_run
@@ -70,8 +72,8 @@ def history(
 
     if figure is not None and figure.is_dir():
         raise WrongUse(f"--figure {figure}: it is a folder; give the name of a PNG file")
-    own = [row for name in runs or () for row in rows_of(load_run(store.find_run(name)))]
-    found = lines_of([*read_history(rows.HISTORY), *own], mode, over, device, last)
+    own = (frame.rows_frame(load_run(store.find_run(name))) for name in runs or ())
+    found = lines_of(pd.concat([frame.read_history(frame.HISTORY), *own]), mode, over, device, last)
     if figure is not None:
         store.write_atomically(figure, to_png(draw_history(found)))
     if as_json:

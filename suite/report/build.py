@@ -115,7 +115,7 @@ def build_report(
     explained = () if explanations is None else load_explanations(explanations)
     names = () if readme is None else _names_to_renew(readme, published, has_run=run is not None)
     announce("comparing modes")
-    ratios = compare.compare(run) if run else None
+    ratios = compare.Ratios(run) if run else None
     exhibits = _made(paper.EXHIBITS.values() if run else (), paper_results(ratios, further, published))
     sections = [
         *(_run_sections(ratios, published) if ratios is not None else ()),

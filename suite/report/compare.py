@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-
-import numpy as np
-from numpy.typing import NDArray
 
 from suite.measure.kernels import difference
 from suite.measure.modes import MODES, REFERENCE_MODE
@@ -102,27 +98,15 @@ def baselines(cell: Cell) -> tuple[str, ...]:
     return tuple(dict.fromkeys(mode for mode in (REFERENCE_MODE, *cell.baselines) if mode != cell.mode))
 
 
-def compare(run: Run, metrics: Sequence[TimeKind] = tuple(TimeKind)) -> Ratios:
-    """Compare each cell of a run with each of its baselines, in these metrics, in the order of the cells.
-
-    Raises:
-        EncoreError: a recorded time is not positive.
-    """
-    ratios = Ratios(run, metrics)
-    list(ratios)
-    return ratios
-
-
 class Ratios(Iterable[Comparison]):
     """Compute all ratios of a run, with their means and verdicts: everything that is said of speed, once.
 
-    Iterated over, it gives each cell over each of its baselines, in these metrics, in the order of the cells. What is
-    needed is computed when it is asked for, and raises EncoreError where a recorded time is not positive.
+    Iterated over, it gives each cell over each of its baselines, in all kinds of time, in the order of the cells. What
+    is needed is computed when it is asked for, and raises EncoreError where a recorded time is not positive.
     """
 
-    def __init__(self, run: Run, metrics: Sequence[TimeKind] = tuple(TimeKind)) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
-        self._metrics = metrics
         self._rows: dict[str, dict[str, Cell]] = {}
         for cell in run.cells:
             self._rows.setdefault(cell_label(cell), {}).setdefault(cell.mode, cell)
@@ -132,7 +116,7 @@ class Ratios(Iterable[Comparison]):
     def __iter__(self) -> Iterator[Comparison]:
         for cell in self.run.cells:
             for baseline in baselines(cell):
-                yield from (self.against(cell, baseline, metric) for metric in self._metrics)
+                yield from (self.against(cell, baseline, metric) for metric in TimeKind)
 
     def against(self, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY) -> Comparison:
         """Compare a cell with any other mode of its row, its own baseline or not."""
@@ -157,9 +141,7 @@ class Ratios(Iterable[Comparison]):
         item = self.find(label, mode, baseline)
         return item.ratio if item is not None and item.is_gain else None
 
-    def means(
-        self, labels: Iterable[str], pairs: Iterable[tuple[str, str]]
-    ) -> dict[tuple[str, str], stats.GeometricMean]:
+    def means(self, labels: Iterable[str], pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], stats.Ratio]:
         """Return the geometric means of (mode, baseline) over those of these rows that all of the pairs have.
 
         Only such means can be set side by side. A mode that ran in less than half of the rows of another, as `step`
@@ -174,7 +156,7 @@ class Ratios(Iterable[Comparison]):
         common = sorted(set.intersection(*map(set, wide.values()))) if wide else []
         return {pair: stats.geometric_mean([own[row] for row in common]) for pair, own in wide.items() if common}
 
-    def mean(self, labels: Iterable[str], mode: str, baseline: str) -> stats.GeometricMean | None:
+    def mean(self, labels: Iterable[str], mode: str, baseline: str) -> stats.Ratio | None:
         """Return the geometric mean of one mode over the rows that it has a gain in."""
         return self.means(labels, [(mode, baseline)]).get((mode, baseline))
 
@@ -184,7 +166,7 @@ class Ratios(Iterable[Comparison]):
         return Counter(item.verdict for item in items if item is not None and item.ratio is not None)
 
 
-def mean_text(mean: stats.GeometricMean) -> str:
+def mean_text(mean: stats.Ratio) -> str:
     """Write a geometric mean with its interval and over how many workloads it goes."""
     return f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}] of {mean.count}"
 
@@ -202,7 +184,7 @@ def spread_of(row: Sequence[Cell], metric: TimeKind) -> stats.Spread:
             ours, theirs, alternating = _samples(cell, reference, metric)
             if len(ours) > 1 and alternating:
                 with _naming(cell, reference, metric):
-                    by_process.append(stats.log_ratios(theirs, ours))
+                    by_process.append([stats.log_ratios(theirs, ours)])
                 modes |= {cell.mode, reference.mode}  # others tell nothing: one process, or measured one after another
     return stats.spread_of(by_process, len(modes))
 
@@ -214,15 +196,12 @@ def _naming(cell: Cell, reference: Cell, metric: TimeKind) -> Iterator[None]:
         yield
     except ValueError as error:
         raise EncoreError(
-            f"the recorded {metric} samples of {_name(cell, reference)} cannot be compared: {error}"
+            f"the recorded {metric} samples of {cell_label(cell)} {cell.mode} over {reference.mode} cannot be "
+            f"compared: {error}"
         ) from error
 
 
-def _name(cell: Cell, reference: Cell) -> str:
-    return f"{cell_label(cell)} {cell.mode} over {reference.mode}"
-
-
-def ratios_by_process(cell: Cell, reference: Cell, metric: TimeKind = TimeKind.LATENCY) -> NDArray[np.float64] | None:
+def ratios_by_process(cell: Cell, reference: Cell, metric: TimeKind = TimeKind.LATENCY) -> stats.LogRatios | None:
     """Return log(time of `reference` / time of `cell`) of each process that both have; None without samples.
 
     Raises:
@@ -249,9 +228,8 @@ def _compare_cell(
     ours, theirs, alternating = _samples(cell, reference, metric)
     if not ours:
         return Comparison(cell, baseline, metric, None, None, False, f"no {metric} samples")
-    seed = zlib.crc32(f"{_name(cell, reference)} {metric}".encode())
     with _naming(cell, reference, metric):
-        ratio = stats.speed_up(theirs, ours, seed=(seed,), spread=spread)
+        ratio = stats.speed_up(theirs, ours, spread)
     kernels = compare_kernels(cell, reference)
     settled = has_settled(cell) and has_settled(reference)
     verdict = stats.judge(ratio) if kernels in COMPARABLE and settled else None

@@ -1,39 +1,74 @@
-"""Return a run as a pandas DataFrame.
+"""Return a run as a pandas DataFrame, and keep the rows of recorded runs in `results/history.csv`.
 
-Columns of rows: those of `suite.report.history.HistoryRow` (times in microseconds, ratios with 95 % intervals), and
-`batch`, `settled`, `error`, `cuda_graphs`, `coverage_percent` (kernels launched by CUDA graphs), `placeholder_bytes`
-(copied in an iteration), `peak_reserved_bytes` (of steady replay) and `first_call_s` (compilation until the first
-result).
+Columns of rows: those of the history (`HISTORY_COLUMNS`: times in microseconds over all samples, `host_us` of an
+iteration from its start to its completion, `kernel_us` of its kernels alone; `over_compile` and `over_graph` say how
+many times faster the mode is than these modes of the same run, with 95 % intervals, and are empty where the two did not
+run the same kernels, or one did not pass or had not settled), and `batch`, `settled`, `error`, `cuda_graphs`,
+`coverage_percent` (kernels launched by CUDA graphs), `placeholder_bytes` (copied in an iteration),
+`peak_reserved_bytes` (of steady replay) and `first_call_s` (compilation until the first result).
 
 Columns of samples: `workload`, `mode`, `process`, `block`, `turn`, `host_us` and `device_us`.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+from collections.abc import Sequence
 from itertools import zip_longest
+from pathlib import Path
 
 import pandas as pd
 
-from suite.report.compare import has_settled
-from suite.report.history.rows import rows_of
+from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE
+from suite.report.cell_tables import host_median_us
+from suite.report.compare import Ratios, baselines, has_settled
 from suite.report.runs import Run, cell_label
-from suite.results.schema import Cell
+from suite.results.errors import WrongUse
+from suite.results.schema import Cell, Status
+from suite.results.store import REPOSITORY, describe, write_atomically
+
+HISTORY = REPOSITORY / "results" / "history.csv"
+BASELINES = (REFERENCE_MODE, GRAPH_MODE)
+"""Modes whose ratios a row has: `compile` has no CUDA graphs, `graph` has PyTorch's."""
+_TEXTS = ("run", "created_at", "commit", "device", "torch", "driver", "workload", "mode", "status")
+_NUMBERS = ("host_us", "kernel_us", *(f"over_{mode}{end}" for mode in BASELINES for end in ("", "_low", "_high")))
+HISTORY_COLUMNS = (*_TEXTS, "processes", *_NUMBERS)
 
 
 def rows_frame(run: Run) -> pd.DataFrame:
-    """Return one line for each workload and mode of a run."""
-    pairs = zip(rows_of(run), run.cells, strict=True)
-    return pd.DataFrame([asdict(row) | _measured(cell) for row, cell in pairs])
+    """Return one line for each workload and mode of a run, in the order of its cells.
+
+    Raises:
+        EncoreError: a recorded time is not positive.
+    """
+    ratios = Ratios(run)
+    return pd.DataFrame([_row(run, cell, ratios) for cell in run.cells])
 
 
-def _measured(cell: Cell) -> dict[str, object]:
-    """Return what a row of the history lacks; None where it was not measured."""
-    metrics = cell.metrics
+def _row(run: Run, cell: Cell, ratios: Ratios) -> dict[str, object]:
+    environment, metrics = run.environment, cell.metrics
+    row: dict[str, object] = {
+        "run": environment.run_id,
+        "created_at": environment.created_at[:19],
+        "commit": (environment.git_commit or "unknown")[:10] + ("+" if environment.git_dirty else ""),
+        "device": run.device,
+        "torch": environment.torch,
+        "driver": environment.driver or "",
+        "workload": cell_label(cell),
+        "mode": cell.mode,
+        "status": cell.status.value,
+        "processes": len({block.process for block in cell.blocks}),
+        "host_us": _rounded(host_median_us(cell) if cell.status is Status.PASS else None),
+        "kernel_us": _rounded(metrics.kernel_time_us if metrics else None),
+    }
+    for mode in BASELINES:
+        found = ratios.gain(cell_label(cell), cell.mode, mode) if mode in baselines(cell) else None
+        numbers = (found.value, *found.interval()) if found is not None else (None,) * 3
+        row |= {f"over_{mode}{end}": _rounded(one) for end, one in zip(("", "_low", "_high"), numbers, strict=True)}
     graphs, coverage, copies, memory = (
         (metrics.graphs, metrics.coverage, metrics.copies, metrics.memory) if metrics else (None,) * 4
     )
-    return {
+    return row | {
         "batch": cell.batch,
         "settled": has_settled(cell),
         "error": cell.error,
@@ -43,6 +78,11 @@ def _measured(cell: Cell) -> dict[str, object]:
         "peak_reserved_bytes": memory and memory.replay_peak_reserved_bytes,
         "first_call_s": cell.compile and cell.compile.first_call_s,
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    """Round to five digits: more than any of these numbers is known to. An open end of an interval is None."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
 
 
 def samples_frame(run: Run) -> pd.DataFrame:
@@ -55,3 +95,38 @@ def samples_frame(run: Run) -> pd.DataFrame:
         for host_us, device_us in zip_longest(block.host_us, block.device_us or [])
     )
     return pd.DataFrame(samples, columns=columns)
+
+
+def read_history(path: Path = HISTORY) -> pd.DataFrame:
+    """Read the rows of a history file; none where there is no such file.
+
+    Raises:
+        WrongUse: the file has other columns, or a field is not a number.
+    """
+    if not path.exists():
+        return pd.DataFrame(columns=HISTORY_COLUMNS)
+    try:
+        rows = pd.read_csv(
+            path,
+            dtype=dict.fromkeys(_TEXTS, str) | dict.fromkeys(_NUMBERS, float) | {"processes": int},
+            keep_default_na=False,
+            na_values={name: [""] for name in _NUMBERS},
+        )
+    except ValueError as error:
+        raise WrongUse(f"{describe(path)}: {error}; restore it from git") from error
+    if tuple(rows.columns) != HISTORY_COLUMNS:
+        raise WrongUse(f"{describe(path)} has other columns than this version writes; restore it from git")
+    return rows
+
+
+def write_history(several: Sequence[pd.DataFrame], path: Path = HISTORY) -> None:
+    """Write a history file of these rows, ordered by run, workload and mode, each (run, workload, mode) once.
+
+    Raises:
+        CannotWrite: the disk is full; the old file is intact.
+    """
+    key = ["created_at", "run", "workload", "mode"]
+    rows = pd.concat([one for one in several if len(one)] or list(several))
+    unique = rows.drop_duplicates(key, keep="last").sort_values(key)
+    text = unique.to_csv(columns=list(HISTORY_COLUMNS), index=False, lineterminator="\n", float_format="%g")
+    write_atomically(path, text)

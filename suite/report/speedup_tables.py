@@ -26,7 +26,7 @@ from suite.report.published import Published
 from suite.report.runs import cell_label, row_groups
 from suite.report.table import Detailed, Table, make_table
 from suite.results.schema import Cell, Status
-from suite.results.stats import GeometricMean, Verdict
+from suite.results.stats import Ratio, Verdict
 
 KERNELS_NOTE = (
     f"{Kernels.RETUNED.value}: the modes do not run the same kernels; {Kernels.UNSEEN.value}: which kernels they ran "
@@ -135,7 +135,7 @@ def _verdicts_cell(ratios: Ratios, baseline: str, labels: Sequence[str]) -> Deta
     return Detailed(", ".join(f"{counts[one]} {one or 'none'}" for one in (*Verdict, None) if counts[one]))
 
 
-def _mean_cell(mean: GeometricMean) -> Detailed:
+def _mean_cell(mean: Ratio) -> Detailed:
     return Detailed(mean_text(mean), {"speedup": mean.value, "low": mean.low, "high": mean.high})
 
 

@@ -24,8 +24,12 @@ of them; where a mode that launches kernels one by one varies ten times as much 
 Unlike there, a variance is never made smaller than its ratio's own: all ratios over such a mode share what it does, and
 would be found to differ in one case of seven where they do not.
 
-Of a single process there are only its blocks: each replicate draws as many as there are, with replacement. Such a ratio
-has no verdict.
+Of a single process there are only its blocks: drawn again with replacement they tell the error of its location. Such a
+ratio has no verdict.
+
+Note [Means]: ratios of workloads are independent. The error of their geometric mean is the root of the sum of their
+squared errors over their number, with the degrees of freedom of F. E. Satterthwaite, "An Approximate Distribution of
+Estimates of Variance Components", Biometrics Bulletin 2(6), 1946.
 
 Note [Verdicts]: a difference below `MARGIN` is ignored, whichever its sign. SAME is the outcome of two
 one-sided tests at 5 % against the margin (TOST), that is: the 90 % interval lies within it. FAST and SLOW need an
@@ -41,15 +45,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.special import digamma, polygamma, stdtrit
 
 Samples = Sequence[Sequence[Sequence[float]]]
+LogRatios = NDArray[np.float64]
+"""A log ratio for each process."""
 
 TRIMMED = (0.1, 0.5)
 """Quantiles of the blocks between which they count."""
@@ -57,7 +64,7 @@ MARGIN = 0.03
 """Differences up to 3 % are called none: a mode is SAME from 1 / 1.03 to 1.03."""
 CONFIDENCE = 0.95
 EQUIVALENCE_CONFIDENCE = 0.90
-REPLICATES = 1000
+REPLICATES = 200
 MINIMUM_PROCESSES = 3
 MINIMUM_BLOCKS = 3
 """Per process. With fewer of either there is no verdict but AMBG."""
@@ -76,20 +83,35 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Hold how many times faster than the reference a mode is, with its 95 % interval [low, high].
+    """Hold how many times faster something is than its reference: a ratio, a change of one, or a mean of `count` ones.
 
-    `same_low` and `same_high` bound the 90 % interval. `processes` is the number of pairs of processes, `blocks` the
-    least number of blocks that one of them has, `log_replicates` draws from what is known of log(ratio).
+    `error` is the standard error of log(value), and `freedom` the degrees of freedom that it was estimated with.
+    `processes` is the number of pairs of processes, `blocks` the least number of blocks that one of them has.
     """
 
     value: float
-    low: float
-    high: float
-    same_low: float
-    same_high: float
-    processes: int
-    blocks: int
-    log_replicates: NDArray[np.float64] = field(repr=False, compare=False)
+    error: float
+    freedom: float
+    processes: int = 0
+    blocks: int = 0
+    count: int = 1
+
+    def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """Return the ends of Student's interval; it reaches from 0 to infinity where nothing is known."""
+        reach = self.half_width(confidence)
+        return self.value * math.exp(-reach), self.value * (math.exp(reach) if reach < 700 else math.inf)
+
+    def half_width(self, confidence: float = CONFIDENCE) -> float:
+        """Return half of the interval, as a logarithm."""
+        return self.error * float(stdtrit(self.freedom, (1 + confidence) / 2))
+
+    @property
+    def low(self) -> float:
+        return self.interval()[0]
+
+    @property
+    def high(self) -> float:
+        return self.interval()[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +128,6 @@ class Spread:
 UNKNOWN = Spread(0.0, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class GeometricMean:
-    """Hold the geometric mean of `count` workloads' ratios, with its 95 % interval [low, high]."""
-
-    value: float
-    low: float
-    high: float
-    count: int
-
-
 def location(log_medians: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean of the order statistics between `TRIMMED`, along the last axis: see Note [Location]."""
     count = log_medians.shape[-1]
@@ -124,13 +136,10 @@ def location(log_medians: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.sort(log_medians, axis=-1)[..., first:last].mean(axis=-1))
 
 
-def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,), spread: Spread = UNKNOWN) -> Ratio:
+def speed_up(reference: Samples, mode: Samples, spread: Spread = UNKNOWN) -> Ratio:
     """Return the speed-up of `mode` over `reference`, whose process r was measured together with the mode's process r.
 
     `spread` is what all ratios of the workload tell of how much processes differ (`spread_of`).
-
-    The same samples and seed always give the same interval; use another seed for each pair of cells, or errors of
-    unrelated workloads would be drawn alike.
 
     Raises:
         ValueError: the sides differ in the number of processes, there is none, one has no block, or a block is empty
@@ -138,29 +147,47 @@ def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,), spre
     """
     if len(reference) != len(mode) or not mode:
         raise ValueError(f"both modes need equally many processes; got {len(reference)} and {len(mode)}")
-    generator = np.random.default_rng(seed)
     by_process = log_ratios(reference, mode)
     blocks = min(len(process) for side in (reference, mode) for process in side)
     if len(by_process) > 1:
-        return ratio_of_processes(by_process, blocks, spread, generator)
-    theirs, ours = (resampled(log_medians(side[0]), generator) for side in (reference, mode))
-    return _ratio_of_blocks(float(by_process[0]), theirs - ours, blocks)
+        made = ratio_of_processes(float(by_process.mean()), [by_process], spread, blocks)
+        assert made is not None, "two processes have a variance"
+        return made
+    error = _error_of_blocks(reference[0], mode[0]) if blocks > 1 else math.inf
+    return Ratio(math.exp(by_process[0]), error, max(1, blocks - 1), 1, blocks)
 
 
-def spread_of(by_process: Sequence[NDArray[np.float64]], modes: int) -> Spread:
-    """Return how much processes differ, as the `log_ratios` of pairs of so many modes of a workload tell. Pairs of a
-    single process tell nothing."""
-    return spread_of_variances(
-        [(float(np.var(own, ddof=1)), len(own) - 1) for own in by_process if len(own) > 1], modes
-    )
+def variance_within(sides: Sequence[LogRatios]) -> tuple[float, int]:
+    """Return the variance of one process's log ratio around its side's mean, with its degrees of freedom."""
+    freedom = sum(len(side) - 1 for side in sides)
+    squares = sum(float(np.sum((side - side.mean()) ** 2)) for side in sides)
+    return (squares / freedom if freedom else 0.0), freedom
 
 
-def spread_of_variances(several: Sequence[tuple[float, int]], modes: int) -> Spread:
-    """Return what variances of log ratios, each with its degrees of freedom, tell together: see Note [Processes]."""
+def ratio_of_processes(log_ratio: float, sides: Sequence[LogRatios], spread: Spread, blocks: int = 0) -> Ratio | None:
+    """Return the ratio with its error, from the log ratios of processes: see Note [Processes].
+
+    Of one side, `log_ratio` is their mean; of the two sides of a comparison, the difference of their means. None where
+    nothing tells how much processes differ.
+    """
+    own, degrees = variance_within(sides)
+    freedom = degrees + spread.freedom
+    if not freedom:
+        return None
+    variance = max(own, (degrees * own + spread.freedom * spread.variance) / freedom)
+    error = math.sqrt(variance * math.fsum(1 / len(side) for side in sides))
+    return Ratio(math.exp(log_ratio), error, freedom, min(map(len, sides)), blocks)
+
+
+def spread_of(by_process: Sequence[Sequence[LogRatios]], modes: int) -> Spread:
+    """Return how much processes differ, as the log ratios of pairs of so many modes of a workload tell together.
+
+    Each pair has one side for each run. Pairs of a single process tell nothing. See Note [Processes].
+    """
+    several = [found for sides in by_process if (found := variance_within(sides))[1]]
     if len(several) < 2 or modes < 2:
         return UNKNOWN
-    variances = np.array([variance for variance, _ in several])
-    freedom = np.array([degrees for _, degrees in several])
+    variances, freedom = np.array(several).T
     # As much as so many modes can tell: pairs that share a mode tell the same in part.
     most = float((modes - 1) * freedom.min())
     half = freedom / 2
@@ -168,24 +195,12 @@ def spread_of_variances(several: Sequence[tuple[float, int]], modes: int) -> Spr
     beyond_chance = float(np.var(logs, ddof=1) - np.mean(polygamma(1, half)))
     if beyond_chance <= 0:
         return Spread(float(np.mean(variances)), most)
-    prior = _inverse_trigamma(beyond_chance)
+    prior = brentq(lambda x: float(polygamma(1, x)) - beyond_chance, 1e-6, 1 + 2 / beyond_chance)
     scale = math.exp(float(np.mean(logs)) + float(digamma(prior)) - math.log(prior))
     return Spread(scale, min(2 * prior, most))
 
 
-def _inverse_trigamma(value: float) -> float:
-    """Return the x > 0 whose trigamma is `value`, by Newton's method on 1 / trigamma, which is convex."""
-    x = 0.5 + 1 / value
-    for _ in range(50):
-        found = float(polygamma(1, x))
-        step = found * (1 - found / value) / float(polygamma(2, x))
-        x += step
-        if abs(step) < 1e-8 * x:
-            break
-    return x
-
-
-def log_ratios(reference: Samples, mode: Samples) -> NDArray[np.float64]:
+def log_ratios(reference: Samples, mode: Samples) -> LogRatios:
     """Return for each process how much faster it is, as a logarithm.
 
     Raises:
@@ -195,55 +210,16 @@ def log_ratios(reference: Samples, mode: Samples) -> NDArray[np.float64]:
     return np.array([location(log_medians(theirs)) - location(log_medians(ours)) for theirs, ours in pairs])
 
 
-def ratio_of_processes(
-    by_process: NDArray[np.float64], blocks: int, spread: Spread, generator: np.random.Generator
-) -> Ratio:
-    """Return the ratio with its intervals, from the `log_ratios` of at least two processes: see Note [Processes]."""
-    count = len(by_process)
-    log_ratio, own = float(np.mean(by_process)), float(np.var(by_process, ddof=1))
-    freedom = count - 1 + spread.freedom
-    variance = max(own, ((count - 1) * own + spread.freedom * spread.variance) / freedom)
-    error = math.sqrt(variance / count)
-    outer, inner = (
-        error * float(stdtrit(freedom, (1 + confidence) / 2)) for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
-    )
-    return Ratio(
-        math.exp(log_ratio),
-        math.exp(log_ratio - outer),
-        _exp(log_ratio + outer),
-        math.exp(log_ratio - inner),
-        _exp(log_ratio + inner),
-        count,
-        blocks,
-        log_ratio + error * generator.standard_t(freedom, REPLICATES),
-    )
-
-
-def _exp(log: float) -> float:
-    """Return the exponential, also of what is too large: an interval may be so wide that nothing is known."""
-    return math.exp(log) if log < 700 else math.inf
-
-
-def resampled(
-    log_medians: NDArray[np.float64], generator: np.random.Generator, replicates: int = REPLICATES
-) -> NDArray[np.float64]:
-    """Return locations of blocks drawn again, with replacement. Shape [..., blocks] to [..., replicates].
-
-    Leading axes are other data drawn in the same way: the places of the blocks are the same for all of them.
-    """
-    count = log_medians.shape[-1]
-    return location(log_medians[..., generator.integers(count, size=(replicates, count))])
-
-
 def judge(ratio: Ratio) -> Verdict:
     """Return the verdict by Note [Verdicts]; AMBG if there are too few processes or blocks."""
     if ratio.processes < MINIMUM_PROCESSES or ratio.blocks < MINIMUM_BLOCKS:
         return Verdict.AMBG
-    if ratio.same_low >= 1 / (1 + MARGIN) and ratio.same_high <= 1 + MARGIN:
+    (low, high), (same_low, same_high) = ratio.interval(), ratio.interval(EQUIVALENCE_CONFIDENCE)
+    if same_low >= 1 / (1 + MARGIN) and same_high <= 1 + MARGIN:
         return Verdict.SAME
-    if ratio.low > 1 and ratio.high > 1 + MARGIN:
+    if low > 1 and high > 1 + MARGIN:
         return Verdict.FAST
-    if ratio.high < 1 and ratio.low < 1 / (1 + MARGIN):
+    if high < 1 and low < 1 / (1 + MARGIN):
         return Verdict.SLOW
     return Verdict.AMBG
 
@@ -257,10 +233,15 @@ def narrow_enough(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[
     Raises:
         ValueError: a side has no block, or a block is empty or holds a time that is not positive.
     """
+    return 1.96 * _error_of_blocks(reference, mode) / math.sqrt(processes) <= math.log1p(MARGIN) / 2
+
+
+def _error_of_blocks(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[float]]) -> float:
+    """Return the standard error of a process's log ratio, from its blocks drawn again with replacement."""
     generator = np.random.default_rng(0)
-    theirs, ours = (resampled(log_medians(side), generator, replicates=200) for side in (reference, mode))
-    half_width = 1.96 * float(np.std(theirs - ours)) / math.sqrt(processes)
-    return half_width <= math.log1p(MARGIN) / 2
+    drawn = (generator.choice(log_medians(side), (REPLICATES, len(side))) for side in (reference, mode))
+    theirs, ours = map(location, drawn)
+    return float(np.std(theirs - ours))
 
 
 def enough_processes(ratios: Sequence[Ratio], more: int = 0) -> bool:
@@ -268,28 +249,30 @@ def enough_processes(ratios: Sequence[Ratio], more: int = 0) -> bool:
     half-widths of at most four fifths of the margin, in the root mean square. With `more`: whether so many others like
     these will have been enough, for a half-width goes with 1 / sqrt(processes)."""
     squares = [
-        math.log(ratio.same_high / ratio.same_low) ** 2 / 4 / (1 + more / ratio.processes)
+        ratio.half_width(EQUIVALENCE_CONFIDENCE) ** 2 / (1 + more / ratio.processes)
         for ratio in ratios
-        if ratio.same_low > 0
+        if math.isfinite(ratio.error)
     ]
     return not squares or math.sqrt(math.fsum(squares) / len(squares)) <= math.log1p(MARGIN) * 4 / 5
 
 
-def geometric_mean(ratios: Sequence[Ratio]) -> GeometricMean:
-    """Return the geometric mean over workloads. The workloads are taken as given; the interval is of their measurement.
-
-    Of replicates, which are drawn independently, as many count as the ratio with the fewest has.
+def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
+    """Return the geometric mean over workloads, which are taken as given: see Note [Means].
 
     Raises:
         ValueError: there is no ratio.
     """
     if not ratios:
         raise ValueError("a geometric mean needs at least one ratio")
-    value = math.exp(math.fsum(math.log(ratio.value) for ratio in ratios) / len(ratios))
-    count = min(len(ratio.log_replicates) for ratio in ratios)
-    replicates = np.mean([ratio.log_replicates[:count] for ratio in ratios], axis=0)
-    low, high = np.exp(interval(replicates, CONFIDENCE))
-    return GeometricMean(value, min(float(low), value), max(float(high), value), len(ratios))
+    value = math.exp(math.fsum(math.log(each.value) for each in ratios) / len(ratios))
+    squares = [each.error**2 for each in ratios]
+    total = math.fsum(squares)
+    freedom = (
+        total**2 / math.fsum(square**2 / each.freedom for square, each in zip(squares, ratios, strict=True))
+        if 0 < total < math.inf
+        else math.fsum(each.freedom for each in ratios)
+    )
+    return Ratio(value, math.sqrt(total) / len(ratios), freedom, count=len(ratios))
 
 
 def log_medians(blocks: Sequence[Sequence[float]]) -> NDArray[np.float64]:
@@ -304,29 +287,3 @@ def log_medians(blocks: Sequence[Sequence[float]]) -> NDArray[np.float64]:
         if not block or not (min(block) > 0 and math.isfinite(sum(block))):  # NaN is not above 0, or in the sum
             raise ValueError(f"block {index} must hold finite times above 0; got {list(block)!r:.80}")
     return np.array([math.log(median(block)) for block in blocks])  # of so few, NumPy's takes ten times as long
-
-
-def interval(log_replicates: NDArray[np.float64], confidence: float) -> NDArray[np.float64]:
-    """Return both ends of the percentile interval: the quantiles with half of the rest outside, along the last axis."""
-    tail = (1 - confidence) / 2
-    return np.quantile(log_replicates, [tail, 1 - tail], axis=-1)
-
-
-def _ratio_of_blocks(log_ratio: float, replicates: NDArray[np.float64], blocks: int) -> Ratio:
-    """Return the ratio of one process with its intervals; of a single block they reach from 0 to infinity."""
-    value = math.exp(log_ratio)
-    if blocks < 2:
-        return Ratio(value, 0.0, math.inf, 0.0, math.inf, 1, blocks, replicates)
-    (low, high), (same_low, same_high) = (
-        np.exp(interval(replicates, confidence)) for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
-    )
-    return Ratio(
-        value,
-        min(float(low), value),
-        max(float(high), value),
-        min(float(same_low), value),
-        max(float(same_high), value),
-        1,
-        blocks,
-        replicates,
-    )

@@ -75,10 +75,10 @@ def enough_processes(processes: Mapping[str, Sequence[Member]], more: int = 0) -
         for baseline in processes[name][0].mode.compared_with
         if baseline in samples
     }
-    spread = stats.spread_of([stats.log_ratios(*pair) for pair in pairs.values()], len(samples))
+    spread = stats.spread_of([[stats.log_ratios(*pair)] for pair in pairs.values()], len(samples))
     graphed = {name for name in samples if processes[name][0].has_graphs}
     deciding = [pair for names, pair in pairs.items() if graphed.issuperset(names)]
-    return stats.enough_processes([stats.speed_up(theirs, ours, spread=spread) for theirs, ours in deciding], more)
+    return stats.enough_processes([stats.speed_up(theirs, ours, spread) for theirs, ours in deciding], more)
 
 
 def _measure_command(

@@ -6,7 +6,7 @@ import functools
 import gc
 from pathlib import Path
 
-from suite.report.compare import Ratios, compare
+from suite.report.compare import Ratios
 from suite.report.runs import Run, join_runs, run_of
 from suite.results.store import ENVIRONMENT, RECORDED, InvalidResults, RecordedRun, list_runs, read_run
 
@@ -61,4 +61,4 @@ def joined() -> Run:
 @functools.cache
 def comparisons() -> Ratios:
     """Of all cells of `joined`."""
-    return compare(joined())
+    return Ratios(joined())

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from suite.report.history.rows import BASELINES, HistoryRow
+import pandas as pd
+
+from suite.report.frame import BASELINES
 from suite.results.errors import WrongUse
 from suite.results.stats import MARGIN
 
@@ -33,7 +35,7 @@ class HistoryLines:
     workloads: dict[str, tuple[Speedup | None, ...]]
 
 
-def lines_of(rows: Sequence[HistoryRow], mode: str, over: str, device: str | None, last: int) -> HistoryLines:
+def lines_of(rows: pd.DataFrame, mode: str, over: str, device: str | None, last: int) -> HistoryLines:
     """Arrange rows as lines, over the last so many commits that have any speed-up.
 
     Raises:
@@ -41,28 +43,25 @@ def lines_of(rows: Sequence[HistoryRow], mode: str, over: str, device: str | Non
     """
     if over not in BASELINES:
         raise WrongUse(f"--over {over!r} is not a baseline of the history; it has {' and '.join(BASELINES)}")
-    known = [row for row in sorted(rows, key=lambda row: row.created_at) if row.ratio(over) is not None]
-    modes = list(dict.fromkeys(row.mode for row in known))
-    of_mode = [row for row in known if row.mode == mode]
-    if not of_mode:
-        raise WrongUse(f"--mode {mode!r} has no speed-up over {over} in any run; known: {', '.join(modes) or 'none'}")
-    devices = list(dict.fromkeys(row.device for row in of_mode))
-    chosen = devices_named(devices, device) if device is not None else [of_mode[-1].device]
-    shown = [row for row in of_mode if row.device in chosen]
-    dates: dict[str, str] = {}
-    for row in shown:
-        dates.setdefault(row.commit[:7], row.created_at[:10])
-    names = list(dates)[-last:]
-    speedups: dict[str, list[Speedup | None]] = {}
-    for row in shown:
-        if row.commit[:7] in names:
-            speedups.setdefault(row.workload, [None] * len(names))[names.index(row.commit[:7])] = row.ratio(over)
-    lines = {workload: tuple(speedups[workload]) for workload in sorted(speedups)}
-    commits = tuple({"commit": commit, "date": dates[commit]} for commit in names)
-    return HistoryLines(", ".join(chosen), mode, over, commits, lines)
+    numbers = [f"over_{over}{end}" for end in ("", "_low", "_high")]
+    known = rows.dropna(subset=numbers).sort_values("created_at", kind="stable")
+    known["commit"] = known["commit"].str[:7]
+    shown = known[known["mode"] == mode]
+    if not len(shown):
+        modes = ", ".join(known["mode"].unique()) or "none"
+        raise WrongUse(f"--mode {mode!r} has no speed-up over {over} in any run; known: {modes}")
+    devices = list(shown["device"].unique())
+    chosen = devices_named(devices, device) if device is not None else shown["device"].iloc[-1]
+    shown = shown[shown["device"] == chosen]
+    dates = shown.groupby("commit", sort=False)["created_at"].first().str[:10].tail(last)
+    found = {(row.workload, row.commit): tuple(map(float, row[numbers])) for _, row in shown.iterrows()}
+    names = sorted({workload for workload, commit in found if commit in dates})
+    lines = {name: tuple(found.get((name, commit)) for commit in dates.index) for name in names}
+    commits = tuple({"commit": str(commit), "date": date} for commit, date in dates.items())
+    return HistoryLines(chosen, mode, over, commits, lines)  # type: ignore[arg-type]
 
 
-def devices_named(devices: Sequence[str], part: str) -> list[str]:
+def devices_named(devices: Sequence[str], part: str) -> str:
     """Return the one device whose name has this part.
 
     Raises:
@@ -71,21 +70,16 @@ def devices_named(devices: Sequence[str], part: str) -> list[str]:
     found = [name for name in devices if part.lower() in name.lower()]
     if len(found) != 1:
         raise WrongUse(f"--device {part!r} names {len(found) or 'no'} devices; known: {', '.join(devices)}")
-    return found
-
-
-def direction(before: Speedup | None, now: Speedup | None) -> int:
-    """Return 1 if a speed-up rose, -1 if it fell, by intervals that do not meet and more than 3 %; otherwise 0."""
-    if before is None or now is None or abs(now[0] / before[0] - 1) <= MARGIN:
-        return 0
-    return 1 if now[1] > before[2] else -1 if now[2] < before[1] else 0
+    return found[0]
 
 
 def directions(line: Sequence[Speedup | None]) -> tuple[int, ...]:
-    """Return the `direction` of each speed-up of a line from the last one before it."""
+    """Return for each speed-up of a line 1 if it rose from the last one before it, -1 if it fell, otherwise 0: by
+    intervals that do not meet, and more than 3 %."""
     found, before = [], None
     for now in line:
-        found.append(direction(before, now))
+        differs = now is not None and before is not None and abs(now[0] / before[0] - 1) > MARGIN
+        found.append(int(now[1] > before[2]) - int(now[2] < before[1]) if differs and now and before else 0)
         before = now or before
     return tuple(found)
 

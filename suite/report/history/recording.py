@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from suite.report.history.rows import read_history, rows_of, write_history
+from suite.report.frame import read_history, rows_frame, write_history
 from suite.report.markdown_pages import update_page
 from suite.report.runs import load_run
 from suite.report.units import markdown_table
@@ -79,8 +79,7 @@ def retire_runs(folders: Sequence[Path], history: Path) -> None:
 
 
 def _add_rows(folders: Sequence[Path], history: Path) -> None:
-    rows = (row for folder in folders for row in rows_of(load_run(folder)))
-    write_history([*read_history(history), *rows], history)
+    write_history([read_history(history), *(rows_frame(load_run(folder)) for folder in folders)], history)
 
 
 def renew_page(recorded: Path) -> None:

@@ -26,7 +26,7 @@ from suite.report.paper.exhibit import (
 )
 from suite.report.provenance import of_environment
 from suite.results.errors import WrongUse
-from suite.results.stats import GeometricMean
+from suite.results.stats import Ratio
 from suite.results.store import describe, read_unpacked
 
 _PHASES = {"compiling": ("compile", "recording"), "replaying": ("replay", "steady")}
@@ -66,7 +66,7 @@ def make_memory(exhibit: Exhibit, results: Results) -> Made:
         "replaying": f"{headline['replay_peak_memory_best']} in the best case",
     }
 
-    def points(of_what: str, found: Mapping[str, GeometricMean], papers: Mapping[str, str]) -> list[Point]:
+    def points(of_what: str, found: Mapping[str, Ratio], papers: Mapping[str, str]) -> list[Point]:
         texts = {phase: f"{mean.value:.2f} times stock's, of {mean.count}" for phase, mean in found.items()}
         return [Point(f"{of_what}, {phase}", papers.get(phase), texts.get(phase, NOT_MEASURED)) for phase in _PHASES]
 

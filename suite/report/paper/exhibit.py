@@ -20,7 +20,7 @@ from suite.report.published import Published
 from suite.report.runs import Run
 from suite.report.table import Row, Table, make_table
 from suite.results.schema import Cell, Status
-from suite.results.stats import GeometricMean, Verdict
+from suite.results.stats import Ratio, Verdict
 
 NOT_MEASURED = "not measured"
 NOT_HELD = "not known here"
@@ -135,7 +135,7 @@ class Results:
         key = f"{names.get(mode, mode)}_over_{names.get(baseline, baseline)}"
         return self.published.speedups.get(source, {}).get(label, {}).get(key)
 
-    def means(self, labels: Iterable[str], modes: Sequence[str], baseline: str) -> dict[str, GeometricMean]:
+    def means(self, labels: Iterable[str], modes: Sequence[str], baseline: str) -> dict[str, Ratio]:
         """Return the means of these modes over the workloads that all of them have; see `Ratios.means`."""
         pairs = [(mode, baseline) for mode in modes]
         found = {} if self.ratios is None else self.ratios.means(labels, pairs)
@@ -240,10 +240,10 @@ class Exhibit:
         return make_table(self.stem, title, f"{note} {more}" if more else note, rows, summary, columns)
 
 
-def plain_mean(values: Sequence[float]) -> GeometricMean:
+def plain_mean(values: Sequence[float]) -> Ratio:
     """Return the geometric mean of positive numbers that have no interval."""
     value = math.exp(math.fsum(map(math.log, values)) / len(values))
-    return GeometricMean(value, math.nan, math.nan, len(values))
+    return Ratio(value, math.nan, math.nan, count=len(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ class Grid:
     note: str = ""
     shown: tuple[float, float] = (-math.inf, math.inf)
 
-    def plain_means(self) -> dict[str, GeometricMean]:
+    def plain_means(self) -> dict[str, Ratio]:
         """Return the geometric means of each series over the workloads that have it."""
         found = {series.name: [series.measure(label).number for label in self.labels] for series in self.series}
         values = {name: [value for value in own if value] for name, own in found.items()}
@@ -326,7 +326,7 @@ def known(number: float | None, why: str | None) -> Value:
     return Value(missing=why or NOT_MEASURED) if number is None else Value(number)
 
 
-def count_note(means: Mapping[str, GeometricMean]) -> str:
+def count_note(means: Mapping[str, Ratio]) -> str:
     """Say below a figure what its whiskers and its means are."""
     count = max((mean.count for mean in means.values()), default=0)
     return f"{WHISKERS} Geomean: the {count} workloads that all modes have." if count else ""
@@ -337,7 +337,7 @@ def make_grid(
     results: Results,
     grid: Grid,
     points: Sequence[Point],
-    means: Mapping[str, GeometricMean] | None = None,
+    means: Mapping[str, Ratio] | None = None,
     footer: Sequence[Row] = (),
 ) -> Made:
     """Make the exhibit: its table, its figure if a drawn series has any number, and what it comes to.

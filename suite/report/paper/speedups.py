@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 
 from models.registry import TP_MARK
@@ -177,8 +176,7 @@ def _rewritten(results: Results, label: str, mode: str) -> Value:
     if not count:
         return Value(missing=NOT_MEASURED)
     try:
-        seed = zlib.crc32(f"{label} {mode} rewritten".encode())
-        ratio = stats.speed_up(slow[:count], fast[:count], seed=(seed,))
+        ratio = stats.speed_up(slow[:count], fast[:count])
     except ValueError as error:
         raise EncoreError(f"the recorded samples of {label} in {mode} cannot be compared: {error}") from error
     return Value(ratio.value, (ratio.low, ratio.high))

@@ -15,12 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from suite.measure.modes import EAGER_MODE, GRAPH_MODE, REFERENCE_MODE
 from suite.report.compare import (
@@ -34,75 +29,7 @@ from suite.report.compare import (
 from suite.report.runs import Run, cell_label
 from suite.results import stats
 from suite.results.schema import Status
-from suite.results.stats import CONFIDENCE, Spread
-
-LogRatios = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Hold how many times faster NEW is than BASE, with its 95 % interval [low, high].
-
-    `count` is the number of ratios that it is a mean of. `error` is the standard error of log(value), and `freedom`
-    the degrees of freedom that it was estimated with; both are needed for means over workloads.
-    """
-
-    value: float
-    low: float
-    high: float
-    error: float
-    freedom: float
-    count: int = 1
-
-    @property
-    def half_width(self) -> float:
-        """Return half of the interval, as a logarithm."""
-        return math.log(self.high / self.low) / 2
-
-
-def own_variance(*sides: LogRatios) -> tuple[float, int]:
-    """Return the variance of one process's log ratio around its side's mean, with its degrees of freedom."""
-    freedom = sum(len(side) - 1 for side in sides)
-    squares = sum(float(np.sum((side - side.mean()) ** 2)) for side in sides)
-    return (squares / freedom if freedom else 0.0), freedom
-
-
-def change_between(base: LogRatios, new: LogRatios, spread: Spread) -> Change | None:
-    """Return the change from the log ratios of BASE's processes to those of NEW's; None if nothing tells its error."""
-    own, degrees = own_variance(base, new)
-    freedom = degrees + spread.freedom
-    if not freedom:
-        return None
-    variance = max(own, (degrees * own + spread.freedom * spread.variance) / freedom)
-    error = math.sqrt(variance * (1 / len(base) + 1 / len(new)))
-    return _with_interval(float(new.mean() - base.mean()), error, freedom, 1)
-
-
-def mean_change(changes: Sequence[Change]) -> Change:
-    """Return the geometric mean of independent changes. Its degrees of freedom are those of F. E. Satterthwaite, "An
-    Approximate Distribution of Estimates of Variance Components", Biometrics Bulletin 2(6), 1946.
-
-    Raises:
-        ValueError: there is no change.
-    """
-    if not changes:
-        raise ValueError("a geometric mean needs at least one change")
-    squares = [each.error**2 for each in changes]
-    total = math.fsum(squares)
-    freedom = (
-        total**2 / math.fsum(square**2 / each.freedom for square, each in zip(squares, changes, strict=True))
-        if (total)
-        else math.fsum(each.freedom for each in changes)
-    )
-    mean = math.fsum(math.log(each.value) for each in changes) / len(changes)
-    return _with_interval(mean, math.sqrt(total) / len(changes), freedom, len(changes))
-
-
-def _with_interval(log_change: float, error: float, freedom: float, count: int) -> Change:
-    reach = error * float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
-    low, high = math.exp(max(log_change - reach, -700)), math.exp(min(log_change + reach, 700))
-    return Change(math.exp(log_change), low, high, error, freedom, count)
-
+from suite.results.stats import LogRatios, Ratio
 
 BASELINES = (GRAPH_MODE, REFERENCE_MODE, EAGER_MODE)
 """In-run baselines, the best first: `graph` depends least on the host."""
@@ -118,7 +45,7 @@ class Found:
     `reason` says why there is no change.
     """
 
-    change: Change | None
+    change: Ratio | None
     baseline: str | None = None
     ratios: tuple[float, ...] = ()
     reason: str | None = None
@@ -150,7 +77,7 @@ class WithinRuns:
                     else [f"{why} in {name}" for name, why in named.items()]
                 )
                 continue
-            change = change_between(base, new, self._spread(label))
+            change = stats.ratio_of_processes(float(new.mean() - base.mean()), [base, new], self._spread(label))
             ratios = (math.exp(base.mean()), math.exp(new.mean()))
             return Found(change, baseline, ratios, None if change else ONE_PROCESS)
         return Found(None, reason="; ".join(dict.fromkeys(whys)) or "other modes are compared with it")
@@ -173,12 +100,12 @@ class WithinRuns:
 
     def _spread_of_both(self, label: str) -> stats.Spread:
         """Return what all ratios of a workload tell of how much processes differ: see Note [Both intervals]."""
-        variances, modes = [], set()
+        pairs, modes = [], set()
         for cell in (cell for (name, _), cell in self._rows[0].items() if name == label):
             for baseline in baselines(cell):
                 found = [self._of_run(side, label, cell.mode, baseline) for side in (0, 1)]
                 sides = [side for side in found if not isinstance(side, str)]
                 if len(sides) == 2 and sum(map(len, sides)) > 2:
-                    variances.append(own_variance(*sides))
+                    pairs.append(sides)
                     modes |= {cell.mode, baseline}
-        return stats.spread_of_variances(variances, len(modes))
+        return stats.spread_of(pairs, len(modes))

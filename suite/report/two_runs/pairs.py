@@ -33,12 +33,11 @@ from suite.report.two_runs.change import (
     NOT_SETTLED,
     ONE_PROCESS,
     OTHER_KERNELS,
-    Change,
     WithinRuns,
-    mean_change,
 )
 from suite.results.errors import EXIT_FINDING, EXIT_OK, EXIT_UNDECIDED, WrongUse
 from suite.results.schema import Cell, Status
+from suite.results.stats import Ratio, geometric_mean
 from suite.results.store import find_run
 
 
@@ -125,7 +124,7 @@ class Pair:
     outcome: Outcome
     baseline: str | None = None
     ratios: tuple[float, ...] = ()
-    change: Change | None = None
+    change: Ratio | None = None
     kernel_change: float | None = None
     base_us: float | None = None
     new_us: float | None = None
@@ -137,7 +136,7 @@ class Pair:
 class Mean:
     """Hold the geometric mean of a mode's changes over workloads, and what it says."""
 
-    change: Change
+    change: Ratio
     outcome: Outcome
 
 
@@ -257,7 +256,7 @@ class _Compared:
         return not self._other_programs and mode in MODES and not MODES[mode].is_encores
 
 
-def _outcome(change: Change | None, threshold: float) -> Outcome:
+def _outcome(change: Ratio | None, threshold: float) -> Outcome:
     """Judge a row by Note [Decision]. SAME: the whole interval is within the threshold."""
     if change is None:
         return Outcome.UNDECIDED
@@ -271,14 +270,14 @@ def _outcome(change: Change | None, threshold: float) -> Outcome:
 
 def _means(pairs: Sequence[Pair], threshold: float) -> dict[str, Mean]:
     """Return the mean of each mode over the workloads that have a change, judged by Note [Decision]."""
-    changes: dict[str, list[Change]] = {}
+    changes: dict[str, list[Ratio]] = {}
     controls = {pair.mode for pair in pairs if pair.outcome is Outcome.CONTROL}
     for pair in pairs:
         if pair.change is not None:
             changes.setdefault(pair.mode, []).append(pair.change)
     found = {}
     for mode, of_mode in changes.items():
-        mean = mean_change(of_mode)
+        mean = geometric_mean(of_mode)
         outcome = _outcome(mean, threshold)
         if mean.high < 1 and mean.value < 1 / (1 + threshold / 2):
             outcome = Outcome.REGRESSION
@@ -296,7 +295,7 @@ def _advice(pairs: Sequence[Pair], threshold: float) -> tuple[str, ...]:
     if not undecided and not any(pair.outcome in DECIDED for pair in pairs):
         return ("The runs share no mode of Encore's that passed in both: measure one, as --modes graph,encore.",)
     advice = []
-    if wide := [pair.change.half_width / math.log1p(threshold) for pair in undecided if pair.change and threshold]:
+    if wide := [pair.change.half_width() / math.log1p(threshold) for pair in undecided if pair.change and threshold]:
         more = (2 * median(wide)) ** 2  # an interval narrows with the root of the number of processes
         processes = f"measure both runs with about {max(more, 1.5):.1f} times as many processes (--processes), "
         advice.append(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from suite.report.two_runs.change import Change
 from suite.report.two_runs.pairs import Comparison, Outcome, Pair
 from suite.report.units import NOTHING, format_value
 from suite.results.errors import EXIT_UNDECIDED
+from suite.results.stats import Ratio
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +76,7 @@ def to_json(comparison: Comparison) -> dict[str, JsonValue]:
     }
 
 
-def _change_json(change: Change | None) -> dict[str, JsonValue]:
+def _change_json(change: Ratio | None) -> dict[str, JsonValue]:
     return {name: getattr(change, name) if change else None for name in ("value", "low", "high")}
 
 
@@ -152,5 +152,5 @@ def _row(pair: Pair) -> tuple[str, ...]:
     )
 
 
-def _interval(change: Change) -> str:
+def _interval(change: Ratio) -> str:
     return f"{change.value:.3f} [{change.low:.3f}, {change.high:.3f}]"

@@ -36,7 +36,7 @@ def test_ratio_is_of_the_undisturbed_half_of_each_process():
     run = run_of(
         cell(mode="compile", **steady([100, 100, 100, 190, 200])), cell(mode="graph", **steady([50, 50, 50, 50, 95]))
     )
-    item = only(compare.compare(run), "graph", "compile")
+    item = only(compare.Ratios(run), "graph", "compile")
     assert (item.ratio.value, item.ratio.low, item.ratio.processes) == (pytest.approx(2), pytest.approx(2, rel=0.4), 3)
     assert item.alternating
     assert item.verdict is stats.Verdict.FAST
@@ -66,7 +66,7 @@ def test_processes_are_compared_with_simultaneous_ones():
         cell(mode="compile", blocks=[*steady([100] * 6, processes=1)["blocks"], *slower]),
         cell(mode="graph", blocks=[*steady([50] * 6, processes=1)["blocks"], *slow, *alone]),
     )
-    item = only(compare.compare(run), "graph", "compile")
+    item = only(compare.Ratios(run), "graph", "compile")
     assert (item.ratio.value, item.ratio.processes) == (pytest.approx(2), 2)
     assert item.verdict is stats.Verdict.AMBG, "two processes do not decide"
 
@@ -114,7 +114,7 @@ def test_throughput_is_compared_apart():
         cell(mode="compile", blocks=[block(i, [100.0], i, 90.0) for i in range(6)]),
         cell(mode="graph", blocks=[block(i, [100.0], i, 30.0) for i in range(6)]),
     )
-    comparisons = compare.compare(run)
+    comparisons = compare.Ratios(run)
     assert only(comparisons, "graph", "compile").ratio.value == pytest.approx(1)
     assert only(comparisons, "graph", "compile", TimeKind.THROUGHPUT).ratio.value == pytest.approx(3)
 
@@ -130,7 +130,7 @@ def test_paired_modes_use_the_baselines_blocks_of_their_pair():
             **steady([50] * 6),
         ),
     )
-    item = only(compare.compare(run), "graph", "compile")
+    item = only(compare.Ratios(run), "graph", "compile")
     assert item.ratio.value == pytest.approx(2)
     assert item.alternating
 
@@ -147,7 +147,7 @@ def test_modes_of_a_half_are_compared_over_blocks_of_that_half():
     )
     found = {
         (item.cell.mode, item.baseline): (item.ratio.value, item.alternating)
-        for item in compare.compare(run)
+        for item in compare.Ratios(run)
         if item.metric is TimeKind.LATENCY
     }
     assert found == {
@@ -174,7 +174,7 @@ def test_row_stands_in_for_a_baseline_without_samples():
             **steady([50] * 6),
         ),
     )
-    item = only(compare.compare(run), "graph", "compile")
+    item = only(compare.Ratios(run), "graph", "compile")
     assert (item.ratio.value, item.alternating) == (pytest.approx(2), False)
 
 
@@ -185,11 +185,11 @@ def short_of_memory(mode, phase):
 def test_sequential_modes_are_compared_over_common_blocks():
     """One ran out of memory in its third block, in all processes; what the others did behind it is in no ratio."""
     ours, theirs = steady([50, 50], shortages=short_of_memory("graph", "measure")), steady([100, 100, 400, 400, 400])
-    item = only(compare.compare(run_of(cell(mode="compile", **theirs), cell(mode="graph", **ours))), "graph", "compile")
+    item = only(compare.Ratios(run_of(cell(mode="compile", **theirs), cell(mode="graph", **ours))), "graph", "compile")
     assert (item.ratio.value, item.ratio.processes, item.alternating) == (pytest.approx(2), 3, True)
     apart = steady([100, 100, 400, 400, 400], grouping=Grouping.SEQUENTIAL)
     ours["grouping"] = Grouping.SEQUENTIAL
-    item = only(compare.compare(run_of(cell(mode="compile", **apart), cell(mode="graph", **ours))), "graph", "compile")
+    item = only(compare.Ratios(run_of(cell(mode="compile", **apart), cell(mode="graph", **ours))), "graph", "compile")
     assert item.ratio.value > 2.1, "blocks of one index have nothing in common there"
 
 
@@ -212,7 +212,7 @@ def test_unprofiled_process_leaves_its_ratios_without_verdict(
         cell(mode=mode, metrics=known, **steady([us, us, us, us]), **changes[mode])
         for mode, us in (("compile", 100), ("graph", 50))
     )
-    item = only(compare.compare(run_of(*cells)), "graph", "compile")
+    item = only(compare.Ratios(run_of(*cells)), "graph", "compile")
     assert (item.kernels, item.verdict, item.is_gain) == (kernels, verdict, verdict is not None)
     assert item.ratio.value == pytest.approx(2), "the samples stand"
 
@@ -227,19 +227,19 @@ def test_unprofiled_process_leaves_its_ratios_without_verdict(
     ],
 )
 def test_without_two_good_cells_there_is_a_reason_and_no_ratio(cells, missing):
-    item = only(compare.compare(run_of(*cells)), "graph", "compile")
+    item = only(compare.Ratios(run_of(*cells)), "graph", "compile")
     assert (item.ratio, item.verdict, item.missing) == (None, None, missing)
 
 
 def test_variants_and_sizes_of_a_workload_are_not_mixed():
     run = run_of(cell(mode="compile", variant="current", **steady([500] * 6)), cell(mode="graph"))
-    assert only(compare.compare(run), "graph", "compile").missing == "compile: not run"
+    assert only(compare.Ratios(run), "graph", "compile").missing == "compile: not run"
 
 
 def test_a_time_that_is_no_time_is_an_error_that_names_the_cell():
     run = run_of(cell(mode="compile"), cell(mode="graph", **steady([50, 0, 50, 50, 50, 50])))
     with pytest.raises(EncoreError, match=r"EOS graph over compile.*block 1"):
-        compare.compare(run)
+        list(compare.Ratios(run))
 
 
 def workloads_run(*, lacking: str | None = None):
@@ -262,16 +262,16 @@ def shared(comparisons, *modes, labels="ABC"):
 
 
 def test_geometric_means_count_their_workloads():
-    found = shared(compare.compare(workloads_run()), "eager", "graph")
+    found = shared(compare.Ratios(workloads_run()), "eager", "graph")
     assert found.keys() == {"eager", "graph"}
     assert found["graph"].value == pytest.approx(4)
     assert found["graph"].count == 3
-    assert shared(compare.compare(workloads_run()), "graph", labels=["A"])["graph"].value == pytest.approx(2)
+    assert shared(compare.Ratios(workloads_run()), "graph", labels=["A"])["graph"].value == pytest.approx(2)
 
 
 def test_means_go_over_the_rows_that_all_modes_have():
     """Means over different workloads cannot be set side by side."""
-    found = shared(compare.compare(workloads_run(lacking="C")), "eager", "graph")
+    found = shared(compare.Ratios(workloads_run(lacking="C")), "eager", "graph")
     assert {mode: mean.count for mode, mean in found.items()} == {"eager": 2, "graph": 2}
     assert found["graph"].value == pytest.approx(8**0.5)
 
@@ -281,7 +281,7 @@ def test_step_of_one_workload_does_not_narrow_the_means():
     step = [cell(name, "step", **steady([100] * 6)) for name in "ABC"]
 
     def counts(*more):
-        found = shared(compare.compare(run_of(*cells, *more)), "eager", "graph", "step")
+        found = shared(compare.Ratios(run_of(*cells, *more)), "eager", "graph", "step")
         return {mode: mean.count for mode, mean in found.items()}
 
     assert counts(step[0]) == {"eager": 2, "graph": 2}
@@ -306,7 +306,7 @@ def test_ratio_of_other_kernels_has_no_verdict_and_no_mean(ours, kernels, verdic
         cell(mode="compile", **steady([100] * 6), **with_kernels("gemm 8 128")),
         cell(mode="graph", **steady([50] * 6), **ours),
     )
-    comparisons = compare.compare(run)
+    comparisons = compare.Ratios(run)
     item = only(comparisons, "graph", "compile")
     assert (item.kernels, item.verdict) == (kernels, verdict)
     assert item.ratio.value == pytest.approx(2)
@@ -315,5 +315,5 @@ def test_ratio_of_other_kernels_has_no_verdict_and_no_mean(ours, kernels, verdic
 
 def test_eager_runs_other_kernels_by_nature():
     run = run_of(cell(mode="eager", **steady([200] * 6), **with_kernels("other 1 1")), cell(mode="compile"))
-    item = only(compare.compare(run), "eager", "compile")
+    item = only(compare.Ratios(run), "eager", "compile")
     assert (item.kernels, item.verdict) == (Kernels.EAGER, stats.Verdict.SLOW)

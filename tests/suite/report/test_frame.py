@@ -27,9 +27,13 @@ def run(tmp_path: Path) -> Path:
 def test_frame_has_a_line_for_each_workload_and_mode(run: Path) -> None:
     frame = suite.load(run).set_index(["workload", "mode"])
     row = frame.loc["EOS", "encore"]
-    assert (row.host_us, row.processes, row.status, row.batch, row.settled) == (50.0, 3, "pass", 1, True)
+    assert (row.commit, row.device, row.host_us, row.processes, row.status, row.batch, row.settled) == (
+        "0123456789", "SYNTHETIC GPU", 50.0, 3, "pass", 1, True,
+    )  # fmt: skip
     assert row.over_compile == pytest.approx(2, rel=0.01) and row.over_graph == pytest.approx(1.6, rel=0.01)
     assert row.coverage_percent > 0 and row.peak_reserved_bytes > 0 and row.first_call_s == 4.0
+    assert row.over_compile_low <= row.over_compile <= row.over_compile_high
+    assert pd.isna(frame.loc["EOS", "compile"].over_compile)
     failed = frame.loc["ST", "encore"]
     assert failed.status == "crash" and pd.isna(failed.host_us) and pd.isna(failed.cuda_graphs) and failed.error
     assert frame.host_us.dtype == float and len(frame) == 4

@@ -60,7 +60,7 @@ def run():
 
 @pytest.fixture
 def comparisons(run):
-    return compare.compare(run)
+    return compare.Ratios(run)
 
 
 def all_run_tables(run, comparisons):
@@ -153,7 +153,7 @@ def test_headline_has_means_and_counts_of_verdicts() -> None:
         *(cell("MINE", mode, time) for mode, time in (("compile", 100), ("graph", 90), ("encore", 10))),
     )
     run = Run(environment(), cells)
-    comparisons = compare.compare(run)
+    comparisons = compare.Ratios(run)
     table = speedup_tables.headline(comparisons, PUBLISHED)
     assert list(table.frame["workload"]) == ["EOS", "ST", "geometric mean", "verdicts"], "GraCE's workloads alone"
     assert row(table, workload="ST")["over_graph"].endswith("] unsettled")
@@ -246,7 +246,7 @@ def test_every_table_of_a_smoke_run_says_so(run, comparisons):
     smoke = Run(run.environment, tuple(item.model_copy(update={"device": "cpu"}) for item in run.cells))
     origin = provenance.of_run(smoke)
     entries = []
-    for table in all_run_tables(smoke, compare.compare(smoke)):
+    for table in all_run_tables(smoke, compare.Ratios(smoke)):
         assert "SMOKE RUN on the CPU" in to_markdown(table, origin)
         entries += csv.DictReader(io.StringIO(to_csv(table, origin)))
     assert entries and all("SMOKE RUN" in entry["warning"] for entry in entries)

@@ -111,9 +111,11 @@ def verdicts(
     found: list[list[stats.Verdict]] = [[] for _ in workload]
     of_pairs = np.array([log_ratios(noise, speed_up, trials, generator) for noise in workload])
     for trial in range(trials):
-        spread = stats.spread_of(list(of_pairs[:, trial]), len(workload))
+        spread = stats.spread_of([[own] for own in of_pairs[:, trial]], len(workload))
         for noise, own, told in zip(workload, of_pairs[:, trial], found, strict=True):
-            told.append(stats.judge(stats.ratio_of_processes(own, noise.blocks, spread, generator)))
+            ratio = stats.ratio_of_processes(float(own.mean()), [own], spread, noise.blocks)
+            assert ratio is not None
+            told.append(stats.judge(ratio))
     return found
 
 

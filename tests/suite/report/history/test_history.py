@@ -6,11 +6,14 @@ import gzip
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell, write_run
+from pandas.testing import assert_frame_equal
 
 from suite.cli.main import main
-from suite.report.history import HistoryRow, read_history, rows, rows_of, write_history
+from suite.report import frame
+from suite.report.frame import read_history, rows_frame, write_history
 from suite.report.history.lines import directions, lines_of
 from suite.report.history.recording import PAGE, listing, record_run, retire_runs
 from suite.report.runs import load_run
@@ -37,34 +40,27 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / PAGE).write_text(PAGE_TEXT)
     monkeypatch.setattr(store, "RECORDED", folder)
     monkeypatch.setattr(store, "RUNS", tmp_path)
-    monkeypatch.setattr(rows, "HISTORY", tmp_path / "history.csv")
+    monkeypatch.setattr(frame, "HISTORY", tmp_path / "history.csv")
     return folder
 
 
-def test_rows_hold_times_and_ratios_of_the_run(tmp_path: Path) -> None:
-    found = {(row.workload, row.mode): row for row in rows_of(load_run(a_run(tmp_path)))}
-    row = found["EOS", "encore"]
-    assert (row.run, row.commit, row.device, row.status, row.host_us) == (
-        "first", "0123456789", "SYNTHETIC GPU", "pass", 50.0,
-    )  # fmt: skip
-    ratio = row.ratio("compile")
-    assert ratio is not None and ratio[0] == pytest.approx(2, rel=0.01) and ratio[1] <= ratio[0] <= ratio[2]
-    assert found["EOS", "compile"].ratio("compile") is None
-    assert (found["ST", "encore"].status, found["ST", "encore"].host_us) == ("crash", None)
+def sorted_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows as a history file has them."""
+    return rows[list(frame.HISTORY_COLUMNS)].sort_values(["workload", "mode"]).reset_index(drop=True)
 
 
 def test_history_file_reads_back_and_holds_each_row_once(tmp_path: Path) -> None:
     path = tmp_path / "history.csv"
-    assert read_history(path) == []
-    made = rows_of(load_run(a_run(tmp_path)))
-    write_history([*made, *made], path)
-    assert sorted(read_history(path), key=str) == sorted(made, key=str)
+    assert len(read_history(path)) == 0
+    made = rows_frame(load_run(a_run(tmp_path)))
+    write_history([made, made], path)
+    assert_frame_equal(read_history(path), sorted_rows(made))
 
 
 @pytest.mark.parametrize(("old", "new"), [("processes", "process"), (",50,", ",fifty,")])
 def test_damaged_history_is_wrong_use(tmp_path: Path, old: str, new: str) -> None:
     path = tmp_path / "history.csv"
-    write_history(rows_of(load_run(a_run(tmp_path))), path)
+    write_history([rows_frame(load_run(a_run(tmp_path)))], path)
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(WrongUse, match=r"history\.csv"):
         read_history(path)
@@ -77,7 +73,7 @@ def test_recorded_run_is_packed_without_sketches(tmp_path: Path, recorded: Path)
     run = write_run(tmp_path / "run", [plain.model_copy(update={"correctness": sketched})], environment(run_id="run"))
     folder = record_run(run, recorded, tmp_path / "history.csv")
     assert folder == recorded / "run" and run.exists()
-    assert [row.run for row in read_history(tmp_path / "history.csv")] == ["run"]
+    assert list(read_history(tmp_path / "history.csv")["run"]) == ["run"]
     (line,) = gzip.decompress((folder / store.PACKED).read_bytes()).splitlines()
     assert json.loads(line)["correctness"]["varying"] is None
     (read,) = store.read_run(folder).cells
@@ -99,7 +95,7 @@ def test_retired_run_leaves_its_rows(recorded: Path) -> None:
     retire_runs([first], path)
     assert not first.exists() and second.exists()
     retire_runs([second], path)
-    assert [row.run for row in read_history(path)] == ["first"] * 4 + ["second"] * 4
+    assert list(read_history(path)["run"]) == ["first"] * 4 + ["second"] * 4
 
 
 def test_record_command_packs_retires_and_renews_the_page(
@@ -113,7 +109,7 @@ def test_record_command_packs_retires_and_renews_the_page(
     page = (recorded / PAGE).read_text()
     assert "| `new` | `encore run` | SYNTHETIC GPU | 0123456789 | EOS, ST | compile, graph, encore | 3 |" in page
     assert "`old`" not in page and listing(recorded) in page
-    assert {row.run for row in read_history(tmp_path / "history.csv")} == {"old", "new"}
+    assert set(read_history(tmp_path / "history.csv")["run"]) == {"old", "new"}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +135,7 @@ def test_run_outside_of_recorded_is_not_retired(
 
 def a_row(
     workload: str, commit: str, day: int, ratio: tuple[float, float, float] | None, **changes: object
-) -> HistoryRow:
+) -> dict[str, object]:
     """Make a row of mode `encore` with this speed-up over `graph`."""
     value, low, high = ratio or (None, None, None)
     fields = {
@@ -148,17 +144,19 @@ def a_row(
         "host_us": 100.0, "kernel_us": None, "over_compile": None, "over_compile_low": None,
         "over_compile_high": None, "over_graph": value, "over_graph_low": low, "over_graph_high": high,
     }  # fmt: skip
-    return HistoryRow(**(fields | changes))  # type: ignore[arg-type]
+    return fields | changes
 
 
-ROWS = [
-    a_row("EOS", "1" * 10, 1, (1.40, 1.38, 1.42)),
-    a_row("ST", "2" * 10, 2, (1.10, 1.00, 1.20)),
-    a_row("EOS", "2" * 10, 3, (1.20, 1.18, 1.22)),
-    a_row("EOS", "3" * 10, 4, None),
-    a_row("ST", "4" * 10, 5, (1.20, 1.10, 1.30)),
-    a_row("ST", "5" * 10, 1, (9.0, 9.0, 9.0), device="GPU B"),
-]
+ROWS = pd.DataFrame(
+    [
+        a_row("EOS", "1" * 10, 1, (1.40, 1.38, 1.42)),
+        a_row("ST", "2" * 10, 2, (1.10, 1.00, 1.20)),
+        a_row("EOS", "2" * 10, 3, (1.20, 1.18, 1.22)),
+        a_row("EOS", "3" * 10, 4, None),
+        a_row("ST", "4" * 10, 5, (1.20, 1.10, 1.30)),
+        a_row("ST", "5" * 10, 1, (9.0, 9.0, 9.0), device="GPU B"),
+    ]
+)
 
 
 def test_history_has_a_line_for_each_workload() -> None:
@@ -193,7 +191,7 @@ def test_history_of_something_unknown_is_refused(mode: str, over: str, device: s
 def test_history_command_adds_own_runs_and_draws(
     tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_history(ROWS, tmp_path / "history.csv")
+    write_history([ROWS], tmp_path / "history.csv")
     picture = tmp_path / "history.png"
     for arguments in ((), ("--json",)):
         with pytest.raises(SystemExit) as ended:
@@ -213,9 +211,8 @@ def test_figure_needs_the_name_of_a_file(tmp_path: Path, recorded: Path, capsys:
 
 def test_every_recorded_run_is_in_the_history() -> None:
     """One of them is read whole: its rows are those of the run."""
-    kept = read_history(rows.HISTORY)
-    assert {path.name for path in list_runs(store.RECORDED)} <= {row.run for row in kept}
+    kept = read_history(frame.HISTORY)
+    assert {path.name for path in list_runs(store.RECORDED)} <= set(kept["run"])
     smallest = store.RECORDED / "20261127-182742-h200"
-    assert [row for row in kept if row.run == smallest.name] == sorted(
-        rows_of(load_run(smallest)), key=lambda row: (row.workload, row.mode)
-    )
+    own = kept[kept["run"] == smallest.name].reset_index(drop=True)
+    assert_frame_equal(own, sorted_rows(rows_frame(load_run(smallest))))

@@ -192,7 +192,7 @@ def test_wide_intervals_say_how_many_processes_would_do(
     found = pair(made, "placement")
     assert made.exit_code == EXIT_UNDECIDED and found.outcome is Outcome.UNDECIDED and found.change is not None
     (advice,) = made.advice
-    times = (2 * found.change.half_width / math.log(1.05)) ** 2
+    times = (2 * found.change.half_width() / math.log(1.05)) ** 2
     assert (f"measure both runs with about {times:.1f} times as many processes" in advice) is more
     assert "use a quiet host" in advice
 
