@@ -115,7 +115,6 @@ BACKEND_OF_SUITE: dict[str, tuple[str, str]] = {
     "atomic_file": ("suite", UTILITY),
     "byte_units": ("suite", UTILITY),
     "uncollected": ("suite", UTILITY),
-    "compiled_cache": ("suite", UTILITY),
     "report": ("suite", REPORTED),
     "report.recordings": ("suite", REPORTED),
     "stack_trace": ("suite", REPORTED),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.compiled_cache import CompiledCache, default_directory
 from optimizations.graph.driver import check
 from optimizations.graph.tensor_map import driver_replace_address
 
@@ -19,7 +17,7 @@ TENSOR_MAP_CAPABILITY = (9, 0)
 """First compute capability with tensor maps."""
 
 BuildKernel = Callable[..., bytes]
-"""A function that returns the cubin of a kernel of Encore for a target (`sm_90`), from the cache or compiled."""
+"""A function that returns the cubin of a kernel of Encore for a target (`sm_90`)."""
 
 
 class DeviceTools:
@@ -40,8 +38,7 @@ class DeviceTools:
         capability = torch.cuda.get_device_capability(device)
         self.replace_address = driver_replace_address(driver) if capability >= TENSOR_MAP_CAPABILITY else None
         self._target = "sm_{}{}".format(*capability)
-        self._cache = CompiledCache(default_directory())
-        self._modules: dict[str, Any] = {}
+        self._modules: list[Any] = []
         self._functions: dict[tuple[Any, ...], Any] = {}
         self._against_prelude = against_prelude
 
@@ -59,11 +56,8 @@ class DeviceTools:
         """
         key = (build, name, *arguments)
         if key not in self._functions:
-            image = build(self._target, self._cache, *arguments)
-            digest = hashlib.sha256(image).hexdigest()
-            if digest not in self._modules:
-                self._modules[digest] = check(self.driver.cuModuleLoadData, image)
-            self._functions[key] = check(self.driver.cuModuleGetFunction, self._modules[digest], name.encode())
+            self._modules.append(check(self.driver.cuModuleLoadData, build(self._target, *arguments)))
+            self._functions[key] = check(self.driver.cuModuleGetFunction, self._modules[-1], name.encode())
         return self._functions[key]
 
     def is_current(self) -> bool:
@@ -95,5 +89,4 @@ class DeviceTools:
             torch.cuda.synchronize()
             self._functions.clear()
             while self._modules:
-                _, module = self._modules.popitem()
-                check(self.driver.cuModuleUnload, module)
+                check(self.driver.cuModuleUnload, self._modules.pop())

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from optimizations.compiled_cache import Compiled
-
 
 class CudaCallFailed(RuntimeError):
     """Report that a call failed. `code` is what it returned, None where the installed library has no such function."""
@@ -45,8 +43,8 @@ class KernelUnavailable(RuntimeError):
     """Report that a kernel of Encore cannot be built here; the message has the compiler's or linker's error."""
 
 
-def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequence[str] = ()) -> Compiled:
-    """Return the cubin of `source` for `target` (`sm_90`), and NVRTC's log.
+def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequence[str] = ()) -> bytes:
+    """Return the cubin of `source` for `target` (`sm_90`).
 
     Args:
         nvrtc: the module `cuda.bindings.nvrtc`.
@@ -65,7 +63,7 @@ def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequ
             raise KernelUnavailable(f"NVRTC for {target}: {error}: {_log(nvrtc, program)}") from error
         cubin = bytearray(check(nvrtc.nvrtcGetCUBINSize, program))  # Note [Buffers NVRTC writes to]
         check(nvrtc.nvrtcGetCUBIN, program, cubin)
-        return Compiled(bytes(cubin), _log(nvrtc, program))
+        return bytes(cubin)
     finally:
         check(nvrtc.nvrtcDestroyProgram, program)
 

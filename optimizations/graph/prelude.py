@@ -18,7 +18,6 @@ One thread writes one node, all its parameters in order, so that no two threads 
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ from typing import Any
 
 import torch
 
-from optimizations.compiled_cache import Compiled, CompiledCache
 from optimizations.graph.device import DeviceTools
 from optimizations.graph.driver import KernelUnavailable, check, compile_cubin
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
@@ -81,8 +79,8 @@ def pack_tables(nodes: Sequence[tuple[int, Sequence[ParameterUpdate]]]) -> tuple
     return bytes(packed_nodes), bytes(packed_updates)
 
 
-def build_prelude(target: str, cache: CompiledCache) -> bytes:
-    """Return the cubin of the prelude for `target` (`sm_90`), from the cache or compiled and linked.
+def build_prelude(target: str) -> bytes:
+    """Return the cubin of the prelude for `target` (`sm_90`), compiled and linked.
 
     Raises:
         KernelUnavailable: a library is missing, or it refused the target; the message has its log.
@@ -92,18 +90,12 @@ def build_prelude(target: str, cache: CompiledCache) -> bytes:
         from cuda.pathfinder import find_static_lib
 
         device_runtime = Path(find_static_lib("cudadevrt"))
-        versions = [".".join(map(str, one)) for one in (check(nvrtc.nvrtcVersion), nvjitlink.version())]
-        digest = hashlib.sha256(device_runtime.read_bytes()).hexdigest()
     except (ImportError, RuntimeError, OSError) as error:
         raise KernelUnavailable(
             f"the prelude needs NVRTC, nvJitLink and libcudadevrt.a, which come with torch's CUDA wheels ({error})"
         ) from error
-
-    def build() -> Compiled:
-        compiled = compile_cubin(nvrtc, SOURCE, f"{KERNEL_NAME}.cu", target, ("-rdc=true", "-default-device"))
-        return Compiled(_linked(nvjitlink, compiled.image, device_runtime, target), compiled.compiler_log)
-
-    return cache.get_or_build(("prelude", SOURCE, target, *versions, digest), build).image
+    compiled = compile_cubin(nvrtc, SOURCE, f"{KERNEL_NAME}.cu", target, ("-rdc=true", "-default-device"))
+    return _linked(nvjitlink, compiled, device_runtime, target)
 
 
 def _linked(linker: Any, compiled: bytes, device_runtime: Path, target: str) -> bytes:

@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from optimizations.compiled_cache import CompiledCache
 from optimizations.graph.device import DeviceTools
-from optimizations.graph.driver import KernelUnavailable, check, compile_cubin
+from optimizations.graph.driver import KernelUnavailable, compile_cubin
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.graph.host import AddressPlace, NodeUpdate
 from optimizations.graph.plan import Slot
@@ -51,8 +50,8 @@ _WORDS = 2
 """Which parameter of the kernel the words are."""
 
 
-def build_table_kernel(target: str, cache: CompiledCache, capacity: int) -> bytes:
-    """Return the cubin, cached or compiled, of the kernel that writes up to `capacity` words, for `target` (`sm_90`).
+def build_table_kernel(target: str, capacity: int) -> bytes:
+    """Return the cubin of the kernel that writes up to `capacity` words, for `target` (`sm_90`).
 
     Raises:
         KernelUnavailable: NVRTC is missing, or it refused the target; the message has its log.
@@ -60,10 +59,8 @@ def build_table_kernel(target: str, cache: CompiledCache, capacity: int) -> byte
     try:
         from cuda.bindings import nvrtc
 
-        version = ".".join(str(part) for part in check(nvrtc.nvrtcVersion))
         source = SOURCE.format(capacity=capacity, name=KERNEL_NAME)
-        key = ("table", source, target, version)
-        return cache.get_or_build(key, lambda: compile_cubin(nvrtc, source, f"{KERNEL_NAME}.cu", target)).image
+        return compile_cubin(nvrtc, source, f"{KERNEL_NAME}.cu", target)
     except (ImportError, RuntimeError, OSError) as error:
         raise KernelUnavailable(
             f"the pointer table needs NVRTC, which comes with torch's CUDA wheels ({error})"

@@ -14,7 +14,6 @@ from pydantic import JsonValue
 from rich.console import Console
 
 from models.registry import DEFAULT_SET, TP_MARK, find, is_program
-from optimizations.compiled_cache import user_cache
 from suite.measure import environment
 from suite.measure.gpu import find_gpu, require_gpu, visible_gpus
 from suite.measure.modes import MODES, select_modes
@@ -32,6 +31,7 @@ from suite.run.runner import Job, Runner, RunOutcome, plan_jobs
 from suite.run.schedule import Shard, estimated_seconds, usual_seconds
 from suite.run.supervise import Interrupted
 from suite.settings import Preset, RunPlan, RunSettings, recorded_plan, setting_differences
+from suite.worker.compile_cache import user_cache
 
 NEWEST = "newest"
 """`--resume newest`: the newest run that was asked for the same in the same environment, else a new one."""

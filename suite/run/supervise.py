@@ -32,9 +32,9 @@ from types import FrameType
 
 import psutil
 
-from optimizations.compiled_cache import user_cache
 from suite.run import guard
 from suite.run.guard import MARK, RUN_MARK, kill_marked, make_folder, new_mark, remove_folder
+from suite.worker.compile_cache import user_cache
 
 TERM_GRACE_S = 3.0
 """Time between SIGTERM and SIGKILL."""

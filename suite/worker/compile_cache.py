@@ -8,7 +8,10 @@ itself, once: they are marked with its name (`torch_internals.tuning`), and the 
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from suite.measure.modes import Mode
@@ -16,9 +19,22 @@ from suite.results.schema import CompileConditions
 
 INDUCTOR = "inductor"
 TRITON = "triton"
-ENCORE = "encore"
 JUDGED = "judged"
 """The folder where processes note results that they found right (`suite.worker.eager_comparison`)."""
+
+
+def user_cache() -> Path:
+    """Return `$XDG_CACHE_HOME/encore`, else `~/.cache/encore`; a new folder for a user without a home directory."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encore"
+    except (RuntimeError, KeyError):
+        return _folder_of_this_process()
+
+
+@functools.cache
+def _folder_of_this_process() -> Path:
+    return Path(tempfile.mkdtemp(prefix="encore-"))
+
 
 _GRAPHS = ("fxgraph", "aotautograd")
 """Folders of compiled graphs, of Inductor and of AOTAutograd, in Inductor's."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from suite.results.schema import Record, Status
-from suite.worker.compile_cache import ENCORE, INDUCTOR, TRITON
+from suite.worker.compile_cache import INDUCTOR, TRITON
 from suite.worker.protocol import (
     COMMANDS,
     CellError,
@@ -197,7 +197,6 @@ def enter_environment(spec: CellSpec) -> None:
     os.environ |= {
         "TORCHINDUCTOR_CACHE_DIR": str(cache / INDUCTOR),
         "TRITON_CACHE_DIR": str(cache / TRITON),
-        "ENCORE_CACHE_DIR": str(cache / ENCORE),
         "TORCHINDUCTOR_COMPILE_THREADS": str(spec.compile_threads),
         # PyTorch ends an idle pool of compilers after a minute. That is about when a cell that was built early has its
         # turn to compile, which once took four minutes, or when it is measured.

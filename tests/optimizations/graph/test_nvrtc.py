@@ -10,7 +10,7 @@ KERNEL = 'extern "C" __global__ void set(int* place) { *place = 1; }'
 
 def test_compiled_kernel_with_an_empty_log_keeps_the_process() -> None:
     compiled = compile_cubin(nvrtc, KERNEL, "set.cu", "sm_90")
-    assert compiled.image.startswith(b"\x7fELF")
+    assert compiled.startswith(b"\x7fELF")
     # Note [Buffers NVRTC writes to]: what `encode` gives here is one object for the whole process. (The compiler would
     # fold an expression of literals, and never look.)
     space = chr(32)

@@ -9,12 +9,10 @@ from typing import Any
 
 import cuda.pathfinder
 import pytest
-from cuda.bindings import nvrtc
 from hypothesis import given
 from hypothesis import strategies as st
 from nvidia_tools import disassemble, entry_points
 
-from optimizations.compiled_cache import CompiledCache
 from optimizations.graph import prelude
 from optimizations.graph.driver import KernelUnavailable
 from optimizations.graph.plan import Slot
@@ -27,28 +25,12 @@ from optimizations.graph.prelude import (
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
-def test_the_prelude_compiles_and_links(tmp_path: Path, target: str) -> None:
-    cubin = build_prelude(target, CompiledCache(tmp_path))
+def test_the_prelude_compiles_and_links(target: str) -> None:
+    cubin = build_prelude(target)
     assert entry_points(cubin) == {KERNEL_NAME}
     sass = disassemble(cubin)
     assert sass.startswith(f"\t.target\t{target}\n")
     assert "cudaGraphKernelNodeSetParam" in sass, "the device runtime is linked in"
-
-
-def test_the_prelude_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = CompiledCache(tmp_path)
-    first = build_prelude("sm_90", cache)
-
-    def never(*_: Any) -> Any:
-        raise AssertionError("compiled again")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(nvrtc, "nvrtcCreateProgram", never)
-        assert build_prelude("sm_90", cache) == first
-    (path,) = tmp_path.iterdir()
-    path.write_bytes(path.read_bytes()[:-1])
-    assert entry_points(build_prelude("sm_90", cache)) == {KERNEL_NAME}
-    assert build_prelude("sm_80", cache) != first
 
 
 C_TYPES = {"cudaGraphDeviceNode_t": ctypes.c_uint64, "unsigned": ctypes.c_uint32}
@@ -89,19 +71,18 @@ def test_tables_hold_what_the_kernel_reads(nodes: list[tuple[int, list[Parameter
     ]
 
 
-def test_an_unknown_target_fails_with_what_the_compiler_said(tmp_path: Path) -> None:
+def test_an_unknown_target_fails_with_what_the_compiler_said() -> None:
     with pytest.raises(KernelUnavailable, match=r"NVRTC for sm_1: nvrtcCompileProgram failed.*invalid value"):
-        build_prelude("sm_1", CompiledCache(tmp_path))
-    assert list(tmp_path.iterdir()) == []
+        build_prelude("sm_1")
 
 
-def test_a_missing_device_runtime_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_runtime_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise cuda.pathfinder.StaticLibNotFoundError(f"no {name} anywhere")
 
     monkeypatch.setattr(cuda.pathfinder, "find_static_lib", missing)
     with pytest.raises(KernelUnavailable, match=r"libcudadevrt\.a, which come .* \(no cudadevrt anywhere\)"):
-        build_prelude("sm_90", CompiledCache(tmp_path))
+        build_prelude("sm_90")
 
 
 def test_damaged_device_runtime_fails_with_the_linkers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,4 +90,4 @@ def test_damaged_device_runtime_fails_with_the_linkers_words(tmp_path: Path, mon
     junk.write_bytes(b"no archive")
     monkeypatch.setattr(cuda.pathfinder, "find_static_lib", lambda name: str(junk))
     with pytest.raises(KernelUnavailable, match="nvJitLink for sm_90: ERROR"):
-        build_prelude("sm_90", CompiledCache(tmp_path / "cache"))
+        build_prelude("sm_90")

@@ -259,7 +259,7 @@ def test_the_cells_environment_is_set_before_torch_is_there(tmp_path, spec):
         spec = CellSpec.model_validate_json({made.model_dump_json()!r})
         enter_environment(spec)
         print(*(os.environ[name] for name in (
-            "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ENCORE_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
+            "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
             "OMP_NUM_THREADS", "TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL", "THP_MEM_ALLOC_ENABLE")))
         sys.modules["torch"] = sys
         try:
@@ -269,7 +269,7 @@ def test_the_cells_environment_is_set_before_torch_is_there(tmp_path, spec):
     """
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
     environment, late = result.stdout.splitlines()
-    folders = [f"{tmp_path}/new/{name}" for name in ("inductor", "triton", "encore")]
+    folders = [f"{tmp_path}/new/{name}" for name in ("inductor", "triton")]
     assert environment.split() == [*folders, "5", "3", "0", "1"]
     assert "before the cell's environment was set" in late
     assert (tmp_path / "new").is_dir()
