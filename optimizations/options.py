@@ -11,8 +11,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from optimizations.selection import Selection
 
-Attributes = Literal["hoist", "stage"]
-
 Concurrency = Literal["off", "auto"]
 """The values of the option `concurrency`."""
 
@@ -44,11 +42,8 @@ class Options:
 
     Attributes:
         placement: move CPU values that keep a graph from being captured to the GPU.
-        attributes: how CPU tensors of rank 1 and more that a module or global holds reach the GPU. "hoist" keeps a copy
-            there and compares the attribute's bytes in each call, up to a size where that costs less than sending it;
-            a larger one is sent in each call. "stage" sends all in each call.
-        hoist_limit_bytes: what one FX graph keeps on the GPU, all in all; weights that are on the CPU for their size
-            stay there.
+        hoist_limit_bytes: what one FX graph keeps on the GPU, all in all, of CPU tensors that a module or global holds.
+            Their bytes are compared in each call. What exceeds the limit is sent in each call, with 0 all of it.
         stage_limit_bytes: what one FX graph sends with each call, all in all.
         process_limit_bytes: what all FX graphs of the process keep on the GPU, buffers for sending included.
         indirection: how replay passes inputs that moved. "off": they are copied, as stock PyTorch does. Otherwise
@@ -70,7 +65,6 @@ class Options:
     """
 
     placement: bool = True
-    attributes: Attributes = "hoist"
     hoist_limit_bytes: int = 256 * 2**20
     stage_limit_bytes: int = 64 * 2**20
     process_limit_bytes: int = 2**30

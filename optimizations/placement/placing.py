@@ -80,7 +80,7 @@ def place(
         observation = observe(graph_module, layouts, same_memory_as=example_inputs)
     except CannotObserve as error:
         return untouched(graph_module, f"not analysed: {error}")
-    graph = _residency(graph_module, example_inputs, observation, options)
+    graph = _residency(graph_module, example_inputs, observation)
     return _Attempts(graph_module, layouts, observation, graph, options, held_bytes).outcome()
 
 
@@ -91,18 +91,18 @@ def residency_of(graph_module: torch.fx.GraphModule, example_inputs: Sequence[An
         CannotObserve: the graph cannot be run on fake tensors.
     """
     observation = observe(graph_module, _layouts(graph_module, example_inputs), same_memory_as=example_inputs)
-    return _residency(graph_module, example_inputs, observation, Options())
+    return _residency(graph_module, example_inputs, observation)
 
 
 def _residency(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], observation: Observation, options: Options
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], observation: Observation
 ) -> Residency:
     placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
     requires_grad = {
         name: isinstance(example, torch.Tensor) and example.requires_grad
         for name, example in zip(placeholders, example_inputs, strict=True)
     }
-    sources = input_sources(graph_module, list(example_inputs), options.attributes)
+    sources = input_sources(graph_module, list(example_inputs))
     return residency(graph_module, observation, sources, requires_grad)
 
 

@@ -12,7 +12,6 @@ import torch.fx
 
 from optimizations import torch_internals
 from optimizations.graph.memory import size_bytes
-from optimizations.options import Attributes
 
 _FROM_NUMPY = re.compile(r"^___from_numpy\((.*)\)$")
 _VARIABLE = re.compile(r"\b[LG]\['(\w+)'\]")
@@ -39,31 +38,26 @@ VALUE_GUARD_LIMIT_BYTES = 2**20
 """Up to here comparing costs the host less than sending. What is larger is sent in each call."""
 
 
-def input_sources(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], attributes: Attributes = "hoist"
-) -> dict[str, InputSource]:
-    """Return the source of each placeholder and of each tensor that `get_attr` reads, by node name.
-
-    `attributes` is the option of this name, which says whether attributes of rank 1 and more may be compared.
-    """
+def input_sources(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[str, InputSource]:
+    """Return the source of each placeholder and of each tensor that `get_attr` reads, by node name."""
     sources: dict[str, InputSource] = {}
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     for node, example in zip(placeholders, example_inputs, strict=True):
-        sources[node.name] = _placeholder_source(node, example, attributes)
+        sources[node.name] = _placeholder_source(node, example)
     for node in graph_module.graph.nodes:
         if node.op == "get_attr":  # nothing that Dynamo makes; it is sent in each call
             sources[node.name] = InputSource(str(node.target), is_attribute=True)
     return sources
 
 
-def _placeholder_source(node: torch.fx.Node, example: Any, attributes: Attributes) -> InputSource:
+def _placeholder_source(node: torch.fx.Node, example: Any) -> InputSource:
     source = torch_internals.dynamo_source(node)
     if source is None:
         return InputSource(str(node.target))
     if not stays_between_calls(source):
         return InputSource(as_in_program(source.name))
     # Dynamo notes a tensor's own attributes for tensors only: what has none came as a number or a NumPy array.
-    is_compared = _can_be_compared(example, attributes, made_per_call="tensor_dict" not in node.meta)
+    is_compared = _can_be_compared(example, made_per_call="tensor_dict" not in node.meta)
     return InputSource(as_in_program(source.name), is_attribute=True, is_compared=is_compared)
 
 
@@ -84,12 +78,12 @@ def stays_between_calls(source: Any) -> bool:
     )
 
 
-def _can_be_compared(example: Any, attributes: Attributes, *, made_per_call: bool) -> bool:
+def _can_be_compared(example: Any, *, made_per_call: bool) -> bool:
     if not isinstance(example, torch.Tensor) or example.layout is not torch.strided:
         return False
     if example.dim() == 0:
         return True
-    if attributes == "stage" or (made_per_call and not example.is_contiguous()):
+    if made_per_call and not example.is_contiguous():
         # A new tensor in each call has the strides of what it was made of.
         return False
     size = size_bytes(example)

@@ -6,12 +6,11 @@ string, a number or a tuple of such, so that `dataclasses.asdict` of a record ca
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from optimizations.report.recordings import Direction, KeptResults, RecordingReport, SlowCalls, UncapturedCalls
+from optimizations.report.recordings import CountedCalls, Direction, KeptResults, RecordingReport
 from optimizations.report.selection import SelectionReport
 
 CpuKind = Literal["constant", "attribute", "argument", "computed"]
@@ -180,7 +179,7 @@ class GraphReport:
         binding: parameters and buffers that calls do not load; None without `lean`.
         shortcut: whether calls pass PyTorch's wrappers by; None without `lean`.
         kept: results that are copied out of graph memory because the program keeps them.
-        uncaptured: calls that ran without a graph, by reason.
+        uncaptured: calls that ran without a graph although Inductor made the function for one, by reason.
         selection: for each function of Inductor's, how its calls are served and why; empty with `selection="off"`.
         slow_calls: calls that took the slow path, by reason, the first reason first; none are counted without `lean`.
     """
@@ -192,15 +191,9 @@ class GraphReport:
     binding: BindingReport | None = None
     shortcut: ShortcutReport | None = None
     kept: tuple[KeptResults, ...] = ()
-    uncaptured: tuple[UncapturedCalls, ...] = ()
+    uncaptured: tuple[CountedCalls, ...] = ()
     selection: tuple[SelectionReport, ...] = ()
-    slow_calls: tuple[SlowCalls, ...] = ()
-
-    @property
-    def full_ways(self) -> tuple[SlowCalls, ...]:
-        """Return `slow_calls`, by its name in release 0.1."""
-        warnings.warn("GraphReport.full_ways is called slow_calls now", DeprecationWarning, stacklevel=2)
-        return self.slow_calls
+    slow_calls: tuple[CountedCalls, ...] = ()
 
 
 class ReportedFunction(Protocol):
@@ -212,10 +205,10 @@ class ReportedFunction(Protocol):
     def kept(self) -> KeptResults | None:
         """Return its results that the program keeps; None where it keeps none."""
 
-    def uncaptured(self) -> Sequence[UncapturedCalls]:
+    def uncaptured(self) -> Sequence[CountedCalls]:
         """Return the calls without a graph, by reason."""
 
-    def slow_calls(self) -> Sequence[SlowCalls]:
+    def slow_calls(self) -> Sequence[CountedCalls]:
         """Return the slow-path calls by reason, in the order in which the reasons came up."""
 
     def selection(self) -> SelectionReport | None:

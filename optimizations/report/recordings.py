@@ -102,17 +102,8 @@ class KeptResults:
 
 
 @dataclass(frozen=True, slots=True)
-class UncapturedCalls:
-    """Describe calls that ran without a graph although Inductor made the function for one, and why."""
-
-    direction: Direction
-    reason: str
-    calls: int
-
-
-@dataclass(frozen=True, slots=True)
-class SlowCalls:
-    """Describe calls that took the slow path, and why: they did all that a call of stock's does."""
+class CountedCalls:
+    """Count the calls of a function that something happened to for this reason."""
 
     direction: Direction
     reason: str

@@ -17,7 +17,7 @@ from optimizations.in_place.budget import most_calls_between
 from optimizations.in_place.generated import GeneratedCode, read_generated
 from optimizations.in_place.session import Session
 from optimizations.options import Options
-from optimizations.report.recordings import Direction, KeptResults, RecordingReport, SlowCalls, UncapturedCalls
+from optimizations.report.recordings import CountedCalls, Direction, KeptResults, RecordingReport
 from optimizations.report.selection import SelectionReport
 from optimizations.selection import Decision, copies_cost_more, without_graph
 from optimizations.torch_internals.geometry import FixedGeometry
@@ -335,13 +335,13 @@ class RecordableFunction:
             return None
         return KeptResults(self.direction, tuple(sorted(self.kept_outputs)), self.kept_copies, self.kept_bytes)
 
-    def uncaptured(self) -> Sequence[UncapturedCalls]:
+    def uncaptured(self) -> Sequence[CountedCalls]:
         """See `report.ReportedFunction`."""
-        return [UncapturedCalls(self.direction, reason, calls) for reason, calls in list(self._uncaptured.items())]
+        return [CountedCalls(self.direction, reason, calls) for reason, calls in list(self._uncaptured.items())]
 
-    def slow_calls(self) -> Sequence[SlowCalls]:
+    def slow_calls(self) -> Sequence[CountedCalls]:
         """See `report.ReportedFunction`."""
-        return [SlowCalls(self.direction, reason, calls) for reason, calls in list(self._slow_calls.items())]
+        return [CountedCalls(self.direction, reason, calls) for reason, calls in list(self._slow_calls.items())]
 
 
 def is_one_of_several(generated: Callable[[list[Any]], Any]) -> bool:

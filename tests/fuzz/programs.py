@@ -63,7 +63,7 @@ def draw(seed: int, number: int) -> Program:
     )
     options: dict[str, Any] = choose.choice(
         (
-            *({}, {}, {}, {"attributes": "stage"}, {"hoist_limit_bytes": 60}, {"process_limit_bytes": 100}),
+            *({}, {}, {}, {"hoist_limit_bytes": 0}, {"hoist_limit_bytes": 60}, {"process_limit_bytes": 100}),
             *({"hoist_limit_bytes": 20, "stage_limit_bytes": 60}, {"stage_limit_bytes": 30}),
         )
     )

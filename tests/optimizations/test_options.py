@@ -16,8 +16,8 @@ def test_defaults_are_what_no_options_give() -> None:
 
 
 def test_given_options_replace_defaults() -> None:
-    options = Options.parse({"attributes": "stage", "stage_limit_bytes": 10, "inductor": {"max_autotune": True}})
-    assert options == Options(attributes="stage", stage_limit_bytes=10, inductor={"max_autotune": True})
+    options = Options.parse({"stage_limit_bytes": 10, "inductor": {"max_autotune": True}})
+    assert options == Options(stage_limit_bytes=10, inductor={"max_autotune": True})
 
 
 def test_options_cannot_be_changed() -> None:
@@ -40,7 +40,6 @@ def test_unknown_option_names_it_the_nearest_and_all_known_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("attributes", "copy", "'hoist', 'stage'"),
         ("indirection", "device", "'off', 'auto'"),
         ("placement", 1, "True or False"),
         ("hoist_limit_bytes", "1 MB", "an int"),

@@ -317,7 +317,7 @@ def _negative_by_a_flag(x: torch.Tensor) -> Any:
         (_switches_inference_mode, {}, "_enter_inference_mode: changes what the operations after it do"),
         (_switches_default_dtype, {}, "set_default_dtype: changes what the operations after it do"),
         (_switches_determinism, {}, "_set_deterministic_algorithms: changes what the operations after it do"),
-        (_negative_by_a_flag, {"attributes": "stage"}, "conjugate or negative only by a flag"),
+        (_negative_by_a_flag, {"hoist_limit_bytes": 0}, "conjugate or negative only by a flag"),
         (lambda x: x + 1, {}, "nothing is on the CPU"),
         (lambda x: x + TABLE.to(x.device), {"placement": False}, "placement is switched off"),
         (lambda x: x + (x.cpu() + 3).to(x.device), {}, "nothing could be moved"),

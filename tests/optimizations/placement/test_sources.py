@@ -10,7 +10,6 @@ import torch
 from simulated_gpu.placement import graphs_of
 from torch import nn
 
-from optimizations.options import Attributes
 from optimizations.placement.sources import VALUE_GUARD_LIMIT_BYTES, InputSource, input_sources
 
 HELD = torch.ones(3)
@@ -32,10 +31,10 @@ class Holder(nn.Module):
         self.register_buffer("buffer", torch.ones(3))
 
 
-def _source(program: Any, *args: Any, attributes: Attributes = "hoist") -> InputSource:
+def _source(program: Any, *args: Any) -> InputSource:
     """The source of the only input."""
     ((graph_module, inputs),) = graphs_of(program, *args)
-    (source,) = input_sources(graph_module, inputs, attributes).values()
+    (source,) = input_sources(graph_module, inputs).values()
     return source
 
 
@@ -59,7 +58,6 @@ def test_attributes_of_modules(attribute: str, is_compared: bool) -> None:
         def forward(self) -> Any:
             return torch.as_tensor(getattr(self, attribute)) * 2
 
-    assert _source(Reader(), attributes="stage").is_compared is (attribute in ("scalar", "zero_rank"))
     assert _source(Reader()) == InputSource(f"self.{attribute}", is_attribute=True, is_compared=is_compared)
 
 

@@ -12,7 +12,6 @@ from torch import nn
 
 import optimizations
 from optimizations import Options, torch_internals
-from optimizations.options import Attributes
 from optimizations.placement import place
 from optimizations.torch_internals import geometry
 from optimizations.torch_internals.geometry import CHECKS_MADE, FixedGeometry
@@ -107,10 +106,10 @@ class Looked(Table):
 
 
 @pytest.mark.parametrize("kind", [Table, Looked])
-@pytest.mark.parametrize("attributes", ["hoist", "stage"])
+@pytest.mark.parametrize("limit", [2**20, 0])
 @pytest.mark.parametrize("change", CHANGES)
 def test_cpu_attribute_in_another_geometry(
-    change: Callable[[torch.Tensor], None], attributes: Attributes, kind: type[Table]
+    change: Callable[[torch.Tensor], None], limit: int, kind: type[Table]
 ) -> None:
     """Other strides have eager's values; another shape or dtype raises, and the attribute can be put back."""
     model = kind()
@@ -118,7 +117,7 @@ def test_cpu_attribute_in_another_geometry(
     rows = (torch.ones(8),) if kind is Looked else ()
     with torch.no_grad():
         ((graph, inputs),) = graphs_of(model, fake_cuda(torch.ones(8, 8), mode), *rows, mode=mode)
-    run = placed_runner(graph, place(graph, inputs, Options(attributes=attributes)), inputs)
+    run = placed_runner(graph, place(graph, inputs, Options(hoist_limit_bytes=limit)), inputs)
     names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
 
     def check() -> None:

@@ -160,13 +160,13 @@ def test_reports_are_made_while_other_threads_record(cuda_on_cpu: CudaOnCpu, mon
     check(compiled, values(7))
     (function,) = compiled.functions
     function.ran_without_graph("a reason")
-    report = function_module.UncapturedCalls
+    report = function_module.CountedCalls
 
     def noted(*arguments: Any) -> Any:
         function.ran_without_graph(f"reason {len(function._uncaptured)}")
         return report(*arguments)
 
-    monkeypatch.setattr(function_module, "UncapturedCalls", noted)
+    monkeypatch.setattr(function_module, "CountedCalls", noted)
     assert [calls.reason for calls in function.uncaptured()] == ["a reason"]
 
     (node,) = nodes()

@@ -11,7 +11,7 @@ import pytest
 
 from optimizations.report import LEDGER, CompiledGraph, Copy, Entry, Left, PlacementReport
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
-from optimizations.report.recordings import KeptResults, RecordingReport, ReplayedInput, SlowCalls, UncapturedCalls
+from optimizations.report.recordings import CountedCalls, KeptResults, RecordingReport, ReplayedInput
 from optimizations.report.selection import SelectionReport
 from suite.measure.encore_report import encore_report
 from suite.results.schema import Metrics
@@ -80,7 +80,7 @@ def test_recordings_stand_in_the_row_and_are_read_back() -> None:
         concurrency=ConcurrencyReport("chain", "it is faster", order=(OrderedLaunch("mm", ("gemm",), ()),)),
     )
     kept = KeptResults("backward", (0,), copies=3, copied_bytes=96)
-    calls = UncapturedCalls("backward", "its forward ran without a graph", 2)
+    calls = CountedCalls("backward", "its forward ran without a graph", 2)
     selection = SelectionReport("backward", "copies", "measured", 6, 4096, 0, (("copies", 64.4), ("in place", 80.5)))
     entry.functions.append(
         SimpleNamespace(
@@ -88,7 +88,7 @@ def test_recordings_stand_in_the_row_and_are_read_back() -> None:
             kept=lambda: kept,
             uncaptured=lambda: [calls],
             selection=lambda: selection,
-            slow_calls=lambda: [SlowCalls("inference", "the program holds a result", 3)],
+            slow_calls=lambda: [CountedCalls("inference", "the program holds a result", 3)],
         )
     )
     found = encore_report()
