@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kernels side by side on every workload: bits, times, memory, and delayed kernels.
+"""Kernels side by side on every workload: bits, times, memory, the chain against itself, and delayed kernels.
 
     python tests/gpu/concurrency_proof.py --out proof.jsonl --minutes 8     on a GPU; again: goes on where it stopped
     python tests/gpu/concurrency_proof.py --out proof.jsonl --only MMC TKE  these alone
@@ -47,8 +47,8 @@ SEED = 0
 WARM_UP = 6
 MOST_CALLS = 60
 """Calls until all graphs are raced."""
-DELAYS_S = 16.0
-"""Most time for the delayed replays of a workload."""
+PHASE_S = 4.0
+"""Most time for races of a workload's chain with itself, and for its delayed replays."""
 LONGEST_S = 400.0
 """Most time for one process."""
 INTERRUPTED, TIME_IS_OVER = 130, 3
@@ -151,7 +151,7 @@ def prepare(chosen: Chosen) -> dict[str, Any]:
 def measure(chosen: Chosen, lock: Path, *, delays: bool) -> dict[str, Any]:
     """Measure a workload both ways."""
     from delayed_graphs import delayed
-    from steered import Limit, Steering, compare_bits, compare_times, decide, replay_delayed
+    from steered import Limit, NotedOrders, Steering, compare_bits, compare_times, decide, race_itself, replay_delayed
 
     import optimizations
     from optimizations.trees import node
@@ -159,27 +159,30 @@ def measure(chosen: Chosen, lock: Path, *, delays: bool) -> dict[str, Any]:
 
     steering = Steering()
     node.Race = steering.race  # type: ignore[assignment, misc]
-    program = Workload(chosen, branches=True)
-    row: dict[str, Any] = {"reserved_bytes": reserved_bytes(program)}
-    for number in range(MOST_CALLS):
-        program.iterate(number)
-        sessions = [one.session for manager in managers() for one in manager.nodes() if one.session is not None]
-        found = [one.branches for one in sessions if one.branches is not None]
-        if number >= WARM_UP and all(one.is_racing or not one.pending for one in found):
-            break
-    for one in found:
-        if one._race is not None:
-            one._race.branches = one  # type: ignore[attr-defined]
-    program.synchronize()
-    row["recordings"] = [recording_row(one) for one in optimizations.recordings()]
-    if not any(one.is_racing for one in found):
-        return row
-    with locked(lock):
-        row["bits"] = compare_bits(program, steering)
-        row["times"] = compare_times(program, steering)
-        row["decisions"] = decide(program, steering)
-        if delays:
-            row["delays"] = replay_delayed(program, steering, delayed, Limit(DELAYS_S))
+    with NotedOrders() as orders:
+        program = Workload(chosen, branches=True)
+        row: dict[str, Any] = {"reserved_bytes": reserved_bytes(program)}
+        for number in range(MOST_CALLS):
+            program.iterate(number)
+            sessions = [one.session for manager in managers() for one in manager.nodes() if one.session is not None]
+            found = [one.branches for one in sessions if one.branches is not None]
+            if number >= WARM_UP and all(one.is_racing or not one.pending for one in found):
+                break
+        for one in found:
+            if one._race is not None:
+                one._race.branches = one  # type: ignore[attr-defined]
+        program.synchronize()
+        row["recordings"] = [recording_row(one) for one in optimizations.recordings()]
+        row["orders"] = [{"paths": one.paths(), "hidden": one.hidden()} for one in orders.found]
+        if not any(one.is_racing for one in found):
+            return row
+        with locked(lock):
+            row["bits"] = compare_bits(program, steering)
+            row["times"] = compare_times(program, steering)
+            row["decisions"] = decide(program, steering, "race")
+            row["self"] = race_itself(program, steering, Limit(PHASE_S))
+            if delays:
+                row["delays"] = replay_delayed(program, steering, delayed, Limit(4 * PHASE_S))
     return row
 
 
@@ -383,7 +386,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     newest = {(row["phase"], row["workload"]): row for row in rows}
     lines = [
         f"{'workload':18} {'launches':>8} {'path':>5} {'width':>5} {'chain us':>9} {'branches':>9} {'gain':>6} "
-        f"{'delays':>7} {'memory':>6}  bits"
+        f"{'itself':>6} {'delays':>7} {'memory':>6}  bits"
     ]
     gains = []
     for (phase, name), row in newest.items():
@@ -398,11 +401,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         cells.append(f"{_most(graphs, 'width'):5} ")
         if "times" not in row:
             reasons = "; ".join(dict.fromkeys(one.get("reason", "no report") for one in row["recordings"]))
-            lines.append(f"{cells[0]}{cells[1]}{'':32} chain: {reasons or 'no graph'}")
+            lines.append(f"{cells[0]}{cells[1]}{'':39} chain: {reasons or 'no graph'}")
             continue
-        times, delays = row["times"]["graphs_us"], row.get("delays")
+        times, itself, delays = row["times"]["graphs_us"], row["self"], row.get("delays")
         gains.append(max(1.0, row["times"]["gain"] or 1.0))
         cells.append(f"{times['chain']:9,.1f} {times['branches']:9,.1f} {row['times']['gain'] or 0:6.3f} ")
+        cells.append(f"{itself['branches_won']}/{itself['races']}".rjust(6))
         cells.append(f"{len(delays['differing_seeds'])}/{delays['replays']}".rjust(8) if delays else " " * 8)
         cells.append(f"{row['reserved_bytes'] / before:7.3f}" if before else " " * 7)
         lines.append("".join(cells) + f"  {_bits(row['bits'])}")

@@ -7,6 +7,7 @@ compilation is measured both ways, with the same recordings, kernels and address
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -15,9 +16,14 @@ from typing import Any, Protocol
 
 import torch
 
+from optimizations.concurrency import branches as branches_module
 from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches
+from optimizations.concurrency.hidden_memory import with_hidden_memory
+from optimizations.concurrency.launch_log import Logged
+from optimizations.concurrency.order import Launch, order_launches
 from optimizations.race import CALLS, Race
 
+SELF_RACES = 10
 DELAYED_REPLAYS = 100
 ROUNDS, ROUND_CALLS = 2, 20
 """Of timed calls: so many rounds of so many calls each way."""
@@ -27,7 +33,7 @@ MOST_SPREAD = 3.0
 
 @dataclass
 class Steering:
-    """What serves the calls: `serve` is "chain" or "branches".
+    """What serves the calls: `serve` is "chain", "branches", "race" (as Encore decides) or "self" (chain and chain).
 
     Attributes:
         races: of all graphs that have branches.
@@ -46,7 +52,7 @@ class Steering:
 
 
 class SteeredRace:
-    """See the module. `branches` is what it is the race of; `inner` is a real race while one decides."""
+    """See the module. `branches` is what it is the race of; `inner` is a real race while one runs."""
 
     winner: str | None = None
 
@@ -55,15 +61,27 @@ class SteeredRace:
         self.branches: Branches | None = None
         self.inner: Race | None = None
         self._steering = steering
+        self._turn: str | None = None
 
     def serve(self, call: Callable[[str], tuple[Any, Any]]) -> Any:
         steering = self._steering
         if self.inner is not None:
-            return self.inner.serve(call)
+            return self.inner.serve(self._against_itself(call) if steering.serve == "self" else call)
         result, events = call(BRANCHES if steering.serve == BRANCHES else CHAIN)
         if events is not None:
             steering.timed.append((self, *events))
         return result
+
+    def _against_itself(self, call: Callable[[str], tuple[Any, Any]]) -> Callable[[str], tuple[Any, Any]]:
+        """Serve both alternatives by the chain, instantiated again where branches would be."""
+
+        def serve(name: str) -> tuple[Any, Any]:
+            if name != self._turn and self.branches is not None:
+                self._turn = name
+                self.branches._graph.instantiate()
+            return call(CHAIN)
+
+        return serve
 
 
 class Program(Protocol):
@@ -170,8 +188,9 @@ def compare_times(program: Program, steering: Steering) -> dict[str, Any]:
     }
 
 
-def decide(program: Program, steering: Steering) -> list[dict[str, Any]]:
-    """Let real races decide."""
+def decide(program: Program, steering: Steering, serve: str) -> list[dict[str, Any]]:
+    """Let real races decide, of chain and branches ("race") or of the chain and itself ("self")."""
+    steering.serve = serve
     for one in steering.races:
         one.inner = Race((CHAIN, BRANCHES))
     for number in range(4 * (CALLS + 1)):
@@ -180,9 +199,23 @@ def decide(program: Program, steering: Steering) -> list[dict[str, Any]]:
         if all(one.inner is None or one.inner.winner is not None for one in steering.races):
             break
     inner = [one.inner for one in steering.races if one.inner is not None]
+    found = [{"winner": one.winner, "median_us": one.median_us} for one in inner]
     for one in steering.races:
         one.inner = None
-    return [{"winner": one.winner, "median_us": one.median_us} for one in inner]
+    steering.serve = CHAIN
+    return found
+
+
+def race_itself(program: Program, steering: Steering, limit: Limit, races: int = SELF_RACES) -> dict[str, int]:
+    """Race the chain of each graph against itself, and count how often "branches" win."""
+    won, held = 0, 0
+    for _ in range(races):
+        if held and not limit.left:
+            break
+        found = decide(program, steering, "self")
+        held += len(found)
+        won += sum(one["winner"] == BRANCHES for one in found)
+    return {"races": held, "branches_won": won}
 
 
 def replay_delayed(
@@ -212,3 +245,47 @@ def replay_delayed(
             differing.append(seed)
     steering.serve = CHAIN
     return {"replays": made, "differing_seeds": differing, "tensors": len(steady)}
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """The launches of one graph: as noted, with the memory that only words name, and as they were ordered."""
+
+    logged: Sequence[Logged]
+    with_hidden: Sequence[Launch]
+
+    def paths(self) -> dict[str, int]:
+        """Return lengths of the longest path, in launches: which part of the order makes it longer."""
+        noted = [one.launch for one in self.logged]
+        free = [Launch(one.name, one.first, one.count, one.reads, one.writes) for one in noted]
+        ways = {"without_barriers": free, "declared": noted, "with_hidden_memory": self.with_hidden}
+        return {name: _longest(launches) for name, launches in ways.items()}
+
+    def hidden(self) -> dict[str, int]:
+        """Return how many launches touch memory that only words name, by operator."""
+        pairs = zip(self.logged, self.with_hidden, strict=True)
+        return dict(Counter(new.name for old, new in pairs if new.writes != old.launch.writes))
+
+
+def _longest(launches: Sequence[Launch]) -> int:
+    return 1 + max(order_launches(launches).levels(), default=-1)
+
+
+class NotedOrders:
+    """Keeps what each graph's order was made of, in the block."""
+
+    def __init__(self) -> None:
+        self.found: list[Ordered] = []
+        self._stock = with_hidden_memory
+
+    def __enter__(self) -> NotedOrders:
+        def noted(logged: Sequence[Logged], *arguments: Any) -> list[Launch]:
+            launches = self._stock(logged, *arguments)
+            self.found.append(Ordered(logged, launches))
+            return launches
+
+        branches_module.with_hidden_memory = noted  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        branches_module.with_hidden_memory = self._stock

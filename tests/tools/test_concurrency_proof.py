@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import importlib
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from optimizations.concurrency.branches import Branches, Noted
@@ -50,8 +53,10 @@ class Program:
         self.branches.prepare(captured(2), ())
         self.steering.races[0].branches = self.branches
         self.now = 0.0
+        self.calls = 0
         self.launch_ms: Callable[[bool], float] = lambda branched: 0.5 if branched else 1.0
         self.bits_of: Callable[[bool], Mapping[str, str]] = lambda branched: {"loss": "1", "output": "2"}
+        self.results_of: Callable[[bool], Mapping[str, torch.Tensor]] = lambda branched: {}
 
     @property
     def is_branched(self) -> bool:
@@ -61,6 +66,8 @@ class Program:
         return Event(self.now)
 
     def iterate(self, number: int) -> None:
+        self.calls += 1
+
         def launch() -> None:
             self.now += self.launch_ms(self.is_branched)
 
@@ -71,7 +78,8 @@ class Program:
         return self.bits_of(self.is_branched)
 
     def results(self) -> Mapping[str, torch.Tensor]:
-        return {}
+        self.iterate(0)
+        return self.results_of(self.is_branched)
 
     def synchronize(self) -> None:
         pass
@@ -84,6 +92,21 @@ def test_equal_bits_are_told_from_others() -> None:
     found = steered.compare_bits(program, program.steering)
     assert not found["equal"]
     assert found["branches_differ"] == ["output"]
+
+
+@pytest.mark.parametrize(("scale", "equal"), [(1.0, True), (100.0, False)])
+def test_varying_tensor_is_judged_by_the_spread_of_the_chain(scale: float, equal: bool) -> None:
+    program = Program()
+    program.bits_of = lambda branched: {"loss": str(program.calls), "output": "2"}
+
+    def results(branched: bool) -> Mapping[str, torch.Tensor]:
+        error = 1e-6 * (program.calls % 2) * (scale if branched else 1.0)
+        return {"loss": torch.tensor([1.0 + error], dtype=torch.float64)}
+
+    program.results_of = results
+    found = steered.compare_bits(program, program.steering)
+    assert found["chain_differs_from_itself"] == ["loss"]
+    assert found["equal"] is equal
 
 
 def test_delays_that_change_bits_are_named_by_seed() -> None:
@@ -147,6 +170,7 @@ def measured(**more: Any) -> dict[str, Any]:
         "recordings": [{"direction": "inference", "launches": 7, "width": 3, "longest_path": 4, "reason": ""}],
         "bits": bits,
         "times": times,
+        "self": {"races": 10, "branches_won": 1},
         "delays": {"replays": 100, "differing_seeds": []},
     }
     return {**row, **more}
@@ -156,5 +180,14 @@ def test_table_has_gain_memory_bits_and_mean() -> None:
     prepared = {"phase": "prepare", "workload": "A", "status": "ok", "reserved_bytes": 100}
     slower = measured(workload="B", times={"graphs_us": {"chain": 80.0, "branches": 100.0}, "gain": 0.8})
     lines = proof.table([prepared, measured(), slower]).splitlines()
-    assert lines[1].split() == ["A", "7", "4", "3", "100.0", "80.0", "1.250", "0/100", "1.020", "equal"]
+    assert lines[1].split() == ["A", "7", "4", "3", "100.0", "80.0", "1.250", "1/10", "0/100", "1.020", "equal"]
     assert "geometric mean of 2, the chain where it is faster: 1.118" in lines[-1]
+
+
+@pytest.mark.parametrize("script", ["concurrency_proof.py", "steered.py", "delayed_graphs.py"])
+def test_names_that_are_imported_late_exist(script: str) -> None:
+    for node in ast.walk(ast.parse((GPU_TESTS / script).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            module = importlib.import_module(node.module)
+            for one in node.names:
+                assert hasattr(module, one.name) or importlib.import_module(f"{node.module}.{one.name}")
