@@ -6,6 +6,7 @@ string, a number or a tuple of such, so that `dataclasses.asdict` of a record ca
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -194,6 +195,12 @@ class GraphReport:
     uncaptured: tuple[CountedCalls, ...] = ()
     selection: tuple[SelectionReport, ...] = ()
     slow_calls: tuple[CountedCalls, ...] = ()
+
+    @property
+    def full_ways(self) -> tuple[CountedCalls, ...]:
+        """Return `slow_calls`, by its name in release 0.1."""
+        warnings.warn("GraphReport.full_ways is called slow_calls now", DeprecationWarning, stacklevel=2)
+        return self.slow_calls
 
 
 class ReportedFunction(Protocol):

@@ -17,6 +17,7 @@ from step_parts import unaudited
 from torch import nn
 
 import optimizations
+from optimizations.capture.device import Device
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import recapture
 from optimizations.in_place import budget
@@ -133,6 +134,26 @@ def test_a_step_writes_no_memory_that_a_later_recording_freed(
     step.close()
 
 
+def test_second_recording_keeps_the_first_right_after_freeing() -> None:
+    """The second one is made when the workspace of the first is free, and its results may be put anywhere."""
+    step, eager = narrow_step(torch.float32)
+    x = narrow_input(torch.float32)
+    for _ in range(5):
+        before = step(x)
+    clear()
+    for _ in range(5):
+        other = step(x[: LONG // 2])
+    clear()
+    memory = sentinels()
+    for _ in range(2):
+        after, again = step(x), step(x[: LONG // 2])
+    assert len(step.report().recordings) == 2
+    assert overwritten(memory) == 0
+    assert same(after, before) and same(again, other)
+    assert close_to(after, eager(x)) and close_to(again, eager(x[: LONG // 2]))
+    step.close()
+
+
 @pytest.mark.parametrize("order", [[1, -1], [1, 1, -1, -1]], ids=str)
 @pytest.mark.parametrize("by", ["stock", "hand"])
 def test_callables_write_no_memory_that_a_later_recording_freed(
@@ -239,6 +260,67 @@ def test_hand_captured_graph_keeps_its_workspace_on_recapture(
     require_intact(graph, result, expected)
 
 
+@pytest.mark.parametrize("bigger_first", [True, False])
+def test_gradients_of_one_recording_survive_another_launch(bigger_first: bool) -> None:
+    """Two models take turns in one step, so its recordings leave gradients of different parameters."""
+
+    def build() -> list[nn.Module]:
+        torch.manual_seed(0)
+        return [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, 8)).cuda() for width in (512, 256)]
+
+    def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    found = []
+    for run in (step, unaudited(step)):
+        models = build() if bigger_first else build()[::-1]
+        generator = torch.Generator("cuda").manual_seed(3)
+        made = []
+        for index in range(24):
+            model = models[index // 6 % 2] if index < 12 else models[index % 2]
+            x = torch.randn(2048, model[0].in_features, device="cuda", generator=generator)  # type: ignore[index]
+            made.append(run(model, x).detach().clone())
+            torch.cuda.synchronize()
+            made += [p.grad.clone() for one in models for p in one.parameters() if p.grad is not None]
+        found.append(made)
+        if run is not step:
+            report = run.report()  # type: ignore[attr-defined]
+            assert len(report.recordings) >= 2 and report.replays >= 10, report
+            run.close()  # type: ignore[attr-defined]
+    for index, (mine, theirs) in enumerate(zip(*found, strict=True)):
+        assert torch.equal(mine, theirs), index
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_matrix_products_on_own_streams_of_a_step_are_refused(multiplies: bool) -> None:
+    side = torch.cuda.Stream()
+    weight = torch.randn(32, 32, device="cuda")
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        outside = torch.cuda.current_stream()
+        side.wait_stream(outside)
+        with torch.cuda.stream(side):
+            made = x @ weight if multiplies else x + weight
+        outside.wait_stream(side)
+        return (made @ weight).sum()
+
+    graphed, x = unaudited(step), torch.randn(32, 32, device="cuda")
+    expected = step(x)
+    for _ in range(6):
+        assert torch.equal(graphed(x), expected)
+    report = graphed.report()
+    if multiplies:
+        assert "multiplies matrices on a stream" in report.refusals[0].reason
+    else:
+        assert report.refusals == ()
+    assert report.replays == (0 if multiplies else 3)
+    graphed.close()
+
+
 def test_workspaces_of_a_captured_step_are_the_kept_ones() -> None:
     """Without this the tests above would show nothing: it is cuBLAS that decides whether it needs a workspace."""
     step, _ = narrow_step(torch.float32)
@@ -294,3 +376,41 @@ def test_steps_and_callables_in_sequence_need_no_more_memory() -> None:
         reserved.append(torch.cuda.memory_reserved())
     print(f"reserved, in MiB: {[one >> 20 for one in reserved]}")
     assert reserved[-1] <= reserved[1] + 2**21
+
+
+WIDE, HIDDEN, ROWS = 197951, 512, 256
+"""As DeepRecommender's: two weights of 386 MiB, of which autocast makes halves, and inputs of 193 MiB."""
+
+
+def wide_training() -> Callable[[torch.Tensor], torch.Tensor]:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDE, HIDDEN), nn.SELU(), nn.Linear(HIDDEN, WIDE)).cuda()
+    compiled = torch.compile(model)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        with torch.autocast("cuda"):
+            loss = compiled(x).float().square().mean()
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+def test_pool_is_smaller_where_forwards_use_gradients_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [torch.rand(ROWS, WIDE, device="cuda") for _ in range(3)]
+    sizes, losses = [], []
+    for has_room in (True, False):
+        if not has_room:
+            monkeypatch.setattr(Device, "make_room", lambda self, size_bytes: None)
+        step = unaudited(wide_training())
+        losses.append([step(x) for x in batches * 3])
+        report = step.report()
+        assert report.refusals == () and report.replays >= 4
+        sizes.append(report.recordings[0].pool_bytes)
+        step.close()
+        del step
+        clear()
+    torch.testing.assert_close(*losses)
+    assert sizes[0] < sizes[1], sizes
