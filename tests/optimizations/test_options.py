@@ -11,18 +11,9 @@ import pytest
 from optimizations import Options, WrongOption
 
 
-def test_defaults_are_what_no_options_give() -> None:
-    assert Options.parse(None) == Options.parse({}) == Options()
-
-
 def test_given_options_replace_defaults() -> None:
     options = Options.parse({"stage_limit_bytes": 10, "inductor": {"max_autotune": True}})
     assert options == Options(stage_limit_bytes=10, inductor={"max_autotune": True})
-
-
-def test_options_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Options().placement = False  # type: ignore[misc]
 
 
 def test_unknown_option_names_it_the_nearest_and_all_known_ones() -> None:
@@ -53,11 +44,6 @@ def test_wrong_value_says_what_is_allowed(name: str, value: object, allowed: str
     with pytest.raises(WrongOption, match=name) as caught:
         Options.parse({name: value})
     assert allowed in str(caught.value)
-
-
-def test_selection_is_by_rule_by_default() -> None:
-    assert Options.parse({}).selection == "rule"
-    assert Options.parse({"indirection": "off"}).indirection == "off", "stock's graphs are no error without a choice"
 
 
 @pytest.mark.parametrize("selection", ["measure", "rule"])

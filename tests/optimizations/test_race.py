@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from optimizations.race import CALLS, FEWEST_TIMES, Race
+from optimizations.race import CALLS, Race
 
 
 @dataclass
@@ -101,34 +101,6 @@ def test_race_waits_for_nothing(clock: Clock) -> None:
     clock.is_behind = False
     serving(clock, ms, served)(race)
     assert (race.winner, served[-1]) == ("b", "b")
-
-
-def test_race_ignores_calls_served_otherwise(clock: Clock) -> None:
-    race, served = Race(["a", "b"]), list[str]()
-    for index in range(2 * (CALLS + 1) + 1):
-        few = index >= CALLS + 1 + FEWEST_TIMES
-        serving(clock, {"a": 1.0, "b": 0.5}, served, counts=not few)(race)
-    assert (race.winner, list(race.median_us)) == ("a", ["a"])
-
-
-def test_race_goes_on_after_an_error(clock: Clock) -> None:
-    race = Race(["a", "b"])
-
-    def fail(name: str) -> tuple[str, None]:
-        raise ValueError(name)
-
-    with pytest.raises(ValueError, match="a"):
-        race.serve(fail)
-    served: list[str] = []
-    for _ in range(2 * (CALLS + 1)):
-        serving(clock, {"a": 1.0, "b": 0.5}, served)(race)
-    assert race.winner == "b"
-
-
-@pytest.mark.parametrize("names", [[], ["a", "a"]])
-def test_race_needs_different_alternatives(names: list[str], clock: Clock) -> None:
-    with pytest.raises(ValueError, match="different alternatives"):
-        Race(names)
 
 
 def test_race_needs_times_that_hardly_overlap(clock: Clock) -> None:

@@ -64,17 +64,3 @@ def test_still_input_is_read_in_place() -> None:
     """Its address is set once, and copying it would cost the same in every call."""
     assert copied(4096, updates=8, moves=8) is not None
     assert copied(4096, updates=8, moves=0) is None
-
-
-def test_input_is_copied_for_less_when_many_share_the_launch() -> None:
-    assert copied(4096, copied_inputs=1) is None
-    assert copied(4096, copied_inputs=16) is not None
-
-
-def test_nodes_that_read_the_table_cost_one_write() -> None:
-    assert copied(16 * MIB, updates=79) is not None
-    assert copied(16 * MIB, updates=0, table=True) is None
-
-
-def test_unused_input_is_never_copied() -> None:
-    assert copied(4, updates=0, copied_inputs=1000) is None

@@ -66,22 +66,6 @@ def test_tiny_inference_is_never_recorded(cuda_on_cpu: CudaOnCpu) -> None:
     assert optimizations.settled()
 
 
-@pytest.mark.parametrize(
-    ("code", "keywords"),
-    [
-        (TINY, {"selection": "off"}),
-        (TINY, {"selection": "rule", "is_inference": False}),
-        (GeneratedCode(None, kernels=3), {"selection": "rule"}),
-        (GeneratedCode("its source cannot be read"), {"selection": "rule"}),
-    ],
-)
-def test_other_functions_are_recorded(cuda_on_cpu: CudaOnCpu, code: GeneratedCode, keywords: dict[str, Any]) -> None:
-    model = Model(cuda_on_cpu, code=code)
-    run(Compiled(model, **keywords), 4)
-    assert "captured" in model.runs
-    assert cuda_on_cpu.replays > 0
-
-
 def partition(model: Model, number: int, of: int) -> Any:
     """The model as a partition of a program, as Inductor's generated code has it."""
     names: dict[str, Any] = {f"partition_{index}": None for index in range(of)} | {"model": model}
@@ -127,13 +111,6 @@ def test_graph_goes_where_its_copies_cost_more(cuda_on_cpu: CudaOnCpu, monkeypat
     assert found.decision == "no graph"
     assert found.why == "copying its inputs would take 128 us, and the graph saves 15 us of launches"
     assert nodes() == [], "its memory is given back"
-
-
-def test_graph_stays_where_its_copies_cost_less(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled = Compiled(Model(cuda_on_cpu, code=REFUSED), selection="rule")
-    run(compiled, 8)
-    assert (told(compiled).decision, told(compiled).copied_bytes) == ("copies", 128)
-    assert cuda_on_cpu.replays > 4
 
 
 @pytest.mark.parametrize(
@@ -268,15 +245,6 @@ def test_function_with_collectives_is_never_measured(measure: Measure) -> None:
     run(compiled, 12)
     assert told(compiled).median_us == ()
     assert told(compiled).decision in ("in place", "copies")
-
-
-def test_function_that_cannot_be_recorded_is_not_measured(measure: Measure) -> None:
-    _model, compiled = measure(0.1, 1.0, 0.0)
-    run(compiled, 1)
-    compiled.functions[0].without_graph = "it could not be recorded: no memory"
-    run(compiled, 2)
-    assert not any(isinstance(one, measured.Measured) for one in compiled.function._recorded.values())
-    assert (told(compiled).decision, told(compiled).why) == (None, "it could not be recorded: no memory")
 
 
 def test_measured_decision_outlives_a_reset(measure: Measure) -> None:

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from optimizations.concurrency import branches as branches_module
 from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches, Noted
 from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import Launch
 from optimizations.graph.records import CapturedGraph, Edge, KernelNode
-from optimizations.report.concurrency import OrderedLaunch
 from tests.optimizations.concurrency.test_graph_edges import Driver
 
 INDEPENDENT = [Launch("left", 0, writes=((0, 8),)), Launch("right", 1, writes=((8, 16),))]
@@ -98,16 +96,6 @@ def test_faster_branches_stay() -> None:
     assert branches.report().branches_us == 80.0
 
 
-def test_only_the_launch_is_timed() -> None:
-    branches, _, _ = branches_of(INDEPENDENT)
-    branches.prepare(captured(2), ())
-    race = branches._race
-    assert isinstance(race, Race)
-    branches.run(lambda: "nothing was launched")
-    branches.run(lambda: branches.launch(lambda: None))
-    assert race.timed == [(CHAIN, False), (CHAIN, True)]
-
-
 def test_slower_branches_give_way_to_the_chain() -> None:
     branches, driver, graph = branches_of(INDEPENDENT, faster=CHAIN)
     branches.prepare(captured(2), ())
@@ -129,12 +117,6 @@ def test_graph_of_several_streams_keeps_its_edges() -> None:
     assert not branches.is_racing
     assert "several streams" in branches.report().reason
     assert driver.edges == {(100, 101): None}
-
-
-def test_graph_without_kernels_keeps_the_chain() -> None:
-    branches, _, _ = branches_of([])
-    branches.prepare(captured(0), ())
-    assert (branches.report().decision, branches.report().longest_path) == (CHAIN, 0)
 
 
 def test_graph_with_nodes_that_were_not_noted_keeps_the_chain() -> None:
@@ -162,22 +144,6 @@ def test_failed_instantiation_goes_back_to_the_chain(fails: int, usable: bool) -
     assert (branches.unusable is None) is usable
     assert branches.report().decision == "chain"
     assert set(driver.edges) == {(100, 101)}
-
-
-def test_report_names_nodes_waits_barriers_and_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branches_module, "source_line", lambda path, line: f"model.py:{line} in {path}")
-    custom = Launch("custom", 2, barrier="it is a custom operator", line=("forward", 9))
-    launches = [*INDEPENDENT, custom]
-    driver = Driver(3)
-    driver.CUgraph = lambda address: object()  # type: ignore[attr-defined]
-    noted = Noted([Logged(one, False) for one in launches])
-    branches = Branches(noted, Graph(driver), driver, lambda names: Race(names, CHAIN), mark=object)
-    branches.prepare(captured(3), ())
-    assert branches.report().order == (
-        OrderedLaunch("left", ("k",), ()),
-        OrderedLaunch("right", ("k",), ()),
-        OrderedLaunch("custom", ("k",), (0, 1), "it is a custom operator", "model.py:9 in forward"),
-    )
 
 
 def test_race_that_is_stopped_leaves_the_graph_as_it_is() -> None:

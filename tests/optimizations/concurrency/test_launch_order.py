@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,15 +80,6 @@ def test_node_edges_lead_forward_and_keep_launches(drawn: list[tuple[list[Span],
         assert {*pairwise(range(launch.first, launch.last + 1))} <= set(edges)
 
 
-def early(order: LaunchOrder, one: int, without: tuple[int, int] | None = None) -> list[int]:
-    """An order that the waits allow, but for one of them, in which a launch runs as early as it can."""
-    waits = [[at for at in found if (at, index) != without] for index, found in enumerate(order.waits_for)]
-    needed = {one}
-    for index in range(one, -1, -1):
-        needed.update(waits[index] if index in needed else ())
-    return [*sorted(needed), *(index for index in range(len(waits)) if index not in needed)]
-
-
 def test_two_branches_run_side_by_side() -> None:
     order = order_launches(
         [
@@ -114,16 +104,3 @@ def test_barrier_holds_back_what_follows() -> None:
         ]
     )
     assert order.waits_for == ((), (), (0, 1), (2,))
-
-
-def test_launches_that_leave_nodes_out_are_refused() -> None:
-    with pytest.raises(ValueError, match="begins at node 2"):
-        order_launches([Launch("one", 0), Launch("two", 2)])
-
-
-def test_graph_of_many_launches_is_ordered_quickly() -> None:
-    launches = [
-        Launch("k", n, reads=((n * 8, n * 8 + 8),), writes=((n * 8 + 4000, n * 8 + 4008),)) for n in range(5000)
-    ]
-    order = order_launches(launches)
-    assert len(order.node_edges()) < 10_000

@@ -226,44 +226,6 @@ def test_copies_fills_child_graphs_and_other_nodes_are_read() -> None:
     assert [path for path, _ in graph.walk()] == [(0,), (1, 0), (2,)]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "cuGraphGetNodes",
-        "cuGraphGetEdges",
-        "cuGraphNodeGetType",
-        "cuGraphKernelNodeGetParams",
-        "cuFuncGetParamInfo",
-    ],
-)
-def test_every_failing_call_is_named(call: str) -> None:
-    word = ctypes.c_uint64(0)
-    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(word))
-    launch = kernel_params(7, kernel_params=ctypes.addressof(pointers))
-    driver = FakeDriver([{"type": KERNEL, "params": launch}], {1: ([100], [(100, 100, 0)])})
-    driver.functions[7] = {"name": b"k", "layout": [(0, 8)]}
-    read_graph(driver, 1)
-    driver.fails[call] = cuda.CUresult.CUDA_ERROR_INVALID_HANDLE
-    with pytest.raises(CudaCallFailed, match=rf"{call} failed: CUDA_ERROR_INVALID_HANDLE \(400\)"):
-        read_graph(driver, 1)
-
-
-def test_a_function_without_a_name_is_read_all_the_same() -> None:
-    driver = FakeDriver([{"type": KERNEL, "params": kernel_params(7)}], {1: ([100], [])})
-    driver.functions[7] = {"name": b"k", "layout": []}
-    driver.fails["cuFuncGetName"] = cuda.CUresult.CUDA_ERROR_NOT_FOUND
-    (node,) = read_graph(driver, 1).nodes
-    assert isinstance(node, KernelNode)
-    assert node.name is None
-
-
-def test_check_returns_what_the_call_returns() -> None:
-    success = cuda.CUresult.CUDA_SUCCESS
-    assert check(lambda: (success,)) is None
-    assert check(lambda value: (success, value), 3) == 3
-    assert check(lambda: (success, 1, 2)) == (1, 2)
-
-
 def test_a_function_the_library_does_not_have_is_named() -> None:
     def cuFuncGetParamInfo(function: int, index: int) -> tuple[Any, ...]:
         raise RuntimeError('Function "cuFuncGetParamInfo" not found')

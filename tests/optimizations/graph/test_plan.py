@@ -129,16 +129,6 @@ def test_replay_by_the_plan_gives_every_node_the_new_addresses(
         assert set(verdict.reasons) <= set(one.reasons)
 
 
-@examples(100)
-@given(case=cases(), choice=st.sampled_from([choice for choice in Choice if choice is not Choice.OFF]))
-def test_host_updater_leaves_no_input_copied_for_want_of_one(case: Case, choice: Choice) -> None:
-    analysis = find_pointer_uses(case.first, case.second, further=[case.control])
-    plan = make_plan(case.first.graph, analysis, choice, EVERYTHING)
-    for verdict, one in zip(analysis.verdicts, plan.inputs, strict=True):
-        in_child_graph = any(len(use.node) > 1 for use in verdict.uses)
-        assert one.indirect == (verdict.indirect and not in_child_graph)
-
-
 def analysed(nodes: Sequence[Node], uses: Sequence[PointerUse]) -> tuple[CapturedGraph, Analysis]:
     """A graph of these nodes, and an analysis that found these uses of inputs 0 .. n-1."""
     count = 1 + max(use.input for use in uses)
@@ -179,12 +169,6 @@ def test_host_stands_in_for_the_prelude_with_the_reason(choice: Choice) -> None:
     assert plan.fallbacks == tuple(((index,), f"prelude: {OLD}") for index in range(5))
 
 
-def test_off_copies_everything() -> None:
-    plan = make_plan(*pointer_kernels(3), Choice.OFF, EVERYTHING)
-    assert counts(plan) == (0, 0)
-    assert [reason.code for reason in plan.inputs[0].reasons] == [ReasonCode.OFF]
-
-
 def test_input_without_updater_is_copied_and_frees_its_nodes() -> None:
     """Input 1 is used by a kernel in a child graph, so node 0 is left to input 0."""
     node = kernel([word(1), word(2)])
@@ -217,10 +201,3 @@ def test_tensor_maps_go_through_the_table_whole() -> None:
         .alignment_bytes
         == 32
     )
-
-
-def test_pointers_at_the_same_place_share_a_slot() -> None:
-    uses = [PointerUse((0,), 0, 0, 0, 0), PointerUse((1,), 0, 0, 0, 0), PointerUse((2,), 0, 0, 0, 64)]
-    plan = make_plan(*analysed([kernel([word(1)])] * 3, uses), Choice.PRELUDE, Available(frozenset({(0,), (1,), (2,)})))
-    assert [(slot.offset_bytes, slot.delta) for slot in plan.slots] == [(0, 0), (8, 64)]
-    assert plan.inputs[0].alignment_bytes == 16

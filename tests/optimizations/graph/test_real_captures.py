@@ -19,9 +19,7 @@ from fake_tensor_map import make_tensor_map, replace_address
 from recorded_captures import RecordedCaptures, load_captures
 
 from optimizations.graph.plan import (
-    ALIGNMENT_BYTES,
     AUTO_HOST_NODES,
-    LIBRARY_ALIGNMENT_BYTES,
     Available,
     Choice,
     Plan,
@@ -265,17 +263,6 @@ def put(node: Node, place: Place, value: int) -> Node:
     data = data[: place[2]] + value.to_bytes(8, "little") + data[place[2] + 8 :]
     parameters[place[1]] = parameters[place[1]].model_copy(update={"data": data})
     return node.model_copy(update={"parameters": tuple(parameters)})
-
-
-def test_only_triton_kernels_and_copies_accept_16_byte_alignment() -> None:
-    found = {}
-    for name in FILES:
-        _, plan = planned(name, Choice.AUTO)
-        found |= {(name, one.input): one.alignment_bytes for one in plan.inputs}
-    libraries = {("attention", 0), ("batched_matmul", 0), ("many_nodes", 1)}
-    libraries |= {(name, index) for name in ("matmul_bf16", "matmul_fp32") for index in (0, 1)}
-    assert {place for place, alignment in found.items() if alignment == LIBRARY_ALIGNMENT_BYTES} == libraries
-    assert set(found.values()) == {LIBRARY_ALIGNMENT_BYTES, ALIGNMENT_BYTES}
 
 
 # Doubt: one word otherwise, and an input is copied.

@@ -162,19 +162,6 @@ def test_a_graph_follows_its_inputs(program: Program, choice: Choice) -> None:
     assert applied.failure() is None
 
 
-def test_only_nodes_of_moved_inputs_are_set_and_each_once(program: Program) -> None:
-    applied, _ = apply(program, Choice.HOST, SimulatedTools(program.driver), ALL)
-    program.driver.calls.clear()
-    assert applied.point({0: program.x.data_ptr()}) == 8
-    assert program.driver.calls == ["cuGraphExecKernelNodeSetParams"]
-    program.driver.calls.clear()
-    assert applied.point({1: program.y.data_ptr()}) == 16
-    assert sorted(program.driver.calls) == ["cuGraphExecKernelNodeSetParams", "cuGraphExecMemcpyNodeSetParams"]
-    program.driver.calls.clear()
-    assert applied.point({}) == 0
-    assert program.driver.calls == []
-
-
 def test_a_fill_follows_its_destination() -> None:
     driver = SimulatedDriver()
     memory, elsewhere = torch.zeros(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8)
@@ -264,27 +251,6 @@ def test_table_is_written_by_few_nodes_and_only_where_it_changed(slots: int) -> 
     assert driver.calls == ["cuGraphExecKernelNodeSetParams"]
     run.replay()
     assert list(memory) == [0x1000 * (index + 1) + index for index in range(last)] + [0x77 + last]
-
-
-def test_a_table_that_is_as_it_should_be_is_not_written_again(program: Program) -> None:
-    """From the first call in which nothing moved until an input moves again."""
-    driver = program.driver
-    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(driver), ALL)
-    written: list[None] = []
-    writes = driver.functions[driver.table_functions[CAPACITIES[0]]]
-    body = writes.body
-    writes.body = lambda *parameters: (written.append(None), body(*parameters))
-    expected, x, y = [], program.x, program.y
-    for moving in (True, False, False, True, True, False):
-        if moving:
-            x, y = program.x + len(written), program.y - len(written)
-            applied.point({0: x.data_ptr(), 1: y.data_ptr()})
-        else:
-            applied.settle()
-        graph.replay()
-        assert all(map(torch.equal, program.results(), program.expected(x, y)))
-        expected.append(len(written))
-    assert expected == [1, 1, 1, 2, 3, 3]
 
 
 def test_interrupt_while_the_table_rests_does_not_leave_it_so(program: Program) -> None:

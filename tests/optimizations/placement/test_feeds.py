@@ -53,27 +53,6 @@ def _feeds(*groups: HoistedGroup, kept: tuple[int, ...] = ()) -> Feeds:
     )
 
 
-def test_arguments_are_the_kept_ones_and_then_the_hoisted_values() -> None:
-    mask = torch.ones(2, 2)
-    feeds = _feeds(_group([1], operator.neg, mask), kept=(0, 2))
-    first, last = torch.zeros(1), torch.ones(1)
-    bound = feeds.bind((first, mask, last))
-    assert bound[0] is first
-    assert bound[1] is last
-    assert torch.equal(bound[2], -mask)
-
-
-def test_a_value_is_computed_once_while_its_attributes_stay() -> None:
-    calls: list[int] = []
-    mask, scale = torch.ones(2, 2), torch.tensor(3.0)
-    feeds = _feeds(_group([0, 1], torch.mul, mask, calls))
-    (value,) = feeds.bind((mask, scale))
-    for _ in range(5):
-        # A scalar that NumPy holds is a new tensor in each call.
-        assert feeds.bind((mask, scale.clone()))[0] is value
-    assert len(calls) == 1
-
-
 def test_interrupt_in_refresh_leaves_settings() -> None:
     mask = torch.ones(2, 2)
     feeds = _feeds(_group([0], torch.neg, mask))
@@ -204,22 +183,6 @@ def test_a_value_that_anybody_keeps_is_not_overwritten(keeper: str) -> None:
     assert (value.data_ptr(), value.tolist()) == (address, [6.0])
 
 
-def test_error_of_a_computation_is_raised_until_it_is_right() -> None:
-    index = torch.tensor([5])
-    table = torch.arange(3.0)
-    feeds = _feeds(_group([0], lambda i: table[i], torch.ones(1)))
-    for _ in range(2):
-        with pytest.raises(IndexError, match="out of bounds"):
-            feeds.bind((index,))
-    index.fill_(2)
-    assert feeds.bind((index,))[0].tolist() == [2.0]
-    index.fill_(7)
-    with pytest.raises(IndexError, match="out of bounds"):
-        feeds.bind((index,))
-    index.fill_(1)
-    assert feeds.bind((index,))[0].tolist() == [1.0]
-
-
 def test_attributes_with_gaps_and_overlaps_are_compared_whole() -> None:
     base = torch.arange(12.0).reshape(3, 4)
     for view, written in ((base[:, ::2], (2, 2)), (base[:1].expand(3, 4), (0, 3)), (base.t(), (2, 3))):
@@ -227,20 +190,6 @@ def test_attributes_with_gaps_and_overlaps_are_compared_whole() -> None:
         assert torch.equal(feeds.bind((view,))[0], view)
         base.numpy()[written] += 1
         assert torch.equal(feeds.bind((view,))[0], view)
-
-
-def test_only_dependents_of_a_changed_attribute_are_recomputed() -> None:
-    changed: list[int] = []
-    unchanged: list[int] = []
-    constant: list[int] = []
-    feeds = _feeds(
-        _group([0], torch.clone, torch.tensor(0.0), changed),
-        _group([1], torch.clone, torch.tensor(0.0), unchanged),
-        _group([], lambda: torch.arange(3), torch.arange(3), constant),
-    )
-    for number in range(4):
-        feeds.bind((torch.tensor(float(number)), torch.tensor(1.0)))
-    assert (len(changed), len(unchanged), len(constant)) == (4, 1, 1)
 
 
 def test_values_cross_inference_mode_both_ways() -> None:
@@ -256,16 +205,6 @@ def test_values_cross_inference_mode_both_ways() -> None:
     mask.add_(1)
     with torch.inference_mode():
         assert feeds.bind((mask,))[0].tolist() == [-3.0, -3.0]
-
-
-def test_released_feeds_start_again() -> None:
-    mask = torch.ones(2)
-    calls: list[int] = []
-    feeds = _feeds(_group([0], operator.neg, mask, calls))
-    feeds.bind((mask,))
-    feeds.release()
-    assert feeds.bind((mask,))[0].tolist() == [-1.0, -1.0]
-    assert len(calls) == 2
 
 
 def test_the_steady_state_touches_no_tensor_operation() -> None:

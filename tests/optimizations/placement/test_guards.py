@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optimizations.placement import guards
-from optimizations.placement.guards import ADDRESSES_LIMIT, checks_for
+from optimizations.placement.guards import checks_for
 
 
 def test_a_scalar_that_turns_up_pinned_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,13 +31,3 @@ def test_a_scalar_that_turns_up_pinned_is_not_compared(monkeypatch: pytest.Monke
     for _ in range(2):
         assert checks.fail([third])
     assert not checks.fail([first])
-
-
-def test_addresses_of_scalars_are_forgotten_before_they_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "is_pinned", lambda tensor: False)
-    values = [torch.tensor(7) for _ in range(3 * ADDRESSES_LIMIT)]
-    checks = checks_for([(0, values[0])])
-    assert not any(checks.fail([value]) for value in values)
-    ((*_, known),) = checks.scalars
-    assert 0 < len(known) <= ADDRESSES_LIMIT
-    assert checks.fail([torch.tensor(8)])

@@ -17,7 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from optimizations import torch_internals
 from optimizations.placement import place
 from optimizations.placement.observe import CannotObserve, Effects, Observation, observe
-from optimizations.written_operands import tensors_in
 
 GPU = torch.device("cuda:0")
 
@@ -85,16 +84,6 @@ def test_aliases_are_those_of_the_run(target: Any, operands: tuple[Any, ...], me
     assert observation.share_memory("call", "input_0") is aliases
 
 
-def test_inputs_that_are_views_of_one_memory_share_a_storage() -> None:
-    graph = torch.fx.Graph()
-    a, b, c = (graph.placeholder(name) for name in "abc")
-    graph.output((a, b, c))
-    base = torch.ones(4)
-    observation = observe(torch.fx.GraphModule(torch.nn.Module(), graph), [base[:2], base[2:], base.clone()])
-    assert observation.share_memory("a", "b")
-    assert not observation.share_memory("a", "c")
-
-
 @pytest.mark.parametrize(
     ("target", "operands", "random"),
     [
@@ -129,19 +118,6 @@ def test_host_reads_are_seen_or_the_graph_is_left(target: Any, operands: tuple[A
         assert effects.host_reads >= _storages(observation, f"input_{len(operands) - 1}")
 
 
-def test_reads_of_values_are_seen_where_dynamo_captures_them() -> None:
-    with torch_internals.dynamo_config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
-        ((graph_module, inputs),) = graphs_of(lambda x, n: x[n.nonzero()[:, 0]] * n.sum().item(), *_pair())
-    layouts = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
-    observation = observe(graph_module, layouts, same_memory_as=inputs)
-    readers = {name for name, effects in observation.effects.items() if effects.host_reads}
-    assert {name.split("_")[0] for name in readers} == {"nonzero", "item"}
-
-
-def _pair() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.rand(4), torch.tensor([0, 1, 0, 2])
-
-
 @pytest.mark.parametrize(
     ("target", "operands", "devices", "obstacle"),
     [
@@ -160,33 +136,6 @@ def test_what_keeps_operands_on_the_cpu(
         assert effects.gpu_obstacle is None
     else:
         assert obstacle in (effects.gpu_obstacle or "")
-
-
-def test_unknown_operator_with_mixed_devices_keeps_its_tensors() -> None:
-    graph = torch.fx.Graph()
-    a, b = graph.placeholder("a"), graph.placeholder("b")
-    call = graph.call_function(torch_internals.foreach_copy_, ([a], [b]))
-    graph.output((a,))
-    inputs = [fake_cuda(torch.ones(3), torch_internals.FakeTensorMode()), torch.ones(3)]
-    observation = observe(torch.fx.GraphModule(torch.nn.Module(), graph), inputs)
-    assert "may need it there" in (observation.effects[call.name].gpu_obstacle or "")
-
-
-@pytest.mark.parametrize(
-    ("keywords", "awaited"), [({}, True), ({"non_blocking": False}, True), ({"non_blocking": True}, False)]
-)
-def test_transfers_say_whether_the_program_waits(keywords: dict[str, Any], awaited: bool) -> None:
-    assert _observed("to", torch.ones(3), GPU, method=True, **keywords)[1].awaited is awaited
-
-
-def test_custom_operators_are_opaque() -> None:
-    @torch.library.custom_op("encore_tests::double", mutates_args=())
-    def double(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    double.register_fake(torch.empty_like)
-    _, effects = _observed(torch.ops.encore_tests.double, torch.ones(3))
-    assert "custom operator" in (effects.opaque or "")
 
 
 def test_operators_that_run_graphs_are_opaque_and_may_write() -> None:
@@ -271,8 +220,3 @@ def test_cpu_attention_stays_where_the_graph_chooses_its_kernel() -> None:
         placement = place(graph_module, inputs)
         assert placement.report.before == (() if chosen else ("scores",))
         assert chosen is any("a kernel that the graph chooses" in left.reason for left in placement.report.left)
-
-
-def test_tensors_in_nested_values() -> None:
-    a, b, c, d = (torch.ones(1) for _ in range(4))
-    assert list(tensors_in([a, (b, {"k": c}), slice(None, d), 3, None])) == [a, b, c, d]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optimizations import Options
-from optimizations.placement.plan import GUARDED_LIMIT_BYTES, PlacementPlan, plan
+from optimizations.placement.plan import PlacementPlan, plan
 from optimizations.placement.residency import Residency, ResidentNode
 from optimizations.placement.sources import InputSource
 
@@ -175,15 +175,6 @@ def test_random_numbers_are_drawn_in_order_before_the_graph(graph: Graph) -> Non
     assert decided.stages == ("second",)
 
 
-def test_random_numbers_after_gpu_dependent_ones_keep_their_turn(graph: Graph) -> None:
-    graph.add("dropped", "x", random_on_cpu=True)
-    graph.add("noise", random_on_cpu=True)
-    graph.add("out", "x", "noise", device=GPU)
-    decided = graph.plan("out", "dropped")
-    assert decided.fed == {}
-    assert "computes between GPU values" in _reason(decided, "noise")
-
-
 def test_memory_that_outlives_the_call_is_written_in_the_graph(graph: Graph) -> None:
     graph.attribute("counter")
     graph.argument("state")
@@ -197,44 +188,12 @@ def test_memory_that_outlives_the_call_is_written_in_the_graph(graph: Graph) -> 
     assert "writes what it reads, and stays in the graph" in _reason(decided, "b")
 
 
-def test_an_argument_may_be_sent_before_the_graph_writes_it(graph: Graph) -> None:
-    graph.argument("state")
-    graph.add("early", "x", "state", device=GPU)
-    graph.add("update", "state", shares="state", writes=("state",))
-    graph.add("late", "x", "state", device=GPU)
-    decided = graph.plan("early", "late")
-    assert decided.fed == {"early": ("state",)}
-    assert "writes what it reads" in _reason(decided, "late")
-
-
 def test_memory_made_and_written_in_the_graph_is_hoisted(graph: Graph) -> None:
     graph.add("empty")
     graph.add("fill", "empty", shares="empty", writes=("empty",))
     graph.add("out", "x", "empty", device=GPU)
     (hoist,) = graph.plan("out").hoists
     assert (hoist.value, hoist.nodes) == ("empty", ("empty", "fill"))
-
-
-def test_memory_written_from_arguments_is_staged_with_writers(graph: Graph) -> None:
-    graph.argument("time")
-    graph.add("zeros")
-    graph.add("filled", "zeros", "time", shares="zeros", writes=("zeros",))
-    graph.add("out", "x", "zeros", device=GPU)
-    decided = graph.plan("out")
-    assert decided.hoists == ()
-    assert decided.stages == ("zeros",)
-    assert decided.before == ("zeros", "filled")
-
-
-def test_memory_written_after_a_gpu_read_is_sent_as_it_was(graph: Graph) -> None:
-    graph.argument("time")
-    graph.add("buffer", "time")
-    graph.add("early", "x", "buffer", device=GPU)
-    graph.add("fill", "buffer", shares="buffer", writes=("buffer",))
-    decided = graph.plan("early", "fill")
-    assert decided.fed == {"early": ("buffer",)}
-    assert decided.before == ("buffer",)
-    assert decided.after == ("fill",)
 
 
 def test_results_for_the_cpu_are_computed_there_behind_the_graph(graph: Graph) -> None:
@@ -267,28 +226,6 @@ def test_results_that_cannot_be_computed_behind_the_graph_stay(
     assert reason in _reason(decided, "result")
 
 
-def test_operation_between_gpu_values_stays_where_it_is(graph: Graph) -> None:
-    graph.add("copied", "x")
-    graph.add("shifted", "copied")
-    graph.add("out", "x", "shifted", device=GPU)
-    decided = graph.plan("out")
-    assert decided.is_empty
-    assert {left.node for left in decided.left} == {"copied", "shifted", "out"}
-    assert _reason(decided, "shifted") == "computes between GPU values, on the device that the program named"
-
-
-def test_cpu_results_independent_of_the_gpu_run_before_it(graph: Graph) -> None:
-    graph.argument("time")
-    graph.add("later", "time")
-    graph.add("constant")
-    graph.add("out", "x", "later", "constant", device=GPU)
-    decided = graph.plan("out", "later", "constant")
-    assert decided.before == ("later", "constant")
-    assert decided.stages == ("later",)
-    assert [hoist.value for hoist in decided.hoists] == ["constant"]
-    assert decided.left == ()
-
-
 @pytest.mark.parametrize(
     ("fields", "options", "reason"),
     [
@@ -318,14 +255,6 @@ def test_attributes_without_a_guard_are_staged(graph: Graph) -> None:
     assert [hoist.value for hoist in graph.plan().hoists] == ["mask"]
 
 
-def test_bytes_that_are_compared_are_limited(graph: Graph) -> None:
-    for number in range(6):
-        graph.attribute(f"mask{number}", value_bytes=GUARDED_LIMIT_BYTES // 4)
-        graph.add(f"out{number}", "x", f"mask{number}", device=GPU)
-    decided = graph.plan()
-    assert (len(decided.hoists), len(decided.stages)) == (4, 2)
-
-
 def test_streamed_cpu_weights_do_not_all_stay_on_the_gpu(graph: Graph) -> None:
     """Each is small enough by itself; in sum they are kept, then staged, then left, the smallest first."""
     for number in range(8):
@@ -345,40 +274,3 @@ def test_graphs_of_one_process_share_a_limit(graph: Graph) -> None:
     decided = graph.plan(process_limit_bytes=1000, held_bytes=901)
     assert decided.fed == {}
     assert "takes 100 B of the GPU in addition to 901 B, more than process_limit_bytes" in _reason(decided, "out")
-
-
-def test_copies_that_somebody_writes_or_returns_must_stay_copies(graph: Graph) -> None:
-    graph.attribute("mask")
-    graph.add("read_only", "mask", device=GPU)
-    graph.add("written", "mask", device=GPU)
-    graph.add("fill", "written", device=GPU, shares="written", writes=("written",))
-    graph.add("given_out", "mask", device=GPU)
-    graph.add("view", "given_out", device=GPU, shares="given_out")
-    decided = graph.plan("view")
-    assert decided.snapshots == {"written", "given_out"}
-
-
-def test_a_transfer_that_is_awaited_makes_its_source_so(graph: Graph) -> None:
-    graph.argument("pinned")
-    graph.argument("other")
-    graph.add("waits", "pinned", device=GPU, awaited=True)
-    graph.add("goes_on", "pinned", device=GPU, awaited=False)
-    graph.add("only_goes_on", "other", device=GPU, awaited=False)
-    assert graph.plan().awaited == {"pinned"}
-
-
-def test_staged_memory_is_reused_only_without_a_backward(graph: Graph) -> None:
-    graph.argument("time")
-    graph.add("out", "x", "time", device=GPU)
-    assert graph.plan("out").keep_addresses
-    assert not graph.plan("out", differentiable=True).keep_addresses
-
-
-def test_vetoes_keep_an_operation_and_only_that(graph: Graph) -> None:
-    graph.argument("a")
-    graph.argument("b")
-    graph.add("first", "x", "a", device=GPU)
-    graph.add("second", "x", "b", device=GPU)
-    decided = graph.plan(vetoes={"first": "has another stride"})
-    assert decided.fed == {"second": ("b",)}
-    assert _reason(decided, "first") == "has another stride"

@@ -52,33 +52,6 @@ def test_added_inputs_follow_the_kept_ones_and_are_marked() -> None:
         assert torch_internals.dynamo_source(node).name == node.name
 
 
-def test_literals_are_the_very_numbers() -> None:
-    placement = _placed(
-        lambda x: x * torch.tensor(0.1) + torch.tensor(0.1, dtype=torch.float64).sqrt().to(x), torch.ones(3)
-    )
-    literals = [node for node in placement.graph_module.graph.nodes if node.target is torch.full]
-    assert [(node.args[1], node.kwargs["dtype"]) for node in literals] == [
-        (torch.tensor(0.1).item(), torch.float32),
-        (torch.tensor(0.1, dtype=torch.float64).sqrt().item(), torch.float64),
-    ]
-    assert [value.form for value in placement.report.hoisted] == ["literal", "literal"]
-
-
-def test_written_mask_is_kept_with_its_writes_in_order() -> None:
-    def program(x: torch.Tensor) -> torch.Tensor:
-        mask = torch.empty(3, 3)
-        mask.fill_(float("-inf"))
-        mask.triu_(1)
-        return x + mask.to(x.device)
-
-    graph_module, inputs = _traced(program, torch.ones(3, 3))
-    placement = place(graph_module, inputs)
-    assert [value.form for value in placement.report.hoisted] == ["kept"]
-    assert bits(list(placed_runner(graph_module, placement, inputs)(torch.ones(3, 3)))) == bits(
-        [program(torch.ones(3, 3))]
-    )
-
-
 TABLE = torch.arange(6.0).reshape(2, 3)
 
 
@@ -148,27 +121,6 @@ def test_copies_are_no_aliases_when_inductor_is_through(program: Callable[..., A
     assert bits(list(results[1:])) == bits(list(expected[1:]))
 
 
-def _adds_what_is_learned(x: torch.Tensor, learned: torch.Tensor) -> Any:
-    mask = torch.zeros(3)
-    one = mask.to(x.device)
-    one.add_(learned)
-    return one * x, mask.to(x.device)
-
-
-def test_a_copy_that_is_added_to_in_training_is_one_still() -> None:
-    """Dynamo notes of such a value that it needs a gradient: it does later."""
-    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
-    tensors = [fake_cuda(torch.ones(3), mode), fake_cuda(torch.ones(3), mode).requires_grad_()]
-    ((graph_module, inputs),) = graphs_of(_adds_what_is_learned, *tensors, mode=mode)
-    placement = place(graph_module, inputs)
-    assert placement.report.untouched is None
-    x, learned = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0], requires_grad=True)
-    added, mask = torch.compile(retargeted(placement.graph_module))(x, learned, torch.zeros(3))
-    assert torch.equal(added, learned * x) and torch.equal(mask, torch.zeros(3))
-    added.sum().backward()
-    assert learned.grad is not None and torch.equal(learned.grad, x)
-
-
 def test_a_copy_to_the_cpu_is_taken_when_it_was() -> None:
     def program(x: torch.Tensor) -> Any:
         before = x.cpu()
@@ -181,22 +133,6 @@ def test_a_copy_to_the_cpu_is_taken_when_it_was() -> None:
     assert placement.report.cpu_outputs == ("sqrt",)
     before, doubled = placed_runner(graph_module, placement, inputs)(torch.full((3,), 4.0))
     assert (before.tolist(), doubled.tolist()) == ([2.0] * 3, [10.0] * 3)
-
-
-def test_cpu_work_on_arguments_runs_before_the_graph() -> None:
-    def program(x: torch.Tensor, t: torch.Tensor) -> Any:
-        table = torch.linspace(0, 1, 3).exp()
-        return x * table.to(x.device) + (t / 3).to(x.device), table + t
-
-    graph_module, inputs = _traced(program, torch.ones(3), torch.ones(3), on_cpu=(1,))
-    placement = place(graph_module, inputs)
-    assert placement.report.cpu_nodes_after == ()
-    assert [hoisted.node for hoisted in placement.report.hoisted] == ["table"]
-    assert [staged.node for staged in placement.report.staged] == ["truediv"]
-    placed = placed_runner(graph_module, placement, inputs)
-    for seed in (1, 2):
-        t = torch.rand(3, generator=torch.Generator().manual_seed(seed))
-        assert bits(list(placed(torch.ones(3), t))) == bits(list(program(torch.ones(3), t)))
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -366,14 +302,3 @@ def test_sizes_may_differ_between_calls() -> None:
         found = bits(list(placed(*real)))
         assert found == bits(list(original(*real)))
         assert found == bits(list(_with_sizes(x, t, index)))
-
-
-def test_varying_number_is_read_on_the_host_and_the_rest_placed() -> None:
-    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
-    x = fake_cuda(torch.ones(2, 3), mode)
-    with torch.no_grad():
-        ((graph_module, inputs),) = graphs_of(lambda x, t: x * t + TABLE.to(x.device), x, 0.5, mode=mode, dynamic=True)
-    report = place(graph_module, inputs).report
-    assert [(left.node, left.reason) for left in report.left] == [("item", "reads values on the host")]
-    assert [node.node for node in report.cpu_nodes_after] == ["l_t_"]
-    assert not any(transfer.blocking for transfer in report.copies_after)

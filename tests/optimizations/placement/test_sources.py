@@ -12,8 +12,6 @@ from torch import nn
 
 from optimizations.placement.sources import VALUE_GUARD_LIMIT_BYTES, InputSource, input_sources
 
-HELD = torch.ones(3)
-
 
 class Holder(nn.Module):
     def __init__(self) -> None:
@@ -59,34 +57,3 @@ def test_attributes_of_modules(attribute: str, is_compared: bool) -> None:
             return torch.as_tensor(getattr(self, attribute)) * 2
 
     assert _source(Reader()) == InputSource(f"self.{attribute}", is_attribute=True, is_compared=is_compared)
-
-
-def test_tensors_in_containers_of_modules() -> None:
-    class Reader(Holder):
-        def forward(self) -> Any:
-            return self.listed[0] * 2
-
-    assert _source(Reader()) == InputSource("self.listed[0]", is_attribute=True, is_compared=True)
-
-
-def test_globals_and_closures_are_attributes() -> None:
-    closed = torch.ones(3)
-    assert _source(lambda: HELD * 2).is_attribute
-    assert _source(lambda: closed * 2).is_attribute
-
-
-def test_arguments_are_arguments_however_deep() -> None:
-    for program, argument in (
-        (lambda x: x * 2, torch.ones(3)),
-        (lambda x: x["key"][0] * 2, {"key": [torch.ones(3)]}),
-        (lambda x: torch.as_tensor(x) * 2, numpy.ones(3)),
-    ):
-        source = _source(program, argument)
-        assert not source.is_attribute and not source.is_compared
-
-
-def test_graphs_not_made_by_dynamo_have_arguments_only() -> None:
-    graph = torch.fx.Graph()
-    graph.output((graph.placeholder("x"),))
-    sources = input_sources(torch.fx.GraphModule(nn.Module(), graph), [torch.ones(3)])
-    assert sources == {"x": InputSource("x")}

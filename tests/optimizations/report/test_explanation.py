@@ -11,7 +11,7 @@ from placement_examples import WIDTH, TimedDenoiser
 from simulated_gpu.placement import fake_cuda, on_cuda
 
 import optimizations
-from optimizations import WrongOption, torch_internals
+from optimizations import torch_internals
 
 
 def test_each_graph_is_told_before_and_after() -> None:
@@ -57,15 +57,6 @@ def test_explaining_twice_works_and_compiles_nothing() -> None:
         assert untouched is not None
         assert untouched.startswith("no tensor is on a GPU; without one, the suite's `encore explain module:callable`")
     assert optimizations.report() == ()
-
-
-def test_a_call_without_a_graph_says_so() -> None:
-    assert "no FX graph" in str(optimizations.explain(lambda: 3))
-
-
-def test_options_are_checked() -> None:
-    with pytest.raises(WrongOption, match="hoist_limit"):
-        optimizations.explain(lambda: 3, options={"hoist_limit": 1})
 
 
 def test_explanation_does_not_change_the_next_compilation() -> None:

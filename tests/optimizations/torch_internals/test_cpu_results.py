@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import inspect
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch._inductor.fx_passes.post_grad import ConstructorMoverPass
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -79,20 +75,6 @@ def test_results_are_where_the_program_has_them(name: str) -> None:
     assert copied_to_gpu(graph_module) == moved
 
 
-def test_constructors_for_the_gpu_are_made_there() -> None:
-    graph_module = traced(lambda x: (x[torch.arange(2)],))
-    cpu_results.corrected_mover()("cuda")(graph_module.graph)
-    (made,) = [node for node in graph_module.graph.nodes if "arange" in str(node.target)]
-    assert made.kwargs["device"] == torch.device("cuda:0")
-
-
-def test_the_members_that_are_overridden_are_stocks() -> None:
-    for method in ("cannot_be_moved", "all_inputs_are_cpu_scalar_or_on_target_device", "is_on_target_device"):
-        assert tuple(inspect.signature(getattr(ConstructorMoverPass, method)).parameters) == ("self", "node")
-    parameters = tuple(inspect.signature(ConstructorMoverPass).parameters)
-    assert parameters == ("target", "allow_outputs", "allow_inputs")
-
-
 def graph_module_of(*devices_of_inputs: str) -> torch.fx.GraphModule:
     mode, graph = FakeTensorMode(), torch.fx.Graph()
     nodes = [graph.placeholder(f"input_{place}") for place in range(len(devices_of_inputs))]
@@ -131,14 +113,6 @@ class Pass(torch_internals.CustomGraphPass):  # type: ignore[misc,name-defined]
 
     def uuid(self) -> Any:
         return "a user's"
-
-
-def test_a_mark_goes_to_other_processes() -> None:
-    mark = cpu_results.settings_for(graph_module_of("cuda:0", "cpu"), (), {})["post_grad_custom_post_pass"]
-    copied = copy.copy(mark)  # by what pickle goes by
-    assert type(copied) is type(mark)
-    assert copied.uuid() == mark.uuid()
-    assert pickle.dumps(mark)
 
 
 def test_a_pass_of_the_users_runs_as_well_and_is_part_of_the_key() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,6 @@ from simulated_gpu.compiler import FakeMaker, other_program, program
 
 from optimizations import torch_internals
 from optimizations.trees.hook import DISPATCHED, OBSERVED, asking, captured_by
-from optimizations.trees.maker import EncoreMaker
 
 PATCHES = {"triton.cudagraphs": True, "graph_partition": False}
 
@@ -35,18 +33,6 @@ def backend_of(maker: FakeMaker) -> Callable[..., Any]:
 
 def stock_backend(graph_module: Any, inputs: Any) -> Any:
     return torch_internals.compile_fx.compile_fx(graph_module, inputs, config_patches=PATCHES)
-
-
-def test_only_functions_that_ask_go_to_the_maker(cuda_in_disguise: FakeMaker) -> None:
-    ours = FakeMaker()
-    mine = torch.compile(program, backend=backend_of(ours))
-    theirs = torch.compile(other_program, backend=stock_backend)
-    for start in (1.0, 2.0):
-        x = torch.full((8, 8), start)
-        assert torch.allclose(mine(x), program(x))
-        assert torch.allclose(theirs(x), other_program(x))
-    assert (ours.directions, cuda_in_disguise.directions) == (["inference"], ["inference"])
-    assert (ours.calls, cuda_in_disguise.calls) == (2, 2)
 
 
 def test_a_backward_goes_where_its_forward_went(cuda_in_disguise: FakeMaker) -> None:
@@ -84,47 +70,6 @@ def test_what_comes_from_the_caches_goes_to_the_maker_as_well(cuda_in_disguise: 
     assert counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"] > 0
     assert ours.directions == (["forward", "backward"] if needs_grad else ["inference"])
     assert cuda_in_disguise.directions == before
-
-
-def test_partitions_go_to_the_maker(cuda_in_disguise: FakeMaker) -> None:
-    """The partitioned path of `post_compile`, which on a CPU has no partitions to find: handed two."""
-    post_compile = sys.modules[torch_internals.CompiledFxGraph.__module__].cudagraph_partition_post_compile
-    ours = FakeMaker()
-    graph = _PartitionedGraph()
-    with captured_by(ours):
-        post_compile([], graph, _Box(), {}, None)
-    assert [one["static_input_idxs"] for one in ours.made] == [(0,), (0,)]
-    assert not cuda_in_disguise.made
-
-
-class _Box:
-    value = True
-
-
-class _PartitionedGraph:
-    """As much of a `CompiledFxGraph` with two partitions as is read."""
-
-    class _Map:
-        def __init__(self, number: int) -> None:
-            self.id, self.input_index_mapping, self.output_index_mapping, self.constant_names = number, [0, 1], [0], []
-
-    class _Info:
-        placeholders = ("p0", "p1")
-        stack_traces = (None,)
-        cudagraph_fail_reasons = ()
-
-    def __init__(self) -> None:
-        self.cudagraph_info = self._Info()
-        self.partition_maps = [self._Map(0), self._Map(1)]
-        self.current_callable = print
-        self.fx_kwargs = {"is_inference": True, "is_backward": False, "static_input_idxs": (0,)}
-        self.mutated_input_idxs: set[int] = set()
-        self.device_idxs = {0}
-        self.kernel_free_cudagraph = False  # since PyTorch 2.14
-
-    def recursively_apply_fns(self, functions: list[Callable[..., Any]]) -> None:
-        for function in functions:
-            function(print)
 
 
 def names_in_place() -> list[Any]:
@@ -204,7 +149,3 @@ def test_maker_receives_functions_compiled_without_graphs(
     mine(x).backward(torch.ones(8, 8))
     assert ours.directions == ["forward"]
     assert ours.graphed == [True, False]
-
-
-def test_every_dispatched_name_is_a_method_of_the_maker() -> None:
-    assert all(callable(getattr(EncoreMaker, name)) for name in DISPATCHED)
