@@ -99,17 +99,6 @@ def test_installed_command_puts_encores_packages_first() -> None:
     assert sys.modules[module].__name__.partition(".")[0] not in ("suite", "models"), "a name that others have too"
 
 
-def test_as_a_module_it_is_the_same_command(project: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "encore", "--help"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(project), str(REPOSITORY)))},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Start with: encore list" in done.stdout
-
-
 def test_command_without_dependencies_says_how_to_get_them() -> None:
     code = "import sys; sys.modules['typer'] = None; from encore.own_packages import command; command()"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)

@@ -55,11 +55,6 @@ def test_encore_and_optimizations_have_the_same_names() -> None:
     assert encore.__all__ == optimizations.__all__
 
 
-def test_encore_says_which_names_it_has() -> None:
-    with pytest.raises(AttributeError, match=r"module .encore. has no attribute .reports.; it has .*, report, "):
-        encore.reports  # noqa: B018
-
-
 def test_importing_encore_imports_neither_torch_nor_the_suite() -> None:
     code = (
         "import sys, encore; encore.Options.parse(None), encore.report(), encore.settled(); "

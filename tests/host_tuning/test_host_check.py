@@ -6,14 +6,12 @@ import json
 import re
 from pathlib import Path
 
-import pynvml
 import pytest
 from fixtures.fake_host import PCI, FakeGpus, FakeHost
 
 from host_tuning import Disturbance, check
 from host_tuning import __main__ as command_line
 from host_tuning.check import Finding
-from host_tuning.gpu import GpuError, Nvml, throttle_names
 from host_tuning.machine import BOOST, CPU, NO_TURBO, SMT_CONTROL
 from suite.results.store import REPOSITORY
 
@@ -72,16 +70,6 @@ def test_what_nvml_tells_of_the_gpu_is_judged(tmp_path: Path, gpu: dict[str, obj
     assert (finding.verdict, finding.value) == (Disturbance.WARN, value)
 
 
-def test_a_busy_host_is_warned_of(tmp_path: Path) -> None:
-    host = FakeHost(tmp_path)
-    host.put("proc/loadavg", "0.10 0.10 0.10 5/100 4242")
-    assert findings(host)["load"].verdict is Disturbance.WARN
-    host.put("proc/loadavg", "3.00 0.10 0.10 1/100 4242")
-    assert findings(host)["load"].verdict is Disturbance.WARN
-    host.put("proc/loadavg", "garbage")
-    assert findings(host)["load"].verdict is Disturbance.UNKNOWN
-
-
 def test_silent_machine_gives_unknowns_and_no_guess(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     host = FakeHost(tmp_path)
@@ -113,26 +101,3 @@ def test_documentation_names_every_item_and_only_real_options(capsys: pytest.Cap
         helps += capsys.readouterr().out
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
     assert named and named <= set(re.findall(r"--[a-z-]+", helps))
-
-
-def test_reasons_for_a_lower_clock_are_named_but_not_idleness() -> None:
-    mask = pynvml.nvmlClocksThrottleReasonSwPowerCap | pynvml.nvmlClocksThrottleReasonGpuIdle
-    assert throttle_names(mask) == ("SwPowerCap",)
-    assert throttle_names(0) == ()
-
-
-def test_nvml_is_asked_for_the_lock_that_was_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: f"handle of {uuid}")
-    monkeypatch.setattr(pynvml, "nvmlDeviceSetGpuLockedClocks", lambda *arguments: calls.append(arguments))
-    Nvml().lock_clock("GPU-1", 1410)
-    assert calls == [("handle of GPU-1", 1410, 1410)]
-
-    def refuse(handle: object) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceResetGpuLockedClocks", refuse)
-    with pytest.raises(GpuError, match=r"GPU GPU-1: cannot unlock its clock: .*Permission"):
-        Nvml().unlock_clock("GPU-1")

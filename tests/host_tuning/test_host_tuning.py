@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fixtures.fake_host import UUID, FakeGpus, FakeHost, end_process, fail, in_child
 
-from host_tuning import __main__ as command_line
 from host_tuning import state as state_module
 from host_tuning import tune as tune_module
 from host_tuning.cpu_list import format_cpus, parse_cpus
 from host_tuning.errors import HostTuningError, Refused
 from host_tuning.machine import CGROUP, CPU, SMT_CONTROL
 from host_tuning.plan import Wishes
-from host_tuning.state import STATE
 from host_tuning.tune import restore, tune
 from optimizations import atomic_file
 
@@ -212,19 +207,6 @@ def test_a_dry_run_tells_each_write_and_makes_none(case: Case) -> None:
     assert told[0] == f"would unlock the graphics clock of {UUID}", "the last change first"
 
 
-def test_only_what_is_asked_for_is_changed(case: Case) -> None:
-    before = case.settings()
-    case.tune(Wishes(gpu_clock=1410))
-    changed = {name for name, text in case.settings().items() if before[name] != text}
-    assert changed == {"gpu.json"}
-
-
-def test_what_is_so_already_is_left_alone(case: Case) -> None:
-    case.host.put(SMT_CONTROL, "off")
-    case.tune(Wishes(smt_off=True))
-    assert case.host.steps == [] and not case.state.exists()
-
-
 def test_processes_leave_the_isolated_cgroup_before_it_goes(case: Case) -> None:
     before = case.settings()
     case.tune(Wishes(isolate="1,3"))
@@ -235,16 +217,6 @@ def test_processes_leave_the_isolated_cgroup_before_it_goes(case: Case) -> None:
     assert after == {name: text for name, text in before.items() if name != f"{CGROUP}/cgroup.procs"}
 
 
-def test_a_limit_above_the_upper_one_is_set_from_above(case: Case) -> None:
-    for cpu in range(4):
-        case.host.put(f"{CPU}/cpufreq/policy{cpu}/scaling_max_freq", "2000000")
-    before = case.settings()
-    case.tune(Wishes(frequency="2800"))
-    assert case.settings()[f"{CPU}/cpufreq/policy3/scaling_min_freq"] == "2800000"
-    case.again().restore()
-    assert case.settings() == before
-
-
 @pytest.mark.parametrize(
     ("wishes", "message"),
     [
@@ -253,11 +225,8 @@ def test_a_limit_above_the_upper_one_is_set_from_above(case: Case) -> None:
         (Wishes(frequency="fast"), "'fast' is neither `base` nor a number of MHz"),
         (Wishes(gpu_clock=1411), "no clock of 1411 MHz; nearest: 1200, 1410, 1980"),
         (Wishes(gpu_clock=1410, gpu=3), "NVML shows no GPU 3"),
-        (Wishes(isolate="0-3"), "must be some, but not all"),
         (Wishes(isolate="9"), "must be some, but not all, of those that are online then: 0-3"),
-        (Wishes(isolate="3", smt_off=True), "must be some, but not all, of those that are online then: 0-1"),
         (Wishes(isolate="3-1"), "runs backwards"),
-        (Wishes(isolate="a"), "is not a list of CPUs"),
     ],
 )
 def test_impossible_changes_are_refused_before_any_change(case: Case, wishes: Wishes, message: str) -> None:
@@ -305,7 +274,6 @@ def test_tuning_twice_is_refused_and_so_is_restoring_nothing(case: Case) -> None
     ("content", "message"),
     [
         ("{", "cannot read the state file"),
-        ("[]", "is not a state file"),
         ('{"format": 7, "changes": []}', "format 7, this version reads 1"),
         ('{"format": 1, "changes": [{"item": "x"}]}', "a change has the fields"),
         (
@@ -330,41 +298,8 @@ def test_two_at_once_are_refused(case: Case) -> None:
     assert case.host.steps == []
 
 
-def test_the_command_line_tunes_and_restores_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    host = FakeHost(tmp_path)
-    before = host.snapshot()
-    root = ["--root", str(tmp_path)]
-    assert command_line.main(["tune", *root, "--governor", "--c-states", "--dry-run"]) == 0
-    assert "would write 'performance' to /sys/devices/system/cpu/cpufreq/policy0/scaling_governor" in (
-        capsys.readouterr().out
-    )
-    assert host.snapshot() == before
-    assert command_line.main(["tune", *root, "--governor", "--c-states"]) == 0
-    assert host.snapshot() != before
-    assert (tmp_path / STATE.relative_to("/")).exists()
-    assert command_line.main(["tune", *root, "--governor"]) == 2
-    assert command_line.main(["restore", *root]) == 0
-    assert host.snapshot() == before
-    assert command_line.main(["restore", *root]) == 2
-    assert "nothing to restore" in capsys.readouterr().err
-    assert command_line.main(["tune", *root]) == 2
-    with pytest.raises(SystemExit) as wrong:
-        command_line.main(["tune", *root, "--no-such-option"])
-    assert wrong.value.code == 2
-
-
 @pytest.mark.parametrize("text", ["", "0", "0-3,8", "1,3,5", "2-2"])
 def test_lists_of_cpus_are_read_and_printed_as_the_kernel_does(text: str) -> None:
     cpus = parse_cpus(text)
     assert parse_cpus(format_cpus(cpus)) == cpus
     assert format_cpus(cpus) == text.replace("2-2", "2")
-
-
-def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
-    FakeHost(tmp_path)
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as pipe:
-        command = [sys.executable, "-m", "host_tuning", "check", "--root", str(tmp_path), "--json"]
-        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (1, "")

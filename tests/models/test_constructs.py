@@ -120,22 +120,6 @@ def test_programs_without_an_obstacle_touch_no_cpu_tensor(acronym: str) -> None:
     assert cpu_operations(acronym, "published") == []
 
 
-def test_published_and_current_xlnet_have_the_same_table() -> None:
-    published, current = (
-        tiny("XLNET-I", variant).module.transformer.relative_positional_encoding(6, 6, 3, torch.device("cpu"))
-        for variant in ("published", "current")
-    )
-    assert published.shape == (12, 3, 32)
-    torch.testing.assert_close(published, current, rtol=0, atol=1e-6)
-
-
-def test_published_xlnet_refuses_other_configurations() -> None:
-    model = tiny("XLNET-I", "published").module.transformer
-    model.clamp_len = 4
-    with pytest.raises(NotImplementedError, match="default configuration"):
-        model.relative_positional_encoding(6, 6, 3, torch.device("cpu"))
-
-
 @pytest.mark.parametrize("acronym", ["XLNET-I", "MMC", "ST"])
 def test_published_and_current_programs_compute_the_same(acronym: str) -> None:
     outputs = []
@@ -166,32 +150,6 @@ def test_mask_rcnn_lets_the_host_read_what_it_finds() -> None:
         made = instance.inputs(0)
         with pytest.raises((torch_internals.DynamicOutputShapeException, torch_internals.DataDependentOutputException)):
             instance.module(*made.args)
-
-
-def test_clip_adds_its_mask_as_data() -> None:
-    module, made = tiny("MMC", "published").module, tiny("MMC", "published").inputs(0)
-    tower = module.text_tower
-    with torch.no_grad():
-        causal = tower(made.args[1])
-        context = tower.causal_mask.shape[0]
-        tower.causal_mask = torch.zeros(context, context)
-        open_to_all = tower(made.args[1])
-        tower.causal_mask = torch.full((context, context), -1e4).fill_diagonal_(0.0)
-        closed = tower(made.args[1])
-    assert not torch.equal(causal, open_to_all)
-    assert not torch.equal(causal, closed)
-    assert not torch.equal(open_to_all, closed)
-
-
-def test_clip_reads_a_text_at_its_end_token_and_not_beyond() -> None:
-    module, made = tiny("MMC", "published").module, tiny("MMC", "published").inputs(0)
-    text = made.args[1]
-    behind, before = text.clone(), text.clone()
-    behind[:, 3:] = 5
-    before[:, 1] = text[:, 1] % 90 + 1
-    with torch.no_grad():
-        assert torch.equal(module.text_tower(text), module.text_tower(behind))
-        assert not torch.equal(module.text_tower(text), module.text_tower(before))
 
 
 def test_published_speech_attention_reads_a_cpu_scalar() -> None:

@@ -93,15 +93,6 @@ def test_program_without_cpu_operators_is_float32_only_there() -> None:
         assert {instance.module.inner.weight.dtype, instance.inputs(0).args[0].dtype} == {dtype}
 
 
-def test_fp32_converts_wider_inputs_and_amp_leaves_them() -> None:
-    def wide(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-        return Inputs(args=(torch.rand(2, generator=generator, dtype=torch.float64),))
-
-    for policy, dtype in (("fp32", torch.float32), ("amp", torch.float64)):
-        instance = instantiate(replace(INFERENCE, inputs=wide, dtype_policy=policy), device="cpu", seed=0)
-        assert instance.inputs(0).args[0].dtype == dtype
-
-
 def test_seed_and_index_alone_decide_the_inputs() -> None:
     instance = instantiate(INFERENCE, device="cpu", seed=0)
     before = values(instance.inputs(1))
@@ -124,17 +115,6 @@ def test_making_inputs_leaves_the_global_generator_alone() -> None:
     state = torch.get_rng_state()
     instance.inputs(0)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_the_task_decides_the_mode() -> None:
-    assert instantiate(TRAINING, device="cpu", seed=0).module.training
-    assert not instantiate(INFERENCE, device="cpu", seed=0).module.training
-
-
-def test_only_amp_computes_under_autocast() -> None:
-    for workload, inside in ((TRAINING, torch.bfloat16), (INFERENCE, torch.float32)):
-        with instantiate(workload, device="cpu", seed=0).autocast():
-            assert torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype == inside
 
 
 def test_training_step_changes_weights_as_its_optimizer_says() -> None:

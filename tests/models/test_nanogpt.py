@@ -14,7 +14,6 @@ from models.nanogpt.network import CachedAttention, NanoGPT
 from models.registry import Inputs, find, find_set
 from suite.measure.metrics import PreparedCell, decode
 from suite.measure.modes import MODES
-from suite.measure.timing import timer_for
 from suite.report.published import load_published
 from suite.worker.compilation import Compilation
 from suite.worker.protocol import Unsupported
@@ -31,12 +30,6 @@ def model() -> NanoGPT:
 
 def prompt(model: NanoGPT, count: int, seed: int = 5) -> torch.Tensor:
     return torch.randint(model.shape.vocabulary, (1, count), generator=torch.Generator().manual_seed(seed))
-
-
-def test_the_published_size_has_the_published_parameters():
-    made = NanoGPT(SIZES["full"])
-    assert sum(parameter.numel() for parameter in made.parameters()) == 56_769
-    assert made.layers[0].attention.keys.shape == (1, 4, 64, 8)
 
 
 def test_configurations_are_the_articles():
@@ -78,26 +71,6 @@ def test_a_step_sees_no_slot_behind_its_own_and_moves_no_cache(model: NanoGPT):
     model.clear_cache()
     assert not any(cache.any() for cache in caches)
     assert [module.keys.data_ptr() for module in model.modules() if isinstance(module, CachedAttention)] == addresses
-
-
-class Spied(EagerDecoder):
-    """Notes what it is fed."""
-
-    def __init__(self, model: NanoGPT) -> None:
-        super().__init__(model)
-        self.fed: list[tuple[int, int]] = []
-
-    def feed(self, token: torch.Tensor, position: int) -> None:
-        self.fed.append((int(token), position))
-        super().feed(token, position)
-
-
-def test_each_sampled_token_is_fed_at_its_own_position(model: NanoGPT):
-    decoder = Spied(model)
-    sequence = generate(model, decoder, prompt(model, 5), 8, seed=1)
-    assert sequence.shape == (1, 13)
-    assert decoder.fed == [(int(sequence[0, place]), place) for place in range(5, 12)]
-    assert len(set(sequence[0, 5:].tolist())) > 1, "a model that always says the same would hide a wrong step"
 
 
 def test_same_seed_gives_the_same_tokens_compiled_and_eager(model: NanoGPT):
@@ -170,10 +143,3 @@ def test_decode_times_steps_and_whole_generations(monkeypatch: pytest.MonkeyPatc
     assert watched == [False, True] * 3 and whole.watch is None, "a generation that is timed whole is not watched"
     other = PreparedCell(iterate, torch.device("cpu"), MODES["eager"], module=torch.nn.Linear(1, 1))
     assert decode.METRIC.values(other) == {}
-
-
-def test_step_times_hold_each_step_of_a_generation(model: NanoGPT) -> None:
-    watch = decode.StepTimes(timer_for(torch.device("cpu")))
-    generate(model, EagerDecoder(model), prompt(model, 4), 6, 1, watch)
-    assert (len(watch.prompt_us), len(watch.step_us), len(watch.call_us)) == (1, 5, 5)
-    assert all(fed >= call for fed, call in zip(watch.step_us, watch.call_us, strict=True))

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from models.networks.bert import Bert, BertConfig
-from models.networks.dcgan import Discriminator
 from models.networks.deep_recommender import RatingAutoencoder
 from models.networks.dlrm import Dlrm, DlrmConfig
-from models.networks.painter import Painter
 from models.networks.speech_transformer import BatchedLengths, PerUtteranceLengths, SpeechConfig, SpeechTransformer
 from models.networks.teos10 import enthalpy_slope, volume_coefficients
 
@@ -56,12 +54,6 @@ def test_enthalpy_slope_is_the_integrated_volume(pressure: float) -> None:
     )
 
 
-def test_the_discriminator_reduces_an_image_to_a_probability() -> None:
-    probability = Discriminator(width=4)(torch.randn(2, 3, 64, 64))
-    assert probability.shape == (2, 1, 1, 1)
-    assert ((probability > 0) & (probability < 1)).all()
-
-
 def test_berts_mask_hides_padding_and_is_not_copied() -> None:
     model = Bert(BertConfig(vocabulary=11, width=8, layers=1, heads=2, feedforward=16)).eval()
     tokens, segments = torch.tensor([[3, 7, 2, 0, 0]]), torch.tensor([[1, 1, 1, 0, 0]])
@@ -93,12 +85,6 @@ def test_dlrm_multiplies_every_pair_of_vectors_once() -> None:
     torch.testing.assert_close(seen[0], torch.cat([bottom, products], dim=1))
     assert rate.shape == (2, 1)
     assert (rate >= 0).all()
-
-
-def test_painter_halves_the_image_five_times() -> None:
-    strokes = Painter(width=4)(torch.rand(2, 9, 128, 128))
-    assert strokes.shape == (2, 65)
-    assert ((strokes > 0) & (strokes < 1)).all()
 
 
 def test_the_autoencoder_drops_most_of_its_code_in_training_only() -> None:
