@@ -1,12 +1,14 @@
-"""Graphed callables on a GPU, against eager and against `torch.cuda.make_graphed_callables` on the same modules."""
+"""Graphed callables on a GPU, against eager, against `torch.cuda.make_graphed_callables`, and in random programs."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
+import callable_programs
 import pytest
 import torch
+from callable_programs import differences, drawn, outcome
 from torch import nn
 
 import optimizations
@@ -109,3 +111,35 @@ def test_micro_batches_never_alive_together_share_graphs() -> None:
     print(f"reserved for 1, 4 in turn, 4 at once: {one / 2**20:.0f}, {apart / 2**20:.0f}, {together / 2**20:.0f} MiB")
     assert apart < 0.6 * together
     assert apart < 2 * one
+
+
+PROGRAMS = 60
+TOLERANCE = 1e-4
+"""Sums over rows are not always added in one order."""
+
+
+BEHIND_CYCLES = 2_000_000
+"""About a millisecond: a few calls."""
+
+
+@pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")
+@pytest.mark.parametrize("behind", [False, True], ids=["", "behind"])
+def test_random_programs_do_what_they_do_without_graphs(behind: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`behind`: the device comes to what is done between iterations when the host is through with that."""
+    iteration = callable_programs._Running._iteration
+
+    def late(running: Any, actions: list[str]) -> None:
+        iteration(running, actions)
+        torch.cuda._sleep(BEHIND_CYCLES)
+
+    if behind:
+        monkeypatch.setattr(callable_programs._Running, "_iteration", late)
+    replays = 0
+    for seed in range(PROGRAMS):
+        expected, _ = outcome(seed, "cuda", None)
+        found, group = outcome(seed, "cuda", optimizations.graph_callables)
+        assert not list(differences(found, expected, tolerance=TOLERANCE)), (seed, drawn(seed))
+        replays += sum(one.replays for one in group.report())
+        group.close()
+    torch.cuda.synchronize()
+    assert replays > 10 * PROGRAMS

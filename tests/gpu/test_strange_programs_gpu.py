@@ -1,4 +1,4 @@
-"""The programs of test_strange_programs.py on a GPU: what graphs and the allocator there make of them is eager's."""
+"""Programs and sessions of test_strange_programs.py: what graphs and the allocator on a GPU make of them is eager's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config as functorch_config
+from user_sessions import check_session
 
 import optimizations
 import tests.optimizations.trees.test_strange_programs as strange
@@ -50,3 +51,15 @@ def test_what_a_program_computes_is_eagers(monkeypatch: pytest.MonkeyPatch, name
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=lambda text, n=number: f"value {n}: {text}")
     if name != FORGETS_ITS_GRAPHS:
         assert sum(recording.replays for recording in optimizations.recordings()) > 0
+
+
+ACTIONS = 60
+
+
+@pytest.mark.parametrize(("seed", "mark_steps"), [(11, False), (12, True), (13, False), (14, False)])
+def test_what_a_session_notes_is_eagers(seed: int, mark_steps: bool) -> None:
+    torch.compiler.reset()
+    # ATen's kernels: nothing is compiled by Triton, and what is computed is eager's. Inductor supposes that all their
+    # results are aligned, views of inputs too of which it knows that they are not.
+    with torch_internals.inductor_config.patch({"fallback_by_default": True, "alignment_asserts": False}):
+        check_session(seed, ACTIONS, device=DEVICE, mark_steps=mark_steps)

@@ -1,14 +1,20 @@
-"""Whether the driver does with tensor maps what its stand-in does in all other tests (`fake_tensor_map`)."""
+"""Tensor maps on a GPU: the driver does what its stand-in does elsewhere, and a kernel's descriptor is patched."""
 
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from cuda.bindings import driver
 from fake_tensor_map import replace_address
+from indirection_on_gpu import Searched, call, encore, recordings, said
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from optimizations.graph.device import TENSOR_MAP_CAPABILITY
 from optimizations.graph.records import KernelNode
@@ -80,3 +86,39 @@ def test_an_address_that_is_not_aligned_is_refused() -> None:
     for shift in (1, 4, 8):
         assert driver_replace_address(driver)(encode(address), address + shift) is None
         assert replace_address(encode(address), address + shift) is None
+
+
+SIDE = 32
+
+
+@triton.jit
+def double_tile(source, destination, side: tl.constexpr):  # type: ignore[no-untyped-def]
+    """destination = 2 * source, of a square tile that the host describes."""
+    tile = source.load([0, 0])
+    places = tl.arange(0, side)
+    tl.store(destination + places[:, None] * side + places[None, :], tile * 2)
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    double_tile[(1,)](TensorDescriptor.from_tensor(x, [SIDE, SIDE]), out, side=SIDE)
+    return out
+
+
+def test_a_descriptor_follows_its_tensor(searched: list[Searched]) -> None:
+    if torch.cuda.get_device_capability() < TENSOR_MAP_CAPABILITY:
+        pytest.skip("this GPU has no tensor maps")
+    compiled = encore(doubled)
+    kept: deque[Any] = deque(maxlen=5)
+    for step in range(40):
+        x = torch.full((SIDE, SIDE), float(step), device="cuda") + torch.eye(SIDE, device="cuda")
+        kept.append(x)
+        (result,) = call(compiled, x)
+        assert torch.equal(result, 2 * x), f"step {step}\n{said()}"
+    (report,) = recordings()
+    assert searched, report
+    graph = searched[0][0].graph
+    sizes = [one.size for _, node in graph.walk() if isinstance(node, KernelNode) for one in node.parameters]
+    assert TENSOR_MAP_BYTES in sizes, sizes
+    (given,) = report.inputs
+    assert given.indirect, report

@@ -160,23 +160,3 @@ def outcome(made: Program, step: Callable[..., Any]) -> list[torch.Tensor]:
     collect(kept)
     collect(list(made.state()))
     return found
-
-
-class KeepsMasks(torch.nn.Module):
-    """Layers that each keep a mask, one for all of them or `each` its own, expanded to `rows`."""
-
-    def __init__(self, layers: int, rows: int, *, each: bool) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(layers))
-        self.rows, self.each = rows, each
-        for layer in self.layers:
-            layer.mask = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = (x > 0)[:, None, :].expand(-1, self.rows, -1)
-        for layer in self.layers:
-            layer.mask = mask
-            x = layer(x * layer.mask[:, 0])
-            if self.each:
-                mask = (x > 0)[:, None, :].expand(-1, self.rows, -1)
-        return x.sum()

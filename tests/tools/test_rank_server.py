@@ -55,12 +55,6 @@ def test_a_forked_rank_is_as_one_in_an_interpreter_of_its_own(tmp_path: Path, en
     assert all(("torn down" in output, "at exit" in output) == (2 * (ending != "at once",)) for _, output in forked)
 
 
-def test_ranks_draw_other_numbers_where_none_is_seeded(tmp_path: Path) -> None:
-    script = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.initial_seed())"
-    first, second = (one.output.split() for one in RankProgram(tmp_path, script, 2).ended(60))
-    assert [one != other for one, other in zip(first, second, strict=True)] == [True] * 3
-
-
 def test_a_signal_ends_a_forked_rank_and_its_group(tmp_path: Path) -> None:
     script = (
         "import subprocess, time\nprint('CHILD', subprocess.Popen(['sleep', '60']).pid, flush=True)\ntime.sleep(60)"

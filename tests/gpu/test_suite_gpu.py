@@ -1,0 +1,101 @@
+"""The suite's commands on a GPU: `encore draw graph`, `encore run own_programs:NAME`, trials, and tuning once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fixtures.tiny_run import tiny_run
+from typer.testing import CliRunner
+
+from suite.cli.main import app
+from suite.draw.records import read_graphs
+from suite.measure.kernels import difference
+from suite.results.schema import Status
+from suite.results.store import REPOSITORY
+
+pytestmark = pytest.mark.gpu
+
+TUNING = "CachingAutotuner.benchmark_all_configs"
+"""What Inductor calls the part of a compilation in which it tunes kernels."""
+
+LIMIT_S = 240
+"""Two minutes are the aim of --quick; a busy host takes longer."""
+
+
+@pytest.mark.parametrize("workload", ["MMC", "DCGAN"])
+def test_workload_is_drawn_with_times_of_its_kernels(tmp_path: Path, workload: str) -> None:
+    saved, drawing = tmp_path / "graphs.json", tmp_path / "graphs.svg"
+    arguments = ["draw", "graph", workload, "--size", "tiny", "--save", str(saved), "--svg", str(drawing)]
+    ran = CliRunner().invoke(app, arguments)
+    assert ran.exit_code == 0, (ran.output, ran.exception)
+    graphs = [one for one in read_graphs(saved) if one.concurrency.order]
+    assert graphs and len(list(tmp_path.glob("*.svg"))) == len(read_graphs(saved))
+    timed = [one for one in graphs if one.times_us is not None]
+    assert timed, "no graph was found in the profile"
+    assert all(us > 0 for us in timed[0].times_us or ())
+    lines = [launch.source_line for launch in timed[0].concurrency.order if launch.source_line is not None]
+    assert any(".py:" in line for line in lines)
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.parametrize("name", ["inference", "training", "training_with_dropout", "trainer"])
+def test_quick_run_of_a_program_concludes_with_numbers(name: str, tmp_path: Path) -> None:
+    command = (sys.executable, "-P", str(REPOSITORY / "encore" / "own_packages.py"), "suite")
+    begun = time.monotonic()
+    done = subprocess.run(
+        [*command, "run", f"own_programs:{name}", "--quick", "--json", "--out", str(tmp_path / "run")],
+        cwd=REPOSITORY / "tests" / "support",
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT_S - 10,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    print(done.stderr[-2000:], f"{time.monotonic() - begun:.0f} s")
+    made = json.loads(done.stdout)
+    assert (made["cells"], made["failed"]) == (4, [])
+    lines = dict(line.split(": ", 1) for line in made["conclusions"][f"own_programs:{name}"])
+    for subject in ("over compile", "over stock's graphs"):
+        assert lines[subject].startswith("Encore is "), lines
+    assert "at most while replaying" in lines["memory"]
+    assert "settled after" in lines["start"]
+    assert "not measured" not in lines["not captured"]
+    assert time.monotonic() - begun < LIMIT_S
+
+
+@pytest.mark.timeout(420)
+def test_each_mode_compiles_once_and_three_are_tried_elsewhere(tmp_path: Path) -> None:
+    modes = ("eager", "compile", "graph", "graph-unpartitioned", "lean", "encore")
+    cells, said = tiny_run(tmp_path / "run", ("DGPT2", "DR-T"), modes, processes=2)
+    assert "could not be tried apart" not in said
+    for (workload, mode), cell in cells.items():
+        assert cell.status is Status.PASS and cell.correctness is not None, (workload, mode, cell.error)
+        assert cell.correctness.fallback_random == (mode != "eager"), (workload, mode)
+        # Where atomics add, what varies may have been seen by one process and not by another, which then tries itself.
+        if mode in ("graph-unpartitioned", "lean") and workload == "DR-T":
+            assert f"{workload} {mode}: compare" not in said  # who is tried by its own process compares, and says so
+            others = [cells[workload, other].correctness for other in ("compile", "graph", "encore")]
+            assert cell.correctness.digests in [other.digests for other in others if other is not None]
+
+
+def test_later_processes_of_all_modes_run_what_the_first_tuned(tmp_path: Path) -> None:
+    cells, _ = tiny_run(tmp_path / "run", ("MBERT", "DCGAN"), ("compile", "graph", "encore"), processes=3)
+    assert len(cells) == 6
+    first = [cells[workload, "compile"] for workload in ("MBERT", "DCGAN")]
+    assert any(cell.compile and TUNING in cell.compile.parts for cell in first), "nothing was there to tune"
+    for (workload, mode), cell in cells.items():
+        assert len(cell.later) == 2, (workload, mode)
+        for process in cell.later:
+            assert process.compile is not None
+            assert (process.retuned, process.compile.parts.get(TUNING)) == ([], None), (workload, mode, process.process)
+        if mode == "graph":  # it has the kernels of `compile`, and compiled side by side with it
+            assert cell.compile is not None and TUNING not in cell.compile.parts, workload
+        theirs, ours = cells[workload, "compile"].metrics, cell.metrics
+        assert theirs is not None and ours is not None and theirs.kernels and ours.kernels
+        assert difference(ours.kernels, theirs.kernels).retuned == (), (workload, mode)
