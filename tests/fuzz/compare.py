@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from simulated_gpu.placement import bits, retargeted
+from simulated_gpu.placement import bits
 
-from optimizations import torch_internals
 from optimizations.options import Options
 from optimizations.placement import Feeds, Placement, place
 from optimizations.placement.feed_plan import FeedPlan
@@ -50,7 +49,7 @@ class Outcome:
     seen: Counter[str] = field(default_factory=Counter)
 
 
-def fuzz(seed: int, numbers: range, *, stop_at: int | None = None, shrink: bool = True) -> Outcome:
+def fuzz(seed: int, numbers: range, *, stop_at: int | None = None) -> Outcome:
     """Compares the programs `numbers` of `seed`; stops after `stop_at` failures."""
     outcome = Outcome()
     with one_thread():
@@ -59,7 +58,7 @@ def fuzz(seed: int, numbers: range, *, stop_at: int | None = None, shrink: bool 
             what, did = compare(program)
             outcome.seen.update(did)
             if what is not None:
-                outcome.failures.append(Failure(seed, number, smaller(program) if shrink else program, what))
+                outcome.failures.append(Failure(seed, number, program, what))
                 if stop_at is not None and len(outcome.failures) >= stop_at:
                     break
     return outcome
@@ -105,80 +104,6 @@ def compare(program: Program) -> tuple[str | None, set[str]]:
         if one != other:
             return f"call {number} differs", did
     return (None if len(expected) == len(found) else "another call raises"), did
-
-
-def smaller(program: Program) -> Program:
-    """A program that differs too, with as few steps, outputs, writes and scribbles as can be taken away one by one."""
-    again = True
-    while again:
-        again = False
-        for candidate in _candidates(program):
-            if compare(candidate)[0] is not None:
-                program, again = candidate, True
-                break
-    return program
-
-
-def _candidates(program: Program) -> Iterator[Program]:
-    for position in range(len(program.steps)):
-        steps = program.steps[:position] + program.steps[position + 1 :]
-        yield dataclasses.replace(program, steps=steps)
-    if len(program.outputs) > 1:
-        for position in range(len(program.outputs)):
-            outputs = program.outputs[:position] + program.outputs[position + 1 :]
-            yield dataclasses.replace(program, outputs=outputs)
-    for position, writes in enumerate(program.writes):
-        if writes:
-            fewer = tuple({} if i == position else other for i, other in enumerate(program.writes))
-            yield dataclasses.replace(program, writes=fewer)
-    if any(program.scribbles):
-        yield dataclasses.replace(program, scribbles=(False,) * CALLS)
-    if program.options:
-        yield dataclasses.replace(program, options={})
-
-
-def through_inductor(program: Program) -> str | None:
-    """How a program differs that Inductor compiled after placement, for the CPU; "" where that cannot be told.
-
-    It may compute in another order, so programs are left out that tell small differences apart. Writes are too: on one
-    device transfers do not copy.
-    """
-    built = build(program)
-    observation = observe(built.graph_module, built.inputs)
-    names = {str(getattr(node.target, "__name__", node.target)) for node in built.graph_module.graph.nodes}
-    writes = any(effects.writes for effects in observation.effects.values())
-    # With Encore and without, Inductor reads the memory of a lazily negative input as it is, and counts places in
-    # memory from where the tensor begins.
-    left_out = any(
-        entry.landing or entry.layout == "window" or (entry.on_gpu and entry.layout == "negative")
-        for entry in built.used
-    )
-    if writes or left_out or not names.isdisjoint(("floor", "argmax", "lt", "long", "rand", "float", "to_dtype")):
-        return ""
-    placement = place(built.graph_module, built.inputs, Options(**program.options))
-    if placement.feeds is None or placement.feeds.passed:
-        return ""
-    held = {entry.name: memory_and_view(entry, _generator(entry, 0)) for entry in INPUTS if entry.kind != "argument"}
-    plan = _on_cpu(placement.feeds, observation)
-    arguments = [_argument(entry, held, 0) for entry in built.used]
-    examples = dataclasses.replace(placement, feeds=plan).example_inputs(arguments)
-    with torch.no_grad():
-        compiled = torch_internals.compile_fx.compile_fx(retargeted(placement.graph_module), examples)
-        feeds = Feeds(plan)
-        for call in range(CALLS):
-            for name, way in (program.writes[call - 1] if call else {}).items():
-                _write(held, name, way, call)
-            arguments = [_argument(entry, held, call) for entry in built.used]
-            try:
-                expected = retargeted(built.graph_module)(*arguments)
-            except (IndexError, RuntimeError):
-                return ""
-            found = feeds.call(compiled, tuple(arguments))
-            try:
-                torch.testing.assert_close(list(found), list(expected), rtol=2e-2, atol=1e-3, equal_nan=True)
-            except AssertionError as error:
-                return f"call {call} through Inductor: {error}"
-    return None
 
 
 def _run(graph_module: torch.fx.GraphModule, observation: Observation, *arguments: Any) -> tuple[Any, ...]:

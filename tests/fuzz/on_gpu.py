@@ -8,8 +8,8 @@ every other pair the device is behind the host; all results are kept, some overw
 everything is done. Where Encore differs from eager
 the same is asked of stock's compiler without CUDA graphs: what differs there too is arithmetic, and not counted.
 
-Workers are processes: a program that loses the CUDA context, or ends its process, costs its worker, and is reported if
-stock's compiler survives it. Exit code 1 if any program differs.
+Workers are processes (`tests.judges.pool`): a program that loses the CUDA context, or ends its process, costs its
+worker, and is reported if stock's compiler survives it. Exit code 1 if any program differs.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import argparse
 import contextlib
 import json
 import os
-import queue
 import signal
-import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.judges.pool import Pool
 from tests.support.forced_branches import concurrency, force_if_asked
 
 from .compare import _generator, _write
@@ -48,8 +48,14 @@ PAIR = 2
 BEHIND_CYCLES = 4_000_000
 """Some 2 ms that the device is behind, longer than a call."""
 
-GRACE_S = 20.0
-"""How long processes may take beyond the time that was asked for."""
+PAIR_S = 150.0
+"""Most time for a pair."""
+
+MOST_PAIRS = 100_000
+ENCORE, STOCK = "encore", "stock"
+WORKER = ("-P", "-m", "tests.fuzz.on_gpu", "--worker")
+LOG = Path(tempfile.gettempdir()) / "encore-fuzz.log"
+"""What workers write besides rows."""
 
 FEW = 8
 """One in so many pairs may have inputs that stock's compiler does not serve: `UNSERVED`."""
@@ -226,27 +232,42 @@ def _given(entry: Input, step: int) -> torch.Tensor:
     return room.copy_(value)
 
 
-def work(seed: int, first: int, every: int, seconds: float) -> int:
-    """Compare every `every`-th pair from `first` on; a line of JSON before and after each."""
+def work(seed: int) -> int:
+    """Compare pairs whose numbers come as lines of JSON, and answer with rows, as `tests.judges.pool` has it."""
     import optimizations
     from optimizations.in_place import budget
 
     budget.MOST_WORK, budget.FEWEST_REPLAYS = 1e9, 1
     force_if_asked()
     torch.set_num_threads(1)
-    ends, number = time.monotonic() + seconds, first
-    while time.monotonic() < ends:
-        print(json.dumps({"begins": number}), flush=True)
-        status, what = compare(seed, number)
-        print(json.dumps({"number": number, "status": status, "what": what}), flush=True)
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(message: dict[str, Any]) -> None:
+        channel.write(json.dumps(message) + "\n")
+        channel.flush()
+
+    say({"ready": True})
+    for line in sys.stdin:
+        command = json.loads(line)
+        number, compiler = int(command["task"]), command["compilers"][0]
+        say({"begin": compiler})
+        status, what = compare(seed, number) if compiler == ENCORE else _stock(seed, number)
+        say({"row": {"task": command["task"], "compiler": compiler, "status": status, "what": what}})
+        say({"done": True})
         try:
             torch.cuda.synchronize()
         except RuntimeError:
             return CONTEXT_LOST  # by a program that is wrong in eager mode, too
         optimizations.reset()
         torch.compiler.reset()
-        number += every
     return 0
+
+
+def _stock(seed: int, number: int) -> tuple[str, None]:
+    """Run a pair that Encore lost under stock's compiler. Does not return if that ends the process, too."""
+    outcome(pair(seed, number), lambda model: torch.compile(model))
+    return "lost", None
 
 
 def main() -> int:
@@ -256,110 +277,54 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) - 2))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="N", help="only pair N, in this process")
-    parser.add_argument(
-        "--stock", action="store_true", help="with --only: only stock's compiler, compared with nothing"
-    )
-    parser.add_argument("--worker", nargs=2, type=int, metavar=("FIRST", "EVERY"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=int, metavar="SEED", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("PyTorch finds no NVIDIA GPU here; `python -m tests.fuzz` runs without one")
-    if chosen.worker:
-        return work(chosen.seed, *chosen.worker, chosen.seconds)
+    if chosen.worker is not None:
+        return work(chosen.worker)
     if chosen.only is not None:
-        if chosen.stock:
-            outcome(pair(chosen.seed, chosen.only), lambda model: torch.compile(model))
-        else:
-            print(*compare(chosen.seed, chosen.only))
+        print(*compare(chosen.seed, chosen.only))
         return 0
-    lines: queue.Queue[dict[str, Any]] = queue.Queue()
-    alive: set[int] = set()
-    ends = time.monotonic() + chosen.seconds
-    threads = [
-        threading.Thread(target=_supervise, args=(chosen.seed, index, chosen.jobs, ends, lines, alive), daemon=True)
-        for index in range(chosen.jobs)
-    ]
-    for thread in threads:
-        thread.start()
-    seen: Counter[str] = Counter()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        while any(thread.is_alive() for thread in threads) or not lines.empty():
-            with contextlib.suppress(queue.Empty):
-                _tell(chosen.seed, lines.get(timeout=0.5), seen)
-    except KeyboardInterrupt:
-        print("interrupted")
-    finally:
-        for group in list(alive):
-            _kill(group)
+    seen = run(chosen.seed, chosen.seconds, chosen.jobs)
     print(f"{chosen.seconds:.0f} s: {', '.join(f'{name} {count}' for name, count in sorted(seen.items()))}")
     return 1 if seen["wrong"] or seen["lost"] or not seen["right"] else 0
 
 
-def _tell(seed: int, line: dict[str, Any], seen: Counter[str]) -> None:
-    """Count what was found of a pair, and print what repeats it at once: a run may be ended early."""
-    seen[line["status"]] += 1
-    if line["status"] == "as stock":
-        print(f"as stock: {line['number']}: {line['what']}"[:160])
-    if line["status"] in ("wrong", "lost", "not known"):
-        print(f"{line['status']}: {line['what']}")
-        repeat = f"python -m tests.fuzz.on_gpu --seed {seed} --only {line['number']}"
-        for program in pair(seed, line["number"]):
-            print(text(program, repeat=repeat))
-        print(flush=True)
+def run(seed: int, seconds: float, jobs: int, worker: Sequence[str] = WORKER) -> Counter[str]:
+    """Count what becomes of pairs, and print each that is not right at once: a run may be ended early."""
+    seen: Counter[str] = Counter()
+    lost: dict[str, str] = {}
 
-
-def _what_became_of_stock(seed: int, number: int, ends: float) -> str:
-    """Of a pair that Encore lost: "as stock" if stock's compiler ends a process too; "not known" if time is short."""
-    within_s = max(5.0, ends + GRACE_S - time.monotonic())
-    command = [sys.executable, "-m", "tests.fuzz.on_gpu", "--seed", str(seed), "--only", str(number), "--stock"]
-    try:
-        ended = subprocess.run(command, capture_output=True, timeout=within_s, check=False).returncode
-    except subprocess.TimeoutExpired:
-        return "not known"
-    return "as stock" if ended else "lost"
-
-
-def _kill(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-
-
-def _supervise(
-    seed: int, first: int, every: int, ends: float, lines: queue.Queue[dict[str, Any]], alive: set[int]
-) -> None:
-    while (left := ends - time.monotonic()) > 1:
-        command = [sys.executable, "-m", "tests.fuzz.on_gpu", "--seed", str(seed), "--seconds", str(left)]
-        command += ["--worker", str(first), str(every)]
-        # Of its own group, for its compilers hold the pipe too.
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        alive.add(process.pid)
-        timer = threading.Timer(left + GRACE_S, _kill, (process.pid,))
-        timer.start()
-        begun: int | None = None
-        last, said = first, ""
-        assert process.stdout
-        for line in process.stdout:
-            if not line.startswith("{"):
-                said = line.strip()[:300] or said
-                continue
-            read = json.loads(line)
-            if "begins" in read:
-                begun = last = read["begins"]
-            else:
-                begun = None
-                lines.put(read)
-        timer.cancel()
-        process.wait()
-        _kill(process.pid)
-        alive.discard(process.pid)
-        if begun is None and process.returncode != CONTEXT_LOST:
+    def tell(row: dict[str, Any]) -> None:
+        if "skipped" in row:  # its worker was gone before it began
             return
-        if begun is not None and time.monotonic() < ends:
-            what = f"its process ended with {process.returncode}; it said: {said}"
-            lines.put({"number": begun, "status": _what_became_of_stock(seed, begun, ends), "what": what})
-        first = (last if begun is None else begun) + every
+        if row["compiler"] == ENCORE and row.get("crashed"):
+            lost[row["task"]] = row["wrong"]
+        elif row["compiler"] == STOCK:
+            note(row["task"], "as stock" if row.get("crashed") else "lost", lost.pop(row["task"]))
+        else:
+            note(row["task"], row["status"], row["what"])
+
+    def note(task: str, status: str, what: str | None) -> None:
+        seen[status] += 1
+        if status == "as stock":
+            print(f"as stock: {task}: {what}"[:160])
+        elif status in ("wrong", "lost", "not known"):
+            repeat = f"python -m tests.fuzz.on_gpu --seed {seed} --only {task}"
+            print(f"{status}: {what}", *(text(one, repeat=repeat) for one in pair(seed, int(task))), "", sep="\n")
+        sys.stdout.flush()
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    every = [(str(number), (ENCORE, STOCK)) for number in range(MOST_PAIRS)]
+    deadline = time.monotonic() + seconds
+    # Without processes that compile: they would hold the pipe of a worker that ended.
+    pool = Pool(every, str(seed), jobs, deadline, PAIR_S, LOG, tell, {"TORCHINDUCTOR_COMPILE_THREADS": "1"}, worker)
+    with contextlib.suppress(KeyboardInterrupt):
+        pool.run()
+    for task, what in lost.items():
+        note(task, "not known", what)
+    return seen
 
 
 if __name__ == "__main__":

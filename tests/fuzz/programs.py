@@ -266,47 +266,10 @@ def _arguments(kind: str, operands: list[Any]) -> tuple[Any, ...]:
 
 
 def text(program: Program, *, repeat: str) -> str:
-    """A program of under 30 lines that does on a GPU what `program` does; `repeat` is the command that found it."""
-    built = build(program)
-    body = [line for line in built.graph_module.code.splitlines() if line.strip()]
-    body = [line.partition("; ")[0].rstrip() for line in body if not line.startswith(("import", "from", "torch.fx"))]
-    held = [entry for entry in built.used if entry.kind != "argument"]
-    given = [entry for entry in built.used if entry.kind == "argument"]
-    made = ", ".join(f"{entry.name}={_made(entry)}" for entry in held)
-    signature = ", ".join(["self", *(entry.name for entry in given)])
-    attributes = [f"        {entry.name} = self.{entry.name}" for entry in held]
-    statements = [f"    {line}" for line in body[1:] if not line.strip().startswith("def ")]
+    """Return what a reader needs of a program; `repeat` is the command that found it."""
     lines = [
         f"# {repeat}; before later calls attributes are written: {list(program.writes)}",
         f"# the caller overwrites its first result in calls {[i for i, yes in enumerate(program.scribbles) if yes]}",
-        "import torch",
-        "from torch import device, inf",
-        "class Program(torch.nn.Module):",
-        f"    def forward({signature}):",
-        *attributes,
-        *statements,
-        "program = Program()",
-        f"vars(program).update({made})",
-        f"compiled = torch.compile(program, backend='encore', options={program.options!r})",
-        f"for call in range({CALLS}):",
-        f"    given = [{', '.join(_made(entry) for entry in given)}]",
-        "    print(program(*given), compiled(*given))",
+        f"# options: {program.options!r}",
     ]
-    return "\n".join(lines)
-
-
-def _made(entry: Input) -> str:
-    shape = {"gapped": "4, 6", "expanded": "1, 3", "transposed": "3, 4", "window": "9"}.get(
-        entry.layout, str(entry.shape)[1:-1].rstrip(",")
-    )
-    views = {"gapped": "[:, ::2]", "expanded": ".expand(4, 3)", "transposed": ".t()", "window": "[3:6]"}
-    view = views.get(entry.layout, "")
-    whole = entry.dtype in (torch.int64, torch.bool)
-    upper = 4 if entry.wild else 2 if entry.dtype is torch.bool else 3
-    made = f"torch.randint(0, {upper}, ({shape}{',' if shape else ''}))" if whole else f"torch.randn({shape})"
-    if not shape and not whole:
-        made = "torch.randn(())"
-    if entry.dtype not in (torch.float32, torch.int64):
-        made += f".to({entry.dtype})"
-    made += view + (".pin_memory()" if entry.landing else "") + (".cuda()" if entry.on_gpu else "")
-    return made + (".numpy()[()]" if entry.kind == "numpy" else "")
+    return "\n".join([*lines, build(program).graph_module.code.strip()])

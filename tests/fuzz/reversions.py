@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-from optimizations.placement import feeds, guards, observe, plan, rewrite, staging
+from optimizations.placement import guards, plan, rewrite, staging
 
 from .compare import fuzz
 
@@ -29,26 +29,10 @@ def _attributes_are_trusted() -> AbstractContextManager[Any]:
     return mock.patch.object(guards.Checks, "fail", lambda self, arguments: False)
 
 
-def _memory_past_a_tensor_is_taken_for_compared() -> AbstractContextManager[Any]:
-    """What `as_strided` reads around an attribute is kept, though its bytes are not compared."""
-    return mock.patch.object(observe, "STRIDED", frozenset())
-
-
 def _pinned_arguments_are_read_by_the_host() -> AbstractContextManager[Any]:
     """A pinned argument is packed by the host although a copy into it is in flight."""
     stock = staging._Area.send
     return mock.patch.object(staging._Area, "send", lambda self, tensors, *_: stock(self, tensors))
-
-
-def _pinned_attributes_are_compared_by_the_host() -> AbstractContextManager[Any]:
-    """A pinned attribute is found unchanged because the copy into it has not landed."""
-    stock = feeds.checks_for
-
-    def unaware(attributes: Any) -> Any:
-        with mock.patch.object(guards, "is_pinned", lambda tensor: False):
-            return stock(attributes)
-
-    return mock.patch.object(feeds, "checks_for", unaware)
 
 
 def _limits_hold_for_single_values() -> AbstractContextManager[Any]:
@@ -72,9 +56,7 @@ def _together(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
 DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "copies-become-aliases": _copies_become_aliases,
     "attributes-are-trusted": _attributes_are_trusted,
-    "memory-past-a-tensor-is-taken-for-compared": _memory_past_a_tensor_is_taken_for_compared,
     "pinned-arguments-are-read-by-the-host": _pinned_arguments_are_read_by_the_host,
-    "pinned-attributes-are-compared-by-the-host": _pinned_attributes_are_compared_by_the_host,
     "limits-hold-for-single-values": _limits_hold_for_single_values,
 }
 
@@ -83,7 +65,6 @@ def found_after(name: str, *, seed: int, count: int) -> int | None:
     """How many programs it takes to find the defect; None if `count` do not."""
     with DEFECTS[name]():
         for number in range(count):
-            # Its program is not made smaller: that would be most of the time.
-            if fuzz(seed, range(number, number + 1), shrink=False).failures:
+            if fuzz(seed, range(number, number + 1)).failures:
                 return number + 1
     return None

@@ -24,10 +24,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import gzip
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -40,6 +38,8 @@ from typing import Any
 
 SOURCES = Path(__file__).resolve().parent
 sys.path[:0] = [str(SOURCES), str(SOURCES.parents[1])]
+
+from tests.support import row_files  # noqa: E402
 
 DELAYED = ("MMC", "DALLE2", "TKE", "ST", "XLNET-I", "DCGAN", "LP", "DR-T")
 """Workloads whose kernels are delayed, where --delays names no others."""
@@ -343,40 +343,10 @@ def last_line(log: Path) -> str:
     return (short or lines or ["it wrote nothing"])[-1][:300]
 
 
-def facts() -> dict[str, Any]:
-    """Return what rows say of where they were made."""
-    import torch
-
-    from suite.measure.checkout import git_state
-
-    commit, dirty = git_state(SOURCES.parents[1])
-    return {
-        "device": torch.cuda.get_device_name(),
-        "commit": commit,
-        "code_changed": dirty,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file, packed or not; none where it is not there. A last line that was cut off is left out.
-
-    Raises:
-        ValueError: a line before the last one is no row.
-    """
-    if not path.exists():
-        return []
-    data = path.read_bytes()
-    rows, lines = [], (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            rows.append({**row, "phase": row["phase"], "workload": row["workload"], "status": row["status"]})
-        except (ValueError, KeyError, TypeError) as error:
-            if number < len(lines):
-                raise ValueError(f"line {number} of {path} is no row of this script") from error
-    return rows
+    """Return the rows of a file; none where it is not there."""
+    is_row = {"phase", "workload", "status"}
+    return row_files.read_rows(path, lambda row: is_row <= row.keys()) if path.exists() else []
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -484,7 +454,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         parser.error("name the file of rows: --out FILE")
     given.cache.mkdir(parents=True, exist_ok=True)
     proof = Proof(given.out, given.cache, given.jobs, time.monotonic() + 60 * given.minutes)
-    proof.delays, proof.facts = given.delays, facts()
+    proof.delays, proof.facts = given.delays, row_files.facts("cuda")
     whole = all(proof.run(wanted, jobs) for jobs in (None, 1))
     print(table(proof.rows))
     if not whole:

@@ -33,6 +33,7 @@ sys.path[:0] = [str(SOURCES), str(SOURCES.parent / "support"), str(SOURCES.paren
 
 from library_programs.compare import BAD, row  # noqa: E402
 from library_programs.record import programs  # noqa: E402
+from row_files import read_rows  # noqa: E402
 
 INTERRUPTED = 130
 ENDED = "ended the process"
@@ -123,7 +124,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> int:
 
 def _rows(file: Path, parser: argparse.ArgumentParser) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in file.read_text().splitlines()]
+        return read_rows(file, lambda row: {"name", "verdict"} <= row.keys())
     except (OSError, ValueError) as error:
         parser.error(f"{file} cannot be read as rows: {error}")
 

@@ -24,7 +24,6 @@ import dataclasses
 import difflib
 import json
 import os
-import platform
 import signal
 import sys
 import time
@@ -38,6 +37,8 @@ sys.path[:0] = [str(SOURCES), str(SOURCES.parents[1])]
 from real_programs import floor  # noqa: E402
 from real_programs import rows as rows_of  # noqa: E402
 from real_programs.record import COMPILE, Program, programs  # noqa: E402
+
+from tests.support.row_files import facts  # noqa: E402
 
 INTERRUPTED = 130
 MODES = {"cuda": ("eager", "compile", "stock", "encore"), "cpu": ("eager", "aot_eager")}
@@ -99,8 +100,8 @@ def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...
         turn_s=given.turn or (0.05 if given.tiny else 0.12),
         settle_s=given.settle,
     )
-    rows: list[dict[str, Any]] = _written(given)
-    common = _common()
+    rows = _written(given)
+    common = _common(given.device)
     with given.out.open("a", encoding="utf-8") if given.out else contextlib.nullcontext() as out:
 
         def tell(row: dict[str, Any]) -> None:
@@ -137,7 +138,7 @@ def _say(text: str) -> None:
 def _written(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows that a run with `--processes` goes on from."""
     goes_on = given.processes > 1 and given.out and given.out.exists()
-    return [dict(row) for row in rows_of.read(given.out)] if goes_on else []
+    return rows_of.read(given.out) if goes_on else []
 
 
 def _not_run(
@@ -172,26 +173,15 @@ def _verdict(runs: Sequence[Sequence[rows_of.Row]]) -> int:
     return 1 if found else 0
 
 
-def _common() -> dict[str, Any]:
-    """What every row says of where it was made."""
-    from importlib.metadata import version
-
-    from suite.measure.checkout import git_state
+def _common(device: str) -> dict[str, Any]:
+    """Return what every row says of where it was made."""
     from suite.measure.gpu import NoGpu, find_gpu
-    from suite.results.store import REPOSITORY
 
     try:
         driver = find_gpu().driver
     except NoGpu:
         driver = None
-    commit, dirty = git_state(REPOSITORY)
-    return {
-        "commit": commit,
-        "code_changed": dirty,
-        "torch": version("torch"),
-        "driver": driver,
-        "python": platform.python_version(),
-    }
+    return {**facts(device), "driver": driver}
 
 
 def _chosen(names: str | None, parser: argparse.ArgumentParser) -> list[Program]:

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from . import ROW_FILES
 
 Row = Mapping[str, Any]
 PLAIN = "compile"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file, packed or not. A last line that was cut off is left out.
-
-    Raises:
-        ValueError: another line is no row.
-    """
-    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text("utf-8")
-    lines = text.splitlines()
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or not ("run" in row or {"task", "compiler"} <= row.keys()):
-                raise ValueError("neither a run nor a task with a compiler")
-        except ValueError as error:
-            if number == len(lines) and not text.endswith("\n"):
-                break
-            raise ValueError(f"{path.name}, line {number} is no row: {error}") from error
-        found.append(row)
-    return found
+    """Return the rows of a file. Raises ValueError if a line is no row."""
+    return ROW_FILES.read_rows(path, lambda row: "run" in row or {"task", "compiler"} <= row.keys())
 
 
 def by_task(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:

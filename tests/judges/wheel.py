@@ -16,10 +16,8 @@ Exit codes: 0 fine, also if samples remain; 1 a sample passes under plain compil
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import signal
 import sys
 import tempfile
@@ -28,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from . import ROW_FILES
 from . import rows as rows_of
 from .databases import DATABASES, Task, tasks
 from .pool import Job, Pool
@@ -172,28 +171,7 @@ def _where(given: argparse.Namespace) -> str:
 
 def facts(device: str, compilers: Sequence[str]) -> dict[str, Any]:
     """Return what a run says of where it was made."""
-    import torch
-
-    from suite.measure.checkout import git_state
-    from suite.results.store import REPOSITORY
-
-    commit, dirty = git_state(REPOSITORY)
-    return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "commit": commit,
-        "code_changed": dirty,
-        "torch": torch.__version__,
-        "triton": _version("triton"),
-        "python": platform.python_version(),
-        "compilers": compilers,
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return {**ROW_FILES.facts(device), "compilers": compilers}
 
 
 def keep_end(log: Path, limit: int = 4 * 2**20) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.support.row_files import read_rows
 
 Row = Mapping[str, Any]
 
@@ -38,16 +39,9 @@ def judged(row: dict[str, Any], tolerance: float, stock: Row | None) -> dict[str
     return row
 
 
-def read(path: Path) -> list[Row]:
-    """Raises ValueError naming the line that is no row."""
-    rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            row = json.loads(line)
-            rows.append(row if {"program", "mode", "status"} <= row.keys() else row["program and mode and status"])
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ValueError(f"{path.name}, line {number} is no row of this script: {error}") from error
-    return rows
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file. Raises ValueError naming the line that is no row."""
+    return read_rows(path, lambda row: {"program", "mode", "status"} <= row.keys())
 
 
 def findings(rows: Iterable[Row]) -> list[str]:

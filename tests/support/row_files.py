@@ -1,0 +1,54 @@
+"""Files of rows that scripts of tests write, a line of JSON each, and what a row says of where it was made."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def read_rows(path: Path, is_row: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Return the rows of a file, packed or not. A last line that was cut off is left out.
+
+    Raises:
+        ValueError: another line is no row.
+    """
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text("utf-8")
+    lines, found = text.splitlines(), []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or not is_row(row):
+                raise ValueError("it lacks fields")
+        except ValueError as error:
+            if number == len(lines) and not text.endswith("\n"):
+                break
+            raise ValueError(f"{path.name}, line {number} is no row of this script: {error}") from error
+        found.append(row)
+    return found
+
+
+def facts(device: str) -> dict[str, Any]:
+    """Return the device and the versions of code, PyTorch and Python."""
+    import torch
+
+    from suite.measure.checkout import git_state
+    from suite.results.store import REPOSITORY
+
+    commit, dirty = git_state(REPOSITORY)
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = None
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "commit": commit,
+        "code_changed": dirty,
+        "torch": torch.__version__,
+        "triton": triton,
+        "python": platform.python_version(),
+    }
