@@ -1,9 +1,9 @@
-"""Define what options of several commands share: the words they take, --json, and that no path is empty."""
+"""Define what options of several commands share: the words they take, --json, and that none is empty."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from enum import StrEnum
 from itertools import pairwise
@@ -60,39 +60,13 @@ def was_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-PATHS = {"DIR": "a folder, such as results/runs/mine, or . for the working directory", "FILE": "a file", "RUN": "a run"}
-"""Help of what an option takes, by its metavar. No empty string: pathlib takes it for the working directory."""
-
-
-def refuse_empty_paths(app: typer.Typer, arguments: Sequence[str]) -> None:
-    """Refuse options of `PATHS` that are given as `--out ''` or `--out=`, of all commands in one place.
-
-    Read from the functions of the commands: what typer makes of them changes with its versions.
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse options that are given as `--out ''` or `--out=`: pathlib takes no name for the working directory.
 
     Raises:
-        WrongUse: there is one; the message says what it takes.
+        WrongUse: there is one.
     """
-    if not any(argument == "" or argument.endswith("=") for argument in arguments):
-        return
-    for option, metavar in path_options(app):
-        if f"{option}=" in arguments or (option, "") in pairwise(arguments):
-            raise WrongUse(f"{option} '' names nothing: give {PATHS[metavar]}")
-
-
-def path_options(app: typer.Typer) -> Iterator[tuple[str, str]]:
-    """Return the options of all commands that take what is in `PATHS`, with their metavars."""
-    for function in _functions(app):
-        for name, hint in get_type_hints(function, include_extras=True).items():
-            for option in getattr(hint, "__metadata__", ()):
-                if isinstance(option, typer.models.OptionInfo) and option.metavar in PATHS:
-                    written = [each for each in option.param_decls or () if each.startswith("--")]
-                    yield from ((each, option.metavar) for each in written or [f"--{name.replace('_', '-')}"])
-
-
-def _functions(app: typer.Typer) -> Iterator[Callable[..., Any]]:
-    for command in (app.registered_callback, *app.registered_commands):
-        if command is not None and command.callback is not None:
-            yield command.callback
-    for group in app.registered_groups:
-        if group.typer_instance is not None:
-            yield from _functions(group.typer_instance)
+    for before, argument in pairwise(["encore", *arguments]):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            named = argument.rstrip("=") or before
+            raise WrongUse(f"{named} '' names nothing; give it a value (. is the working directory), or leave it out")

@@ -20,7 +20,7 @@ from suite.cli import history as cli_history
 from suite.cli import micro as cli_micro
 from suite.cli import report as cli_report
 from suite.cli import run as cli_run
-from suite.cli.choices import JsonOption, Size, refuse_empty_paths
+from suite.cli.choices import JsonOption, Size, refuse_empty
 from suite.cli.console import console, print_json, say
 from suite.results.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG_USE, EncoreError, WrongUse
 from suite.run.supervise import Interrupted, interruptible, kill_children
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 fine, 1 a finding or a failed row, 2 wrong use, 3 nothing decided, 130 interrupted."""
     try:
         with interruptible(to_the_end=True):
-            refuse_empty_paths(app, sys.argv[1:] if arguments is None else arguments)
+            refuse_empty(sys.argv[1:] if arguments is None else arguments)
             app(arguments, prog_name="encore")
     except EncoreError as error:
         say(f"encore: {error}")

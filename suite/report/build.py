@@ -27,8 +27,8 @@ from suite.report import (
 from suite.report.chart import Chart, LineChart, draw, to_png, to_svg
 from suite.report.markdown_pages import generated_names, paper_part, update_page
 from suite.report.page import Page, PageFigure, Section, render
-from suite.report.paper.concurrency import read_proof
 from suite.report.paper.costs import read_programs
+from suite.report.paper.speedups import read_proof
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
 from suite.report.runs import Run, load_explanations, load_recorded, load_run, load_runs
@@ -225,7 +225,7 @@ _Exhibits = Sequence[tuple[paper.Exhibit, paper.Made]]
 
 
 def _made(exhibits: Iterable[paper.Exhibit], results: paper.Results) -> _Exhibits:
-    return [(exhibit, exhibit.make(exhibit, results)) for exhibit in exhibits]
+    return [(exhibit, exhibit.make(results)) for exhibit in exhibits]
 
 
 def _paper_sections(exhibits: _Exhibits, published: Published) -> list[Section]:

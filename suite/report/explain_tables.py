@@ -94,8 +94,9 @@ def _overview(explanation: Explanation, names: Sequence[str], published: Publish
         "non_static_input_bytes": sum(graph.non_static_input_bytes for graph in graphs),
     }
     if is_as_published(explanation):
+        covered = published.coverage_percent["grace"].get(explanation.target, {})
         for system in ("stock", "placement"):
-            row[f"grace_{system}_percent"] = published.coverage("grace", explanation.target, system)
+            row[f"grace_{system}_percent"] = covered.get(system)
     return row
 
 

@@ -7,7 +7,6 @@ PyTorch 2.4, so their stock CUDA graphs are those of its time: the whole FX grap
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from suite.results.schema import Record
 from suite.results.store import REPOSITORY, read_record
@@ -32,30 +31,6 @@ class Source(Record):
         return f"{self.label}: {', '.join([self.gpu, *versions])}"
 
 
-class PublishedCoverage(Record):
-    """Hold kernels launched by CUDA graphs in percent, with stock PyTorch and after the paper's placement."""
-
-    stock: float
-    placement: float
-
-
-class PublishedCopies(Record):
-    """Hold bytes per replay of all graphs before and after parameter indirection, as printed, and graphs that use
-    it."""
-
-    before: str
-    after: str
-    graphs: int
-
-
-class PublishedWorkload(Record):
-    """Hold a row of a paper's table of workloads."""
-
-    name: str
-    task: str
-    batch: int
-
-
 class Published(Record):
     """Hold `results/published.json`. Outer keys are those of `sources`, inner ones this suite's acronyms."""
 
@@ -63,9 +38,12 @@ class Published(Record):
     headline: dict[str, dict[str, int | float | str]]
     speedups: dict[str, dict[str, dict[str, float]]]
     """Keys of the innermost level: `<mode>_over_<baseline>`."""
-    coverage_percent: dict[str, dict[str, PublishedCoverage]]
-    bytes_copied: dict[str, dict[str, PublishedCopies]]
-    workloads: dict[str, dict[str, PublishedWorkload]]
+    coverage_percent: dict[str, dict[str, dict[str, float]]]
+    """Kernels launched by CUDA graphs: `stock`, and after the paper's `placement`."""
+    bytes_copied: dict[str, dict[str, dict[str, str | int]]]
+    """Bytes per replay of all graphs `before` and `after` indirection, as printed, and the `graphs` that use it."""
+    workloads: dict[str, dict[str, dict[str, str | int]]]
+    """Rows of a paper's table: `name`, `task` and `batch`."""
     rewritten_program: dict[str, dict[str, dict[str, float]]]
     """Speed-ups of the program with its CPU tensors on the GPU: `without_graphs` and `with_graphs`."""
     copy_share_percent: dict[str, dict[str, float]]
@@ -79,11 +57,6 @@ class Published(Record):
         """Return how many times faster than `baseline` the source found `mode`'s counterpart on this workload."""
         counterpart = "graph" if mode == "graph-unpartitioned" else mode
         return self.speedups.get(source, {}).get(workload, {}).get(f"{counterpart}_over_{baseline}")
-
-    def coverage(self, source: str, workload: str, system: Literal["stock", "placement"]) -> float | None:
-        """Return the coverage in percent of stock's graphs, or of those after placement."""
-        row = self.coverage_percent.get(source, {}).get(workload)
-        return None if row is None else getattr(row, system)
 
 
 def load_published(path: Path = PUBLISHED_PATH) -> Published:

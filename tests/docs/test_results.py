@@ -25,7 +25,7 @@ MOST_WORDS = 3000
 @pytest.fixture(scope="module")
 def made() -> list[tuple[Exhibit, Made]]:
     results = paper_results(comparisons(), further_results(recorded=True), PUBLISHED)
-    return [(exhibit, exhibit.make(exhibit, results)) for exhibit in EXHIBITS.values()]
+    return [(exhibit, exhibit.make(results)) for exhibit in EXHIBITS.values()]
 
 
 def test_results_page_has_a_part_for_each_paper_and_is_short() -> None:

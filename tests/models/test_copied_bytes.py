@@ -73,7 +73,7 @@ PRINTED_OTHERWISE = {"MMC": ("313.2 KB", "314.0 KB"), "ST": ("1.2 MB", "1.3 MB")
 PYGRAPH_TANGENTS_MIB = {"CBERT": 2000.3, "DBMLM": 953.8, "ECML": 1907.6, "GFNET": 1000.0}
 
 
-PRINTED = {acronym: copies.before for acronym, copies in load_published().bytes_copied["grace"].items()}
+PRINTED = {acronym: copies["before"] for acronym, copies in load_published().bytes_copied["grace"].items()}
 
 
 def printed(nbytes: int) -> str:

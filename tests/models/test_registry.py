@@ -14,7 +14,7 @@ from suite.report.published import load_published
 def test_a_sets_rows_are_those_that_the_paper_prints(name: str) -> None:
     printed = load_published().workloads[name]
     found = {row.acronym: (row.name, row.task, row.batch) for row in registry.find_set(name)}
-    assert found == {acronym: (row.name, row.task, row.batch) for acronym, row in printed.items()}
+    assert found == {acronym: (row["name"], row["task"], row["batch"]) for acronym, row in printed.items()}
 
 
 def test_all_is_a_set_and_unknown_sets_list_the_known() -> None:

@@ -19,7 +19,7 @@ from suite.report.provenance import Provenance
 from suite.report.published import Published
 from suite.report.runs import Run
 from suite.report.table import Row, Table, make_table
-from suite.results.schema import Cell, Status
+from suite.results.schema import Cell, Metrics, Status
 from suite.results.stats import Ratio, Verdict
 
 NOT_MEASURED = "not measured"
@@ -55,16 +55,6 @@ class Proved:
     same_bits: bool | None
     memory_ratio: float | None
     device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """Hold a number with its interval, or why there is none. `missing` may stand next to a number that no mean has."""
-
-    number: float | None = None
-    interval: tuple[float, float] | None = None
-    missing: str | None = None
-    undecided: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,22 +101,27 @@ class Results:
             return NOT_MEASURED
         return None if cell.status is Status.PASS else cell.status.value
 
-    def ratio(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> Value:
+    def metric(self, label: str, mode: str, get: Callable[[Metrics], float | None]) -> float | None:
+        """Return a number that was measured once of this row; None where it was not, or the row has not passed."""
+        cell = self.passed(label, mode)
+        return get(cell.metrics) if cell is not None and cell.metrics is not None else None
+
+    def ratio(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> Bar:
         """Return how many times faster than the baseline the mode is by host time.
 
-        A ratio that is not one of modes (other kernels, or not settled) has `missing` set: it is in no mean.
+        A ratio that is not one of modes (other kernels, or not settled) has `failure` set too: it is in no mean.
         """
         item = None if self.ratios is None else self.ratios.find(label, mode, baseline)
         if item is None or item.ratio is None:
-            return Value(missing=(item and item.missing) or NOT_MEASURED)
-        interval = (item.ratio.low, item.ratio.high)
+            return Bar(failure=(item and item.missing) or NOT_MEASURED)
         why = None if item.is_gain else item.mark
-        return Value(item.ratio.value, interval, why, item.verdict in (Verdict.AMBG, None))
+        undecided = item.verdict in (Verdict.AMBG, None)
+        return Bar(item.ratio.value, item.ratio.interval(), failure=why, undecided=undecided)
 
     def gains(self, labels: Iterable[str], mode: str, baseline: str = REFERENCE_MODE) -> dict[str, float]:
         """Return the ratios of these rows that are ratios of modes."""
         found = {label: self.ratio(label, mode, baseline) for label in labels}
-        return {label: one.number for label, one in found.items() if one.number is not None and one.missing is None}
+        return {label: one.value for label, one in found.items() if one.value is not None and one.failure is None}
 
     def published_ratio(self, source: str, label: str, mode: str, baseline: str) -> float | None:
         """Return the paper's ratio of two modes' counterparts: its CUDA graphs are `graph`, its whole system
@@ -183,7 +178,7 @@ class Made:
     table: Table
     chart: Chart | LineChart | None
     provenance: Provenance
-    points: tuple[Point, ...] = ()
+    points: Sequence[Point]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +191,7 @@ class Exhibit:
         number: what the paper calls it: "Fig. 10".
         shows: what it shows, in one line.
         differs: what is measured differently from the paper, beyond GPU and versions.
-        make: makes table and figure.
+        content: returns the grid of its values, or the whole exhibit where it is no grid.
         needs_runs: False for what is known without any run.
     """
 
@@ -205,7 +200,7 @@ class Exhibit:
     number: str
     shows: str
     differs: str
-    make: Callable[[Exhibit, Results], Made]
+    content: Callable[[Exhibit, Results], Grid | Made]
     needs_runs: bool = True
 
     @property
@@ -216,28 +211,40 @@ class Exhibit:
     def title(self, published: Published) -> str:
         return f"{published.sources[self.source].label} {self.number}: {self.shows}"
 
-    def setting(self, published: Published) -> str:
-        return published.sources[self.source].setting
-
     def labels(self, results: Results) -> tuple[str, ...]:
         """Return the paper's workloads in this suite's order, measured or not."""
         return tuple(sorted(results.published.workloads[self.source]))
 
-    def table(
+    def headline(self, results: Results) -> Mapping[str, int | float | str]:
+        """Return the numbers that the paper's text gives."""
+        return results.published.headline[self.source]
+
+    def make(self, results: Results) -> Made:
+        """Make table and figure."""
+        content = self.content(self, results)
+        return content if isinstance(content, Made) else _of_grid(self, results, content)
+
+    def whole(
         self,
         results: Results,
-        rows: Iterable[Row],
+        rows: Sequence[Row],
+        points: Sequence[Point],
+        chart: Chart | LineChart | None = None,
         summary: Iterable[Row] = (),
         columns: Iterable[str] = (),
         origin: Provenance | None = None,
         more: str = "",
-    ) -> Table:
-        """Make the exhibit's table. Its note says what differs: machines, versions, measuring, and `more`."""
+    ) -> Made:
+        """Return the exhibit with a table of these rows. Its note says what differs: machines, versions, measuring, and
+        `more`."""
         here = origin or results.provenance()
         note = f"Measured: {here.device}, PyTorch {here.torch}. " if here is not NOTHING else ""
-        note += f"Published: {self.setting(results.published)}. {self.differs}"
-        title = self.title(results.published)
-        return make_table(self.stem, title, f"{note} {more}" if more else note, rows, summary, columns)
+        note += f"Published: {results.published.sources[self.source].setting}. {self.differs}"
+        rows = rows or [{"missing": NOT_MEASURED}]
+        table = make_table(
+            self.stem, self.title(results.published), f"{note} {more}" if more else note, rows, summary, columns
+        )
+        return Made(table, chart if chart is not None and chart.has_values else None, here, points)
 
 
 def plain_mean(values: Sequence[float]) -> Ratio:
@@ -260,38 +267,37 @@ class Series:
     """
 
     name: str
-    measure: Callable[[str], Value]
+    measure: Callable[[str], Bar]
     published: Callable[[str], float | None] | None = None
     column: str = ""
     drawn: bool = True
     listed: bool = True
     text: Callable[[float], str] = "{:.2f}".format
 
-    @property
-    def stem(self) -> str:
-        return self.column or self.name
-
-    def columns(
-        self, unit: str, number: float | None, interval: tuple[float, float] | None, paper: float | None = None
-    ) -> dict[str, object]:
+    def columns(self, unit: str, bar: Bar, *, printed: bool = True) -> dict[str, object]:
         """Return a value as columns of the table."""
-        found: dict[str, object] = {f"{self.stem}_{unit}": number}
+        stem = self.column or self.name
+        found: dict[str, object] = {f"{stem}_{unit}": bar.value}
         if unit in ("speedup", "percent"):
-            low, high = interval or (None, None)
-            found |= {f"{self.stem}_low": low, f"{self.stem}_high": high}
-        return found | ({f"{self.stem}_published_{unit}": paper} if self.published else {})
+            low, high = bar.interval or (None, None)
+            found |= {f"{stem}_low": low, f"{stem}_high": high}
+        return found | ({f"{stem}_published_{unit}": bar.published} if self.published and printed else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Hold what all rows of an exhibit share.
+    """Hold values by workload and series: the table and the figure of an exhibit are made of the same ones.
 
     Attributes:
         unit: how the table's columns end: "speedup", "percent", "bytes", "ratio".
         axis, scale, shown: of the figure.
+        points: what it comes to.
         published: what the marked values are, before their source.
         more: further columns of a row.
-        note: what a reader of the figure must know.
+        note: what a reader must know: of the figure, and with `noted` of the table.
+        means: by series, a last group of bars and a last row of the table.
+        footer: further last rows.
+        group: what a row is.
     """
 
     unit: str
@@ -299,14 +305,20 @@ class Grid:
     scale: Scale
     labels: tuple[str, ...]
     series: tuple[Series, ...]
+    points: Sequence[Point] = ()
     published: str = ""
     more: Callable[[str], Row] = lambda label: {}
     note: str = ""
+    noted: bool = False
     shown: tuple[float, float] = (-math.inf, math.inf)
+    means: Mapping[str, Ratio] = field(default_factory=dict)
+    footer: Sequence[Row] = ()
+    group: str = "workload"
+    origin: Provenance | None = None
 
     def plain_means(self) -> dict[str, Ratio]:
         """Return the geometric means of each series over the workloads that have it."""
-        found = {series.name: [series.measure(label).number for label in self.labels] for series in self.series}
+        found = {series.name: [series.measure(label).value for label in self.labels] for series in self.series}
         values = {name: [value for value in own if value] for name, own in found.items()}
         return {name: plain_mean(own) for name, own in values.items() if own}
 
@@ -321,70 +333,63 @@ def ratio_series(results: Results, source: str, mode: str, baseline: str, **chan
     return replace(series, **changes)  # type: ignore[arg-type]
 
 
-def known(number: float | None, why: str | None) -> Value:
+def known(value: float | None, why: str | None) -> Bar:
     """Return a number without an interval, or the reason that there is none."""
-    return Value(missing=why or NOT_MEASURED) if number is None else Value(number)
+    return Bar(failure=why or NOT_MEASURED) if value is None else Bar(value)
 
 
 def count_note(means: Mapping[str, Ratio]) -> str:
     """Say below a figure what its whiskers and its means are."""
-    count = max((mean.count for mean in means.values()), default=0)
-    return f"{WHISKERS} Geomean: the {count} workloads that all modes have." if count else ""
+    return f"{WHISKERS} Geomean: the {_count(means)} workloads that all modes have." if means else ""
 
 
-def make_grid(
-    exhibit: Exhibit,
-    results: Results,
-    grid: Grid,
-    points: Sequence[Point],
-    means: Mapping[str, Ratio] | None = None,
-    footer: Sequence[Row] = (),
-) -> Made:
-    """Make the exhibit: its table, its figure if a drawn series has any number, and what it comes to.
+def _count(means: Mapping[str, Ratio]) -> int:
+    return max((mean.count for mean in means.values()), default=0)
 
-    Args:
-        means: by series, a last group of bars and a last row of the table.
-        footer: further last rows.
-    """
-    means = means or {}
+
+def _of_grid(exhibit: Exhibit, results: Results, grid: Grid) -> Made:
+    """Make the exhibit: its table, and its figure if a drawn series has any number."""
     drawn = tuple(series for series in grid.series if series.drawn)
     bars: dict[tuple[str, str], Bar] = {}
     rows: list[Row] = []
     for label in grid.labels:
-        row: dict[str, object] = {"workload": label, **grid.more(label)}
+        row: dict[str, object] = {grid.group: label}
         whys: dict[str, str | None] = {}
         for series in grid.series:
-            value, paper = series.measure(label), series.published(label) if series.published else None
+            bar = replace(series.measure(label), published=series.published(label) if series.published else None)
             if series.drawn:
-                bars[label, series.name] = _bar(series, value, paper)
+                bars[label, series.name] = _drawn(series, bar)
             if series.listed:
-                row |= series.columns(grid.unit, value.number, value.interval, paper)
-                whys[series.stem] = value.missing
-        rows.append(row | {"missing": reasons(whys)})
-    ends: dict[str, object] = {"workload": f"geomean of {max((mean.count for mean in means.values()), default=0)}"}
+                row |= series.columns(grid.unit, bar)
+                whys[series.column or series.name] = bar.failure
+        rows.append({**row, **grid.more(label), "missing": reasons(whys)})
+    ends: dict[str, object] = {grid.group: f"geomean of {_count(grid.means)}"}
     for series in grid.series:
-        if (mean := means.get(series.name)) is None:
+        if (mean := grid.means.get(series.name)) is None:
             continue
-        interval = (mean.low, mean.high) if math.isfinite(mean.low) else None
+        bar = Bar(mean.value, mean.interval() if math.isfinite(mean.low) else None, label=f"{mean.value:.2f}")
         if series.drawn:
-            bars[GEOMEAN, series.name] = Bar(mean.value, interval, label=f"{mean.value:.2f}")
+            bars[GEOMEAN, series.name] = bar
         if series.listed:
-            ends |= replace(series, published=None).columns(grid.unit, mean.value, interval)
+            ends |= series.columns(grid.unit, bar, printed=False)
     chart = Chart(
         exhibit.stem,
         exhibit.title(results.published),
         grid.axis,
         grid.scale,
-        (*grid.labels, GEOMEAN) if means else grid.labels,
+        (*grid.labels, *([GEOMEAN] if grid.means else [])),
         tuple(series.name for series in drawn),
         bars,
-        summary_groups=1 if means else 0,
-        published=f"{grid.published}{exhibit.setting(results.published)}",
+        summary_groups=1 if grid.means else 0,
+        published=f"{grid.published}{results.published.sources[exhibit.source].setting}",
         note=grid.note,
         shown=grid.shown,
     )
-    table = exhibit.table(results, rows, [*([ends] if means else []), *footer])
-    return Made(table, chart if chart.has_values else None, results.provenance(grid.labels), tuple(points))
+    summary = [*([ends] if grid.means else []), *grid.footer]
+    origin = grid.origin or results.provenance(grid.labels)
+    return exhibit.whole(
+        results, rows, grid.points, chart, summary, origin=origin, more=grid.note if grid.noted else ""
+    )
 
 
 def reasons(found: Mapping[str, str | None]) -> str | None:
@@ -396,9 +401,9 @@ def reasons(found: Mapping[str, str | None]) -> str | None:
     return "; ".join(f"{mode}: {why}" for mode, why in lacking.items())
 
 
-def _bar(series: Series, value: Value, paper: float | None) -> Bar:
-    if value.number is None:
-        why = value.missing or NOT_MEASURED
-        return Bar(failure=NOT_MEASURED if why.endswith(NOT_MEASURED) else why, published=paper)
-    interval = value.interval if value.interval and all(map(math.isfinite, value.interval)) else None
-    return Bar(value.number, interval, None, paper, undecided=value.undecided, label=series.text(value.number) or None)
+def _drawn(series: Series, bar: Bar) -> Bar:
+    if bar.value is None:
+        why = bar.failure or NOT_MEASURED
+        return Bar(failure=NOT_MEASURED if why.endswith(NOT_MEASURED) else why, published=bar.published)
+    interval = bar.interval if bar.interval and all(map(math.isfinite, bar.interval)) else None
+    return replace(bar, interval=interval, failure=None, label=bar.label or series.text(bar.value) or None)

@@ -9,98 +9,116 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from models.nanogpt.configurations import NAMED, SWEEP, Configuration
 from suite.measure.modes import EAGER_MODE, GRAPH_MODE
-from suite.report.chart import Bar, Chart, Scale
+from suite.report.chart import Bar, Scale
 from suite.report.compare import Ratios
-from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Point, Results, Value
+from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Grid, Made, Point, Results, Series
 from suite.report.provenance import Provenance
 from suite.report.runs import cell_label, mode_order
 from suite.report.table import Detailed
 
 BY_HAND = "by-hand"
 """The article's graph: the step captured by hand and replayed."""
-
-_AMORTISED = next(one for one in NAMED if one.name == "long_generation")
+_ALL = (*NAMED, *SWEEP)
+AMORTISED = next(one for one in NAMED if one.name == "long_generation")
 """The configuration whose generations pay for a warm-up: the longest after a prompt of 8."""
 
 
-def make_steps(exhibit: Exhibit, results: Results) -> Made:
+def steps(exhibit: Exhibit, results: Results) -> Grid:
     """Show the named configurations: time of a step in each mode, and whole generations over eager."""
     paper = {
         name: {f"{EAGER_MODE}_ms": steps["eager"], f"{BY_HAND}_ms": steps["graph"]}
         | {"end_to_end": results.published.nanogpt_end_to_end_speedup[name]}
         for name, steps in results.published.nanogpt_per_step_ms.items()
     }
-    return _of_configurations(exhibit, _with_rows(results), NAMED, paper)
+    return _of_configurations(_with_rows(results), NAMED, paper)
 
 
-def make_sweep(exhibit: Exhibit, results: Results) -> Made:
+def sweep(exhibit: Exhibit, results: Results) -> Grid:
     """Show speed-ups by the number of generated tokens."""
-    sweep = results.published.nanogpt_sweep_prompt8
-    paper = {f"sweep_{tokens}": {"step": one["step"], "end_to_end": one["e2e"]} for tokens, one in sweep.items()}
-    return replace(_of_configurations(exhibit, _with_rows(results), SWEEP, paper), chart=None)
+    points = results.published.nanogpt_sweep_prompt8
+    paper = {f"sweep_{tokens}": {"step": one["step"], "end_to_end": one["e2e"]} for tokens, one in points.items()}
+    grid = _of_configurations(_with_rows(results), SWEEP, paper)
+    return replace(grid, series=tuple(replace(one, drawn=False) for one in grid.series))
 
 
 def _of_configurations(
-    exhibit: Exhibit,
-    results: Results,
-    configurations: Iterable[Configuration],
-    published: Mapping[str, Mapping[str, float]],
-) -> Made:
+    results: Results, configurations: Iterable[Configuration], published: Mapping[str, Mapping[str, float]]
+) -> Grid:
     """Make a row for each configuration: steps of each mode in ms and over eager, and whole generations."""
     modes = _modes(results)
-    as_published = all(_label(results, one) in (None, one.workload) for one in (*NAMED, *SWEEP))
-    bars: dict[tuple[str, str], Bar] = {}
-    rows: list[dict[str, object]] = []
-    points = []
-    for one in configurations:
-        row_label, label = _label(results, one), one.name.replace("_", " ")
-        paper = published[one.name] if as_published else {}
-        steps = {mode: _decode(results, one, mode).get("step_us") for mode in modes}
-        missing = {mode: results.state(row_label or one.workload, mode) for mode in modes}
-        row: dict[str, object] = {"case": label, "prompt": one.prompt, "generated": one.new_tokens}
-        over_eager: dict[str, object] = {}
-        for mode, step_us in steps.items():
-            row[f"{mode}_ms"] = None if step_us is None else step_us / 1e3
-            bars[label, mode] = (
-                Bar(failure=missing[mode] or NOT_MEASURED, published=paper.get(f"{mode}_ms"))
-                if step_us is None
-                else Bar(step_us / 1e3, label=f"{step_us / 1e3:.3f}", published=paper.get(f"{mode}_ms"))
-            )
+    as_published = all(_label(results, one) in (None, one.workload) for one in _ALL)
+    cases = {one.name.replace("_", " "): one for one in configurations}
+
+    def step_ms(case: str, mode: str) -> float | None:
+        step_us = _decode(results, cases[case], mode).get("step_us")
+        return None if step_us is None else step_us / 1e3
+
+    def over_eager(case: str, mode: str) -> float | None:
+        eager, own = step_ms(case, EAGER_MODE), step_ms(case, mode)
+        return None if eager is None or own is None else eager / own
+
+    def measure(case: str, mode: str) -> Bar:
+        one = cases[case]
+        state = results.state(_label(results, one) or one.workload, mode)
+        found = step_ms(case, mode)
+        return Bar(found) if found is not None else Bar(failure=state or NOT_MEASURED)
+
+    def paper(case: str, name: str) -> float | None:
+        return published[cases[case].name].get(name) if as_published else None
+
+    def end_to_end(case: str, mode: str, base: str) -> Detailed | None:
+        return _detailed(results, _label(results, cases[case]), mode, base)
+
+    def more(case: str) -> dict[str, object]:
+        row: dict[str, object] = {"prompt": cases[case].prompt, "generated": cases[case].new_tokens}
+        for mode in modes:
             if mode != EAGER_MODE:
-                over_eager[f"{mode}_step_over_eager"] = _over(steps, mode)
+                row[f"{mode}_step_over_eager"] = over_eager(case, mode)
                 for base in _bases(mode, modes):
-                    over_eager[f"{mode}_end_to_end_over_{base}"] = _detailed(results, row_label, mode, base)
-        row |= {f"{mode}_published_ms": paper.get(f"{mode}_ms") for mode in (EAGER_MODE, BY_HAND)} | over_eager
-        row |= {f"{name}_published_speedup": paper.get(name) for name in ("step", "end_to_end")}
-        rows.append(row | {"missing": "; ".join(f"{mode}: {why}" for mode, why in missing.items() if why) or None})
-        step, whole = _over(steps, BY_HAND), _detailed(results, row_label, BY_HAND, EAGER_MODE)
-        for name, text in (("step", None if step is None else f"{step:.2f}"), ("end_to_end", whole)):
+                    row[f"{mode}_end_to_end_over_{base}"] = end_to_end(case, mode, base)
+        return row | {f"{name}_published_speedup": paper(case, name) for name in ("step", "end_to_end")}
+
+    points = []
+    for case, one in cases.items():
+        step = over_eager(case, BY_HAND)
+        found = {
+            "step": None if step is None else f"{step:.2f}",
+            "end_to_end": end_to_end(case, BY_HAND, EAGER_MODE),
+        }
+        for name, text in found.items():
             if name in published[one.name]:
-                what = f"{label}, {name.replace('_', ' ')}, {BY_HAND} over eager"
-                points.append(Point(what, paper.get(name), str(text or NOT_MEASURED)))
-    origin = _origin(results)
-    chart = Chart(
-        exhibit.stem,
-        exhibit.title(results.published),
+                what = f"{case}, {name.replace('_', ' ')}, {BY_HAND} over eager"
+                points.append(Point(what, paper(case, name), str(text or NOT_MEASURED)))
+    return Grid(
+        "ms",
         "ms per decode step (median)",
         Scale.LINEAR,
-        tuple(str(row["case"]) for row in rows),
-        modes,
-        bars,
-        published=exhibit.setting(results.published),
+        tuple(cases),
+        tuple(
+            Series(
+                mode,
+                partial(measure, mode=mode),
+                partial(paper, name=f"{mode}_ms") if mode in (EAGER_MODE, BY_HAND) else None,
+                text="{:.3f}".format,
+            )
+            for mode in modes
+        ),
+        points,
+        more=more,
+        group="case",
+        origin=_origin(results),
     )
-    table = exhibit.table(results, rows, origin=origin)
-    return Made(table, chart if chart.has_values else None, origin, tuple(points))
 
 
-def make_costs(exhibit: Exhibit, results: Results) -> Made:
+def costs(exhibit: Exhibit, results: Results) -> Made:
     """Show for each mode warm-up, prompt, tokens per second, and when its warm-up is paid for."""
     results = _with_rows(results)
-    label = _label(results, _AMORTISED) or _AMORTISED.workload
-    whole = {mode: _decode(results, _AMORTISED, mode).get("generation_us") for mode in _modes(results)}
+    label = _label(results, AMORTISED) or AMORTISED.workload
+    whole = {mode: _decode(results, AMORTISED, mode).get("generation_us") for mode in _modes(results)}
     warm = {mode: cell.compile.first_call_s for mode in whole if (cell := results.cell(label, mode)) and cell.compile}
     rows: list[dict[str, object]] = []
     points = []
@@ -110,7 +128,7 @@ def make_costs(exhibit: Exhibit, results: Results) -> Made:
         if own_us is None:
             row["missing"] = results.state(label, mode) or NOT_MEASURED
         else:
-            decode, eager_us = _decode(results, _AMORTISED, mode), whole.get(EAGER_MODE)
+            decode, eager_us = _decode(results, AMORTISED, mode), whole.get(EAGER_MODE)
             prompt_us, speed = decode["prompt_us"], decode["tokens_per_s"]
             row |= {"prompt_us": prompt_us, "generation_us": own_us, "tokens_per_s": speed}
             if mode != EAGER_MODE and eager_us is not None:
@@ -120,13 +138,12 @@ def make_costs(exhibit: Exhibit, results: Results) -> Made:
                 text = f"{speed:,.0f}, {prompt_us / 1e3:.2f} ms, {warm[mode]:.1f} s, {row.get('paid_after', 'at once')}"
         rows.append(row)
         points.append(Point(f"{mode}: tokens/s, prompt, warm-up, paid for after", None, text))
-    origin = _origin(results)
-    return Made(exhibit.table(results, rows, origin=origin), None, origin, tuple(points))
+    return exhibit.whole(results, rows, points, origin=_origin(results))
 
 
 def _with_rows(results: Results) -> Results:
     """Return the results with the run that has rows of these workloads: the report's own, else the older recording."""
-    wanted = {one.workload for one in (*NAMED, *SWEEP)}
+    wanted = {one.workload for one in _ALL}
     if results.run is not None and any(cell.workload in wanted for cell in results.run.cells):
         return results
     return replace(results, ratios=None if results.nanogpt is None else Ratios(results.nanogpt))
@@ -140,21 +157,16 @@ def _label(results: Results, one: Configuration) -> str | None:
 
 def _modes(results: Results) -> tuple[str, ...]:
     """Return the article's two, measured or not, and the others of the rows."""
-    wanted = {one.workload for one in (*NAMED, *SWEEP)}
+    wanted = {one.workload for one in _ALL}
     cells = results.run.cells if results.run is not None else ()
-    found = {EAGER_MODE, BY_HAND, *(cell.mode for cell in cells if cell.workload in wanted)}
-    return (EAGER_MODE, BY_HAND, *sorted(found - {EAGER_MODE, BY_HAND}, key=mode_order))
+    found = {cell.mode for cell in cells if cell.workload in wanted} - {EAGER_MODE, BY_HAND}
+    return (EAGER_MODE, BY_HAND, *sorted(found, key=mode_order))
 
 
 def _decode(results: Results, one: Configuration, mode: str) -> Mapping[str, float | None]:
     """Return what the metric found in this mode; nothing where the row has not passed."""
     cell = results.passed(_label(results, one) or one.workload, mode)
     return {} if cell is None or cell.metrics is None else cell.metrics.more.get("decode", {})
-
-
-def _over(steps: Mapping[str, float | None], mode: str) -> float | None:
-    eager, own = steps.get(EAGER_MODE), steps.get(mode)
-    return None if eager is None or own is None else eager / own
 
 
 def _bases(mode: str, modes: tuple[str, ...]) -> list[str]:
@@ -164,36 +176,15 @@ def _bases(mode: str, modes: tuple[str, ...]) -> list[str]:
 
 
 def _detailed(results: Results, label: str | None, mode: str, base: str) -> Detailed | None:
-    found = Value() if label is None else results.ratio(label, mode, base)
-    if found.number is None or found.interval is None:
+    found = Bar() if label is None else results.ratio(label, mode, base)
+    if found.value is None or found.interval is None:
         return None
     low, high = found.interval
     if not math.isfinite(low + high):
-        return Detailed(f"{found.number:.2f}", {"speedup": found.number, "low": None, "high": None})
-    text = f"{found.number:.2f} [{low:.2f}, {high:.2f}]"
-    return Detailed(text, {"speedup": found.number, "low": low, "high": high})
+        return Detailed(f"{found.value:.2f}", {"speedup": found.value, "low": None, "high": None})
+    return Detailed(f"{found.value:.2f} [{low:.2f}, {high:.2f}]", {"speedup": found.value, "low": low, "high": high})
 
 
 def _origin(results: Results) -> Provenance:
-    labels = [label for one in (*NAMED, *SWEEP) if (label := _label(results, one))]
+    labels = [label for one in _ALL if (label := _label(results, one))]
     return results.provenance(labels) if labels else NOTHING
-
-
-_DIFFERS = (
-    f"The article's graph is mode {BY_HAND}; the others are compiled. A step is the time between two CUDA events "
-    "around it (median over all steps), end to end the generation with its prompt. Over eager, the path with a cache, "
-    f"and over {GRAPH_MODE}: how many times faster; end to end with the interval of the rows' processes. The article's "
-    "own two tables do not agree everywhere: 0.99 and 1.21 end to end for one length."
-)
-_COSTS = (
-    f"Of the {_AMORTISED.name.replace('_', ' ')}, medians. Warm-up: until the first generation is through, "
-    "compiling or capturing included. Tokens per second are of whole generations, prompt included, warm-up not. Paid "
-    "for: generations until what the mode saves over eager makes up for its longer warm-up. The article gives none."
-)
-
-_SHOWS_COSTS = "tokens per second, and what a mode costs first"
-EXHIBITS = (
-    Exhibit("nanogpt-table1", "nanogpt", "first table", "time of a decode step", _DIFFERS, make_steps),
-    Exhibit("nanogpt-table2", "nanogpt", "second table", "speed-up by generated tokens", _DIFFERS, make_sweep),
-    Exhibit("nanogpt-costs", "nanogpt", "further numbers", _SHOWS_COSTS, _COSTS, make_costs),
-)

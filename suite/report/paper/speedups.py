@@ -1,21 +1,26 @@
-"""Show speed-ups of the papers: GraCE Figs. 3, 10, 11 and 12 (tensor parallelism), PyGraph Figs. 7 and 8."""
+"""Show speed-ups of the papers: GraCE Figs. 3, 10, 11 and 12 (tensor parallelism), PyGraph Figs. 7 and 8, and the gain
+of independent kernels that run at the same time, which no paper has."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from models.registry import TP_MARK
 from suite.measure.modes import (
     DEFAULT_MODE,
     GRAPH_MODE,
     INDIRECTION_MODE,
+    LANES_MODE,
     LEAN_MODE,
     PLACEMENT_MODE,
     REFERENCE_MODE,
     UNPARTITIONED_MODE,
 )
 from suite.report.cell_tables import host_median_us
-from suite.report.chart import Scale
+from suite.report.chart import Bar, Scale
 from suite.report.compare import TimeKind, samples_by_process
 from suite.report.paper.exhibit import (
     NOT_HELD,
@@ -23,44 +28,34 @@ from suite.report.paper.exhibit import (
     WHISKERS,
     Exhibit,
     Grid,
-    Made,
     Point,
+    Proved,
     Results,
     Series,
-    Value,
     count_note,
-    make_grid,
+    known,
+    plain_mean,
     ratio_series,
 )
 from suite.report.runs import row_label
 from suite.results import stats
-from suite.results.errors import EncoreError
+from suite.results.errors import EncoreError, WrongUse
+from suite.results.store import describe, read_unpacked
+
+_Grid = partial(Grid, unit="speedup", scale=Scale.RATIO, shown=(1 / 8, 8))
+_OVER_COMPILE = f"times faster than {REFERENCE_MODE}"
 
 
-def _grid(axis: str, labels: tuple[str, ...], series: tuple[Series, ...]) -> Grid:
-    return Grid("speedup", f"times faster than {axis}", Scale.RATIO, labels, series, shown=(1 / 8, 8))
-
-
-def make_overall(exhibit: Exhibit, results: Results) -> Made:
+def overall(exhibit: Exhibit, results: Results) -> Grid:
     """Show bars over compile; the geometric mean is over the workloads that all modes have."""
-    whole, labels = results.whole_mode, exhibit.labels(results)
+    whole, labels, source = results.whole_mode, exhibit.labels(results), exhibit.source
     modes = (UNPARTITIONED_MODE, GRAPH_MODE, whole)
-    series = [
-        ratio_series(
-            results, exhibit.source, mode, REFERENCE_MODE, **({"published": None} if mode == GRAPH_MODE else {})
-        )
-        for mode in modes
-    ]
-    over = ratio_series(results, exhibit.source, whole, UNPARTITIONED_MODE, column="over_graphs", drawn=False)
     means = results.means(labels, modes, REFERENCE_MODE)
-    headline = results.published.headline[exhibit.source]
+    headline = exhibit.headline(results)
+    over_graphs = ("over stock CUDA graphs of a whole FX graph", headline["geomean_vs_graph"])
     largest = f"{headline['max_vs_graph']} ({headline['max_vs_graph_workload']})"
     points = [
-        Point(
-            "over stock CUDA graphs of a whole FX graph",
-            headline["geomean_vs_graph"],
-            results.mean_text(labels, whole, UNPARTITIONED_MODE),
-        ),
+        Point(*over_graphs, results.mean_text(labels, whole, UNPARTITIONED_MODE)),
         Point("largest of these", largest, results.extreme_text(labels, whole, UNPARTITIONED_MODE)),
         Point("over today's stock CUDA graphs", None, results.mean_text(labels, whole, GRAPH_MODE)),
         Point("these by verdict", None, results.verdicts_text(labels, whole, GRAPH_MODE)),
@@ -73,8 +68,19 @@ def make_overall(exhibit: Exhibit, results: Results) -> Made:
             Point(f"RTX A6000: CUDA graphs over {REFERENCE_MODE}", other),
             Point(f"RTX A6000: whole system over {REFERENCE_MODE}", headline["a6000_geomean_vs_compile"]),
         ]
-    grid = replace(_grid(REFERENCE_MODE, labels, (*series, over)), note=count_note(means))
-    return make_grid(exhibit, results, grid, points, means)
+    return _Grid(
+        axis=_OVER_COMPILE,
+        labels=labels,
+        series=(
+            ratio_series(results, source, UNPARTITIONED_MODE, REFERENCE_MODE),
+            ratio_series(results, source, GRAPH_MODE, REFERENCE_MODE, published=None),
+            ratio_series(results, source, whole, REFERENCE_MODE),
+            ratio_series(results, source, whole, UNPARTITIONED_MODE, column="over_graphs", drawn=False),
+        ),
+        points=points,
+        note=count_note(means),
+        means=means,
+    )
 
 
 _STEPS = (
@@ -86,46 +92,50 @@ _STEPS = (
 """(name, mode, what it is added to, what the papers' ratio of the step is called in `results/published.json`)."""
 
 
-def make_steps(exhibit: Exhibit, results: Results) -> Made:
+def steps(exhibit: Exhibit, results: Results) -> Grid:
     """Show bars over compile, and in the table what each step gains over the one before."""
-    labels = exhibit.labels(results)
+    labels, source = exhibit.labels(results), exhibit.source
     modes = (UNPARTITIONED_MODE, *(mode for _, mode, _, _ in _STEPS))
     measured = tuple(mode for mode in modes if results.run is not None and mode in results.run.modes)
-    bars = [
-        ratio_series(results, exhibit.source, mode, REFERENCE_MODE, published=None, listed=False)
-        for mode in measured or modes
-    ]
-    rows = results.published.speedups.get(exhibit.source, {})
-    steps = [
-        ratio_series(
-            results,
-            exhibit.source,
-            mode,
-            before,
-            published=lambda label, ratio=ratio: rows.get(label, {}).get(ratio),
-            column=name,
-            drawn=False,
-        )
-        for name, mode, before, ratio in _STEPS
-    ]
+    rows = results.published.speedups.get(source, {})
+
+    def paper(label: str, ratio: str) -> float | None:
+        return rows.get(label, {}).get(ratio)
+
     means = results.means(labels, modes, REFERENCE_MODE)
     lacking = [mode for mode in modes if mode not in measured]
     note = f"{count_note(means)} Not measured: {', '.join(lacking)}." if lacking else count_note(means)
-    lacks = NOT_HELD if exhibit.source == "pygraph" else None
-    points = [
-        Point(f"{name} over {before}", lacks if ratio else None, results.mean_text(labels, mode, before))
-        for name, mode, before, ratio in _STEPS
-    ]
-    grid = replace(_grid(REFERENCE_MODE, labels, (*bars, *steps)), note=note.strip())
-    return make_grid(exhibit, results, grid, points, means)
+    lacks = NOT_HELD if source == "pygraph" else None
+    return _Grid(
+        axis=_OVER_COMPILE,
+        labels=labels,
+        series=(
+            *(
+                ratio_series(results, source, mode, REFERENCE_MODE, published=None, listed=False)
+                for mode in measured or modes
+            ),
+            *(
+                ratio_series(
+                    results, source, mode, before, published=partial(paper, ratio=ratio), column=name, drawn=False
+                )
+                for name, mode, before, ratio in _STEPS
+            ),
+        ),
+        points=[
+            Point(f"{name} over {before}", lacks if ratio else None, results.mean_text(labels, mode, before))
+            for name, mode, before, ratio in _STEPS
+        ],
+        note=note.strip(),
+        means=means,
+    )
 
 
-_REWRITTEN = "current"
+REWRITTEN = "current"
 """The variant whose program keeps nothing on the CPU."""
 _REWRITABLE = ("DALLE2", "MMC", "ST", "VM", "XLNET-I")
 
 
-def make_rewritten(exhibit: Exhibit, results: Results) -> Made:
+def rewritten(exhibit: Exhibit, results: Results) -> Grid:
     """Show bars of published over rewritten program, without and with CUDA graphs, and of Encore's placement."""
     printed = results.published.rewritten_program.get(exhibit.source, {})
 
@@ -140,114 +150,165 @@ def make_rewritten(exhibit: Exhibit, results: Results) -> Made:
     without = series("rewritten, no graphs", REFERENCE_MODE, "without_graphs")
     whole = series("rewritten, whole graphs", UNPARTITIONED_MODE, "with_graphs")
     placed = ratio_series(results, exhibit.source, PLACEMENT_MODE, UNPARTITIONED_MODE, published=None)
-    grid = replace(
-        _grid("the program as it is", _REWRITABLE, (without, whole, placed)),
+    count = sum(without.measure(label).value is not None for label in _REWRITABLE)
+    published = exhibit.headline(results)["rewritten_program_without_graphs"]
+    found = f"in {count} workloads" if count else NOT_MEASURED
+    placement = results.mean_text(_REWRITABLE, PLACEMENT_MODE, UNPARTITIONED_MODE)
+    return _Grid(
+        axis="times faster than the program as it is",
+        labels=_REWRITABLE,
+        series=(without, whole, placed),
+        points=[
+            Point("rewritten program, without graphs", published, found),
+            Point(f"{PLACEMENT_MODE} over {UNPARTITIONED_MODE}, program as it is", None, placement),
+        ],
         note="Each bar compares two programs, or two modes, under the same use of CUDA graphs.",
     )
-    found = [value.number for label in _REWRITABLE if (value := without.measure(label)).number is not None]
-    points = [
-        Point(
-            "rewritten program, without graphs",
-            results.published.headline[exhibit.source]["rewritten_program_without_graphs"],
-            f"in {len(found)} workloads" if found else NOT_MEASURED,
-        ),
-        Point(
-            f"{PLACEMENT_MODE} over {UNPARTITIONED_MODE}, program as it is",
-            None,
-            results.mean_text(_REWRITABLE, PLACEMENT_MODE, UNPARTITIONED_MODE),
-        ),
-    ]
-    return make_grid(exhibit, results, grid, points)
 
 
-def _rewritten(results: Results, label: str, mode: str) -> Value:
+def _rewritten(results: Results, label: str, mode: str) -> Bar:
     """Return how many times faster the rewritten program is in this mode, or why that is not known.
 
     The two programs were measured one after another: process r of one stands for the r-th that was started.
     """
-    there = row_label(label, _REWRITTEN)
+    there = row_label(label, REWRITTEN)
     for row in (label, there):
         if why := results.state(row, mode):
-            return Value(missing=why if row == label or why != NOT_MEASURED else f"variant {_REWRITTEN} {NOT_MEASURED}")
-    before, after = results.passed(label, mode), results.passed(there, mode)
-    assert before is not None and after is not None, "both have passed"
-    slow, fast = (list(samples_by_process(cell.blocks, TimeKind.LATENCY).values()) for cell in (before, after))
+            return Bar(failure=why if row == label or why != NOT_MEASURED else f"variant {REWRITTEN} {NOT_MEASURED}")
+    slow, fast = (
+        list(samples_by_process(cell.blocks, TimeKind.LATENCY).values())
+        for cell in (results.passed(label, mode), results.passed(there, mode))
+        if cell is not None
+    )
     count = min(len(slow), len(fast))
     if not count:
-        return Value(missing=NOT_MEASURED)
+        return Bar(failure=NOT_MEASURED)
     try:
         ratio = stats.speed_up(slow[:count], fast[:count])
     except ValueError as error:
         raise EncoreError(f"the recorded samples of {label} in {mode} cannot be compared: {error}") from error
-    return Value(ratio.value, (ratio.low, ratio.high))
+    return Bar(ratio.value, ratio.interval())
 
 
-MODELS = ("DALLE2", "ST", "VM", "XLNET-I", "DECODER")
+_MODELS = ("DALLE2", "ST", "VM", "XLNET-I", "DECODER")
 """The paper's four, and a plain transformer of today."""
-DEGREES = (1, 2, 4)
-LABELS = tuple(f"{model}{TP_MARK}{degree}" for model in MODELS for degree in DEGREES)
+_DEGREES = (1, 2, 4)
 
 
-def make_split(exhibit: Exhibit, results: Results) -> Made:
+def split(exhibit: Exhibit, results: Results) -> Grid:
     """Show bars over compile on as many GPUs."""
-    modes = (UNPARTITIONED_MODE, GRAPH_MODE, results.whole_mode)
+    whole = results.whole_mode
+    modes = (UNPARTITIONED_MODE, GRAPH_MODE, whole)
+    labels = tuple(f"{model}{TP_MARK}{degree}" for model in _MODELS for degree in _DEGREES)
 
     def more(label: str) -> dict[str, object]:
         model, _, degree = label.partition(TP_MARK)
         cells = [cell for mode in (REFERENCE_MODE, *modes) if (cell := results.passed(label, mode)) is not None]
         equal = [cell.correctness.ranks_equal for cell in cells if cell.correctness is not None]
-        known = [one for one in equal if one is not None]
+        told = [one for one in equal if one is not None]
         reference = results.passed(label, REFERENCE_MODE)
         return {
             "model": model,
             "tp": int(degree),
             "compile_us": host_median_us(reference) if reference is not None else None,
-            "ranks_equal": all(known) if known else None,
+            "ranks_equal": all(told) if told else None,
         }
 
-    series = tuple(ratio_series(results, exhibit.source, mode, REFERENCE_MODE, published=None) for mode in modes)
-    note = f"Each on as many GPUs as its name says, over compile on as many. {WHISKERS}"
-    grid = replace(_grid(REFERENCE_MODE, LABELS, series), more=more, note=note)
-    text = results.published.headline[exhibit.source]["tensor_parallel"]
-    largest = results.extreme_text(LABELS, results.whole_mode, REFERENCE_MODE)
     points = [
-        Point("speed-ups that the text names", text, NOT_MEASURED),
-        Point(f"largest over {REFERENCE_MODE}", None, largest),
+        Point("speed-ups that the text names", exhibit.headline(results)["tensor_parallel"], NOT_MEASURED),
+        Point(f"largest over {REFERENCE_MODE}", None, results.extreme_text(labels, whole, REFERENCE_MODE)),
     ]
-    for degree in DEGREES:
-        labels = [label for label in LABELS if label.endswith(f"{TP_MARK}{degree}")]
-        measured = results.mean_text(labels, results.whole_mode, GRAPH_MODE)
-        points.append(Point(f"over stock CUDA graphs, {degree} GPU{'s' * (degree > 1)}", None, measured))
-    return make_grid(exhibit, results, grid, points)
+    for degree in _DEGREES:
+        own = [label for label in labels if label.endswith(f"{TP_MARK}{degree}")]
+        what = f"over stock CUDA graphs, {degree} GPU{'s' * (degree > 1)}"
+        points.append(Point(what, None, results.mean_text(own, whole, GRAPH_MODE)))
+    return _Grid(
+        axis=_OVER_COMPILE,
+        labels=labels,
+        series=tuple(ratio_series(results, exhibit.source, mode, REFERENCE_MODE, published=None) for mode in modes),
+        points=points,
+        more=more,
+        note=f"Each on as many GPUs as its name says, over compile on as many. {WHISKERS}",
+    )
 
 
-_OVERALL = (
-    f"The paper's CUDA graphs take a whole FX graph or nothing: {UNPARTITIONED_MODE}; {GRAPH_MODE} is today's stock. "
-    "Inputs rotate over several addresses here, in the papers they stayed where they were. Bars of the papers' figures "
-    "carry no numbers: a published value is here only where the text gives it."
-)
-_ADDED = (
-    "Each step is its own mode: placement adds to stock's whole-graph capture, indirection to placement, "
-    "lean replay to indirection, encore (which chooses) to that. Published values are those that the text gives, of a "
-    "step over the one before."
-)
-_MOVED = (
-    f"The rewritten program is the variant {_REWRITTEN} where a workload has one (measured in another group, so "
-    f"drift is in the ratio). The third bar is Encore's placement over {UNPARTITIONED_MODE} with the program as it is. "
-    "MMC is not in the paper's figure."
-)
-_SPLIT = (
-    "Times are of the slowest rank, sample by sample, all ranks having started together; the paper takes the largest "
-    "of the ranks' medians. Which modules of DALLE2, ST and VM the paper splits is not published. Its bars carry no "
-    "numbers, and of which bars the text's are is not recorded here. DECODER is of no paper."
-)
-_STEPS_UNKNOWN = f"{_ADDED} The paper's text prints five values; they are not known here."
-_SHOWS_OVERALL = "stock CUDA graphs and {} over PyTorch 2 without graphs"
-EXHIBITS = (
-    Exhibit("fig3", "grace", "Fig. 3", "what moving a few tensors to the GPU is worth", _MOVED, make_rewritten),
-    Exhibit("fig10", "grace", "Fig. 10", _SHOWS_OVERALL.format("GraCE"), _OVERALL, make_overall),
-    Exhibit("fig11", "grace", "Fig. 11", "what each optimisation adds", _ADDED, make_steps),
-    Exhibit("pygraph-fig7", "pygraph", "Fig. 7", _SHOWS_OVERALL.format("PyGraph"), _OVERALL, make_overall),
-    Exhibit("pygraph-fig8", "pygraph", "Fig. 8", "what each optimisation adds", _STEPS_UNKNOWN, make_steps),
-    Exhibit("fig12", "grace", "Fig. 12", "tensor parallelism over one, two and four GPUs", _SPLIT, make_split),
-)
+GRAPHS = "graphs alone"
+"""The series of device times: all graphs as chains over all of them with branches."""
+
+
+def concurrency(exhibit: Exhibit, results: Results) -> Grid:
+    """Show for each workload whole iterations with branches over those without, and the graphs alone."""
+    published, proved = exhibit.labels(results), results.proved
+    further = [one for one in results.labels if one not in published and results.cell(one, LANES_MODE) is not None]
+    labels = (*published, *dict.fromkeys([*further, *(one for one in proved if one not in published)]))
+
+    def of_graphs(label: str) -> Bar:
+        found = proved.get(label)
+        return Bar(failure=NOT_MEASURED) if found is None else known(found.gain, "each kernel needs the one before it")
+
+    means = results.means(labels, [LANES_MODE], LEAN_MODE)
+    gains = [one.gain for one in proved.values() if one.gain is not None]
+    judged = [one.same_bits for one in proved.values() if one.same_bits is not None]
+    devices = ", ".join(sorted({one.device for one in proved.values()}))
+    of_graphs_alone = NOT_MEASURED
+    if gains:
+        mean = plain_mean([max(1.0, gain) for gain in gains])
+        of_graphs_alone = f"{mean.value:.2f} of {mean.count}, {devices}"
+    same = f"{sum(judged)} of {len(judged)}"
+    columns = ("graphs", "branched", "same_bits", "memory_ratio")
+    return _Grid(
+        axis=f"times faster than {LEAN_MODE}, or than chains",
+        labels=labels,
+        series=(
+            ratio_series(results, exhibit.source, LANES_MODE, LEAN_MODE, published=None),
+            Series(GRAPHS, of_graphs, column="graphs_alone"),
+        ),
+        points=[
+            Point(f"{LANES_MODE} over {LEAN_MODE}", None, results.mean_text(labels, LANES_MODE, LEAN_MODE)),
+            Point("these by verdict", None, results.verdicts_text(labels, LANES_MODE, LEAN_MODE)),
+            Point(
+                "device time of graphs, the chain where it is faster",
+                None,
+                of_graphs_alone,
+            ),
+            Point("workloads with the bits of the chain", None, same if judged else NOT_MEASURED),
+        ],
+        more=lambda label: {name: getattr(proved.get(label), name, None) for name in columns},
+        note=count_note(means),
+        shown=(1 / 2, 2),
+        means=means | ({GRAPHS: plain_mean(gains)} if gains else {}),
+    )
+
+
+def read_proof(path: Path) -> dict[str, Proved]:
+    """Read rows that `tests/gpu/concurrency_proof.py` wrote, by workload as reports call it.
+
+    Raises:
+        WrongUse: the file cannot be read or has other lines.
+    """
+    chains: dict[str, int] = {}
+    measured: dict[str, dict[str, Any]] = {}
+    try:
+        for line in read_unpacked(path).splitlines():
+            row = json.loads(line)
+            label = row_label(*row["workload"].split("/"))
+            if row["status"] != "ok":
+                continue
+            if row["phase"] == "prepare":
+                chains[label] = row["reserved_bytes"]
+            else:
+                measured[label] = row
+        return {label: _proved(row, chains.get(label)) for label, row in measured.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WrongUse(f"{describe(path)} holds no rows of tests/gpu/concurrency_proof.py: {error}") from error
+
+
+def _proved(row: dict[str, Any], chain_bytes: int | None) -> Proved:
+    return Proved(
+        gain=row["times"]["gain"] if "times" in row else None,
+        graphs=len(row["recordings"]),
+        branched=sum(one["winner"] == "branches" for one in row.get("decisions", [])),
+        same_bits=row["bits"]["equal"] if "bits" in row else None,
+        memory_ratio=row["reserved_bytes"] / chain_bytes if chain_bytes else None,
+        device=row.get("run", {}).get("device", "an unknown GPU"),
+    )

@@ -17,9 +17,9 @@ from suite.report.build import Further, build_exhibits
 from suite.report.chart import Chart, draw
 from suite.report.compare import Ratios
 from suite.report.paper import EXHIBITS, Results, find_exhibits
-from suite.report.paper.concurrency import read_proof
 from suite.report.paper.costs import read_programs
 from suite.report.paper.exhibit import NOT_MEASURED, Made
+from suite.report.paper.speedups import read_proof
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
 from suite.report.runs import Run
@@ -30,10 +30,9 @@ from suite.results.store import RECORDED
 PUBLISHED = load_published()
 EXPECTED = [
     "fig3", "fig4", "fig4b", "fig9", "fig10", "fig11", "fig12", "fig13", "table1", "table2", "table3",
-    "memory", "copy-share", "concurrency", "graphs-enabled", "pygraph-fig2", "pygraph-fig7", "pygraph-fig8",
-    "pygraph-table1",
-    "pygraph-table2", "pygraph-table3", "pygraph-table4", "pygraph-section3", "nanogpt-table1", "nanogpt-table2",
-    "nanogpt-costs",
+    "memory", "copy-share", "concurrency", "graphs-enabled",
+    *(f"pygraph-{name}" for name in ("fig2", "fig7", "fig8", "table1", "table2", "table3", "table4", "section3")),
+    "nanogpt-table1", "nanogpt-table2", "nanogpt-costs",
 ]  # fmt: skip
 ORIGIN = Provenance("run synthetic", "SYNTHETIC GPU", "0123456789", "0.0", None)
 MICRO = RECORDED / "micro-indirection" / "indirection.json.gz"
@@ -41,7 +40,7 @@ PROOF = min(RECORDED.glob("concurrency-*/*.jsonl.gz"))
 
 
 def made(name: str, results: Results) -> Made:
-    return EXHIBITS[name].make(EXHIBITS[name], results)
+    return EXHIBITS[name].make(results)
 
 
 def results(*cells: Cell) -> Results:
