@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +22,12 @@ from optimizations.one_line import one_line
 from optimizations.options import Options
 from optimizations.placement import Feeds, Placement, place, untouched
 from optimizations.report import LEDGER, BindingReport, Entry
-from optimizations.torch_internals.cpu_results import settings_for, with_corrected_pass
-from optimizations.torch_internals.left_out import with_operators_left_out, with_results_left_out
-from optimizations.torch_internals.outcome import watched, watching
+from optimizations.torch_internals.cpu_results import corrected, settings_for
+from optimizations.torch_internals.left_out import SPLITTING, with_operators_left_out
+from optimizations.torch_internals.outcome import watched
 from optimizations.torch_internals.saved_conjugates import WITHOUT_FLAGS
 from optimizations.torch_internals.wrappers import taking_a_list
-from optimizations.trees.hook import asking, captured_by, resting
+from optimizations.trees.hook import captured_by, resting
 from optimizations.weak_registry import WeakRegistry
 
 _FEEDS: WeakRegistry[Feeds] = WeakRegistry()
@@ -65,17 +66,24 @@ def _compiled(
     inputs = placement.example_inputs(example_inputs)
     inductor = settings_for(placement.graph_module, inputs, inductor)
     entry = Entry(placement.report)
-    inner_compile = watching(torch_internals.compile_fx_inner, entry.compiled.append)
-    inner_compile = with_results_left_out(with_corrected_pass(inner_compile))
     maker = _maker(settings, inductor, entry)
-    if maker is not None:
-        inner_compile = asking(inner_compile, maker)
+
+    @contextlib.contextmanager
+    def noted() -> Iterator[None]:
+        captured = contextlib.nullcontext() if maker is None else captured_by(maker)
+        with watched(entry.compiled.append), captured:
+            yield
+
+    @functools.wraps(torch_internals.compile_fx_inner)
+    def compile_inner(*arguments: Any, **settings: Any) -> Any:
+        with noted(), SPLITTING, corrected():  # a backward is compiled when it first runs, in a thread of its own
+            return torch_internals.compile_fx_inner(*arguments, **settings)
+
     lean = shortcuts(entry.note_shortcut) if settings.lean else contextlib.nullcontext()
-    captured = contextlib.nullcontext() if maker is None else captured_by(maker)
     refused = contextlib.nullcontext() if maker is None else double_backwards_refused(maker.forward_returns)
-    with watched(entry.compiled.append), lean, refused, captured, WITHOUT_FLAGS:
+    with noted(), lean, refused, WITHOUT_FLAGS:
         compiled = torch_internals.compile_fx.compile_fx(
-            placement.graph_module, inputs, inner_compile=inner_compile, config_patches=inductor
+            placement.graph_module, inputs, inner_compile=compile_inner, config_patches=inductor
         )
     LEDGER.add(entry)
     if placement.feeds is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -50,20 +51,14 @@ def settings_for(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], sett
         return settings
 
 
-def with_corrected_pass(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `inner_compile`, which compiles a graph with a mark with the corrected pass."""
-
-    @functools.wraps(inner_compile)
-    def compile_corrected(*arguments: Any, **settings: Any) -> Any:
-        with _CORRECTED if _is_marked() else contextlib.nullcontext():
-            return inner_compile(*arguments, **settings)
-
-    return compile_corrected
-
-
 def _is_marked() -> bool:
     """Return whether the graph that is compiled now has a mark."""
     return bool(getattr(getattr(torch_internals.inductor_config, SETTING, None), "name", None) == _MARK)
+
+
+def corrected() -> AbstractContextManager[None]:
+    """Return a context in which a graph that has a mark is compiled with the corrected pass."""
+    return _CORRECTED if _is_marked() else contextlib.nullcontext()
 
 
 @functools.cache

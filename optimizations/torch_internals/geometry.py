@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from optimizations.torch_internals.tensor_guard import same_metadata
-
-CHECKS_KEPT = 4
-"""Comparisons in C++ that are kept. They also compare what a geometry does not have: `requires_grad` and dispatch keys,
-which inference mode changes."""
-
-CHECKS_MADE = 16
-"""Comparisons in C++ that are made for one object. Where still others would be needed, Python compares."""
+from optimizations.torch_internals.tensor_guard import MetadataChecks
 
 Geometry = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+
+def picker(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that gives the values at these places, in one call."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda values: tuple([values[place] for place in places])
 
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:
@@ -43,14 +43,13 @@ class FixedGeometry:
         indices: which of them are compared.
     """
 
-    __slots__ = ("_checks", "_made", "_pick", "_wanted", "indices")
+    __slots__ = ("_checks", "_pick", "_wanted", "indices")
 
     def __init__(self, inputs: Sequence[Any], indices: Sequence[int]) -> None:
         self.indices = tuple(index for index in indices if _has_geometry(inputs[index]))
-        self._pick = _picker(self.indices)
+        self._pick = picker(self.indices)
         self._wanted = [geometry_of(inputs[index]) for index in self.indices]
-        self._checks: tuple[Callable[[tuple[Any, ...]], bool], ...] = ()
-        self._made = 0
+        self._checks = MetadataChecks()
 
     def holds(self, inputs: Sequence[Any]) -> bool:
         """Return whether these inputs have the geometry that they had."""
@@ -82,9 +81,7 @@ class FixedGeometry:
     def _found_in_python(self, tensors: tuple[Any, ...]) -> bool:
         if any(_geometry_or_none(one) != wanted for one, wanted in zip(tensors, self._wanted, strict=True)):
             return False
-        if self._made < CHECKS_MADE:
-            self._made += 1
-            self._checks = (same_metadata(tensors), *self._checks[: CHECKS_KEPT - 1])
+        self._checks.add(tensors)
         return True
 
 
@@ -94,9 +91,3 @@ def _has_geometry(value: Any) -> bool:
 
 def _geometry_or_none(value: Any) -> Geometry | None:
     return geometry_of(value) if _has_geometry(value) else None
-
-
-def _picker(indices: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    if len(indices) > 1:
-        return operator.itemgetter(*indices)
-    return lambda inputs: tuple([inputs[index] for index in indices])

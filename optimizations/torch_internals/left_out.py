@@ -49,17 +49,6 @@ def uncapturable(called: str) -> str | None:
     return name if name in OPERATORS else None
 
 
-def with_results_left_out(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `inner_compile`, which splits a graph as Note [Results of operators between graphs] says."""
-
-    @functools.wraps(inner_compile)
-    def compile_split(*arguments: Any, **settings: Any) -> Any:
-        with _SPLITTING:
-            return inner_compile(*arguments, **settings)
-
-    return compile_split
-
-
 def _left_out_with_its_operator(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def should_partition(scheduler: Any, node: Any) -> str | None:
@@ -73,4 +62,5 @@ def _left_out_with_its_operator(stock: Callable[..., Any]) -> Callable[..., Any]
     return should_partition
 
 
-_SPLITTING = Replacing({"should_partition": _left_out_with_its_operator})
+SPLITTING = Replacing({"should_partition": _left_out_with_its_operator})
+"""In such a block graphs are split as Note [Results of operators between graphs] says."""

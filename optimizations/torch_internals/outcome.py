@@ -69,17 +69,6 @@ def watched(note: Note, *, every_thread: bool = False) -> Iterator[None]:
             _noting.reset(token)
 
 
-def watching(inner_compile: Callable[..., Any], note: Note) -> Callable[..., Any]:
-    """Return `inner_compile` with `watched(note)` around each call."""
-
-    @functools.wraps(inner_compile)
-    def compile_watched(*arguments: Any, **settings: Any) -> Any:
-        with watched(note):
-            return inner_compile(*arguments, **settings)
-
-    return compile_watched
-
-
 @contextlib.contextmanager
 def mutations_noted(note: Callable[[LeftOut], None]) -> Iterator[None]:
     """Give `note` each graph that is not captured because of mutated inputs, when it is first called."""

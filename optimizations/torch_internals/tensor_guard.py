@@ -13,55 +13,45 @@ import torch
 
 from optimizations import torch_internals
 
-FEW = 16
-"""Tensors up to which a check without a tree of nodes is faster."""
+CHECKS_KEPT = 4
+"""Comparisons that are kept for the same tensors. They also compare what programs switch on and off between calls:
+autocast, and inference mode, which changes dispatch keys."""
+
+CHECKS_MADE = 16
+"""Comparisons that are made for the same tensors. Where still others would be needed, Python compares."""
 
 
 def same_metadata(tensors: Sequence[torch.Tensor]) -> Callable[[tuple[Any, ...]], bool]:
     """Return a function that checks whether a tuple holds tensors with the metadata of these, in the same order."""
     tree = torch_internals.RootGuardManager()
+    kind = torch_internals.GuardManagerType.GUARD_MANAGER
     tree.add_length_check_guard(len(tensors), ("length",), None)
-    compare_metadata_of_each(tree, tensors)
+    for index, tensor in enumerate(tensors):
+        name = f"tensor {index}"
+        tree.tuple_getitem_manager(index, name, tensor, kind).add_tensor_match_guard(
+            tensor,
+            list(tensor.shape),
+            list(tensor.stride()),
+            name,
+            (name,),
+            None,
+            type(tensor),
+            torch_internals.dispatch_keys(tensor),
+        )
     check: Callable[[tuple[Any, ...]], bool] = tree.check
     return check
 
 
-def same_metadata_of_each(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """Return such a function for tensors that are passed one by one, as many as there are here."""
-    if len(tensors) > FEW:
-        check = same_metadata(tensors)
-        return lambda *given: check(given)
-    guards = torch_internals.TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
-        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
-    )
-    check_each: Callable[..., bool] = guards.check
-    return check_each
+class MetadataChecks(list[Callable[[tuple[Any, ...]], bool]]):
+    """Hold comparisons of a tuple of tensors with metadata that were right in earlier calls, the latest first."""
 
+    made = 0
 
-def compare_metadata_of_each(node: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Let a node that stands for a tuple compare the metadata of these tensors in it. Return the node of each."""
-    kind = torch_internals.GuardManagerType.GUARD_MANAGER
-    found = []
-    for index, tensor in enumerate(tensors):
-        found.append(node.tuple_getitem_manager(index, f"tensor {index}", tensor, kind))
-        compare_metadata(found[-1], f"tensor {index}", tensor)
-    return found
-
-
-def compare_metadata(node: Any, name: str, tensor: torch.Tensor) -> None:
-    """Let a node compare the metadata of the tensor that it stands for."""
-    node.add_tensor_match_guard(
-        tensor,
-        list(tensor.shape),
-        list(tensor.stride()),
-        name,
-        (name,),
-        None,
-        type(tensor),
-        torch_internals.dispatch_keys(tensor),
-    )
+    def add(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Compare with the metadata of these as well, which are right."""
+        if self.made < CHECKS_MADE:
+            self.made += 1
+            self[:] = [same_metadata(tensors), *self[: CHECKS_KEPT - 1]]
 
 
 def same_gradients(

@@ -10,7 +10,7 @@ also receives the compiled function, captured or not (`maybe_realign_inputs` is 
 Note [Both ends of a compilation]. `compile_fx` covers forward and inference graphs, and everything that comes from
 AOTAutograd's cache (there forward and backward pass `post_compile` together, and `inner_compile` is not called). But a
 backward is compiled when it first runs, long after `compile_fx` returned and in a thread of the autograd engine. So the
-maker must be asked for around both: `with captured_by(maker): compile_fx(..., inner_compile=asking(inner, maker))`.
+maker must be asked for around both, and `captured_by` stands around `compile_fx` and in its `inner_compile`.
 
 Note [Compiled modules inside of a step]. A graph of CUDAGraph Trees cannot be recorded or replayed inside of another
 capture. Its manager has a way to run a function without a graph, for functions that mutate their inputs. `at_rest`
@@ -47,17 +47,6 @@ def captured_by(maker: Any) -> Iterator[None]:
             yield
         finally:
             _asked.reset(token)
-
-
-def asking(inner_compile: Callable[..., Any], maker: Any) -> Callable[..., Any]:
-    """Return `inner_compile` with `captured_by(maker)` around each call. Note [Both ends of a compilation]."""
-
-    @functools.wraps(inner_compile)
-    def compile_for_maker(*args: Any, **kwargs: Any) -> Any:
-        with captured_by(maker):
-            return inner_compile(*args, **kwargs)
-
-    return compile_for_maker
 
 
 def _dispatched(name: str, stock: Callable[..., Any]) -> Callable[..., Any]:

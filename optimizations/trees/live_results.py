@@ -17,29 +17,17 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.torch_internals.tensor_guard import same_metadata_of_each
+from optimizations.torch_internals.geometry import picker
+from optimizations.torch_internals.tensor_guard import MetadataChecks
 
-MOST_LOOKS = 4
-"""Looks that are laid out for C++: what surrounds a call is part of them (autocast, inference mode). Where there are
-still others, Python compares."""
 FIRST_CALLS = 4
-"""Calls that are compared in Python. Laying out looks for C++ takes longer, and not every graph is replayed often."""
-
-
-def choosing(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that gives the values at these places, in one call."""
-    if len(places) > 1:
-        return operator.itemgetter(*places)
-    if not places:
-        return lambda values: ()
-    (place,) = places
-    return lambda values: (values[place],)
+"""Calls that are compared in Python. Making a comparison in C++ takes longer, and not every graph is replayed often."""
 
 
 class LiveResults:
@@ -52,20 +40,20 @@ class LiveResults:
 
     def __init__(self, results: Sequence[torch.Tensor | None], *, seen: bool) -> None:
         self._places = [place for place, result in enumerate(results) if result is not None]
-        self._chosen = choosing(self._places)
+        self._chosen = picker(self._places)
         self._seen = seen
         self._addresses = [None if result is None else result.data_ptr() for result in results]
         self._metadata = {place: _metadata(result) for place, result in enumerate(results) if result is not None}
         self._calls = 0
-        self._looks: list[Callable[..., bool]] = []
+        self._checks = MetadataChecks()
 
     def changed(self, results: list[Any]) -> list[int]:
         """Return the places of the tensors that have changed, in the list that keeps them."""
-        looks = self._looks
-        if looks and torch_internals.data_ptrs_equal(results, self._addresses, self._places):
+        checks = self._checks
+        if checks and torch_internals.data_ptrs_equal(results, self._addresses, self._places):
             chosen = self._chosen(results)
-            for look in looks:
-                if look(*chosen):
+            for check in checks:
+                if check(chosen):
                     if not (self._seen and _is_anything_attached(chosen)):
                         return []
                     break
@@ -78,8 +66,8 @@ class LiveResults:
             or (self._seen and _is_anything_attached([results[place]]))
         ]
         self._calls += 1
-        if not changed and self._calls > FIRST_CALLS and len(looks) < MOST_LOOKS:
-            looks.insert(0, same_metadata_of_each([results[place] for place in self._places]))
+        if not changed and self._calls > FIRST_CALLS:
+            checks.add(self._chosen(results))
         return changed
 
     def has_moved(self, results: list[Any], place: int) -> bool:

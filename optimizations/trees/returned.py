@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from optimizations.trees.live_results import choosing
+from optimizations.torch_internals.geometry import picker
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ReturnedInPlace:
         for _, neighbours in itertools.groupby(enumerate(same), lambda pair: pair[1].output - pair[0]):
             run = [one for _, one in neighbours]
             places = slice(run[0].output, run[-1].output + 1)
-            self._same.append((places, choosing([one.input for one in run])))
+            self._same.append((places, picker([one.input for one in run])))
 
     def return_results(self, outputs: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
         """Put a call's own tensors in the place of those that were recorded. Note [Parameters that are returned]."""

@@ -140,11 +140,15 @@ def test_inductor_runs_the_corrected_pass_for_marked_graphs(marked: bool, monkey
     monkeypatch.setattr(mover, "__call__", lambda self, graph: found.append(self.allow_inputs))
     settings: dict[str, Any] = {"triton.cudagraphs": True, "fx_graph_cache": True}
     marked_settings = cpu_results.settings_for(graph_module_of("cuda:0", "cpu"), (), settings)
+
+    def inner(*arguments: Any, **given: Any) -> Any:
+        with cpu_results.corrected():
+            return torch_internals.compile_fx_inner(*arguments, **given)
+
     with torch_internals.fresh_cache():
         for chosen in (settings, marked_settings) if marked else (settings,):
             for _ in range(2):
                 torch_internals.reset_dynamo()
-                inner = cpu_results.with_corrected_pass(torch_internals.compile_fx_inner)
                 compile_fx = functools.partial(torch_internals.compile_fx.compile_fx, inner_compile=inner)
                 run = torch.compile(lambda x: x.sin() + 1, backend=functools.partial(compile_fx, config_patches=chosen))
                 torch.testing.assert_close(run(torch.ones(3)), torch.ones(3).sin() + 1)

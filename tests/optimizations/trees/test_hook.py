@@ -11,7 +11,7 @@ import torch
 from simulated_gpu.compiler import FakeMaker, other_program, program
 
 from optimizations import torch_internals
-from optimizations.trees.hook import DISPATCHED, OBSERVED, asking, captured_by
+from optimizations.trees.hook import DISPATCHED, OBSERVED, captured_by
 
 PATCHES = {"triton.cudagraphs": True, "graph_partition": False}
 
@@ -19,13 +19,14 @@ PATCHES = {"triton.cudagraphs": True, "graph_partition": False}
 def backend_of(maker: FakeMaker) -> Callable[..., Any]:
     """A backend that asks for `maker` as Encore's does."""
 
+    def compile_inner(*arguments: Any, **settings: Any) -> Any:
+        with captured_by(maker):
+            return torch_internals.compile_fx_inner(*arguments, **settings)
+
     def backend(graph_module: Any, inputs: Any) -> Any:
         with captured_by(maker):
             return torch_internals.compile_fx.compile_fx(
-                graph_module,
-                inputs,
-                inner_compile=asking(torch_internals.compile_fx_inner, maker),
-                config_patches=PATCHES,
+                graph_module, inputs, inner_compile=compile_inner, config_patches=PATCHES
             )
 
     return backend
