@@ -12,10 +12,10 @@ from optimizations.capture.callables.installed import as_it_is, is_graphed
 from optimizations.capture.device import Device
 from optimizations.capture.signature import Same, copies, flatten, refused_tensor, signature
 from optimizations.capture.step.call import is_fully_sharded, refused_function, refused_iterators, refused_sources
-from optimizations.capture.step.changing_lines import last_word
 from optimizations.capture.step.host_state import MODULE_HOOKS, HostState
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.reach import of_argument, reach
+from optimizations.capture.step.source_lines import last_word
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import attributes_set

@@ -190,22 +190,14 @@ def _observed_run(
     states, gradients = device.random_states(), _gradients(parameters)
     with observing(device, member, Run(as_captured=before.as_captured), forbid=False) as seen:
         observer = seen.observer
-        observer.before_write, default = note, device.default_generator()
-        of_program = [*state.device_generators, *state.generators.values()]
-        of_gpu = [
-            one
-            for one in of_program
-            if isinstance(one, torch.Generator) and identity(one) not in observer.host_generators
-        ]
-        generators = Generators(default, of_gpu)
-        observer.check_generator = generators.check
+        observer.before_write, generators = note, Generators(device, state)
         try:
             with device.warming_up(), seen.watching():
                 run = _run_once(member, training, observer, before)
         finally:
             for one, state_before in zip(observer.generators, observer.first_states, strict=True):
                 first_states.setdefault(identity(one), (one, state_before))
-        reseeded = generators.refusals()
+        reseeded = generators.refusals(observer)
     run.as_captured, run.generators = before.as_captured, observer.generators
     run.draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
     run.findings += seen.findings

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from optimizations.capture.signature import copies, names, refused_tensor
-from optimizations.capture.step.changing_lines import line_with
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import storage, uses_sparse
+from optimizations.capture.step.source_lines import line_with
 from optimizations.report.steps import Refusal
 
 DDP_WARM_UP = 11

@@ -37,8 +37,6 @@ from optimizations.capture.step.changes import (
     named,
     named_arguments,
     plain_numbers,
-    tokens_of,
-    with_changed,
 )
 from optimizations.capture.step.failed_captures import cause, do_all, is_programs_own, undoing, why
 from optimizations.capture.step.gradients import gradients, held, pattern, put
@@ -231,13 +229,8 @@ class CallRecorder:
         if isinstance(state, Refusal):
             self._refuse(key, state)
             return self._uncaptured(args, kwargs, state)
-        if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):
-            # A parameter gets its shape in this call, or a later one. What autograd keeps of it may be held until a
-            # capture reads it: it has to be of the stream that is captured.
-            self._eager += 1
-            self._changes_streams(observes=True)
-            with alone(), device.warming_up():
-                return self._run(*args, **kwargs)
+        if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):  # it gets its shape in this call or later
+            return self._warm_up(device, state, args, kwargs)
         for recording in self.recordings.of(key):  # with other containers, which hold what those of before held
             if self._changes.drop_unnamed(recording.watch.differences(state)) and recording.fits(tensors, state):
                 return self._serve_again(key, recording, args, kwargs, tensors)
@@ -288,12 +281,16 @@ class CallRecorder:
             return self._record(device, key, call, progress)
         if action is Action.OBSERVE:
             return self._observe(device, key, call, progress)
+        call.before.clear()  # the step may let go of them
+        return self._warm_up(device, state, args, kwargs)
+
+    def _warm_up(self, device: Device, state: HostState, args: Any, kwargs: Any) -> Any:
+        """Run a call as it is, on the stream that captures use: what autograd keeps of it is of that stream."""
         self._eager += 1
         self._changes_streams(observes=True)
-        call.before.clear()  # the step may let go of them
         ran = RanCode()
         with alone(), device.warming_up(), self._rates.as_tensors():
-            device.may_read(gradients(call.parameters))
+            device.may_read(gradients(state.parameters()))
             with ran:
                 returned = self._run(*args, **kwargs)
         self._changes.names.take_in(ran, state)
@@ -359,18 +356,14 @@ class CallRecorder:
         progress.asked = progress.asked or seen.asked
         if seen.findings and seen.asked and progress.told_to_be_captured():
             return returned
-        numbers = tokens_of(self._changes.numbers(call.state, self._rates.stands_for))
-        refusal = progress.note(seen)
-        if refusal is not None:
-            differs = refusal is progress.difference
-            self._refuse(key, with_changed(refusal, progress.numbers, numbers) if differs else refusal, progress)
+        if (refusal := progress.note(seen)) is not None:
+            self._refuse(key, refusal, progress)
         elif seen.findings:  # perhaps in numbers that the step itself changes, so that no two calls begin alike
             self._with_findings[key] = self._with_findings.get(key, 0) + 1
             if self._with_findings[key] > OBSERVED:
                 self._refuse(key, seen.findings[0])
         if not seen.findings:
             self._with_findings.pop(key, None)
-        progress.numbers = numbers
         progress.saw(call.tensors)
         return returned
 
@@ -389,7 +382,6 @@ class CallRecorder:
                 call,
                 self._rates,
                 progress.last.outside if progress.last is not None and not audits else frozenset(),
-                generators=progress.last.generators if progress.last is not None else (),
                 as_captured=progress.as_captured,
                 draws_unused=self._options.host_draws == "unused",
             )
@@ -499,9 +491,6 @@ class CallRecorder:
             again = not progress.passed_over()
         elif isinstance(error, StepDiffers):
             again = progress.differed()
-            if not again:
-                numbers = tokens_of(self._changes.numbers(call.state, self._rates.stands_for))
-                refusal = with_changed(refusal, progress.numbers, numbers)
         else:
             again = progress.told_to_be_captured()
         if again:

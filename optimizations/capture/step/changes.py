@@ -13,10 +13,10 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from optimizations.capture.signature import exact, plain_values
-from optimizations.capture.step.changing_lines import STEPS, last_word, line_with
 from optimizations.capture.step.host_state import HostState
+from optimizations.capture.step.source_lines import STEPS, line_with
 from optimizations.capture.step.used_names import RanCode, UsedNames
-from optimizations.capture.step.watch import Ignore, Value, by_name, compared, is_dropped, is_of_module
+from optimizations.capture.step.watch import SIZE, Ignore, Value, by_name, compared, is_dropped, is_of_module
 from optimizations.report.steps import Refusal
 
 MOST_VALUES = 6
@@ -24,8 +24,6 @@ MOST_VALUES = 6
 MOST_NAMES = 4
 
 Numbers = Mapping[str, Value]
-Tokens = Mapping[str, Hashable]
-"""For each name the key by which its number is compared, without the object that has it."""
 
 
 class Changes:
@@ -40,14 +38,14 @@ class Changes:
         self._ignored = [name.lower() for name in ignored]
         self.dropped: set[str] = set()
         self.names = UsedNames()
-        self._last: Tokens | None = None
+        self._last: Mapping[str, Hashable] | None = None
         self._met: dict[str, set[Hashable]] = {}
         self._replays = 0
 
     def numbers(self, state: HostState, ignore: Ignore) -> Numbers:
         """Return the numbers, strings and the like that are compared, by name; those in `ignored` are dropped."""
         every = compared(state, ignore)
-        found = by_name(one for one in every if one.is_plain and not (one.is_size and one.container.always_read))
+        found = by_name(one for one in every if one.is_plain and not (one.key is SIZE and one.container.always_read))
         if self._ignored:
             self.dropped.update(name for name in found if self._is_ignored(name))
         return {name: one for name, one in found.items() if not is_dropped(one, self.dropped)}
@@ -78,21 +76,19 @@ class Changes:
         """
         if replays != self._replays:
             self._replays, self._met = replays, {}
-        before, self._last = self._last, tokens_of(numbers)
+        before, self._last = self._last, {name: one.token for name, one in numbers.items()}
         if not self.names.known:
             return None
         for name, token in given.items():
             self._met.setdefault(f"{name} (argument)", set()).add(token)
-        if before is not None:
-            # One that came or went did so with the object that has it, or with its dict, of which the size counts.
-            for name, new in numbers.items():
-                old = before.get(name, new.token)
-                if old == new.token:
-                    continue
-                if self.names.known and not self._is_named(new):
-                    self.dropped.add(new.dropped_as)
-                else:
-                    self._met.setdefault(name, {old}).add(new.token)
+        # One that came or went did so with the object that has it, or with its dict, of which the size counts.
+        for name, new in numbers.items():
+            if before is None or (old := before.get(name, new.token)) == new.token:
+                continue
+            if self._is_named(new):
+                self._met.setdefault(name, {old}).add(new.token)
+            else:
+                self.dropped.add(new.dropped_as)
         changing = [name for name, met in self._met.items() if len(met) >= MOST_VALUES]
         return self._refusal(changing) if changing else None
 
@@ -111,26 +107,23 @@ class Changes:
         return one.container.always_read or self.names.has(one.container, one.key)
 
     def _refusal(self, names: Sequence[str]) -> Refusal:
-        of_arguments = [name.removesuffix(" (argument)") for name in names if name.endswith(" (argument)")]
-        if of_arguments:
+        if of_arguments := [name.removesuffix(" (argument)") for name in names if name.endswith(" (argument)")]:
             return Refusal(
                 f"is given {named(of_arguments)}",
                 "leave it out where the step does not need it, decide by it outside of the step, or pass it as a "
                 "tensor on the GPU",
             )
-        of_optimizer = re.match(r"(.*)\.param_groups\[", names[0])
-        if of_optimizer is not None:
-            line = line_with(self.names.code, of_optimizer.group(1), STEPS)
+        of_groups = [re.match(r"(.*)\.param_groups\[\d+\](?:\.|\[')(\w+)", name) for name in names]
+        keys = [one.group(2) for one in of_groups if one is not None]
+        if len(keys) == len(names):
+            advice = "; ".join(dict.fromkeys(_ADVICE_ON_NUMBERS.get(key, _ADVICE_ON_OTHERS) for key in keys))
         else:
-            line = line_with(self.names.code, names[0]) if last_word(names[0]) else None
-        return Refusal(f"reads {named(names)}", advice_on(names) or _advice(names[0]), line)
-
-
-def _advice(name: str) -> str:
-    return (
-        "pass it as an argument or as a tensor on the GPU; if it decides nothing, name it in "
-        f'graph_step(step, ignore=("{name}",))'
-    )
+            advice = (
+                "pass it as an argument or as a tensor on the GPU; if it decides nothing, name it in "
+                f'graph_step(step, ignore=("{names[0]}",))'
+            )
+        place = (names[0],) if of_groups[0] is None else (of_groups[0].group(1), STEPS)
+        return Refusal(f"reads {named(names)}", advice, line_with(self.names.code, *place))
 
 
 def named(names: Iterable[str]) -> str:
@@ -141,29 +134,6 @@ def named(names: Iterable[str]) -> str:
     more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
     change = "change" if len(found) > 1 else "changes"
     return f"{', '.join(found[:MOST_NAMES])}{more}, which {change} on every call"
-
-
-def tokens_of(numbers: Numbers) -> Tokens:
-    """Return what numbers are compared by."""
-    return {name: one.token for name, one in numbers.items()}
-
-
-def with_changed(refusal: Refusal, before: Tokens, now: Tokens) -> Refusal:
-    """Return the same refusal, with the names of numbers that changed between two observed calls."""
-    changed = [name for name, token in now.items() if before.get(name, token) != token]
-    if not changed:
-        return refusal
-    reason = f"{refusal.reason}, while it reads {named(changed)}"
-    return Refusal(reason, advice_on(changed) or refusal.advice, refusal.source_line)
-
-
-def advice_on(names: Iterable[str]) -> str | None:
-    """Return what to do where numbers of optimizers change, by their names; None where something else does."""
-    found = [re.search(r"param_groups\[\d+\](?:\.|\[')(\w+)(?:'\])?$", name) for name in names]
-    keys = list(dict.fromkeys(match.group(1) for match in found if match is not None))
-    if not keys or None in found:
-        return None
-    return "; ".join(dict.fromkeys(_ADVICE_ON_NUMBERS.get(key, _ADVICE_ON_OTHERS) for key in keys))
 
 
 _ADVICE_ON_OTHERS = "change it seldom, for each value gets a graph of its own"

@@ -29,8 +29,7 @@ import torch
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.sole_references import is_plain
 from optimizations.capture.step.gradient_references import GradientReferences, Owned, held_gradient, own
-from optimizations.capture.step.known_tensors import Metadata
-from optimizations.capture.step.tensor_marks import look
+from optimizations.capture.step.tensor_marks import Metadata, look
 from optimizations.graph.memory import MemoryRanges, size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.lazy_view import is_lazy_view

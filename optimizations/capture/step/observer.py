@@ -63,8 +63,7 @@ class Observer(torch_internals.TorchDispatchMode):
         refusals: what a graph could not repeat.
         outside: storages that were read and came from outside of the step, by address: a tensor, and the line.
         draws: whether random numbers of the GPU were drawn.
-        check_generator: is given the generator of a draw (None: the default one), before it and after it.
-        generators: those other than the default that were passed to operators.
+        generators: those other than the default that were passed to operators; `draws_by_default`: that drew too.
         in_backward: whether an operator ran inside of a backward.
         in_region: whether autocast may keep casts of earlier calls, which no graph may read.
         compiling: whether PyTorch compiles something right now.
@@ -107,8 +106,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.operations: list[Operation] = []
         self.refusals: list[Refusal] = []
         self.outside: dict[int, tuple[weakref.ref[torch.Tensor], str | None]] = {}
-        self.draws = False
-        self.check_generator: Callable[[torch.Generator | None, bool], None] | None = None
+        self.draws = self.draws_by_default = False
         self.generators = list(generators)
         self.first_states: list[torch.Tensor] = []
         self.before_write: Callable[[torch.Tensor], None] | None = None
@@ -192,16 +190,12 @@ class Observer(torch_internals.TorchDispatchMode):
         if self.before_write is not None:
             for tensor in _written(func, args, kwargs):
                 self.before_write(tensor)
-        check = self.check_generator if drawing and not self._is_of_host(kwargs.get("generator")) else None
-        if check is not None:
-            check(kwargs.get("generator"), False)
         result = self._noted(func, args, kwargs, made_from)
-        if check is not None:
-            check(kwargs.get("generator"), True)
         if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in tensors_in(result)):
             return result  # made in a mode of the program's
         results = list(tensors_in(result))
         on_gpu = any(map(self.holds, [*inputs, *results]))
+        self.draws_by_default |= drawing and on_gpu and kwargs.get("generator") is None
         drawn = not on_gpu and (drawing or not self._drawn_by_host.isdisjoint(made_from))
         for tensor in results:
             if storage(tensor) not in made_from:

@@ -12,16 +12,16 @@ import torch
 from optimizations.capture.device import Device
 from optimizations.capture.signature import copies, flatten
 from optimizations.capture.step import compilations, forbidden_calls
-from optimizations.capture.step.call import Call, sparse_tensors
-from optimizations.capture.step.changing_lines import BINDS, GROWS, STEPS, line_with
+from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_random import HostRandom, identities
 from optimizations.capture.step.host_state import Change, ChangeKind, HostState, Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, memory, storage
 from optimizations.capture.step.operations import Operation
+from optimizations.capture.step.source_lines import BINDS, GROWS, STEPS, line_with
 from optimizations.capture.step.surroundings import ambient
-from optimizations.capture.step.tensor_marks import Look, TensorMarks, look
+from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.generator_identity import identity
 
@@ -29,8 +29,6 @@ CHECKPOINT_DRAWS = Refusal(
     "keeps the GPU's random state to draw the same numbers again, as torch.utils.checkpoint does for recomputation",
     "use torch.compile for the checkpointed part, or pass preserve_rng_state=False if it draws no random numbers",
 )
-
-
 NO_COPY = Refusal(
     "returns an object of a class of which no copy can be made, and each launch would return one",
     "return a dict, a list or a dataclass",
@@ -42,6 +40,10 @@ GRADIENT_OF_A_RESULT = Refusal(
 RETURNS_DRAWS = Refusal(
     "returns, or keeps in an attribute, random numbers that were drawn on the host",
     "draw them after the step, or on the GPU",
+)
+NO_BACKWARD = Refusal(
+    "returns a tensor whose backward has not run",
+    "call backward in the step, return it detached, or use graph_callables",
 )
 LEAVES_SETTINGS = Refusal(
     "leaves a setting of PyTorch other than it found it (gradients on or off, autocast, default dtype, precision)",
@@ -82,71 +84,71 @@ def observe(
     rates: LearningRates,
     seen_outside: frozenset[int],
     *,
-    generators: Sequence[torch.Generator] = (),
     as_captured: bool = False,
     draws_unused: bool = False,
 ) -> tuple[Any, Observed]:
     """Run the call as it is, on the side stream; return its results and what it did.
 
-    `seen_outside` is `Observed.outside` of the call before, if any.
-
-    `generators`: those that the call before drew from, other than the default. `as_captured`: what it is told if it
-    asks whether it is captured. `draws_unused`: the caller says that what it draws on the host decides nothing.
+    `seen_outside` is `Observed.outside` of the call before, if any. `as_captured`: what the step is told if it asks
+    whether it is captured. `draws_unused`: the caller says that what it draws on the host decides nothing.
     """
+    state = call.state
     observer = Observer(device.holds, call.known(call.tensors), forbid=False, keeps_workspace=device.keeps_workspace)
-    observer.rates, observer.host_generators = rates.storages(), host_generators(device, call.state)
-    before = Generators(device.default_generator(), generators)
-    observer.check_generator = before.check
+    observer.rates, observer.host_generators = rates.storages(), host_generators(device, state)
+    generators = Generators(device, state)
     asked = forbidden_calls.Asked(as_captured=as_captured)
-    host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
+    host_random = HostRandom(with_torch=device.has_own_random, generators=state.generators)
     given = Given(call.args, call.kwargs)
-    of_state = TensorMarks({**call.state.tensors, **call.named_gradients()})
-    marks = [_mark(tensor) for tensor in call.tensors]
-    observer.sparse = sparse_tensors(call.state)
+    arguments = dict(zip(call.labels, call.tensors, strict=False))
+    marks = TensorMarks({**state.tensors, **call.named_gradients(), **arguments})
     there = {storage(one) for one in call.before if one is not None}  # the call may exchange their memory
     states, settings = device.random_states(), ambient()
     with device.warming_up(), rates.as_tensors():
         device.may_read(gradients(call.parameters))
-        snapshot = call.state.snapshot()
+        snapshot = state.snapshot()
         with (
             compilations.noticed(observer, forbid=False),
-            forbidden_calls.watched(observer, asked, capturing=False, compiled=call.state.compiled),
+            forbidden_calls.watched(observer, asked, capturing=False, compiled=state.compiled),
             observer,
         ):
             returned = step(*call.args, **call.kwargs)
         observer.returned = storages_of([returned, gradients(call.parameters)])
-        kept = kept_results(call.state, snapshot, observer)
-        findings = [*observer.refusals, *call_changes(call.state, snapshot, kept)]
+        kept = kept_results(state, snapshot, observer)
+        findings = [*observer.refusals, *call_changes(state, snapshot, kept)]
+    after = gradients(call.parameters)
+    pairs = list(zip(call.before, after, strict=True))
+    own: list[torch.Tensor] = []
+    structure = flatten(returned, own)
+    results = [*own, *(entry.new for entry in kept)]
     if ambient() != settings:
         findings.append(LEAVES_SETTINGS)
     drawn = list(host_random.drawn())
-    if drawn and any(map(observer.was_drawn_by_host, _made_by(call, [returned, *(entry.new for entry in kept)]))):
+    if drawn and any(map(observer.was_drawn_by_host, results)):
         findings.append(RETURNS_DRAWS)
     if not draws_unused:
-        findings += [drawn_on_the_host(name, call.state) for name in drawn]
-    findings += _changed_arguments(call, marks)
-    findings += [*map(changed_itself, of_state.changed()), *given.changes(call.args, call.kwargs)]
+        findings += [drawn_on_the_host(name, state) for name in drawn]
+    findings += [*map(changed_itself, marks.changed()), *given.changes(call.args, call.kwargs)]
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
-    if draws and asked.random_state:
-        findings.append(CHECKPOINT_DRAWS)
-    elif draws:
-        findings += before.refusals()
+    if draws:
+        findings += [CHECKPOINT_DRAWS] if asked.random_state else generators.refusals(observer)
     if not copies(returned):
         findings.append(NO_COPY)
-    if any(map(_has_gradient, [*_made_by(call, returned), *(entry.new for entry in kept)])):
+    there_before = set(map(id, [*call.tensors, *state.tensors.values()]))
+    made = (one for one in results if id(one) not in there_before)
+    if any(one.grad is not None for one in made if one.is_leaf or one.retains_grad):
         findings.append(GRADIENT_OF_A_RESULT)
-    after = gradients(call.parameters)
-    pairs = list(zip(call.before, after, strict=True))
-    findings += _unfinished(returned, backward_ran=observer.in_backward or any(old is not new for old, new in pairs))
+    backward_ran = observer.in_backward or any(old is not new for old, new in pairs)
+    if not backward_ran and any(tensor.grad_fn is not None for tensor in own):
+        findings.append(NO_BACKWARD)
     findings += _wandering(observer, call, there, seen_outside)
-    findings += _returned_gradients(call, after, [returned, *(entry.new for entry in kept)])
+    findings += _returned_gradients(call, after, results)
     dropped = all(old is None or old is not new for old, new in pairs) and there.isdisjoint(observer.outside)
     makes = (
         id(one) for one, (old, new) in zip(call.parameters, pairs, strict=True) if new is not None and new is not old
     )
     return returned, Observed(
         operations=observer.operations,
-        structure=flatten(returned, []),
+        structure=structure,
         findings=findings,
         outside=frozenset(observer.outside),
         generators=observer.generators,
@@ -165,39 +167,25 @@ RESEEDS = Refusal(
 
 
 class Generators:
-    """Follow the states of generators of the GPU through a call, to tell whether it only draws from them."""
+    """Keep the states of the GPU's generators from before a call, to tell whether it only draws from them."""
 
-    def __init__(self, default: torch.Generator, others: Sequence[torch.Generator]) -> None:
-        self._default, self._reseeded = default, False
-        self._last = {identity(one): (one, _state(one)) for one in (default, *others)}
+    def __init__(self, device: Device, state: HostState) -> None:
+        self._default, of_host = device.default_generator(), host_generators(device, state)
+        reached = (one for one in state.generators.values() if isinstance(one, torch.Generator))
+        own = [one for one in [*state.device_generators, *reached] if identity(one) not in of_host]
+        self._before = [(one, one.get_state()) for one in [self._default, *own]]
 
-    def check(self, generator: torch.Generator | None, drawn: bool) -> None:
-        """Compare the state of a generator (None: the default one) with the last, or keep it where it has drawn."""
-        one = generator or self._default
-        _, last = self._last.get(identity(one), (one, None))
-        if drawn:
-            self._last[identity(one)] = one, _state(one)
-        elif last is not None and not _goes_on(one, last, _state(one)):
-            self._reseeded = True
+    def refusals(self, observer: Observer) -> list[Refusal]:
+        """Return a refusal if one has another seed, or drew and is where it was: a launch would draw other numbers.
 
-    def refusals(self) -> list[Refusal]:
-        """Return the refusal of a generator that is where draws cannot have led it, when the call is over."""
-        for one, _ in self._last.values():
-            self.check(one, False)
-        return [RESEEDS] if self._reseeded else []
-
-
-def _state(generator: torch.Generator) -> bytes:
-    return generator.get_state().numpy().tobytes()
-
-
-def _goes_on(generator: torch.Generator, before: bytes, after: bytes) -> bool:
-    """Return whether a state is the one before, or draws that were not seen can have made it of that.
-
-    A state of the GPU's is a seed and a count of draws. On the CPU, as in tests, all draws are seen.
-    """
-    counts = int.from_bytes(before[8:], "little") <= int.from_bytes(after[8:], "little")
-    return before == after or (generator.device.type != "cpu" and before[:8] == after[:8] and counts)
+        The first eight bytes of a state are the seed.
+        """
+        drawn = {identity(one) for one in [self._default] * observer.draws_by_default + observer.generators}
+        for one, before in self._before:
+            now = one.get_state()
+            if not torch.equal(now[:8], before[:8]) or (identity(one) in drawn and torch.equal(now, before)):
+                return [RESEEDS]
+        return []
 
 
 def host_generators(device: Device, state: HostState) -> frozenset[int]:
@@ -250,15 +238,16 @@ def call_changes(state: HostState, snapshot: list[Any], kept: Sequence[Rebound])
 
 def host_change(change: Change, code: Sequence[types.CodeType]) -> Refusal:
     """Return the refusal for something in Python that a call changed. `code`: of functions that may have done it."""
-    advice = OF_A_SCHEDULER if _is_of_a_scheduler(change) else _ADVICE_ON_CHANGES[change.kind]
-    if change.name == "training":
+    name, of_group = change.name, ".param_groups[" in change.words  # where optimizers keep counters of their own, too
+    by_scheduler = name in (("lr", "betas", "momentum") if of_group else ("last_epoch", "_last_lr"))
+    advice = OF_A_SCHEDULER if by_scheduler else _ADVICE_ON_CHANGES[change.kind]
+    if name == "training":
         advice = OF_A_MODE
-    elif _is_counted_by_an_optimizer(change):
+    elif change.kind is ChangeKind.NUMBER and (".state[" in change.words or (of_group and name in _COUNTS)):
         advice = OF_AN_OPTIMIZER
-    line = line_with(code, change.name, GROWS if change.kind is ChangeKind.GREW else BINDS)
-    owner = change.words.split(" ")[0].rpartition(".")[0]
-    if line is None and advice is OF_A_SCHEDULER and ".param_groups[" not in change.words:  # its own code binds it
-        line = line_with(code, owner, STEPS)
+    line = line_with(code, name, GROWS if change.kind is ChangeKind.GREW else BINDS)
+    if line is None and by_scheduler and not of_group:  # its own code binds it
+        line = line_with(code, change.words.split(" ")[0].rpartition(".")[0], STEPS)
     return Refusal(f"changes Python's state, and a graph runs no Python: {change.words}", advice, line)
 
 
@@ -268,20 +257,8 @@ OF_AN_OPTIMIZER = (
     "count in a tensor on the GPU that is written in place (`count += 1`), or use an optimizer that does so, as "
     "PyTorch's own with capturable=True or fused=True"
 )
-
-
-def _is_of_a_scheduler(change: Change) -> bool:
-    if ".param_groups[" in change.words:  # where optimizers keep counters of their own, too
-        return change.name in ("lr", "betas", "momentum")
-    return change.name in ("last_epoch", "_last_lr")
-
-
-def _is_counted_by_an_optimizer(change: Change) -> bool:
-    """Return whether an optimizer keeps a number of its own in Python, for a parameter or a group of them."""
-    counts = ".param_groups[" in change.words and change.name in ("step", "steps", "k")
-    return change.kind is ChangeKind.NUMBER and (counts or ".state[" in change.words)
-
-
+_COUNTS = ("step", "steps", "k")
+"""Names of numbers that optimizers keep for a group of parameters."""
 _ADVICE_ON_CHANGES = {
     ChangeKind.BOUND_TO_A_TENSOR: "write into it in place (`total += value`, `average.lerp_(value, 0.1)`)",
     ChangeKind.BOUND_TO_A_TUPLE: "keep each in an attribute or variable of its own, or at its place in a list "
@@ -297,7 +274,7 @@ def changed_itself(name: str) -> Refusal:
     """Return the refusal for a tensor that is another after the call, without an operator that made it so."""
     return Refusal(
         f"changes {name} itself (its requires_grad, shape or memory)",
-        "do it outside of the step, or write new values in place (`copy_`, `mul_`)",
+        "do it outside of the step, write new values in place (`copy_`, `mul_`), or work on `detach()` of it",
     )
 
 
@@ -318,18 +295,6 @@ class Given:
                 )
 
 
-def _made_by(call: Call, returned: Any) -> list[torch.Tensor]:
-    """Return tensors that a call returned and that are none of its arguments, nor of what it reaches."""
-    tensors: list[torch.Tensor] = []
-    flatten(returned, tensors)
-    known = set(map(id, [*call.tensors, *call.state.tensors.values()]))
-    return [tensor for tensor in tensors if id(tensor) not in known]
-
-
-def _has_gradient(tensor: torch.Tensor) -> bool:
-    return (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None
-
-
 def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
     return [*((f"argument {index}", value) for index, value in enumerate(args)), *kwargs.items()]
 
@@ -339,19 +304,6 @@ def _taken_apart(value: Any) -> tuple[Hashable, list[torch.Tensor]]:
     return flatten(value, tensors), tensors
 
 
-def _mark(tensor: torch.Tensor) -> tuple[Look, bool, int]:
-    return look(tensor), tensor.grad is not None, tensor.data_ptr()
-
-
-def _changed_arguments(call: Call, marks: Sequence[tuple[Look, bool, int]]) -> Iterator[Refusal]:
-    for tensor, label, mark in zip(call.tensors, call.labels, marks, strict=False):
-        if _mark(tensor) != mark:
-            yield Refusal(
-                f"changes {label} itself (its requires_grad, gradient, shape or memory)",
-                "work on `detach()` of it, or a copy",
-            )
-
-
 def _returned_gradients(call: Call, after: Sequence[torch.Tensor | None], results: Any) -> Iterator[Refusal]:
     """Yield a refusal of a gradient of a parameter among results: the graph owns these."""
     places = {storage(one): name for one, name in zip(after, call.parameter_names(), strict=True) if one is not None}
@@ -359,17 +311,6 @@ def _returned_gradients(call: Call, after: Sequence[torch.Tensor | None], result
         yield Refusal(
             f"returns, or keeps in an attribute, the gradient of {name}, which the next launch overwrites",
             "return a copy of it (`clone()`)",
-        )
-
-
-def _unfinished(returned: Any, *, backward_ran: bool) -> Iterator[Refusal]:
-    """Yield a refusal of a result whose backward is still to run: a graph's results are not differentiated."""
-    tensors: list[torch.Tensor] = []
-    flatten(returned, tensors)
-    if not backward_ran and any(tensor.grad_fn is not None for tensor in tensors):
-        yield Refusal(
-            "returns a tensor whose backward has not run",
-            "call backward in the step, return it detached, or use graph_callables",
         )
 
 

@@ -13,7 +13,6 @@ from enum import Enum
 import torch
 
 from optimizations.capture.signature import OTHER_RESULT, is_gone, without_objects
-from optimizations.capture.step.changes import Tokens
 from optimizations.capture.step.observing import Observed
 from optimizations.capture.step.operations import first_difference
 from optimizations.report.steps import Refusal
@@ -48,7 +47,6 @@ class Progress:
         failed: captures that were not what was observed.
         set_ups: calls and captures in which something was compiled.
         as_captured: the answer to a step that asks whether it is captured; `asked`: it does.
-        numbers: what the last observed call compared of Python.
         refusal: why its calls run as they are, where others of their signature are replayed, or may be.
     """
 
@@ -62,8 +60,6 @@ class Progress:
     as_captured: bool = False
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     same_inputs: set[int] = field(default_factory=set)
-    difference: Refusal | None = None
-    numbers: Tokens = field(default_factory=dict)
     refusal: Refusal | None = None
 
     def note(self, seen: Observed) -> Refusal | None:
@@ -81,7 +77,6 @@ class Progress:
             if difference is None and seen.structure != before.structure:
                 difference = OTHER_RESULT
         self.agreeing = 1 if difference is not None else self.agreeing + 1
-        self.difference = difference
         return difference if self.observed >= PATIENCE else None
 
     def saw(self, inputs: Sequence[torch.Tensor]) -> None:

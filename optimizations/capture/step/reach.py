@@ -284,7 +284,7 @@ class _Walk:
         else:
             self._note(attributes, path, is_attributes=True, of_library=not is_users(kind.__module__))
             for name, member in list(attributes.items()):
-                if name not in KEPT_BY_MODULES and name not in MODULE_HOOKS and not _is_own(name):
+                if name not in KEPT_BY_MODULES and not is_own(name):
                     yield f"{path}.{name}", member, 1
         for name in KEPT_BY_MODULES:
             held = attributes.get(name) or {}
@@ -302,7 +302,7 @@ class _Walk:
         users = is_users(type(optimizer).__module__)
         self._note(vars(optimizer), path, is_attributes=True, always_read=True, of_library=not users)
         for name, member in list(vars(optimizer).items()):
-            if name != "state" and not _is_own(name):
+            if name != "state" and not is_own(name):
                 yield f"{path}.{name}", member, 1
         for index, (parameter, kept) in enumerate(optimizer.state.items()):
             if isinstance(kept, dict):
@@ -318,14 +318,14 @@ class _Walk:
 _OWN = frozenset(
     {
         *("_is_full_backward_hook", "_compiled_call_impl", "_non_persistent_buffers_set"),
-        *("_step_supports_amp_scaling", "_zero_grad_profile_name"),
+        *("_step_supports_amp_scaling", "_zero_grad_profile_name", "__builtins__"),
     }
 )
 
 
-def _is_own(name: str) -> bool:
+def is_own(name: str) -> bool:
     """Return whether PyTorch keeps something for itself under this name."""
-    return name in _OWN or "hooks" in name or name.startswith("_warned")
+    return name in _OWN or "_hooks" in name or name.startswith("_warned")
 
 
 def _is_generator(value: Any) -> bool:

@@ -1,16 +1,45 @@
-"""Find the line of the user's program that runs now."""
+"""Find lines of the user's program: the one that runs now, and those that change a value or read what changes."""
 
 from __future__ import annotations
 
+import itertools
+import linecache
+import re
 import sys
+import traceback
 import types
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import torch
 
-_ENCORE = str(Path(__file__).resolve().parents[2])
-_LIBRARIES = ("/torch/", "/site-packages/", "/dist-packages/", "/contextlib.py", "/functools.py")
+from optimizations.capture.step.user_code import ENCORE, is_users_file, with_inner
+
+BINDS = r"\b[^=]*=(?!=)"
+GROWS = r"\b[^.]*\.(append|extend|insert|add|update|pop|popleft|appendleft|remove|clear)\("
+STEPS = r"\.step\("
+
+
+def last_word(path: str) -> str:
+    """Return the last name in a path: "metrics" of `trainer.metrics[0]`."""
+    words = re.findall(r"[^\W\d]\w*", path.split(" (")[0])
+    return words[-1] if words else ""
+
+
+def line_with(codes: Iterable[types.CodeType], path: str, then: str = r"\b") -> str | None:
+    """Return "file:number in function" of the first line of code with the last name in a path followed by `then`.
+
+    None where the source is not there, or has no such line.
+    """
+    if not (word := last_word(path)):
+        return None
+    wanted = re.compile(rf"\b{re.escape(word)}{then}")
+    for code in (inner for one in codes for inner in with_inner(one)):
+        source = linecache.getlines(code.co_filename)
+        for number in sorted({line for _, _, line in code.co_lines() if line and line <= len(source)}):
+            text = source[number - 1]
+            if wanted.search(text) and not text.lstrip().startswith(("def ", "@")):
+                return _place(code, number)
+    return None
 
 
 def current_line() -> str | None:
@@ -18,15 +47,13 @@ def current_line() -> str | None:
 
     Where another library than PyTorch stands between, its innermost frame is named too.
     """
-    frame: types.FrameType | None = sys._getframe(1)
     through = ""
-    while frame is not None:
+    for frame in _frames():
         path = frame.f_code.co_filename
-        if _is_users(path) and not _is_generated(frame):
-            return f"{path}:{frame.f_lineno} in {frame.f_code.co_name}{through}"
-        if not through and "-packages/" in path and "/torch/" not in path and not path.startswith(_ENCORE):
+        if _is_users(frame):
+            return f"{_place(frame.f_code, frame.f_lineno)}{through}"
+        if not through and "-packages/" in path and "/torch/" not in path and not path.startswith(ENCORE):
             through = f", through {path.split('-packages/')[-1]}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
     return None
 
 
@@ -53,9 +80,8 @@ _FOR_GRAPHS = ("capturable", "fused")
 
 def advice_by_caller() -> str | None:
     """Return what to change, where a known part of PyTorch does what cannot be captured."""
-    frame: types.FrameType | None = sys._getframe(1)
     in_optimizer = False
-    while frame is not None and (not _is_users(frame.f_code.co_filename) or _is_generated(frame)):
+    for frame in itertools.takewhile(lambda one: not _is_users(one), _frames()):
         path = frame.f_code.co_filename
         for part, advice in _ADVICE.items():
             if part in f"{path}:{frame.f_code.co_name}:":
@@ -64,7 +90,6 @@ def advice_by_caller() -> str | None:
         # The functions that compute a step do not know their optimizer, the method that calls them does.
         if in_optimizer and isinstance(optimizer := frame.f_locals.get("self"), torch.optim.Optimizer):
             return _advice_on(optimizer)
-        frame = frame.f_back
     return None
 
 
@@ -97,33 +122,34 @@ def called_by_the_compiler() -> bool:
 
 def called_from(*parts: str) -> bool:
     """Return whether a file with one of these in its path stands between here and the program's or generated code."""
-    return any(part in frame.f_code.co_filename for frame in _frames_between() for part in parts)
-
-
-def _frames_between() -> Iterator[types.FrameType]:
-    """Yield the frames from here to the program's line, or generated code, without that."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_users(frame.f_code.co_filename):
-        yield frame
-        frame = frame.f_back
+    between = itertools.takewhile(lambda frame: not _is_outside(frame.f_code.co_filename), _frames())
+    return any(part in frame.f_code.co_filename for frame in between for part in parts)
 
 
 def line_of(error: BaseException) -> str | None:
     """Return the same line for where an exception was raised."""
-    found = None
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if _is_users(code.co_filename) and not _is_generated(trace.tb_frame):
-            found = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
-        trace = trace.tb_next
-    return found
+    frames = (one for one in traceback.walk_tb(error.__traceback__) if _is_users(one[0]))
+    return next((_place(frame.f_code, number) for frame, number in reversed([*frames])), None)
 
 
-def _is_generated(frame: types.FrameType) -> bool:
-    """Return whether a frame runs code that Inductor wrote: it lies in a cache, which may be anywhere."""
-    return str(frame.f_globals.get("__name__", "")).startswith("torch._inductor.")
+def _place(code: types.CodeType, number: int) -> str:
+    return f"{code.co_filename}:{number} in {code.co_name}"
 
 
-def _is_users(path: str) -> bool:
-    return not path.startswith((_ENCORE, "<")) and not any(part in path for part in _LIBRARIES)
+def _frames() -> Iterator[types.FrameType]:
+    """Yield the frames that run now, the innermost first."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_users(frame: types.FrameType) -> bool:
+    """Return whether a frame runs the program's own code. What Inductor wrote lies in a cache, wherever that is."""
+    generated = str(frame.f_globals.get("__name__", "")).startswith("torch._inductor.")
+    return _is_outside(frame.f_code.co_filename) and not generated
+
+
+def _is_outside(path: str) -> bool:
+    """Return whether a file is none of a library's, or of Encore's."""
+    return is_users_file(path) and not path.startswith((ENCORE, "<"))

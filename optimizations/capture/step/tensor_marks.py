@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from optimizations.torch_internals.tensor_guard import same_metadata
+
 Look = tuple[object, ...]
 
 
@@ -31,6 +33,22 @@ def look(tensor: torch.Tensor) -> Look:
 def looks(tensors: Iterable[torch.Tensor]) -> list[Look]:
     """Return `look` of each."""
     return list(map(look, tensors))
+
+
+class Metadata:
+    """Keep the metadata of tensors, and not the tensors."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        self._then = looks(tensors)
+        self._same = same_metadata(tensors)
+
+    def same(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        """Return whether these tensors, in the same order, have that metadata."""
+        if not self._same(tensors):
+            if looks(tensors) != self._then:
+                return False
+            self._same = same_metadata(tensors)  # which compares settings too, such as autocast
+        return True
 
 
 def attributes_set(tensor: torch.Tensor) -> dict[str, Any]:

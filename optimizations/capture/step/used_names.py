@@ -5,14 +5,11 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from optimizations.capture.step.changing_lines import last_word
 from optimizations.capture.step.host_state import Container, HostState
-from optimizations.capture.step.user_code import all_names, functions_of, is_users_file, with_inner
-
-_ENCORE = str(Path(__file__).resolve().parents[2])
+from optimizations.capture.step.source_lines import last_word
+from optimizations.capture.step.user_code import ENCORE, all_names, functions_of, is_users_file, with_inner
 
 
 class RanCode:
@@ -76,7 +73,7 @@ class UsedNames:
 
     def _add(self, codes: Iterable[types.CodeType]) -> None:
         for code in codes:
-            if id(code) in self._taken_in or code.co_filename.startswith(_ENCORE):
+            if id(code) in self._taken_in or code.co_filename.startswith(ENCORE):
                 continue
             self._taken_in[id(code)] = code
             self._every |= all_names(code)

@@ -7,8 +7,11 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+ENCORE = str(Path(__file__).resolve().parents[2])
+"""The folder of Encore's code."""
 _LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 _STEPS = "optimizations.capture.step."
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN, exact
 from optimizations.capture.step.hooks import Hooks
 from optimizations.capture.step.host_state import (
@@ -26,13 +28,16 @@ from optimizations.capture.step.host_state import (
     HostState,
     Part,
 )
-from optimizations.capture.step.known_tensors import Addresses, KnownTensors
-from optimizations.capture.step.reach import LONG
+from optimizations.capture.step.reach import LONG, is_own
+from optimizations.capture.step.tensor_marks import Metadata
 from optimizations.torch_internals.dictionary_writes import have_versions
 from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared, is_dict
 
 Ignore = Callable[[Any, Any], bool]
 """Whether an entry (what holds it, key) may change."""
+
+FEW = 64
+"""Tensors kept by optimizers up to which all addresses are compared each time."""
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, type)
 _BY_IDENTITY = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, *_FUNCTIONS, enum.Enum)
@@ -44,10 +49,8 @@ class Value:
     """Hold one compared entry: its name, where it stands, and what stands there.
 
     Attributes:
-        key: None for the content of a set, and for the number of members of a container.
+        key: `SIZE` for the number of members of a container, which is the `value` then.
         token: what it is compared by; equal tokens are no change.
-        dropped_as: the name under which it is left out of the comparison.
-        is_size: `value` is a container, of which the number of members is compared.
     """
 
     name: str
@@ -55,13 +58,22 @@ class Value:
     key: Any
     value: Any
     token: Hashable
-    dropped_as: str
-    is_size: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Return whether it is compared by its value, and not by identity or type."""
         return not isinstance(self.token, _Token)
+
+    @property
+    def dropped_as(self) -> str:
+        """Return the name under which it is left out of the comparison."""
+        by_name = self.container.is_attributes or isinstance(self.key, str)
+        return self.name if by_name else self.container.path
+
+
+SIZE = object()
+_ANY_SIZE = "any"
+"""Of attributes of ordinary objects: they get some at any time, of which only those count that code names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,33 +97,20 @@ def _token(value: Any) -> Hashable:
 
 
 def compared(state: HostState, ignore: Ignore) -> Iterator[Value]:
-    """Yield every entry that calls are compared by; tensors among them."""
+    """Yield every entry that calls are compared by; tensors among them. Members of sets and queues are not."""
     for container in state.containers:
-        if not container.is_compared:
-            continue
         held = container.held
-        if isinstance(held, set):
-            token: Hashable = frozenset(map(_token, held)) if len(held) <= LONG else len(held)
-            yield Value(container.path, container, None, held, token, container.path)
+        if not container.is_compared or isinstance(held, (set, deque)):
             continue
-        sized = isinstance(held, (dict, list, deque))
+        sized = isinstance(held, (dict, list))
         entries = container.content() if not sized or len(held) <= LONG else {}
         for key, value in entries.items():
-            if ignore(held, key) or _is_own(container, key, value):
-                continue
-            name = container.name_of(key)
-            by_name = container.is_attributes or isinstance(key, str)
-            yield Value(name, container, key, value, _token(value), name if by_name else container.path)
+            if not (ignore(held, key) or _is_own(container, key, value)):
+                yield Value(container.name_of(key), container, key, value, _token(value))
         may_come = container.is_attributes and any(ignore(held, key) for key in entries)
         if sized and not may_come:
-            name = f"{container.path} (size)"
-            dropped_as = name if container.is_attributes else container.path
-            token = len(held) if _is_sized(container) else _ANY_SIZE
-            yield Value(name, container, None, held, token, dropped_as, is_size=True)
-
-
-_ANY_SIZE = "any"
-"""Of attributes of ordinary objects: they get some at any time, of which only those count that code names."""
+            token = exact(len(held)) if _is_sized(container) else _ANY_SIZE
+            yield Value(f"{container.path} (size)", container, SIZE, len(held), token)
 
 
 def _is_sized(container: Container) -> bool:
@@ -142,15 +141,7 @@ def _is_own(container: Container, key: Any, value: Any) -> bool:
     """Return whether PyTorch keeps something for itself there. Dicts of hooks count where they hold some (`hooks`)."""
     if not (container.is_attributes and isinstance(key, str)):
         return False
-    return key in _OWN or (key not in MODULE_HOOKS and "_hooks" in key) or (key in MODULE_HOOKS and not value)
-
-
-_OWN = frozenset(
-    {
-        *("_is_full_backward_hook", "_compiled_call_impl", "_non_persistent_buffers_set"),
-        *("_zero_grad_profile_name", "__builtins__"),
-    }
-)
+    return not value if key in MODULE_HOOKS else is_own(key)
 
 
 def is_dropped(value: Value, dropped: Collection[str]) -> bool:
@@ -200,8 +191,10 @@ class Watch:
         found = _read_tensors(state, reads, extra, self._dropped)
         kept = _kept_by_optimizers(state, found)
         of_optimizers = {id(one) for group in kept for one in group}
-        self._known = KnownTensors(one for one in found if id(one) not in of_optimizers)
-        self._kept = Addresses((), kept)
+        self._known = tuple(one for one in found if id(one) not in of_optimizers)
+        self._metadata = Metadata(self._known)
+        self._known_lie, self._all_lie = lying(self._known), lying(found)
+        self._kept_lie = lying_in_turn(kept)
         # An address says nothing later, when another tensor may lie there: from then on names count.
         every = by_name(compared(state, ignore))
         self._unread = {
@@ -224,32 +217,25 @@ class Watch:
     def _compare_these(self) -> None:
         """Make the comparison in C++, and find what is to be compared in Python."""
         by_container: dict[int, list[Value]] = {}
-        sizes: dict[int, Value] = {}
-        self._in_python: list[Value] = []
-        self._sizes = {one.name: len(one.value) for one in self._values.values() if one.is_size}
         for one in self._values.values():
-            key = id(one.container)
-            if one.is_size and not isinstance(one.value, deque):
-                sizes[key] = one
-                by_container.setdefault(key, [])
-            elif one.key is None or one.name in self._by_value:
-                self._in_python.append(one)
-            else:
-                by_container.setdefault(key, []).append(one)
+            by_container.setdefault(id(one.container), []).append(one)
         held: list[Held] = []
-        containers = {id(one.container): one.container for one in self._values.values()}
-        for key, values in by_container.items():
-            content = containers[key].held
+        self._in_python: list[Value] = []
+        for values in by_container.values():
+            content = values[0].container.held
             holder = content.holder if isinstance(content, Part) else content
             attributes = isinstance(content, Part) and not isinstance(holder, dict)
             is_written = id(holder) in self._written
+            size = next((one.value for one in values if one.key is SIZE), None)
+            entries = tuple(
+                [(one.key, one.value) for one in values if one.key is not SIZE and one.name not in self._by_value]
+            )
             by_version = is_dict(holder) and have_versions() and not (attributes or is_written)
-            if attributes or by_version or can_be_compared(holder, [one.key for one in values]):
-                size = len(sizes[key].value) if key in sizes else None
-                entries = tuple([(one.key, one.value) for one in values])
-                held.append(Held(holder, entries, None if attributes else size, attributes, is_written))
-            else:
-                self._in_python += [*values, *([sizes[key]] if key in sizes else [])]
+            if attributes or by_version or can_be_compared(holder, [key for key, _ in entries]):
+                if entries or size is not None:
+                    held.append(Held(holder, entries, None if attributes else size, attributes, is_written))
+                values = [one for one in values if one.name in self._by_value]
+            self._in_python += values
         self._held = HeldValues(held)
 
     def unchanged(self) -> bool:
@@ -258,18 +244,17 @@ class Watch:
             return False
         try:
             if not self._held.same():
-                others = [one for one in self._values.values() if one.key is None or _current(one) is not one.value]
-                grew = any(one.token == _ANY_SIZE and len(one.value) != self._sizes[one.name] for one in others)
-                if grew or not all(map(_stands, others)):
+                others = [one for one in self._values.values() if _current(one) is not one.value]
+                if not all(map(_stands, others)):
                     return False
-                self._by_value.update(one.name for one in others if one.key is not None)
+                self._by_value.update(one.name for one in others if one.key is not SIZE)
                 self._written.update(map(id, self._held.written()))
                 self._compare_these()
             return (
                 (not self._in_python or all(map(_stands, self._in_python)))
-                and self._known.look()
-                and self._known.lie()
-                and self._kept.same_in_turn()
+                and self._metadata.same(self._known)
+                and self._known_lie()
+                and next(self._kept_lie)()
                 and self._hooks.unchanged()
             )
         except _UNREADABLE:
@@ -290,7 +275,9 @@ class Watch:
 
     def stands_in(self, state: HostState) -> bool:
         """Return whether a step that reaches this state may be replayed. Containers of it are compared from then on."""
-        if self.differences(state) or not (self._known.look() and self.in_place() and self._hooks.unchanged()):
+        if self.differences(state) or not (
+            self._metadata.same(self._known) and self.in_place() and self._hooks.unchanged()
+        ):
             return False
         self._take_in(state)
         return True
@@ -301,7 +288,7 @@ class Watch:
 
     def in_place(self) -> bool:
         """Return whether tensors have the same memory."""
-        return self._known.lie() and self._kept.same()
+        return self._all_lie()
 
     def is_over(self, state: HostState) -> bool:
         """Return whether another tensor stands where one stood, or it lies elsewhere: no call can be replayed again."""
@@ -330,26 +317,35 @@ class Watch:
 
 
 def _current(one: Value) -> Any:
-    """Return what an entry holds now."""
-    return one.container.held if one.key is None else one.container.get(one.key)
+    """Return what an entry holds now, or how many members there are."""
+    return len(one.container.held) if one.key is SIZE else one.container.get(one.key)
 
 
 def _stands(one: Value) -> bool:
     """Return whether an entry holds what it held, or an equal number."""
-    if one.key is None:
-        return any(again.token == one.token for again in _again(one))
     now = _current(one)
-    if now is one.value:
-        return True
-    return one.is_plain and is_plain(now) and exact(now) == one.token
+    return now is one.value or (one.is_plain and is_plain(now) and exact(now) == exact(one.value))
 
 
-def _again(one: Value) -> Iterator[Value]:
-    if one.is_size:
-        yield replace(one, token=one.token if one.token == _ANY_SIZE else len(one.value))
-    else:
-        found = compared(HostState(containers=[one.container]), lambda held, key: False)
-        yield from (again for again in found if again.key is None and not again.is_size)
+def lying(tensors: Iterable[torch.Tensor]) -> Callable[[], bool]:
+    """Return a function that checks whether these tensors lie where they lie now."""
+    held = list(tensors)
+    addresses = [tensor.data_ptr() for tensor in held]
+    return functools.partial(torch_internals.data_ptrs_equal, held, addresses, list(range(len(held))))
+
+
+def lying_in_turn(groups: Sequence[Sequence[torch.Tensor]]) -> Iterator[Callable[[], bool]]:
+    """Return such functions without end: if there are more than `FEW` tensors, each checks one of every group.
+
+    PyTorch takes 60 ns for an address, and an optimizer keeps three tensors for each parameter. What moves one of a
+    group in place (`.data =`) moves all of them, or the same ones of other groups, such as when they are offloaded.
+    """
+    if sum(map(len, groups)) <= FEW:
+        return itertools.repeat(lying(one for group in groups for one in group))
+    turns = range(max(map(len, groups)))
+    return itertools.cycle(
+        [lying(group[(place + turn) % len(group)] for place, group in enumerate(groups)) for turn in turns]
+    )
 
 
 def _read_tensors(

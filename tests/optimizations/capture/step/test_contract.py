@@ -55,7 +55,6 @@ class Settings:
     name: str = "small"
     on: bool = True
     nothing: Any = None
-    names: set[str] = field(default_factory=lambda: {"small"})
     function: Callable[[float], float] = abs
 
 
@@ -122,7 +121,6 @@ AT_ONCE: dict[str, Callable[[], Case]] = {
     "a number in the place of none": lambda: of(
         Settings(), lambda s: 1.0 if s.nothing is None else s.nothing, set_to("nothing", 3.0)
     ),
-    "a set": lambda: of(Settings(), lambda s: float("large" in s.names), lambda s: s.names.add("large")),
     "a function": lambda: of(Settings(), lambda s: s.function(-2.0), set_to("function", lambda value: value * 3)),
     "a slot": lambda: of(WithSlots(), lambda s: s.scale, set_to("scale", 3.0)),
     "an attribute of a class": lambda: of(OfClass(), lambda s: s.scale, lambda s: setattr(OfClass, "scale", 5.0)),

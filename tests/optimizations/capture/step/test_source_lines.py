@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from optimizations.capture.step.changing_lines import BINDS, GROWS, STEPS, line_with
+from optimizations.capture.step.source_lines import BINDS, GROWS, STEPS, line_with
 
 source: Any = None
 scheduler: Any = None
