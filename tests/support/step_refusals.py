@@ -27,30 +27,6 @@ def item(train: Step) -> Step:
     return lambda batch: train(batch).item()
 
 
-@refused(ON_THE_HOST)
-def branch_on_a_tensor(train: Step) -> Step:
-    def step(batch: Batch) -> torch.Tensor:
-        loss = train(batch)
-        if loss > 1.0:
-            loss = loss * 2
-        return loss
-
-    return step
-
-
-@refused(ON_THE_HOST)
-def item_caught_by_the_program(train: Step) -> Step:
-    def step(batch: Batch) -> torch.Tensor:
-        loss = train(batch)
-        try:
-            loss.item()
-        except RuntimeError:
-            return loss * 0
-        return loss
-
-    return step
-
-
 @refused("size depends on values")
 def boolean_mask(train: Step) -> Step:
     def step(batch: Batch) -> torch.Tensor:
@@ -90,29 +66,6 @@ class Counts:
     calls = 0
 
 
-@refused("Counts.calls changes from ")
-def counter_in_a_class(train: Step) -> Step:
-    Counts.calls = 0
-
-    def step(batch: Batch) -> torch.Tensor:
-        Counts.calls += 1
-        return train(batch)
-
-    return step
-
-
-@refused("used has its entries in another order", line=False)
-def entries_in_turn(train: Step) -> Step:
-    used = {"first": 1.0, "second": 2.0}
-
-    def step(batch: Batch) -> torch.Tensor:
-        oldest = next(iter(used))
-        used[oldest] = used.pop(oldest)
-        return train(batch)
-
-    return step
-
-
 @refused("last has its entries in another order", line=False)
 def losses_kept_in_turn(device: str, train: Step) -> Step:
     last = {"first": torch.zeros((), device=device), "second": torch.zeros((), device=device)}
@@ -122,16 +75,6 @@ def losses_kept_in_turn(device: str, train: Step) -> Step:
         del last[oldest]
         last[oldest] = train(batch)
         return last[oldest]
-
-    return step
-
-
-@refused("losses has ")
-def losses_kept_in_a_list(train: Step) -> Step:
-    losses: list[torch.Tensor] = []
-
-    def step(batch: Batch) -> None:
-        losses.append(train(batch))
 
     return step
 
@@ -187,11 +130,6 @@ def rate_changed_in_the_step(model: nn.Module) -> Any:
     return scheduled(model, change)
 
 
-@refused("optimizer.param_groups[0]['lr'], which changes on every call")
-def rate_returned(model: nn.Module) -> Any:
-    return scheduled(model, lambda optimizer, loss: (loss, optimizer.param_groups[0]["lr"]))
-
-
 @refused("reads from an iterator, source")
 def iterator(train: Step) -> Step:
     source: Iterator[int] = itertools.cycle([1, 2])
@@ -231,35 +169,14 @@ def total_that_takes_part_in_differentiation(device: str, model: nn.Module) -> S
     return step
 
 
-def states_in_a_new(kind: Callable[..., Any], device: str, train: Step) -> Step:
-    state = SimpleNamespace(hidden=kind([torch.zeros((), device=device), torch.ones((), device=device)]))
+@refused("state.hidden is bound to another tuple of tensors")
+def states_in_a_tuple(device: str, train: Step) -> Step:
+    state = SimpleNamespace(hidden=(torch.zeros((), device=device), torch.ones((), device=device)))
 
     def step(batch: Batch) -> torch.Tensor:
         one, other = state.hidden
-        state.hidden = kind([one + train(batch), other * 2])
+        state.hidden = one + train(batch), other * 2
         return one + other
-
-    return step
-
-
-@refused("state.hidden is bound to another tuple of tensors")
-def states_in_a_tuple(device: str, train: Step) -> Step:
-    return states_in_a_new(tuple, device, train)
-
-
-@refused("state.hidden is bound to another list of tensors")
-def states_in_a_new_list(device: str, train: Step) -> Step:
-    return states_in_a_new(list, device, train)
-
-
-@refused("kept['loss'] has ")
-def losses_kept_by_name(train: Step) -> Step:
-    kept: dict[str, list[torch.Tensor]] = {"loss": []}
-
-    def step(batch: Batch) -> torch.Tensor:
-        loss = train(batch)
-        kept["loss"].append(loss)
-        return loss
 
     return step
 
@@ -292,16 +209,6 @@ def number_assigned_at_places(device: str, train: Step) -> Step:
     return step
 
 
-@refused("copies a CPU tensor to the GPU")
-def number_assigned_to_one_element(train: Step) -> Step:
-    def step(batch: Batch) -> torch.Tensor:
-        x = batch["x"].clone()
-        x[0, 1] = 0.5
-        return train({**batch, "x": x})
-
-    return step
-
-
 @refused("computes with a nested tensor")
 def nested_tensors(train: Step) -> Step:
     """Of those that are no class of their own, nobody but PyTorch knows the sizes."""
@@ -313,29 +220,10 @@ def nested_tensors(train: Step) -> Step:
     return step
 
 
-@refused("uses a sparse tensor, neighbours", line=False)
+@refused("reaches a sparse tensor, neighbours", line=False)
 def a_sparse_tensor_from_before(device: str, train: Step) -> Step:
     neighbours = torch.eye(6, device=device).to_sparse()
     return lambda batch: train({"x": torch.sparse.mm(neighbours, batch["x"]), "y": batch["y"]})
-
-
-@refused("uses a sparse tensor, neighbours", line=False)
-def a_sparse_tensor_in_rows(device: str, train: Step) -> Step:
-    neighbours = torch.eye(6, device=device).to_sparse_csr()
-    return lambda batch: train({"x": torch.sparse.mm(neighbours, batch["x"]), "y": batch["y"]})
-
-
-@refused("uses a sparse tensor, model.neighbours", line=False)
-def a_sparse_buffer(device: str, model: nn.Module, train: Step) -> Step:
-    """What modules hold may be read without a trace."""
-    model.register_buffer("neighbours", torch.eye(6, device=device).to_sparse())
-    return train
-
-
-@refused("computes with a nested tensor")
-def a_nested_tensor_from_before(device: str, train: Step) -> Step:
-    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=device)
-    return lambda batch: train(batch) * rows.to_padded_tensor(0.0).sum()
 
 
 @refused("calls torch.manual_seed", dropout=0.1)
@@ -366,12 +254,6 @@ def disturbs_its_noise(device: str, train: Step, disturb: Callable[[torch.Genera
 @refused(SETS_A_STATE, line=False)
 def seeds_a_generator_of_its_own(device: str, train: Step) -> Step:
     return disturbs_its_noise(device, train, lambda noise: noise.manual_seed(5))
-
-
-@refused(SETS_A_STATE, line=False)
-def draws_the_same_numbers_again(device: str, train: Step) -> Step:
-    state = torch.Generator(device=device).manual_seed(3).get_state()
-    return disturbs_its_noise(device, train, lambda noise: noise.set_state(state))
 
 
 @refused(SETS_A_STATE, dropout=0.1, line=False)
@@ -463,12 +345,6 @@ def leaves_a_layer_frozen(model: Any, train: Step) -> Any:
 def generator_of_its_own_on_the_host(train: Step) -> Step:
     """It decides a branch that is rarely taken."""
     draws = random.Random(5)
-    return lambda batch: train(batch) * 2 if draws.random() < 1e-9 else train(batch)
-
-
-@refused("draws random numbers on the host (draws)")
-def generator_of_numpy(train: Step) -> Step:
-    draws = numpy.random.default_rng(5)
     return lambda batch: train(batch) * 2 if draws.random() < 1e-9 else train(batch)
 
 

@@ -22,7 +22,6 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, with_classes_of
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step import compilations, forbidden_calls
-from optimizations.capture.step.call import sparse_tensors
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
@@ -123,7 +122,6 @@ def observing(device: Device, member: Member, like: Run, *, forbid: bool, compil
         device.holds, {}, forbid=forbid, generators=like.generators, keeps_workspace=device.keeps_workspace
     )
     observer.in_region = False  # the casts that autocast keeps are cleared before each run
-    observer.sparse = sparse_tensors(state)
     observer.host_generators = host_generators(device, state)
     asked = forbidden_calls.Asked(as_captured=like.as_captured)
 

@@ -12,7 +12,7 @@ import torch
 from optimizations.capture.signature import copies, names, refused_tensor
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
-from optimizations.capture.step.observer import storage, uses_sparse
+from optimizations.capture.step.observer import storage
 from optimizations.capture.step.source_lines import line_with
 from optimizations.report.steps import Refusal
 
@@ -124,22 +124,13 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Ref
     return _refused_modules(state.modules)
 
 
-def sparse_tensors(state: HostState) -> dict[int, str]:
-    """Return paths of the sparse tensors among what is reached, by their identities."""
-    return {id(tensor): path for path, tensor in state.tensors.items() if tensor.layout in _SPARSE_LAYOUTS}
-
-
-def _sparse_and_unseen(state: HostState) -> list[str]:
-    """Return paths of sparse tensors that may be read without a trace. Operators that are given others are refused."""
-    always_read = [one.held for one in state.containers if one.always_read and isinstance(one.held, dict)]
-    held = {id(value) for content in always_read for value in content.values()}
-    return [path for key, path in sparse_tensors(state).items() if state.compiled or key in held]
-
-
 def refused_sources(state: HostState) -> Refusal | None:
     """Return why no call that reaches this can be captured."""
-    if sparse := _sparse_and_unseen(state):
-        return Refusal(*uses_sparse(sparse[0]))
+    if sparse := [path for path, tensor in state.tensors.items() if tensor.layout in _SPARSE_LAYOUTS]:
+        return Refusal(
+            f"reaches a sparse tensor, {sparse[0]}, which has no memory of its own that a launch could compare",
+            "make it dense, or keep its indices and values, and use `index_add_` or `scatter_add_`",
+        )
     if scripts := [path for path, module in state.modules.items() if isinstance(module, torch.jit.ScriptModule)]:
         return Refusal(
             f"uses a module of TorchScript, {scripts[0]}, whose values C++ keeps: a change of them does not show",

@@ -73,7 +73,6 @@ class Observer(torch_internals.TorchDispatchMode):
         log: notes what puts nodes into a graph that is being captured; None where none is.
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
-        sparse: names of sparse tensors that were there before, by their identities: no operator may be given one.
         host_generators: identities of generators of the host, of which draws are none of the GPU's.
         returned: storages of what the call returned, or left in `.grad`, once it is through. What an attribute held
             before is read by that, too, without an operator.
@@ -110,7 +109,6 @@ class Observer(torch_internals.TorchDispatchMode):
         self.generators = list(generators)
         self.first_states: list[torch.Tensor] = []
         self.before_write: Callable[[torch.Tensor], None] | None = None
-        self.sparse: Mapping[int, str] = {}
         self.returned: frozenset[int] = frozenset()
         self.host_generators: frozenset[int] = frozenset()
         self._drawn_by_host: set[int] = set()
@@ -249,8 +247,6 @@ class Observer(torch_internals.TorchDispatchMode):
                 "gives the GPU random numbers that were drawn on the host",
                 "draw them before the step and pass them as arguments, or draw them on the GPU",
             )
-        for path in filter(None, map(self.sparse.get, map(id, inputs))):
-            self.refuse(*uses_sparse(path))
         if on_gpu and (name in _HOST_READS or torch.Tag.data_dependent_output in tags):
             self.refuse(
                 "reads a value of the GPU on the host (`.item()`, `float()`, `print` or `if` of a tensor)",
@@ -387,14 +383,6 @@ _COPY_NUMBERS = (*_INDEXING[1:], "aten.where.")
 
 _LIFTS = "aten.lift_fresh."
 """Operators by which PyTorch turns numbers of Python into tensors."""
-
-
-def uses_sparse(path: str) -> tuple[str, str]:
-    """Return why a sparse tensor that was there before is refused, and what to do."""
-    return (
-        f"uses a sparse tensor, {path}, which has no memory of its own that a launch could compare",
-        "make it dense, or keep its indices and values, and use `index_add_` or `scatter_add_`",
-    )
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:

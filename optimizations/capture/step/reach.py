@@ -51,9 +51,7 @@ DEPTH = 3
 MOST_CONTAINERS = 100_000
 LONG = 1000
 """Members of containers with more are data and not settings: the walk does not descend."""
-_PARTIALS = (functools.partial, functools.partialmethod)
-_CACHED = type(functools.lru_cache(lambda: None))
-_PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
+_PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace)
 _STATEFUL = (
     *("torch.amp.grad_scaler", "torch.cuda.amp", "torch.optim.lr_scheduler", "torch.optim.swa_utils"),
     "torch.distributions.",
@@ -154,9 +152,7 @@ class _Walk:
             owner = path.rsplit(".", 1)[0] if "." in path else type(value.__self__).__name__
             yield owner, value.__self__, 0
             yield path, value.__func__, 0
-        elif isinstance(value, _CACHED):
-            yield path, value.__wrapped__, 0
-        elif isinstance(value, _PARTIALS):
+        elif isinstance(value, functools.partial):
             yield f"{path}.func", value.func, depth
             yield from ((f"{path}.args[{index}]", member, depth) for index, member in enumerate(value.args))
             yield from ((f"{path}.{name}", member, depth) for name, member in value.keywords.items())

@@ -20,7 +20,7 @@ from optimizations.capture.signature import OTHER_RESULT, describe, flatten, rep
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.bound_results import BoundResults
-from optimizations.capture.step.call import Call, sparse_tensors
+from optimizations.capture.step.call import Call
 from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.gradient_room import carves, room_for_gradients
 from optimizations.capture.step.gradients import Gradients, Use, gradients
@@ -217,7 +217,6 @@ def capture(
         keeps_workspace=device.keeps_workspace,
     )
     observer.rates, observer.host_generators = rates.storages(), host_generators(device, call.state)
-    observer.sparse = sparse_tensors(call.state)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
     room = room_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
     with rates.as_tensors(), _no_casts_of_the_graph_kept():

@@ -342,9 +342,9 @@ def lying_in_turn(groups: Sequence[Sequence[torch.Tensor]]) -> Iterator[Callable
     """
     if sum(map(len, groups)) <= FEW:
         return itertools.repeat(lying(one for group in groups for one in group))
-    turns = range(max(map(len, groups)))
+    longest = max(map(len, groups))
     return itertools.cycle(
-        [lying(group[(place + turn) % len(group)] for place, group in enumerate(groups)) for turn in turns]
+        [lying(group[(place + turn) % len(group)] for place, group in enumerate(groups)) for turn in range(longest)]
     )
 
 

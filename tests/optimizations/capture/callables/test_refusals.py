@@ -118,7 +118,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
     "a sparse tensor": (
         lambda: (lambda neighbours: lambda x: torch.mv(neighbours, x))(torch.eye(3).to_sparse()),
         (),
-        "uses a sparse tensor",
+        "reaches a sparse tensor",
     ),
     "compiled in place": (lambda: in_place(), (), "is compiled in place"),
 }

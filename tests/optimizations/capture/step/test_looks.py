@@ -16,28 +16,21 @@ from optimizations.capture.step.graphed_step import GraphedStep
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, foreach=True),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
-    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, foreach=True, capturable=False),
 }
 CALLS, CHANGED_BEFORE = 12, (6, 8)
-
-
-class OfItsOwn(torch.Tensor):
-    pass
 
 
 class Training:
     """A step of five layers. `zero` is what becomes of gradients: added to, set to None or zero, or None outside."""
 
-    def __init__(
-        self, zero: str, optimizer: str | None, inside: Callable[[Training], None] = lambda made: None
-    ) -> None:
+    def __init__(self, zero: str, optimizer: str, inside: Callable[[Training], None] = lambda made: None) -> None:
         torch.manual_seed(3)
         sizes = (8, 16), (16, 16), (16, 16), (16, 16), (16, 4)
         self.model = nn.Sequential(*[nn.Linear(*size) for size in sizes])
         self.model.register_buffer("shift", torch.randn(16, 16) * 0.2)
         self.turned = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
         self.zero, self.inside = zero, inside
-        self.optimizer = None if optimizer is None else OPTIMIZERS[optimizer](self.model.parameters())
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
 
     def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         if self.zero in ("to None", "to zero"):
@@ -47,19 +40,12 @@ class Training:
         loss = loss + 0.01 * (self.turned.imag.square().sum() + (self.turned @ self.turned).real.sum())
         loss.backward()
         self.inside(self)
-        if self.optimizer is not None:
-            self.optimizer.step()
+        self.optimizer.step()
         return loss.detach()
 
     def clear(self, *, to_none: bool = True) -> None:
         self.model.zero_grad(set_to_none=to_none)
         self.turned.grad = None
-
-    def in_a_flat_buffer(self) -> None:
-        parameters = list(self.model.parameters())
-        flat = torch.zeros(sum(one.numel() for one in parameters))
-        for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
-            parameter.grad = part.view_as(parameter)
 
     @property
     def weight(self) -> Any:
@@ -74,19 +60,17 @@ class Training:
             if gradient is not None:
                 found.append((type(gradient), gradient.stride(), gradient.requires_grad, gradient.is_conj()))
                 found.append(gradient.detach().resolve_conj().clone())
-        kept = [] if self.optimizer is None else self.optimizer.state.values()
+        kept = self.optimizer.state.values()
         return [*found, *(one.clone() for held in kept for one in held.values() if isinstance(one, torch.Tensor))]
 
 
 Change = Callable[[Training], Any]
 
 
-def history(made: Training, change: Change, *, graphed: bool, flat: bool = False) -> tuple[list[Any], Any]:
+def history(made: Training, change: Change, *, graphed: bool) -> tuple[list[Any], Any]:
     """Losses and states of all calls, up to the first that raises; and the step's report."""
     step: Any = GraphedStep(made.step, device=CpuDevice()) if graphed else made.step
     found: list[Any] = []
-    if flat:
-        made.in_a_flat_buffer()
     for index, batch in enumerate(batches("cpu", CALLS)):
         if index in CHANGED_BEFORE:
             change(made)
@@ -106,9 +90,9 @@ def same(mine: Any, theirs: Any) -> bool:
     return bool(mine == theirs)
 
 
-def assert_as_in_eager(make: Callable[[], Training], change: Change, *, flat: bool = False) -> Any:
-    expected, _ = history(make(), change, graphed=False, flat=flat)
-    found, report = history(make(), change, graphed=True, flat=flat)
+def assert_as_in_eager(make: Callable[[], Training], change: Change) -> Any:
+    expected, _ = history(make(), change, graphed=False)
+    found, report = history(make(), change, graphed=True)
     assert len(found) == len(expected)
     for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
         assert len(mine) == len(theirs) and all(map(same, mine, theirs)), index
@@ -119,24 +103,11 @@ def other_memory(gradient: torch.Tensor) -> None:
     gradient.untyped_storage().resize_(1 << 16)
 
 
-def gone_and_back(gradient: torch.Tensor) -> None:
-    size = gradient.untyped_storage().nbytes()
-    gradient.untyped_storage().resize_(0)
-    gradient.untyped_storage().resize_(size)
-    gradient.zero_()
-
-
 GRADIENTS: dict[str, Callable[[Any], Any]] = {
     "t_": lambda gradient: gradient.t_(),
-    "data transposed": lambda gradient: setattr(gradient, "data", gradient.data.t()),
     "requires_grad_": lambda gradient: gradient.requires_grad_(),
-    "fewer rows": lambda gradient: setattr(gradient, "data", gradient.data[:4]),
-    "dtype": lambda gradient: setattr(gradient, "data", gradient.data.view(torch.int32)),
-    "class": lambda gradient: setattr(gradient, "__class__", OfItsOwn),
-    "resize_": lambda gradient: gradient.resize_(8, 16),
     "elsewhere, transposed": lambda gradient: setattr(gradient, "data", torch.full((16, 16), 0.1).t()),
     "other memory": other_memory,
-    "memory gone and back": gone_and_back,
 }
 
 
@@ -149,37 +120,12 @@ def changed_gradient(change: Callable[[Any], Any]) -> Change:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs some of its calls without a CUDA graph")  # zero_grad sets requires_grad
-@pytest.mark.parametrize("optimizer", [None, *OPTIMIZERS])
 @pytest.mark.parametrize("change", sorted(GRADIENTS))
 @pytest.mark.parametrize("zero", ["added to", "to None", "to zero", "outside"])
-def test_a_gradient_that_looks_otherwise_is_what_it_is_in_eager(zero: str, change: str, optimizer: str | None) -> None:
+def test_gradient_that_looks_otherwise_is_eagers(zero: str, change: str) -> None:
     """Also one that an earlier call handed out, where it is None before the next."""
-    report = assert_as_in_eager(lambda: Training(zero, optimizer), changed_gradient(GRADIENTS[change]))
+    report = assert_as_in_eager(lambda: Training(zero, "sgd"), changed_gradient(GRADIENTS[change]))
     assert report.replays >= 2
-
-
-@pytest.mark.parametrize("change", sorted(set(GRADIENTS) - {"other memory", "memory gone and back"}))
-@pytest.mark.parametrize("zero", ["added to", "to zero"])
-def test_so_is_a_gradient_that_is_a_part_of_a_flat_buffer(zero: str, change: str) -> None:
-    assert_as_in_eager(lambda: Training(zero, "sgd"), changed_gradient(GRADIENTS[change]), flat=True)
-
-
-@pytest.mark.parametrize("zero", ["added to", "outside"])
-def test_gradients_of_several_signatures_change_their_looks(zero: str) -> None:
-    found: list[list[Any]] = []
-    for graphed in (False, True):
-        made = Training(zero, "sgd")
-        step: Any = GraphedStep(made.step, device=CpuDevice()) if graphed else made.step
-        found.append([])
-        for index in range(24):
-            (batch,) = batches("cpu", 1, 6 + index % 2)[0]
-            if index in (14, 17):
-                made.weight.grad.t_()
-            if zero == "outside":
-                made.clear()
-            found[-1].append([step(batch), *made.state()])
-    assert all(all(map(same, *pair)) for pair in zip(*found, strict=True))
-    assert step.report().replays >= 12
 
 
 def halved(made: Training) -> None:
@@ -223,14 +169,12 @@ def test_what_else_looks_otherwise_is_what_it_is_in_eager(zero: str, other: str)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_moved_optimizer_states_are_noticed_before_the_launch(optimizer: str) -> None:
     def moved(made: Training) -> None:
-        assert made.optimizer is not None
         for held in made.optimizer.state.values():
             for one in held.values():
                 if isinstance(one, torch.Tensor):
                     one.data = one.data * 0.5
 
     def put_anew(made: Training) -> None:
-        assert made.optimizer is not None
         held = made.optimizer.state[made.weight]
         for name, one in held.items():
             if isinstance(one, torch.Tensor) and one.ndim:

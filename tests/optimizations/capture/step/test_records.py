@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 import weakref
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import Observer, draws, storage
 from optimizations.capture.step.observing import Observed
 from optimizations.capture.step.operations import Operation, first_difference
-from optimizations.capture.step.progress import MOST_SIGNATURES, PATIENCE, Action, Plan, Progress
+from optimizations.capture.step.progress import MOST_SIGNATURES, PATIENCE, Plan, Progress
 from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, Parameter
 from optimizations.report.steps import Refusal
 
@@ -204,19 +203,6 @@ def seen(trace: list[Operation], *findings: Refusal) -> Observed:
     return Observed(trace, None, [*findings], frozenset(), [], False, False, False, (), frozenset())
 
 
-def test_call_is_observed_until_two_agree_and_then_recorded() -> None:
-    plan = Plan(warm_up=4)
-    trace = [operation("aten.mul.Tensor")]
-    actions = []
-    for _ in range(6):
-        action, progress = plan.next("key")
-        actions.append(action)
-        if action is Action.OBSERVE:
-            assert progress.note(seen(trace)) is None
-    assert actions == [Action.RUN] * 2 + [Action.OBSERVE] * 2 + [Action.RECORD] * 2
-    assert plan.next("other")[0] is Action.OBSERVE  # each signature on its own
-
-
 def test_late_agreement_of_calls_counts() -> None:
     progress = Progress()
     refusal: Refusal | None = None
@@ -228,32 +214,6 @@ def test_late_agreement_of_calls_counts() -> None:
     for number in (1, 2, 2):
         assert late.note(seen([operation("aten.mul.Tensor", number)])) is None
     assert late.agreeing == 2
-
-
-def test_a_finding_is_final_when_it_is_seen_twice() -> None:
-    progress, finding = Progress(), Refusal("reads", "do not")
-    assert progress.note(seen([], finding)) is None
-    assert progress.note(seen([], finding)) is finding
-    once = Progress()
-    assert once.note(seen([], finding)) is None
-    assert once.note(seen([])) is None
-    assert once.note(seen([])) is None
-    assert once.agreeing == 2
-
-
-def test_a_recording_begins_the_patience_again() -> None:
-    progress = Progress()
-    for number in range(PATIENCE - 1):
-        progress.note(seen([operation("aten.mul.Tensor", number)]))
-    progress.recorded()
-    assert progress.note(seen([operation("aten.mul.Tensor", -1)])) is None
-
-
-def test_a_capture_that_differs_is_tried_once_more() -> None:
-    progress = Progress(agreeing=2)
-    assert progress.differed()
-    assert progress.agreeing == 0
-    assert not progress.differed()
 
 
 def test_unnamed_tensors_and_allocations_are_ignored() -> None:
@@ -276,17 +236,6 @@ def test_unnamed_tensors_and_allocations_are_ignored() -> None:
         given * weight
     difference = first_difference(traces[0], other.operations)
     assert difference is not None and " weight) where the call before has" in difference.reason
-
-
-def test_complex_numbers_are_compared_by_their_parts() -> None:
-    def trace(number: complex) -> list[Any]:
-        observer = Observer(lambda tensor: True, {}, forbid=False)
-        with observer:
-            torch.full((2,), number)
-        return [operation.arguments for operation in observer.operations]
-
-    assert trace(complex(2, 0.0)) != trace(complex(2, -0.0))
-    assert trace(complex(math.nan, 1)) == trace(complex(float("nan"), 1))
 
 
 def test_a_checkpoint_keeps_the_random_state_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,12 +340,3 @@ _ATEN = torch.ops.aten
 )
 def test_attention_draws_where_it_has_dropout(operator: Any, args: Any, kwargs: Any, expected: bool) -> None:
     assert draws(operator, args, kwargs) == expected
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_step_with_attention_draws_where_that_has_dropout(dropout: float) -> None:
-    observer = Observer(lambda tensor: True, {}, forbid=False)
-    given = torch.randn(1, 1, 4, 8)
-    with observer:
-        torch.nn.functional.scaled_dot_product_attention(given, given, given, dropout_p=dropout)
-    assert observer.draws == bool(dropout) and observer.operations

@@ -217,101 +217,63 @@ def precision() -> Iterator[None]:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
 
 
-@pytest.mark.usefixtures("precision")
-@pytest.mark.parametrize(
-    ("of", "name", "value"),
-    [
-        (torch.backends.cuda.matmul, "fp32_precision", "tf32"),
-        (torch.backends, "fp32_precision", "tf32"),
-        (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
-    ],
-)
-def test_another_precision_of_products_has_a_graph_of_its_own(of: Any, name: str, value: Any) -> None:
-    torch.backends.cuda.matmul.fp32_precision = "none"
-    step = GraphedStep(lambda x: x * 2, device=CpuDevice())
-    for index in range(12):
-        if index == 6:
-            setattr(of, name, value)
-        x = torch.full((3,), float(index))
-        assert torch.equal(step(x), x * 2)
-    report = step.report()
-    assert (report.refusals, len(report.recordings), report.replays) == ((), 2, 12 - 3 - 2)
+Setting = tuple[Callable[[], Any], Callable[[Any], Any], Any]
+"""What reads a setting, what sets it, and another value of it."""
 
 
-def of_flags(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+def of(owner: Any, name: str, value: Any) -> Setting:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value), value
 
 
-CHOOSING_KERNELS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
-    **{f"cudnn {name}": of_flags(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")},
-    "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
-    "efficient": (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
-    "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
-    "cudnn": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
-    "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+def autocast_dtype(device: str, value: torch.dtype) -> Setting:
+    return lambda: torch.get_autocast_dtype(device), lambda value: torch.set_autocast_dtype(device, value), value
+
+
+CUDA, CUDNN = torch.backends.cuda, torch.backends.cudnn
+SETTINGS: dict[str, Setting] = {
+    **{
+        f"cudnn {name}": of(CUDNN, name, not getattr(CUDNN, name)) for name in ("enabled", "benchmark", "deterministic")
+    },
+    "flash": (CUDA.flash_sdp_enabled, CUDA.enable_flash_sdp, False),
+    "efficient": (CUDA.mem_efficient_sdp_enabled, CUDA.enable_mem_efficient_sdp, False),
+    "math": (CUDA.math_sdp_enabled, CUDA.enable_math_sdp, False),
+    "cudnn": (CUDA.cudnn_sdp_enabled, CUDA.enable_cudnn_sdp, False),
+    "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
     "only warned of": (
         torch.is_deterministic_algorithms_warn_only_enabled,
         lambda value: torch.use_deterministic_algorithms(value, warn_only=value),
+        True,
     ),
-    "autocast's cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    "half": (
-        torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp,
-    ),
+    "autocast's cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, False),
+    "half": (CUDA.fp16_bf16_reduction_math_sdp_allowed, CUDA.allow_fp16_bf16_reduction_math_sdp, True),
+    "products": of(CUDA.matmul, "fp32_precision", "tf32"),
+    "all products": of(torch.backends, "fp32_precision", "tf32"),
+    "reductions": of(CUDA.matmul, "allow_fp16_reduced_precision_reduction", False),
+    "convolutions": of(CUDNN.conv, "fp32_precision", "ieee"),
+    "recurrent layers": of(CUDNN.rnn, "fp32_precision", "ieee"),
+    "regions on the CPU": autocast_dtype("cpu", torch.float16),
+    "regions on the GPU": autocast_dtype("cuda", torch.bfloat16),
 }
 
 
-@pytest.mark.parametrize("name", sorted(CHOOSING_KERNELS))
-def test_kernel_choosing_setting_has_its_own_graph(name: str) -> None:
-    ask, tell = CHOOSING_KERNELS[name]
+@pytest.mark.usefixtures("precision")
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_another_setting_has_a_graph_of_its_own(name: str) -> None:
+    """It chooses kernels, or the dtype of regions of autocast in the step."""
+    ask, tell, other = SETTINGS[name]
+    torch.backends.cuda.matmul.fp32_precision = "none"
     before = ask()
+    assert before != other
     step = GraphedStep(lambda x: x * 2, device=CpuDevice())
     try:
         for index in range(16):
-            tell(before if index < 6 or index >= 12 else not before)
+            tell(before if index < 6 or index >= 12 else other)
             x = torch.full((3,), float(index))
             assert torch.equal(step(x), x * 2)
     finally:
         tell(before)
     report = step.report()
     assert (report.refusals, len(report.recordings), report.replays) == ((), 2, 16 - 3 - 2)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_dtype_of_inner_regions_has_its_own_graph(device: str) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu"):
-            product = x @ x
-        return product * (2 if torch.get_autocast_dtype(device) is torch.bfloat16 else 3)
-
-    before = torch.get_autocast_dtype(device)
-    step = GraphedStep(function, device=CpuDevice())
-    try:
-        for index in range(16):
-            torch.set_autocast_dtype(device, torch.bfloat16 if index < 6 or index >= 12 else torch.float16)
-            x = torch.randn(3, 3)
-            found, expected = step(x), function(x)
-            assert found.dtype is expected.dtype and torch.equal(found, expected)
-    finally:
-        torch.set_autocast_dtype(device, before)
-    report = step.report()
-    assert (report.refusals, len(report.recordings), report.replays) == ((), 2, 16 - 3 - 2)
-
-
-@pytest.mark.parametrize("of", ["conv", "rnn"])
-def test_another_precision_of_cudnn_has_a_graph_of_its_own(of: str) -> None:
-    held = getattr(torch.backends.cudnn, of)
-    before = held.fp32_precision
-    step = GraphedStep(lambda x: x * 2, device=CpuDevice())
-    try:
-        for index in range(12):
-            if index == 6:
-                held.fp32_precision = "ieee"
-            step(torch.ones(3))
-    finally:
-        held.fp32_precision = before
-    assert before != "ieee"
-    assert (len(step.report().recordings), step.report().replays) == (2, 12 - 3 - 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
