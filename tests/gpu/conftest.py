@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from indirection_on_gpu import Searched
+    from gpu_harness import Searched
 
 BROKEN_CONTEXT = 17
 """Exit code of a worker that left."""
@@ -85,7 +85,7 @@ def clean() -> Iterator[None]:
     """Every test begins and ends without a compiled function, a report or a graph, with PyTorch's numerics, and on the
     default stream: a capture of PyTorch's that fails leaves its stream current."""
     import torch
-    from indirection_on_gpu import default_numerics, forget
+    from gpu_harness import default_numerics, forget
 
     forget()
     yield

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_harness import assert_same_bits
 from step_parts import Program as Loop
 from step_parts import batches, network, outcome, state_of, training_step, unaudited
 
@@ -90,8 +91,7 @@ def test_steps_draw_what_they_draw_without_a_graph(late_captures: list[int]) -> 
     found = outcome(graphed, step)
     assert late_captures
     assert step.report().replays
-    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
-        assert torch.equal(mine, theirs), index
+    assert_same_bits(found, expected)
     step.close()
 
 
@@ -106,6 +106,5 @@ def test_callables_draw_what_they_draw_without_a_graph(late_captures: list[int])
     found = results(graphed[0])
     assert late_captures
     assert sum(one.replays for one in graphed.report()) == len(found)
-    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
-        assert torch.equal(mine, theirs), index
+    assert_same_bits(found, expected)
     graphed.close()

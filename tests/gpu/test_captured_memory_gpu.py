@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from indirection_on_gpu import call, encore, recordings, said
+from gpu_harness import call, encore, recordings, said
 from step_parts import unaudited
 from torch import nn
 

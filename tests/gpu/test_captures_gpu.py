@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from indirection_on_gpu import call, encore, recordings, said
+from gpu_harness import call, encore, recordings, said
 
 pytestmark = pytest.mark.gpu
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from delayed_graphs import delayed, without_edges
 from forced_branches import BranchesAtOnce
+from gpu_harness import assert_same_bits, drawn
 from torch import nn
 
 import optimizations
@@ -55,10 +56,6 @@ class Heads(nn.Module):
         return tuple(head(x).relu() for head in self.heads)
 
 
-def drawn(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cuda()
-
-
 def concurrency() -> list[Any]:
     return [one.concurrency for one in optimizations.recordings()]
 
@@ -82,7 +79,7 @@ def test_independent_heads_run_as_branches() -> None:
         call = compiled(model, "off")
         expected = [one.clone() for seed in range(CALLS) for one in call(drawn(8, 128, seed=seed))]
         assert [one.decision for one in concurrency()] == ["chain"]
-    assert all(map(torch.equal, found, expected))
+    assert_same_bits(found, expected)
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.2])
@@ -103,7 +100,7 @@ def test_training_has_the_gradients_of_the_chain(drop: float) -> None:
 
     found = gradients("auto")
     assert {one.decision for one in concurrency()} == {"branches"}
-    assert all(map(torch.equal, found, gradients("off")))
+    assert_same_bits(found, gradients("off"))
 
 
 def test_kernel_of_the_program_may_write_its_in_ptr() -> None:
@@ -203,7 +200,7 @@ def test_step_has_the_parameters_of_the_chain(drop: float, foreach: bool) -> Non
     assert report.width >= 2 and report.longest_path < report.launches, report
     expected, chain = trained("off")
     assert chain.decision == "chain"
-    assert all(map(torch.equal, found, expected))
+    assert_same_bits(found, expected)
 
 
 class SharedStatistics(nn.Module):
@@ -242,7 +239,7 @@ def test_callables_have_the_gradients_of_the_chain(drop: float) -> None:
     assert backward == "branches" and (forward == "branches" or drop), reports
     expected, chains = trained("off")
     assert {one.decision for one in chains} == {"chain"}
-    assert all(map(torch.equal, found, expected))
+    assert_same_bits(found, expected)
 
 
 def test_kernels_with_scratch_memory_have_the_bits_of_the_chain() -> None:
@@ -260,4 +257,4 @@ def test_kernels_with_scratch_memory_have_the_bits_of_the_chain() -> None:
             options = {"concurrency": concurrency, "inductor": settings}
             call = torch.compile(program, backend="encore", options=options)
             found.append([one.clone() for seed in range(CALLS) for one in call(drawn(128, 128, seed=seed))])
-    assert all(map(torch.equal, *found))
+    assert_same_bits(*found)

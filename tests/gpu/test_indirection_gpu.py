@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver
-from indirection_on_gpu import (
+from gpu_harness import (
     SEED,
     Function,
     Searched,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from indirection_on_gpu import SEED, Searched, forget, recordings, said, save_captures
+from gpu_harness import SEED, Searched, forget, recordings, said, save_captures
 
 from models.instance import Instance, instantiate
 from models.registry import Inputs, find, workloads

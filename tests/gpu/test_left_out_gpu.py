@@ -7,16 +7,18 @@ an operator and the kind of its input: `python tests/gpu/test_left_out_gpu.py ei
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import optimizations
+
+if __name__ != "__main__":  # as a script it finds no other modules of the tests
+    from gpu_harness import run_script
 
 pytestmark = pytest.mark.gpu
 
@@ -128,16 +130,8 @@ def run(name: str, kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for kind, names in KINDS.items() for name in names])
 def test_factorization_has_eagers_results(name: str, kind: str) -> None:
-    done = subprocess.run(
-        [sys.executable, __file__, name, kind],
-        env={**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"},  # cached code does not say what was left out
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, f"{name} {kind} ended with {done.returncode}:\n{done.stderr[-4000:]}"
-    found = json.loads(done.stdout.splitlines()[-1])
+    # Cached code does not say what was left out.
+    found = run_script(Path(__file__), name, kind, TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")
     assert not found["wrong"], found
     if name in LISTED:
         assert found["left_out"], found
@@ -146,8 +140,7 @@ def test_factorization_has_eagers_results(name: str, kind: str) -> None:
 
 
 def test_failure_inside_of_a_step_spoils_nothing() -> None:
-    done = subprocess.run([sys.executable, __file__, "step"], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert run_script(Path(__file__), "step") == {"compared": CALLS}
 
 
 def step() -> None:
@@ -166,6 +159,7 @@ def step() -> None:
         x = positive_definite(call, "single")
         torch.testing.assert_close(graphed(x), train(weights[1], x))
     torch.testing.assert_close(weights[0], weights[1])
+    print(json.dumps({"compared": CALLS}))
 
 
 if __name__ == "__main__":

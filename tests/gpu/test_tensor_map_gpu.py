@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from cuda.bindings import driver
 from fake_tensor_map import replace_address
-from indirection_on_gpu import Searched, call, encore, recordings, said
+from gpu_harness import Searched, call, encore, recordings, said
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from optimizations.graph.device import TENSOR_MAP_CAPABILITY

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_harness import drawn, replays
 from torch import nn
 
 import optimizations
@@ -43,14 +44,6 @@ def caches(count: int = LAYERS, *, of_one: bool = False) -> list[torch.Tensor]:
     if of_one:
         return list(torch.zeros(count, BATCH, LENGTH, WIDTH, device="cuda").unbind(0))
     return [torch.zeros(BATCH, LENGTH, WIDTH, device="cuda") for _ in range(count)]
-
-
-def drawn(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cuda()
-
-
-def replays() -> int:
-    return sum(one.replays for one in optimizations.recordings())
 
 
 def decode(

@@ -1,8 +1,12 @@
-"""What the tests of indirection on a GPU share: functions compiled by Encore and by stock, calls, reports, captures."""
+"""What tests on a GPU share: compiled functions, calls, comparisons, reports, captures, and processes of their own."""
 
 from __future__ import annotations
 
 import gc
+import json
+import os
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,6 +71,30 @@ def recordings() -> list[RecordingReport]:
     return [recording for graph in optimizations.report() for recording in graph.recordings]
 
 
+def replays() -> int:
+    return sum(one.replays for one in recordings())
+
+
+def drawn(*shape: int, seed: int) -> torch.Tensor:
+    """Return numbers that are the same on every GPU."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+def assert_same_bits(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(mine, theirs), f"tensor {index}"
+
+
+def run_script(script: Path, *arguments: str, **variables: str) -> dict[str, Any]:
+    """Run a script of tests in a process of its own, and return the last line that it prints, which is JSON."""
+    command = [sys.executable, str(script), *arguments]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stderr[-4000:]}"
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def said() -> str:
     """Return what reports say of inputs that are copied and of calls without a graph, for a failing test's message."""
     uncaptured = [f"{one.calls} calls: {one.reason}" for graph in optimizations.report() for one in graph.uncaptured]
@@ -78,7 +106,7 @@ def said() -> str:
     )
 
 
-def drawn() -> str:
+def kernel_configurations() -> str:
     """The configurations of the kernels that were compiled in this process: which ones, timing decided."""
     found = [
         f"{name}: {' | '.join(str(launcher.config) for launcher in kernel.launchers)}"
@@ -136,4 +164,4 @@ def assert_like_stock(
         expected = call(reference, *moved(inputs))
         torch.cuda._sleep(BEHIND_CYCLES)
         found = call(indirect, *inputs)
-        assert same(found, expected), f"step {step}\n{said()}\n{different(found, expected)}\n{drawn()}"
+        assert same(found, expected), f"step {step}\n{said()}\n{different(found, expected)}\n{kernel_configurations()}"
