@@ -452,9 +452,11 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     if given.out is None:
         parser.error("name the file of rows: --out FILE")
+    import torch
+
     given.cache.mkdir(parents=True, exist_ok=True)
     proof = Proof(given.out, given.cache, given.jobs, time.monotonic() + 60 * given.minutes)
-    proof.delays, proof.facts = given.delays, row_files.facts("cuda")
+    proof.delays, proof.facts = given.delays, row_files.facts(torch.cuda.get_device_name())
     whole = all(proof.run(wanted, jobs) for jobs in (None, 1))
     print(table(proof.rows))
     if not whole:

@@ -101,7 +101,7 @@ def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...
         settle_s=given.settle,
     )
     rows = _written(given)
-    common = _common(given.device)
+    common = _common()
     with given.out.open("a", encoding="utf-8") if given.out else contextlib.nullcontext() as out:
 
         def tell(row: dict[str, Any]) -> None:
@@ -173,15 +173,15 @@ def _verdict(runs: Sequence[Sequence[rows_of.Row]]) -> int:
     return 1 if found else 0
 
 
-def _common(device: str) -> dict[str, Any]:
-    """Return what every row says of where it was made."""
+def _common() -> dict[str, Any]:
+    """Return what every row says of where it was made. PyTorch would take memory of the GPU to say its name."""
     from suite.measure.gpu import NoGpu, find_gpu
 
     try:
-        driver = find_gpu().driver
+        gpu = find_gpu()
     except NoGpu:
-        driver = None
-    return {**facts(device), "driver": driver}
+        return {**facts("cpu"), "driver": None}
+    return {**facts(gpu.info.name), "driver": gpu.driver}
 
 
 def _chosen(names: str | None, parser: argparse.ArgumentParser) -> list[Program]:

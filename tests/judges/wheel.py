@@ -171,7 +171,10 @@ def _where(given: argparse.Namespace) -> str:
 
 def facts(device: str, compilers: Sequence[str]) -> dict[str, Any]:
     """Return what a run says of where it was made."""
-    return {**ROW_FILES.facts(device), "compilers": compilers}
+    import torch
+
+    name = torch.cuda.get_device_name() if device == "cuda" else device
+    return {**ROW_FILES.facts(name), "compilers": compilers}
 
 
 def keep_end(log: Path, limit: int = 4 * 2**20) -> None:

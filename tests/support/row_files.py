@@ -33,7 +33,7 @@ def read_rows(path: Path, is_row: Callable[[dict[str, Any]], bool]) -> list[dict
 
 
 def facts(device: str) -> dict[str, Any]:
-    """Return the device and the versions of code, PyTorch and Python."""
+    """Return the name of the device, and the versions of code, PyTorch and Python."""
     import torch
 
     from suite.measure.checkout import git_state
@@ -45,7 +45,7 @@ def facts(device: str) -> dict[str, Any]:
     except importlib.metadata.PackageNotFoundError:
         triton = None
     return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "device": device,
         "commit": commit,
         "code_changed": dirty,
         "torch": torch.__version__,

@@ -195,44 +195,36 @@ def _count_captures() -> Callable[[], int]:
 
 
 def _settled() -> bool | None:
-    """Whether Encore has nothing pending; None where it cannot tell, or is not in use."""
+    """Return whether Encore has nothing pending; None where it is not in use."""
     import optimizations
 
-    told = getattr(optimizations, "settled", None)
-    return bool(told()) if told and "optimizations.backend" in sys.modules else None
+    return optimizations.settled() if "optimizations.backend" in sys.modules else None
 
 
 def _encore() -> dict[str, Any] | None:
-    """Counts from Encore's own report, None where it is not in use. What a version does not count is left out."""
+    """Return counts from Encore's own report, None where it is not in use."""
     if "optimizations.backend" not in sys.modules:
         return None
     import optimizations
 
     graphs = optimizations.report()
     recordings = [recording for graph in graphs for recording in graph.recordings]
+    kept = [one for graph in graphs for one in graph.kept]
     told: dict[str, Any] = {"recordings": len(recordings)}
     bytes_copied = "copied_bytes", "total_copied_bytes"
     for name in ("recording_s", "indirection_s", "replays", "steady_replays", "moves", *bytes_copied):
-        if all(hasattr(recording, name) for recording in recordings):
-            told[name] = sum(getattr(recording, name) for recording in recordings)
-    if all(hasattr(recording, "stage") for recording in recordings):
-        told["stages"] = dict(Counter(recording.stage for recording in recordings))
-        told["waiting"] = dict(Counter(recording.waiting for recording in recordings if recording.waiting))
-    if all(hasattr(recording, "off") for recording in recordings):
-        told["off"] = dict(Counter(recording.off for recording in recordings if recording.off))
-    if all(hasattr(graph, "kept") for graph in graphs):
-        kept = [one for graph in graphs for one in graph.kept]
-        told["kept_results"] = sum(len(one.outputs) for one in kept)
-        told["kept_copied_bytes"] = sum(one.copied_bytes for one in kept)
-    if all(hasattr(graph, "selection") for graph in graphs):
-        told["selection"] = [dataclasses.asdict(one) for graph in graphs for one in graph.selection]
+        told[name] = sum(getattr(recording, name) for recording in recordings)
+    for name, field in (("stages", "stage"), ("waiting", "waiting"), ("off", "off")):
+        told[name] = dict(Counter(value for one in recordings if (value := getattr(one, field))))
+    told["kept_results"] = sum(len(one.outputs) for one in kept)
+    told["kept_copied_bytes"] = sum(one.copied_bytes for one in kept)
+    told["selection"] = [dataclasses.asdict(one) for graph in graphs for one in graph.selection]
     for name in ("uncaptured", "slow_calls"):
-        if all(hasattr(graph, name) for graph in graphs):
-            calls: Counter[str] = Counter()
-            for graph in graphs:
-                for one in getattr(graph, name):
-                    calls[one.reason] += one.calls
-            told[name] = dict(calls)
+        calls: Counter[str] = Counter()
+        for graph in graphs:
+            for one in getattr(graph, name):
+                calls[one.reason] += one.calls
+        told[name] = dict(calls)
     return told
 
 
