@@ -290,7 +290,29 @@ def _hashable(value: Any) -> Hashable:
 
 
 def static_loader(loader: Iterable[Any], device: torch.device | str | int | None = None) -> StaticLoader:
-    """Make a static loader. `optimizations.static_loader` documents it."""
+    """Return an iterator over the batches of `loader` that copies each to fixed addresses on a GPU, ahead of its use.
+
+    A step that fetches its own batches can then be recorded:
+
+        batches = encore.static_loader(DataLoader(dataset, batch_size=32, pin_memory=True))
+
+        @encore.graph_step
+        def step():
+            inputs, labels = next(batches)
+            ...
+
+    `iter(batches)` begins an epoch, and `next` raises StopIteration at its end. Inside of a step each batch of a call
+    has buffers of its own. Elsewhere a batch is overwritten by the next one: clone what you keep.
+
+    Args:
+        loader: yields tensors of any device, numbers and strings, in tuples, lists, dicts and nests of them. Batches of
+            equal structure, shapes and dtypes share their buffers; each other kind gets its own, and a graph.
+        device: the GPU; the current one where it is None.
+
+    Raises:
+        TypeError: `loader` cannot be iterated over.
+        ValueError: `device` is no CUDA device.
+    """
     if not isinstance(loader, Iterable):
         raise TypeError(
             f"static_loader needs an iterable of batches, such as a DataLoader, not {type(loader).__name__}"

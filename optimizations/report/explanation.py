@@ -35,12 +35,18 @@ class PlacementExplanation:
 
 
 def explain(
-    program: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: Mapping[str, Any] | None = None,
+    program: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
 ) -> PlacementExplanation:
-    """See `optimizations.explain`."""
+    """Return what placement would do with each FX graph of one call `program(*args, **kwargs)`, without compiling it.
+
+    The call is really made, uncompiled graph by graph; on fake CUDA tensors (under a `FakeTensorMode`) that needs no
+    GPU. `print` shows the result as text.
+
+    Raises:
+        UnsupportedTorch, WrongOption: as the backend does.
+        TypeError: the program cannot be called.
+        Exception: whatever the program raises itself.
+    """
     torch_internals.require_supported()
     settings = Options.parse(options)
     if not callable(program):

@@ -154,7 +154,44 @@ def graph_step(
     on_change: Literal["raise", "warn"] = "raise",
     concurrency: Concurrency = CONCURRENCY,
 ) -> Any:
-    """Make a step that is replayed. `optimizations.graph_step` documents it."""
+    """Return `step`, replayed as one CUDA graph where that is possible; usable as a decorator, of methods too.
+
+    A recorded step repeats the GPU work of the call it was recorded from. Before each replay Encore compares the
+    arguments, settings, and the modules, optimizers and plain numbers that the step reaches. Anything else that decides
+    which operators run, or with which numbers, is yours to name with `key`. From time to time a call runs uncaptured
+    and its operators are compared with the recording's; a difference raises `StepChanged` with the line.
+
+    `step(batch)` runs forward, loss, backward and optimizer, and returns losses and metrics as tensors. The first
+    calls run as they are. Then two calls of a signature (structure of the arguments; shape, strides and dtype of their
+    tensors; numbers and strings) are observed, and if a graph could repeat them the next is recorded. Results are
+    copied out and stay valid. What a graph cannot repeat is refused with a reason and a line, as a warning and in
+    `.report()`, and runs as it is. `.reset()` frees the graphs and begins again, `.close()` frees them for good.
+    `docs/capture.md` tells what works.
+
+    Args:
+        step: a function or method, its modules and optimizers reached through its variables and attributes.
+        warm_up: calls before the first recording, at least 3; DistributedDataParallel gets 11.
+        limit: recordings alive at one time, at least 1; calls of further signatures run as they are.
+        memory_budget_bytes: most memory that the graphs' pool may hold; None for what is free.
+        learning_rate: "auto" hands a learning rate that changes to the graph as a float32 tensor, where the optimizer
+            takes one (`capturable=True`, `fused=True`); "number" never does, and such a step is not recorded.
+        on_refusal: "run" runs a refused step as it is, "raise" raises `StepRefused` before it does anything.
+        host_draws: "refused" refuses a step that draws random numbers on the host (PyTorch's CPU generator, `random`,
+            NumPy). "unused" is your word that these numbers decide nothing, as those of LayerDrop at rate 0: launches
+            do not draw them. A step is still refused if they reach the GPU or its results.
+        key: a function without arguments; each value that it returns has a recording of its own.
+        ignore: names of values that change between calls and decide nothing, as a refusal writes them.
+        check_every: "auto" audits a few early calls, and later 1 % of the time; N audits every N-th call, None none.
+        on_change: "raise" raises `StepChanged` where an audit finds a difference, "warn" warns and records again.
+        concurrency: "auto" runs kernels that do not depend on each other at the same time, where that is measured to
+            make the graph 3 % faster; "off" one after the other. `docs/concurrency.md` tells more.
+
+    Raises:
+        TypeError: the step is not a function, a number is not a whole one, or `key` returns what has no hash.
+        ValueError: an option is out of range; the message says what is allowed.
+        StepRefused: in a call, with `on_refusal="raise"`.
+        StepChanged: in an audited call, which has done its work.
+    """
     make = functools.partial(
         GraphedStep,
         warm_up=warm_up,
