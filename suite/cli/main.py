@@ -122,9 +122,9 @@ def explain(
         Path | None, typer.Option(metavar="DIR", help="Folder for one JSON file per target, for `encore report`.")
     ] = None,
     reuse: Annotated[
-        bool, typer.Option("--reuse", help="Keep what this code has explained in the folder of --out before.")
+        bool, typer.Option("--reuse", help="Keep what this commit has explained in the folder of --out before.")
     ] = False,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Processor time that one target may take.")] = "15m",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest time for one target.")] = "30m",
     as_json: JsonOption = False,
 ) -> None:
     """Show what keeps a model from CUDA graphs and what each call copies. Needs no GPU."""
@@ -143,12 +143,12 @@ def explain(
     wanted = find_targets(targets or (), variant=variant, size=size.value, workload_set=workload_set)
     kept = reusable(wanted, out) if reuse and out else {}
     if kept and out:
-        say(f"{len(kept)} of {len(wanted)} are explained in {describe(out)} already, by this very code")
+        say(f"{len(kept)} of {len(wanted)} are explained in {describe(out)} already, by this very commit")
     explanations = list(kept.values())
     remaining = [target for target in wanted if target not in kept]
     if remaining:
         several = "" if len(remaining) == 1 else "s"
-        say(f"explaining {len(remaining)} target{several}; each may take minutes, at most {timeout} of processor time")
+        say(f"explaining {len(remaining)} target{several}; each may take minutes, at most {timeout}")
     try:
         with closing(explain_many(remaining, out=out, timeout_s=timeout_s, say=say)) as explained:
             for each in explained:

@@ -21,7 +21,7 @@ from optimizations import torch_internals
 from optimizations.placement import place
 from optimizations.stack_trace import Frame
 from suite.explain.build import Program
-from suite.explain.fx_graph import lower_placed, placed, read_fx_graph, staging_copies
+from suite.explain.fx_graph import lower_placed, placed, read_fx_graph
 from suite.explain.generated_code import Body, not_captured_again
 from suite.explain.lowering import LoweredGraph, LoweredPair, LoweringFailed, lower, lower_pair
 from suite.explain.pretended_gpu import TARGET, pretended_gpu
@@ -58,17 +58,16 @@ _ONE_CALL_LIMIT = "one call is traced: what is compiled again for other shapes o
 class TracedCall:
     """Collect what one call showed: FX graphs in Dynamo's order, breaks between them, and what stayed unseen.
 
-    `calls` says how often each graph ran. `lowered` keeps what Inductor generated for each graph, by setting, and
-    `backward` the same of backward graphs. `failure` is what the program raised, if it did; what was seen before stays.
-    `differentiated` tells whether the call ran a backward itself.
+    `calls` says how often each graph ran. `lowered` keeps what Inductor generated for each graph, by setting. `failure`
+    is what the program raised, if it did; what was seen before stays. `differentiated` tells whether the call ran a
+    backward itself.
     """
 
     graphs: list[FxGraph] = field(default_factory=list)
     breaks: list[GraphBreak] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
-    lowered: list[dict[str, LoweredGraph]] = field(default_factory=list)
-    backward: list[dict[str, LoweredGraph]] = field(default_factory=list)
+    lowered: list[dict[str, LoweredPair]] = field(default_factory=list)
     failure: Exception | None = None
     seen: str | None = None
     differentiated: bool = False
@@ -79,15 +78,6 @@ class TracedCall:
         for node in graph_module.graph.nodes:
             for path, _ in (node.meta.get("nn_module_stack") or {}).values():
                 self._modules.add("." + re.sub(r"\W+", ".", path.replace("_modules", "")).strip("."))
-
-    def drop_backwards(self) -> None:
-        """Forget the backward graphs of a call that has run none: it is inference, although it might train."""
-        self.backward = [{} for _ in self.graphs]
-        stock = [LoweredPair(lowered[GRAPH_MODE]) if GRAPH_MODE in lowered else None for lowered in self.lowered]
-        self.graphs = [
-            graph.model_copy(update={"backward": [], "stock_captures": None if pair is None else _captures_all(pair)})
-            for graph, pair in zip(self.graphs, stock, strict=True)
-        ]
 
     def end(self, module: torch.nn.Module, cut: BaseException | None) -> None:
         """Say how far the call of `module` was seen. `cut`: what ended it early."""
@@ -153,9 +143,16 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     if program.differentiates:
         found.limits.append(_GRADIENTS_LIMIT)
     if program.is_step and not found.differentiated and found.failure is None:
-        found.drop_backwards()
+        # A call that has run no backward is inference, although it might train.
+        found.lowered = [
+            {name: LoweredPair(pair.forward) for name, pair in lowered.items()} for lowered in found.lowered
+        ]
     elif program.training:
         found.limits.append(_STEP_LIMIT if program.is_step else _TRAINING_LIMIT)
+    found.graphs = [
+        _with_lowerings(graph, lowered, next(iter(settings), ""), training=program.training)
+        for graph, lowered in zip(found.graphs, found.lowered, strict=True)
+    ]
     found.limits.append(_ONE_CALL_LIMIT)
     return found
 
@@ -237,28 +234,8 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, tr
         if unknown is not None:
             found.limits.append(f"graph {index}: where its values live is not known: {unknown}")
         stock = lowered.get(next(iter(settings), ""))
-        found.graphs.append(
-            record.model_copy(
-                update={
-                    "lowerings": [
-                        _lowering(
-                            name,
-                            pair.forward,
-                            staging_copies=staging_copies(placement.report) if name == PLACEMENT_MODE else 0,
-                            training=training,
-                        )
-                        for name, pair in lowered.items()
-                    ],
-                    "backward": [
-                        _lowering(name, backward, training=True) for name, backward in _backwards(lowered).items()
-                    ],
-                    "placement": placed(graph_module, placement.report),
-                    "stock_captures": _captures_all(stock) if stock is not None else None,
-                }
-            )
-        )
-        found.lowered.append({name: pair.forward for name, pair in lowered.items()})
-        found.backward.append(_backwards(lowered))
+        found.graphs.append(record.model_copy(update={"placement": placed(graph_module, placement.report)}))
+        found.lowered.append(lowered)
         found.limits.extend(
             f"{which}: a CUDA graph would take a CPU tensor, and whether it can be recorded is not known: {line}"
             for which, graph in _parts(stock, index)
@@ -284,8 +261,19 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, tr
     return collect
 
 
-def _backwards(lowered: Mapping[str, LoweredPair]) -> dict[str, LoweredGraph]:
-    return {name: pair.backward for name, pair in lowered.items() if pair.backward is not None}
+def _with_lowerings(graph: FxGraph, lowered: Mapping[str, LoweredPair], stock: str, *, training: bool) -> FxGraph:
+    backwards = {name: pair.backward for name, pair in lowered.items() if pair.backward is not None}
+    staged = 0 if graph.placement is None else graph.placement.copies - graph.placement.blocking_copies
+    return graph.model_copy(
+        update={
+            "lowerings": [
+                _lowering(name, pair.forward, training=training, staging_copies=staged * (name == PLACEMENT_MODE))
+                for name, pair in lowered.items()
+            ],
+            "backward": [_lowering(name, backward, training=True) for name, backward in backwards.items()],
+            "stock_captures": _captures_all(lowered[stock]) if stock in lowered else None,
+        }
+    )
 
 
 def _parts(pair: LoweredPair | None, index: int) -> Iterator[tuple[str, LoweredGraph]]:

@@ -153,7 +153,7 @@ def placed(graph_module: torch.fx.GraphModule, report: PlacementReport) -> Place
     return Placed(
         untouched=report.untouched,
         cpu_nodes=len(report.cpu_nodes_after),
-        copies=blocking + staging_copies(report),
+        copies=blocking + bool(report.staged),  # placement brings all staged arguments over in one copy
         blocking_copies=blocking,
         values=list(_values(report, lines)),
         left=[
@@ -161,11 +161,6 @@ def placed(graph_module: torch.fx.GraphModule, report: PlacementReport) -> Place
             for left in report.left
         ],
     )
-
-
-def staging_copies(report: PlacementReport) -> int:
-    """Return host-to-device copies that placement itself makes in each call: one for all staged arguments together."""
-    return 1 if report.staged else 0
 
 
 def _values(report: PlacementReport, lines: Mapping[str, str | None]) -> Iterator[PlacedValue]:

@@ -21,6 +21,7 @@ from suite.explain.records import Explanation, WorkerAnswer
 from suite.explain.targets import Target, unexplained
 from suite.results.errors import WrongUse
 from suite.results.store import write_atomically
+from suite.run.supervise import end_with_parent
 
 
 def main() -> None:
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--answer", type=Path, required=True, help="the file to write")
     options = parser.parse_args()
+    end_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)

@@ -31,7 +31,8 @@ def encore_report() -> list[JsonValue]:
 
 def graphs_wait_for_memory() -> str | None:
     """Return what a graph of Encore's waits for in this process, where that is memory."""
-    return next((one.waiting for one in optimizations.recordings() if one.waits_for_memory), None)
+    every = (one for graph in optimizations.report() for one in graph.recordings)
+    return next((one.waiting for one in every if one.waits_for_memory), None)
 
 
 def with_short_paths(value: JsonValue) -> JsonValue:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,15 +38,6 @@ class Gpu:
     info: GpuInfo
     driver: str
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class OtherGpu:
-    """Hold a GPU of the host that a run does not use: compute processes on it, and how much of the last second or less
-    it was at work. None: it does not tell."""
-
-    processes: int | None
-    busy_percent: int | None
 
 
 def find_gpu() -> Gpu:
@@ -110,41 +101,6 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[str]:
         count = pynvml.nvmlDeviceGetCount()
     named = variables.get("CUDA_VISIBLE_DEVICES")
     return [str(number) for number in range(count)] if named is None else [one.strip() for one in named.split(",")]
-
-
-def other_gpus(own: int, variables: Mapping[str, str] = os.environ) -> list[OtherGpu] | None:
-    """Return GPUs of the host other than the first `own` that a run may use; None where these are parts of one (MIG).
-
-    Raises:
-        NoGpu: there is no NVIDIA driver, or no GPU that the run may use.
-    """
-    names = visible_gpus(variables)[:own]
-    with device():
-        handles = [_handle({"CUDA_VISIBLE_DEVICES": name}) for name in names]
-        uuids = {_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles}
-        if any(uuid.startswith("MIG") for uuid in uuids):
-            return None
-        found = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            with suppress(pynvml.NVMLError):  # it is there, and not this program's to look at
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                if _text(pynvml.nvmlDeviceGetUUID(handle)) not in uuids:
-                    found.append(OtherGpu(_processes(handle), _busy_percent(handle)))
-        return found
-
-
-def _processes(handle: Any) -> int | None:
-    try:
-        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    except pynvml.NVMLError:
-        return None
-
-
-def _busy_percent(handle: Any) -> int | None:
-    try:
-        return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-    except pynvml.NVMLError:
-        return None
 
 
 def _handle(variables: Mapping[str, str]) -> Any:

@@ -286,10 +286,9 @@ class LaterProcess(Record):
 class Shortage(Record):
     """Say what a row with samples lacks, and why. The samples stand.
 
-    `phase` tells what is missing. "prepare": the process, which has no block, and those after it. "measure": the blocks
-    that its group went on to measure without it, the kernels that it runs, and later processes. "metrics": what is
-    measured once and was not told before, and the kernels. Of a first process that is `Cell.metrics`, as far as they
-    are None. `reason` has one value: there was not enough memory.
+    `phase` tells what is missing. "prepare": the process, which has no block, and those after it. "measure": some of
+    its blocks, or the kernels that it runs, and later processes. Older rows also have "metrics": what is measured once.
+    `reason` has one value: there was not enough memory.
     """
 
     mode: str
@@ -304,12 +303,12 @@ class Shortage(Record):
 
 class HostUse(Record):
     """Hold what programs that are not of the run did on the host while blocks of a mode were measured, in the worst of
-    its processes: CPU cores that they kept busy, in the mean; of the GPUs that the run does not use, how many were at
-    work right before or right after, and how many processes computed on them."""
+    its processes: CPU cores that they kept busy, in the mean. Older rows have, of the GPUs that the run does not use,
+    how many were at work right before or right after, and how many processes computed on them."""
 
     cpu_cores: float | None
-    gpus_at_work: int | None
-    gpu_processes: int | None
+    gpus_at_work: int | None = None
+    gpu_processes: int | None = None
 
 
 class Cell(Record):
@@ -398,7 +397,8 @@ class Environment(Record):
     git_commit: str | None
     git_dirty: bool | None
     code: str | None = None
-    """An id of the code that ran, committed or not: see `suite.measure.checkout.code_id`. Older runs have none."""
+    """An id of the code that ran, committed or not: see `suite.measure.checkout.code_id`. Older runs have none, or one
+    that git made."""
     python: str
     platform: str
     packages: dict[str, str]

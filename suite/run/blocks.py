@@ -10,7 +10,7 @@ from models.registry import Workload
 from suite.results import stats
 from suite.run.group import Bench
 from suite.run.member import Member
-from suite.run.ranked_worker import converse_ranked
+from suite.run.process import converse
 from suite.run.schedule import THROUGHPUT_EVERY, least_blocks, orders, sampling_for
 from suite.settings import RunSettings
 from suite.worker.protocol import BLOCKS_PER_CORE, Failed, Measure, Measured, core_for
@@ -43,7 +43,6 @@ def measure_blocks(bench: Bench, workload: Workload, members: Sequence[Member]) 
                 member.blocks.append(answer.block)
     for member in members:
         if member.failure is None:
-            member.timed = True
             bench.display.measured(member.mode.name, len(member.blocks))
 
 
@@ -67,7 +66,7 @@ def enough_processes(processes: Mapping[str, Sequence[Member]], more: int = 0) -
     samples = {
         name: [[block.host_us for block in member.blocks] for member in members]
         for name, members in processes.items()
-        if members and not any(member.drops_out for member in members)
+        if members and not any(member.failure for member in members)
     }
     pairs = {
         (baseline, name): (samples[baseline], own)
@@ -103,7 +102,7 @@ def _measure_command(
 
 
 def _ask(bench: Bench, member: Member, commands: Sequence[Measure]) -> Measured | None:
-    answer = converse_ranked({member.worker: commands}, bench.timeout_s)[member.worker]
+    answer = converse({member.worker: commands}, bench.timeout_s)[member.worker]
     member.by_rank.append(answer.by_rank)
     if isinstance(answer.whole, Failed):
         member.failure, member.failed_rank = answer.whole, answer.failed_rank

@@ -28,20 +28,18 @@ from models.registry import Workload
 from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE, Mode
 from suite.results.schema import CompileConditions, CompileTimes, Correctness, Status
 from suite.run.member import Member
+from suite.run.process import RankedWorker, converse, end
 from suite.run.progress import Display
-from suite.run.ranked_worker import RankedWorker, converse_ranked, end
 from suite.settings import RunSettings
 from suite.worker.compile_cache import CompileCache
 from suite.worker.protocol import (
     Built,
     CellSpec,
+    Collect,
     Collected,
-    CollectMetrics,
     Command,
     Compile,
     Failed,
-    LoadProfiler,
-    MeasureOnce,
     Prepare,
     Prepared,
     Settle,
@@ -157,7 +155,7 @@ class GroupSession:
     def side_by_side(self, processes: Mapping[str, Sequence[Member]], wanted: Sequence[int]) -> Sequence[int]:
         """Return which of the next processes are prepared together: all that are wanted, or the first of them where the
         GPU may not have memory for twice what the first process of each mode needs, or the host for so many workers."""
-        living = [members[0] for members in processes.values() if not any(member.drops_out for member in members)]
+        living = [members[0] for members in processes.values() if not any(member.failure for member in members)]
         reserved = [member.prepared.reserved_bytes for member in living if member.prepared is not None]
         known = [own for own in reserved if own is not None]
         workers = len(wanted) * len(living)
@@ -176,17 +174,13 @@ class GroupSession:
         for member in members:
             if member.failure is None:
                 self.bench.display.phase(member.mode.name, "metrics")
-        for member in members:
-            if member in whole:
-                self._tell([member], MeasureOnce())
-        self._tell([member for member in members if member in whole], LoadProfiler())
-        for member in members:
-            if member in whole:
-                self._tell([member], CollectMetrics())
-                member.collected = True
-        self._tell([member for member in members if member not in whole], CollectMetrics(kernels_only=True))
-        for member in members:
-            member.collected = True
+        first = [member for member in members if member in whole]
+        for member in first:
+            self._tell([member], Collect(step="once"))
+        self._tell(first, Collect(step="profiler"))
+        for member in first:
+            self._tell([member], Collect(step="metrics"))
+        self._tell([member for member in members if member not in whole], Collect(step="kernels"))
 
     def cold_compile_times(self, mode: Mode, cache: CompileCache) -> CompileTimes | None:
         """Return what the mode takes to compile alone with an empty cache; None if it fails, which is noted then: the
@@ -272,7 +266,7 @@ class GroupSession:
     def _converse(self, commands: Mapping[Member, Sequence[Command]]) -> None:
         """Send each member its command (one for each rank), all at the same time, and keep the answers."""
         members = {member.worker: member for member in commands}
-        answers = converse_ranked(
+        answers = converse(
             {member.worker: command for member, command in commands.items()},
             self.bench.timeout_s,
             lambda worker, phase: self.bench.display.phase(members[worker].mode.name, phase),
@@ -285,7 +279,7 @@ class GroupSession:
                     member.prepared = prepared
                     self._iteration_us.setdefault(member.mode.name, prepared.iteration_us)
                 case Collected(metrics=metrics):
-                    member.metrics = metrics
+                    member.metrics = metrics or member.metrics
                 case Built() as built:
                     toolchain = self.bench.toolchain
                     toolchain.vec_isa_ok = toolchain.vec_isa_ok or built.vec_isa_ok
@@ -352,10 +346,8 @@ def _first_to_compile(modes: Sequence[Mode], cache: CompileCache) -> Mode | None
 
 
 def do_not_fit(members: Sequence[Member]) -> bool:
-    """Return whether these, which are alive at the same time, are to be fewer. Where one is the only later process of
-    its mode, the others go on without it: what was measured of its group stands."""
-    several = not members[0].process or members[0].process != members[-1].process
-    return several and len(members) > 1 and any(member.out_of_memory for member in members)
+    """Return whether these, the first processes of several modes, need more memory together than there is."""
+    return len(members) > 1 and any(member.out_of_memory and not member.process for member in members)
 
 
 def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[Correctness]]) -> Correctness:

@@ -99,30 +99,33 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
         CannotWrite: the disk is full.
         Interrupted: Ctrl-C; the console has said how to go on.
     """
-    run = _open(request, console)
-    with run.writer:
-        where = describe(run.writer.path)
-        jobs = plan_jobs(
-            # A plan without a workload is not one of all workloads.
-            select_workloads(run.plan.workloads, run.plan.variant, planned=True) if run.plan.workloads else (),
-            select_modes(run.plan.modes),
-            run.plan.size,
-            run.done,
-        )
+    path, plan = _chosen(request, console)
+    done: list[Cell] = []
+    if path is None:
+        path = _new_folder(request, plan)
+        writer = RunWriter.create(path, _environment(path.resolve().name, request, plan))
+    else:
+        writer, recorded = RunWriter.reopen(path)
+        done = _done(request, plan, recorded)
+        if recorded.cut_line is not None:
+            console.print(f"{describe(path)}: its last line was cut short and is left out; that cell runs again")
+    with writer:
+        where = describe(writer.path)
+        jobs = _jobs(plan, done)
         if not jobs:
-            console.print(f"{where} has all of its {len(run.done)} cells already; nothing to run")
+            console.print(f"{where} has all of its {len(done)} cells already; nothing to run")
             outcome = RunOutcome()
         else:
             missing = sum(len(job.missing) for job in jobs)
-            console.print(f"{where}: {missing} cells to measure, {len(run.done)} are there")
+            console.print(f"{where}: {missing} cells to measure, {len(done)} are there")
             try:
-                outcome = _measure(request, console, run, jobs, worker_command)
+                outcome = _measure(request, console, writer, plan, jobs, worker_command)
             except Interrupted:
                 console.print(f"interrupted; go on with: {_again(request, where)}")
                 raise
             except OSError as error:
-                raise store.write_error(run.writer.path / store.CELLS, error) from error
-    finished = Finished(run.writer.path, [*run.done, *outcome.cells], len(outcome.cells), outcome.not_started)
+                raise store.write_error(writer.path / store.CELLS, error) from error
+    finished = Finished(writer.path, [*done, *outcome.cells], len(outcome.cells), outcome.not_started)
     _say_result(console, finished, _again(request, where))
     return finished
 
@@ -138,76 +141,49 @@ def _again(request: Request, where: str) -> str:
     return shlex.join(words)
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenRun:
-    """Hold a run, locked for writing: the rows it has, and what it is to hold."""
-
-    writer: RunWriter
-    done: Sequence[Cell]
-    plan: RunPlan
-
-
 def _measure(
-    request: Request, console: Console, run: _OpenRun, jobs: Sequence[Job], worker_command: Sequence[str]
+    request: Request,
+    console: Console,
+    writer: RunWriter,
+    plan: RunPlan,
+    jobs: Sequence[Job],
+    worker_command: Sequence[str],
 ) -> RunOutcome:
-    plan = run.plan
     estimates_s = _estimates_s(jobs, plan)
     bench = Bench(
         settings=plan.settings,
-        logs=run.writer.path / "logs",
+        logs=writer.path / "logs",
         timeout_s=request.timeout_s,
         worker_command=worker_command,
         display=Display(console, estimates_s),
         gpu_bytes=find_gpu().info.memory_bytes if plan.device == "cuda" else None,
     )
-    return Runner(run.writer, bench, estimates_s, user_cache() / "compiled", request.budget_s).run(jobs)
+    return Runner(writer, bench, estimates_s, user_cache() / "compiled", request.budget_s).run(jobs)
 
 
-def _open(request: Request, console: Console) -> _OpenRun:
-    if request.resume is not None and request.resume != NEWEST:
-        return _go_on(request, console, store.find_run(request.resume), None)
+def _chosen(request: Request, console: Console) -> tuple[Path | None, RunPlan]:
+    """Return the run to go on with, None for a new one, and what it is to hold."""
+    if request.resume not in (None, NEWEST):
+        recorded = store.read_run(store.find_run(str(request.resume)))
+        return recorded.path, _resumed_plan(request, recorded, console)
     plan = _new_plan(request, console)
-    if request.resume == NEWEST and (fitting := _newest_that_fits(request, plan, console)):
-        return _go_on(request, console, fitting, plan)
-    path = _new_folder(request, plan)
-    return _OpenRun(RunWriter.create(path, _environment(path.resolve().name, request, plan)), (), plan)
+    return _newest_that_fits(request, plan, console) if request.resume == NEWEST else None, plan
 
 
-def _go_on(request: Request, console: Console, path: Path, plan: RunPlan | None) -> _OpenRun:
-    """Open a run that is there. `plan` None: what to do is in the run, and whether it fits is yet to be checked."""
-    writer, recorded = RunWriter.reopen(path)
-    try:
-        plan = plan or _resumed_plan(request, recorded, console)
-        if recorded.cut_line is not None:
-            console.print(f"{describe(path)}: its last line was cut short and is left out; that cell runs again")
-        done = [cell for cell in recorded.cells if not _runs_again(request, plan, cell)]
-        if request.retry_failed:
-            _say_what_stays(console, path, [cell for cell in done if cell.shortages and _is_chosen(plan, cell)])
-    except BaseException:
-        writer.close()
-        raise
-    return _OpenRun(writer, done, plan)
+def _done(request: Request, plan: RunPlan, recorded: RecordedRun) -> list[Cell]:
+    """Return the rows of a run that are not measured again."""
+
+    def runs_again(cell: Cell) -> bool:
+        is_chosen = cell.workload in plan.workloads and cell.mode in plan.modes
+        return request.retry_failed and is_chosen and cell.status is not Status.PASS
+
+    return [cell for cell in recorded.cells if not runs_again(cell)]
 
 
-def _is_chosen(plan: RunPlan, cell: Cell) -> bool:
-    return cell.workload in plan.workloads and cell.mode in plan.modes
-
-
-def _runs_again(request: Request, plan: RunPlan, cell: Cell) -> bool:
-    return request.retry_failed and _is_chosen(plan, cell) and cell.status is not Status.PASS
-
-
-def _say_what_stays(console: Console, path: Path, short: Sequence[Cell]) -> None:
-    """Say which rows lack something for want of memory and stay: they have passed, their samples are true, and were
-    taken next to all other modes. Measured again a mode would only be next to its baseline, and might lack as much."""
-    if short:
-        names = ", ".join(f"{cell.workload} {cell.mode}" for cell in short)
-        console.print(
-            f"memory was short for {names}: these rows have passed and stay as they are, for measured again they would "
-            f"only be next to their baseline. To do it all the same, take their lines out of {describe(path)}/"
-            f"{store.CELLS} and give the command again",
-            markup=False,
-        )
+def _jobs(plan: RunPlan, done: Sequence[Cell]) -> list[Job]:
+    # A plan without a workload is not one of all workloads.
+    chosen = select_workloads(plan.workloads, plan.variant, planned=True) if plan.workloads else ()
+    return plan_jobs(chosen, select_modes(plan.modes), plan.size, done)
 
 
 def _new_plan(request: Request, console: Console) -> RunPlan:
@@ -262,18 +238,8 @@ def planned_jobs(request: Request, console: Console) -> tuple[list[Job], dict[st
         WrongUse: a name, an option or a combination is wrong, or the run to resume does not fit.
     """
     request = replace(request, starts=False)
-    path: Path | None = None
-    done: tuple[Cell, ...] = ()
-    if request.resume not in (None, NEWEST):
-        recorded = store.read_run(store.find_run(str(request.resume)))
-        path, plan = recorded.path, _resumed_plan(request, recorded, console)
-    else:
-        plan = _new_plan(request, console)
-        path = _newest_that_fits(request, plan, console) if request.resume == NEWEST else None
-    if path is not None:
-        done = tuple(cell for cell in store.read_run(path).cells if not _runs_again(request, plan, cell))
-    chosen = select_workloads(plan.workloads, plan.variant, planned=True) if plan.workloads else ()
-    jobs = plan_jobs(chosen, select_modes(plan.modes), plan.size, done)
+    path, plan = _chosen(request, console)
+    jobs = _jobs(plan, [] if path is None else _done(request, plan, store.read_run(path)))
     return jobs, _estimates_s(jobs, plan)
 
 

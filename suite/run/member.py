@@ -25,8 +25,7 @@ from suite.results.schema import (
     Status,
 )
 from suite.run.host_use import most
-from suite.run.process import Answer
-from suite.run.ranked_worker import RankedWorker
+from suite.run.process import Answer, RankedWorker
 from suite.settings import RunSettings
 from suite.worker.protocol import Collected, Failed, Measured, Prepared
 
@@ -35,9 +34,8 @@ from suite.worker.protocol import Collected, Failed, Measured, Prepared
 class Member:
     """Hold a process of a mode (or several, one for each rank), and what it has brought so far.
 
-    `failure` set means its worker is not asked again. `by_rank` are the answers of all ranks, where there are several.
-    `timed`: all of its blocks are measured; `collected`: so are its metrics. `others`: what other programs did on the
-    host meanwhile.
+    `failure` set means its worker is not asked again, and its mode is not started again. `by_rank` are the answers of
+    all ranks, where there are several. `others`: what other programs did on the host meanwhile.
     """
 
     mode: Mode
@@ -48,9 +46,7 @@ class Member:
     correctness: Correctness | None = None
     prepared: Prepared | None = None
     blocks: list[Block] = field(default_factory=list)
-    timed: bool = False
     metrics: Metrics | None = None
-    collected: bool = False
     failure: Failed | None = None
     failed_rank: int = 0
     by_rank: list[tuple[Answer, ...]] = field(default_factory=list)
@@ -59,23 +55,6 @@ class Member:
     @property
     def out_of_memory(self) -> bool:
         return self.failure is not None and self.failure.status is Status.OOM
-
-    @property
-    def drops_out(self) -> bool:
-        """Return whether its mode is not started again. Lack of memory after its blocks is one of its metrics alone."""
-        return self.failure is not None and not (self.timed and self.out_of_memory)
-
-    @property
-    def shortage(self) -> Shortage | None:
-        """Return what it lacked memory for, where it did; for what has samples that is no failure."""
-        if self.failure is None or not self.out_of_memory:
-            return None
-        return Shortage(
-            mode=self.mode.name,
-            process=self.process,
-            phase="metrics" if self.timed else "measure" if self.blocks else "prepare",
-            error=without_paths(self.failure.error),
-        )
 
     @property
     def has_graphs(self) -> bool:
@@ -99,15 +78,15 @@ def cell_of(
 ) -> Cell:
     """Return the row of a mode from its processes. `guests` are those of its group whose own rows have other blocks.
 
-    A mode one of whose processes failed has failed. Lack of memory is no failure of a mode that has blocks: they stand,
-    and the row says what is missing.
+    A mode one of whose processes failed has failed. A later process that ran out of memory is one fewer: see Note
+    [Short of memory] in `suite.run.runner`.
     """
     first = processes[0]
-    has_blocks = any(one.blocks for one in processes)
-    member = next((one for one in processes if one.failure and not (has_blocks and one.out_of_memory)), first)
-    failure = None if has_blocks and member.out_of_memory else member.failure
+    short = [one for one in processes[1:] if one.out_of_memory]
+    member = next((one for one in processes if one.failure and one not in short), first)
+    failure = member.failure
     prepared = first.prepared
-    begun = [one for one in processes if one.blocks or not (has_blocks and one.out_of_memory)]
+    begun = [one for one in processes if one.blocks or one not in short]
     log_tail = without_paths(member.worker.ranks[member.failed_rank].log_tail()) if failure else None
     baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
     retuned = _retuned(processes)
@@ -146,7 +125,7 @@ def cell_of(
         processes=len(begun),
         other_kernels=sorted(retuned.keys() | _retuned(baselines).keys()),
         later=_later_processes(begun, retuned),
-        shortages=_shortages([*processes, *baselines]) if has_blocks else [],
+        shortages=[_shortage(one) for one in short],
         others=most([one.others for one in processes if one.others is not None]),
         tp=workload.tp,
         ranks=_rank_parts(processes),
@@ -191,8 +170,14 @@ def _retuned(processes: Sequence[Member]) -> dict[int, list[str]]:
     return found
 
 
-def _shortages(processes: Sequence[Member]) -> list[Shortage]:
-    return [found for member in processes if (found := member.shortage) is not None]
+def _shortage(member: Member) -> Shortage:
+    assert member.failure is not None
+    return Shortage(
+        mode=member.mode.name,
+        process=member.process,
+        phase="measure" if member.blocks else "prepare",
+        error=without_paths(member.failure.error),
+    )
 
 
 def _later_processes(processes: Sequence[Member], retuned: Mapping[int, list[str]]) -> list[LaterProcess]:

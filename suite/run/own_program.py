@@ -23,9 +23,8 @@ from models.registry import DtypePolicy, Task, Workload
 from optimizations.atomic_file import write_atomically
 from suite.results.errors import WrongUse
 from suite.results.schema import Record
-from suite.run import guard
 from suite.run.matrix import require_program_name
-from suite.run.supervise import Supervised, end
+from suite.run.supervise import Supervised, end, end_with_parent, temporary_folder
 
 COMMAND = script("suite.run.own_program")
 TIMEOUT_S = 300.0
@@ -103,8 +102,8 @@ def _record(name: str, found: Examined) -> Workload:
 
 def examine(name: str, device: str, seed: int, announce: Callable[[str], None]) -> Examined:
     """Return what a process of its own finds out about the program."""
-    with guard.temporary_folder("encore-program-") as folder:
-        answer, log = folder / "answer.json", folder / "log.txt"
+    with temporary_folder("encore-program-") as folder:
+        answer, log = Path(folder, "answer.json"), Path(folder, "log.txt")
         options = ("--name", name, "--device", device, "--seed", str(seed), "--answer", str(answer))
         worker = Supervised((*COMMAND, *options), log)
         begun, said = monotonic(), -BEAT_S
@@ -134,6 +133,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--answer", type=Path, required=True)
     options = parser.parse_args()
+    end_with_parent()
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     write_atomically(options.answer, _examined(options.name, options.device, options.seed).model_dump_json().encode())

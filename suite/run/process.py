@@ -1,43 +1,43 @@
-"""Talk to worker processes over two pipes each. They are started and ended by `suite.run.supervise`.
+"""Talk to the processes of cells, over two pipes each. They are started and ended by `suite.run.supervise`.
 
-Whatever a worker does (crash, hang, garbage, closing its pipe) comes out of `converse` as a `Failed` answer with a
-status, so that the code above has two cases only: the answer it asked for, or `Failed`.
+A cell has one process, or one for each rank where the workload is split over GPUs. All ranks get their commands at the
+same time, and their answers become one: of times the slowest rank's, of what is counted rank 0's, and all ranks' own
+are kept. Ranks wait for one another in collectives, so the first that fails ends its cell: the others are killed.
+
+Whatever a process does (crash, hang, garbage) comes out of `converse` as a `Failed` answer with a status, so that the
+code above has two cases only: the answer it asked for, or `Failed`.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from pydantic import ValidationError
 
 from encore.own_packages import script
-from suite.results.schema import Status
+from suite.measure.gpu import visible_gpus
+from suite.results.schema import Block, Correctness, Status
 from suite.run import supervise
-from suite.run.supervise import EXIT_GRACE_S, Supervised, await_exit
+from suite.run.supervise import EXIT_GRACE_S, Supervised, await_exit, temporary_folder
 from suite.worker.protocol import (
-    PHASES,
     REPLIES,
     WAITING,
     Built,
+    Collect,
     Collected,
-    CollectMetrics,
     Command,
     Compile,
-    Compiled,
     Done,
     Failed,
-    LoadProfiler,
     Measure,
     Measured,
-    MeasureOnce,
     Phase,
     Prepare,
     Prepared,
@@ -50,31 +50,31 @@ from suite.worker.protocol import (
 
 WORKER_COMMAND = script("suite.worker.main")
 
-MAX_MESSAGE_BYTES = 16 * 2**20
-"""Most bytes that a worker may have sent unread: far more than any message needs."""
 STOP_GRACE_S = 20.0
 """Time for a worker to end by itself after `stop`: CUDA contexts and compile pools take seconds to close."""
 
-COMPANION_GRACE_S = 5.0
-"""Time for a worker to answer once another one, which it may be waiting for, has failed."""
-COMPANION_FAILED = "another one that had failed"
+DEATH_GRACE_S = 1.0
+"""Time in which another rank may turn out to have died when one reports an error, which may be that it is gone."""
 
-Answer = Built | Compiled | Prepared | Measured | Done | Collected | Failed
-OnPhase = Callable[["Worker", str], None]
+Answer = Built | Done | Prepared | Measured | Collected | Failed
+OnPhase = Callable[["RankedWorker", str], None]
 
-
-class BrokenProtocol(Exception):
-    """Report that the worker sent what is not a message, or closed its pipe; `status` is what its cell ends with."""
-
-    def __init__(self, status: Status, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+_ANSWERS: Mapping[type, type] = {
+    Start: Built,
+    Prepare: Built,
+    Compile: Done,
+    Settle: Prepared,
+    Measure: Measured,
+    Collect: Collected,
+}
+_FIRST_PHASES = {"start": "build", "prepare": "build", "collect": "metrics"}
+"""First phases of commands that are not named after theirs."""
 
 
 class Worker(Supervised):
-    """Hold one worker process; messages go over their own pipes. End it with `end`."""
+    """Hold one worker process; messages go over their own pipes."""
 
-    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self._buffer = bytearray()
         command_read, self._command_fd = os.pipe()
         self.reply_fd, reply_write = os.pipe()
@@ -84,7 +84,7 @@ class Worker(Supervised):
                 [*command, "--read", str(command_read), "--write", str(reply_write)],
                 log,
                 pass_fds=(command_read, reply_write),
-                env={"CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), **(env or {})},
+                env={"CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), **env},
             )
         except BaseException:
             os.close(self._command_fd)
@@ -103,17 +103,15 @@ class Worker(Supervised):
         """Return messages that have arrived, and whether the pipe has ended. Does not wait.
 
         Raises:
-            BrokenProtocol: a line is not a message, or too long for one.
+            ValidationError: a line is not a message.
         """
         ended = False
         with suppress(BlockingIOError):
             while chunk := os.read(self.reply_fd, 2**16):
                 self._buffer += chunk
-                if len(self._buffer) > MAX_MESSAGE_BYTES:
-                    raise BrokenProtocol(Status.BAD_OUTPUT, f"sent more than {MAX_MESSAGE_BYTES} bytes at once")
             ended = True
         *lines, self._buffer = self._buffer.split(b"\n")
-        return [_parse(line) for line in lines], ended
+        return [REPLIES.validate_json(bytes(line)) for line in lines], ended
 
     def reap(self) -> None:
         """Collect the exit status and close the pipes."""
@@ -122,71 +120,119 @@ class Worker(Supervised):
             os.close(descriptor)
 
 
-def _parse(line: bytearray) -> Reply:
-    try:
-        return REPLIES.validate_json(bytes(line))
-    except ValidationError:
-        shown = line[:120].decode(errors="replace")
-        raise BrokenProtocol(Status.BAD_OUTPUT, f"sent a line that is not a message: {shown!r}") from None
+class RankedWorker:
+    """Hold the workers of one cell, by rank. End them with `end`.
+
+    Attributes:
+        rendezvous: a file that the ranks meet by; None of one rank.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, ranks: int, device: str) -> None:
+        self.ranks: list[Worker] = []
+        self._folder = temporary_folder("encore-ranks-") if ranks > 1 else None
+        self.rendezvous = str(Path(self._folder.name) / "store") if self._folder else None
+        gpus = visible_gpus() if ranks > 1 and device == "cuda" else []
+        try:
+            for rank in range(ranks):
+                own = log if rank == 0 else log.with_name(f"{log.stem}.rank{rank}{log.suffix}")
+                env = {"CUDA_VISIBLE_DEVICES": gpus[rank]} if gpus else {}
+                self.ranks.append(Worker(command, own, env))
+        except BaseException:
+            end([self], ask_first=False)
+            raise
+
+    def remove_folder(self) -> None:
+        """Remove the folder; called once no rank runs any more."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def end(cells: Iterable[RankedWorker], *, ask_first: bool) -> None:
+    """End cells and everything they started; return when none of it is left.
+
+    `ask_first`: they are between commands and get `stop` and some time to leave by themselves.
+    """
+    cells = list(cells)
+    workers = [worker for cell in cells for worker in cell.ranks]
+    if ask_first:
+        for worker in workers:
+            worker.send(Stop())
+        await_exit(workers, STOP_GRACE_S)
+    supervise.end(workers)
+    for cell in cells:
+        cell.remove_folder()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Hold an answer of a cell: what it says as a whole, what each rank says, and which rank it failed on."""
+
+    whole: Answer
+    by_rank: tuple[Answer, ...]
+    failed_rank: int = 0
 
 
 def converse(
-    requests: Mapping[Worker, Command],
+    requests: Mapping[RankedWorker, Sequence[Command]],
     timeout_s: float,
     on_phase: OnPhase = lambda worker, phase: None,
-    companions: Mapping[Worker, Collection[Worker]] = MappingProxyType({}),
-) -> dict[Worker, Answer]:
-    """Send each worker its command and wait for all answers; each phase of a worker may take `timeout_s`, and one in
-    which it waits for the others so long for each of them.
+) -> dict[RankedWorker, Answered]:
+    """Send each cell its commands, one for each rank, and wait for all answers. Each phase of a worker may take
+    `timeout_s`, and one in which it waits for the others so long for each of them. Phases told are those of rank 0.
 
-    Workers work at the same time. One that fails does not end the others; it should be ended by the caller. Its
-    `companions`, which wait for it, have `COMPANION_GRACE_S` from then on. One that took too long is killed as soon as
-    its companions have answered, too: others may wait for what it holds, or are timed next to what it launched. One
-    that ran out of memory ends by itself. The end of both is awaited, for others need what they hold. Answers are in
-    the order they came.
+    Workers work at the same time. A cell that fails does not end the others; it should be ended by the caller. A worker
+    that took too long is killed at once, because others may wait for what it holds, or are timed next to what it
+    launched. One that ran out of memory ends by itself. The end of both is awaited, for others need what they hold.
     """
-    others = max(1, len(requests) - 1)
-    exchanges = {
-        worker: _Exchange(worker, command, timeout_s, on_phase, others) for worker, command in requests.items()
-    }
-    answers: dict[Worker, Answer] = {}
-    with selectors.DefaultSelector() as selector:
-        for worker, command in requests.items():
+    others = max(1, sum(len(cell.ranks) for cell in requests) - 1)
+    waiting: dict[Worker, _Exchange] = {}
+    for cell, commands in requests.items():
+        for rank, (worker, command) in enumerate(zip(cell.ranks, commands, strict=True)):
+            waiting[worker] = _Exchange(cell, rank, command, timeout_s, on_phase, others)
             worker.send(command)
+    answers: dict[RankedWorker, dict[int, Answer]] = {cell: {} for cell in requests}
+    failed_rank: dict[RankedWorker, int] = {}
+    with selectors.DefaultSelector() as selector:
+        for worker in waiting:
             selector.register(worker.reply_fd, selectors.EVENT_READ, worker)
             selector.register(worker.exit_fd, selectors.EVENT_READ, worker)
-        while len(answers) < len(exchanges):
-            waiting = [exchange for worker, exchange in exchanges.items() if worker not in answers]
-            patience_s = min(exchange.deadline for exchange in waiting) - time.monotonic()
+        while waiting:
+            patience_s = min(exchange.deadline for exchange in waiting.values()) - time.monotonic()
             ready = {key.data for key, _ in selector.select(max(0.0, patience_s))}
-            for exchange in waiting:
-                answer = exchange.advance(exchange.worker in ready)
-                if exchange.pipe_ended and exchange.worker.reply_fd in selector.get_map():
-                    selector.unregister(exchange.worker.reply_fd)
-                if answer is not None:
-                    answers[exchange.worker] = answer
-                    _forget(selector, exchange.worker)
-                    together = {exchange.worker, *companions.get(exchange.worker, ())} & exchanges.keys()
-                    if isinstance(answer, Failed):
-                        for other in together - answers.keys():
-                            exchanges[other].companion_failed()
-                    if together <= answers.keys():
-                        _kill_overdue({worker: answers[worker] for worker in together})
-    failed = [(worker, answer) for worker, answer in answers.items() if isinstance(answer, Failed)]
-    await_exit([worker for worker, answer in failed if answer.status in (Status.OOM, Status.TIMEOUT)], EXIT_GRACE_S)
-    return answers
+            for worker, exchange in list(waiting.items()):
+                if worker not in waiting or (answer := exchange.advance(worker in ready)) is None:
+                    continue
+                found = {exchange.rank: answer}
+                if isinstance(answer, Failed):
+                    failed_rank[exchange.cell], found = _ended(exchange, answer, waiting)
+                answers[exchange.cell] |= found
+                for each in (exchange.cell.ranks[rank] for rank in found):
+                    del waiting[each]
+                    selector.unregister(each.reply_fd)
+                    selector.unregister(each.exit_fd)
+    joined = {cell: _joined(cell, answers[cell], failed_rank.get(cell)) for cell in requests}
+    holding = [cell for cell, each in joined.items() if _status(each.whole) in (Status.OOM, Status.TIMEOUT)]
+    await_exit([worker for cell in holding for worker in cell.ranks], EXIT_GRACE_S)
+    return joined
 
 
-def _kill_overdue(answers: Mapping[Worker, Answer]) -> None:
-    for worker, answer in answers.items():
-        if isinstance(answer, Failed) and answer.status is Status.TIMEOUT:
-            worker.signal_group(signal.SIGKILL)
+def _ended(exchange: _Exchange, failed: Failed, waiting: Mapping[Worker, _Exchange]) -> tuple[int, dict[int, Answer]]:
+    """End the ranks of a cell one of which failed; return which one is to blame, and the answers of all that waited.
 
-
-def _forget(selector: selectors.BaseSelector, worker: Worker) -> None:
-    for descriptor in (worker.reply_fd, worker.exit_fd):
-        with suppress(KeyError):
-            selector.unregister(descriptor)
+    A rank that dies is missed by the others before this program hears of it, so they get a moment to have died.
+    """
+    cell, blamed = exchange.cell, exchange.rank
+    found: dict[int, Answer] = {blamed: failed}
+    others = [waiting[worker] for worker in cell.ranks if worker in waiting and worker is not exchange.worker]
+    await_exit([each.worker for each in others], DEATH_GRACE_S)
+    for each in others:
+        killed = each.worker.was_killed()
+        each.worker.signal_group(signal.SIGKILL)
+        told = each.advance(True) if killed else None
+        if isinstance(told, Failed):
+            blamed = each.rank
+        found[each.rank] = told or Failed(status=failed.status, error=f"was ended when rank {blamed} had failed")
+    return blamed, found
 
 
 class _Exchange:
@@ -195,65 +241,53 @@ class _Exchange:
     A phase's clock runs on from its first announcement, so that a worker going back and forth between phases ends too.
     """
 
-    def __init__(self, worker: Worker, command: Command, timeout_s: float, on_phase: OnPhase, others: int = 1) -> None:
-        self.worker = worker
+    def __init__(
+        self, cell: RankedWorker, rank: int, command: Command, timeout_s: float, on_phase: OnPhase, others: int
+    ) -> None:
+        self.cell = cell
+        self.rank = rank
+        self.worker = cell.ranks[rank]
         self._others = others
-        self.pipe_ended = False
         self._command = command
         self._timeout_s = timeout_s
         self._on_phase = on_phase
-        self._phase = _first_phase(command)
+        self._phase = _FIRST_PHASES.get(command.do, command.do)
         self._started = {self._phase: time.monotonic()}
         self.deadline = self._started[self._phase] + timeout_s
-        self._last_deadline = math.inf
-
-    def companion_failed(self) -> None:
-        """Give this worker, which may be waiting for another that failed, little time from now on."""
-        self._last_deadline = min(self._last_deadline, time.monotonic() + COMPANION_GRACE_S)
-        self.deadline = min(self.deadline, self._last_deadline)
 
     def advance(self, ready: bool) -> Answer | None:
         """Return the answer, if it is there or will not come any more; None while it is awaited."""
-        try:
-            if ready:
-                exited = self.worker.exited()
+        if ready:
+            exited = self.worker.exited()
+            try:
                 messages, ended = self.worker.receive()
-                for message in messages:
-                    if (answer := self._take(message)) is not None:
-                        return answer
-                if exited:
-                    raise BrokenProtocol(Status.CRASH, f"{self.worker.exit_description()} in phase {self._phase!r}")
-                if ended and not self.pipe_ended:
-                    self.pipe_ended = True
-                    self.deadline = min(self.deadline, time.monotonic() + EXIT_GRACE_S)
-            if time.monotonic() >= self.deadline:
-                raise self._overdue()
-        except BrokenProtocol as error:
-            return Failed(status=error.status, error=f"the worker {error}")
-        return None
+            except ValidationError as error:
+                return self._failed(Status.BAD_OUTPUT, f"sent a line that is not a message: {error.errors()[0]}")
+            for message in messages:
+                if (answer := self._take(message)) is not None:
+                    return answer
+            if exited or ended:
+                await_exit([self.worker], EXIT_GRACE_S)
+                return self._failed(Status.CRASH, f"{self.worker.exit_description()} in phase {self._phase!r}")
+        if time.monotonic() < self.deadline:
+            return None
+        self.worker.write_tracebacks()
+        self.worker.signal_group(signal.SIGKILL)
+        return self._failed(Status.TIMEOUT, f"took more than {self._patience_s:g} s in phase {self._phase!r}")
 
     def _take(self, message: Reply) -> Answer | None:
         if isinstance(message, Phase):
-            if message.name not in PHASES:
-                raise BrokenProtocol(Status.BAD_OUTPUT, f"announced an unknown phase {message.name!r}")
             self._phase = message.name
-            started = self._started.setdefault(message.name, time.monotonic())
-            self.deadline = min(started + self._patience_s, self._last_deadline)
-            self._on_phase(self.worker, message.name)
+            self.deadline = self._started.setdefault(message.name, time.monotonic()) + self._patience_s
+            if self.rank == 0:
+                self._on_phase(self.cell, message.name)
             return None
-        if not _answers(message, self._command):
-            raise BrokenProtocol(Status.BAD_OUTPUT, f"answered {self._command.do!r} with {message.type!r}")
+        if not isinstance(message, (Failed, _ANSWERS[type(self._command)])):
+            return self._failed(Status.BAD_OUTPUT, f"answered {self._command.do!r} with {message.type!r}")
         return message
 
-    def _overdue(self) -> BrokenProtocol:
-        if self.pipe_ended:
-            return BrokenProtocol(
-                Status.BAD_OUTPUT, f"closed its reply pipe in phase {self._phase!r} without an answer"
-            )
-        if time.monotonic() >= self._last_deadline:
-            return BrokenProtocol(Status.TIMEOUT, f"waited in phase {self._phase!r} for {COMPANION_FAILED}")
-        self.worker.write_tracebacks()
-        return BrokenProtocol(Status.TIMEOUT, f"took more than {self._patience_s:g} s in phase {self._phase!r}")
+    def _failed(self, status: Status, what: str) -> Failed:
+        return Failed(status=status, error=f"the worker {what}")
 
     @property
     def _patience_s(self) -> float:
@@ -263,36 +297,56 @@ class _Exchange:
         return self._timeout_s
 
 
-_FIRST_PHASES = {"start": "build", "prepare": "build", "once": "metrics", "profiler": "metrics"}
-"""First phases of commands that are not named after theirs."""
+def _status(answer: Answer) -> Status | None:
+    return answer.status if isinstance(answer, Failed) else None
 
 
-def _first_phase(command: Command) -> str:
-    return _FIRST_PHASES.get(command.do, command.do)
+def _joined(cell: RankedWorker, answers: Mapping[int, Answer], failed_rank: int | None) -> Answered:
+    by_rank = tuple(answers[rank] for rank in range(len(cell.ranks)))
+    whole: Answer = by_rank[0] if failed_rank is None else by_rank[failed_rank]
+    if len(by_rank) > 1:
+        match whole:
+            case Failed():
+                whole = whole.model_copy(update={"error": f"rank {failed_rank}: {whole.error}"})
+            case Prepared():
+                whole = _prepared([answer for answer in by_rank if isinstance(answer, Prepared)])
+            case Measured():
+                whole = Measured(block=slowest([answer.block for answer in by_rank if isinstance(answer, Measured)]))
+    return Answered(whole, by_rank, failed_rank or 0)
 
 
-def _answers(message: Answer, command: Command) -> bool:
-    """Return whether this is an answer to that command; a block must be the one asked for, with all its samples."""
-    match message, command:
-        case Failed(status=status), _:
-            return status is not Status.PASS
-        case Measured(block=block), Measure() as asked:
-            return (block.index, block.turn, len(block.host_us)) == (asked.index, asked.turn, asked.samples)
-        case (Built(), Start() | Prepare()) | (Compiled(), Compile()) | (Prepared(), Settle()):
-            return True
-        case (Done(), LoadProfiler()) | (Collected(), MeasureOnce() | CollectMetrics()):
-            return True
-    return False
+def _prepared(answers: Sequence[Prepared]) -> Prepared:
+    reserved = [answer.reserved_bytes for answer in answers if answer.reserved_bytes is not None]
+    return answers[0].model_copy(
+        update={
+            "correctness": worst([answer.correctness for answer in answers]),
+            "compile": max(answers, key=lambda answer: answer.compile.warm_up_s).compile,
+            "reserved_bytes": max(reserved, default=None),
+            "iteration_us": max(answer.iteration_us for answer in answers),
+        }
+    )
 
 
-def end(workers: Iterable[Worker], *, ask_first: bool) -> None:
-    """End workers and everything they started; return when none of it is left.
+def worst(found: Sequence[Correctness | None]) -> Correctness | None:
+    """Return one correctness of all ranks: the largest error, the digests of rank 0, deterministic if all are."""
+    told = [one for one in found if one is not None]
+    if not told:
+        return None
+    shown = max(told, key=lambda one: (not one.passed, one.max_relative_error))
+    deterministic = all(one.deterministic for one in told)
+    first = told[0]
+    update = {"digests": first.digests, "varying": first.varying, "deterministic": deterministic}
+    return shown.model_copy(update=update)
 
-    `ask_first`: they are between commands and get `stop` and some time to leave by themselves.
-    """
-    workers = list(workers)
-    if ask_first:
-        for worker in workers:
-            worker.send(Stop())
-        await_exit(workers, STOP_GRACE_S)
-    supervise.end(workers)
+
+def slowest(blocks: Sequence[Block]) -> Block:
+    """Return one block of all ranks' blocks: each sample is the slowest rank's time. The rest is rank 0's."""
+    device = [block.device_us for block in blocks if block.device_us is not None]
+    throughput = [block.throughput_us for block in blocks if block.throughput_us is not None]
+    return blocks[0].model_copy(
+        update={
+            "host_us": [max(samples) for samples in zip(*(block.host_us for block in blocks), strict=True)],
+            "device_us": [max(samples) for samples in zip(*device, strict=True)] if device else None,
+            "throughput_us": max(throughput, default=None),
+        }
+    )

@@ -7,12 +7,9 @@ does not fit are measured in pairs: each with its baseline. A pair that does not
 are measured one after another. A mode has one row, from the first group it was measured in; a later group's rows carry
 the blocks that its baselines had there. Rows are written when their workload is through.
 
-Note [Short of memory]: what was measured stands, whatever memory is short for later. A mode that runs out of it while
-it is timed drops out, and the others go on. Its row has the blocks it had until then; if it had none, it is measured
-once more in a smaller group. Behind the blocks only its metrics are missing. A later process that does not fit is one
-process fewer of its mode, and there are none after it; several that do not fit side by side are prepared one after
-another. The row says what is missing, and why (`suite.results.schema.Shortage`).
-
+Note [Short of memory]: a mode that runs out of memory before it has a block is measured once more in a smaller group. A
+later process that does not fit is one process fewer of its mode, and there are none after it: the row passes, and says
+so (`suite.results.schema.Shortage`). Any other lack of memory is the status `oom`.
 """
 
 from __future__ import annotations
@@ -29,11 +26,10 @@ from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Grouping, Status
 from suite.run.blocks import enough_processes, measure_blocks
 from suite.run.group import Bench, GroupSession, do_not_fit
-from suite.run.guard import temporary_folder
 from suite.run.host_use import between, look
 from suite.run.member import Member, cell_of
 from suite.run.schedule import halves, pairings
-from suite.run.supervise import kill_strays
+from suite.run.supervise import kill_strays, temporary_folder
 from suite.settings import format_duration
 from suite.worker.compile_cache import CompileCache
 
@@ -102,7 +98,8 @@ class Runner:
         outcome = RunOutcome()
         begun = self.clock()
         try:
-            with temporary_folder("encore-headers-") as self.bench.toolchain.headers:
+            with temporary_folder("encore-headers-") as headers:
+                self.bench.toolchain.headers = Path(headers)
                 for job in jobs:
                     if self._fits(job.workload.acronym, self.clock() - begun):
                         self._run_job(job, outcome)
@@ -139,7 +136,7 @@ class Runner:
         with ExitStack() as stack:
             folder = self.warm_cache / job.workload.acronym
             if not self.bench.settings.warm_cache:
-                folder = stack.enter_context(temporary_folder("encore-cache-"))
+                folder = Path(stack.enter_context(temporary_folder("encore-cache-")))
             cache = CompileCache(folder, kept=self.bench.settings.warm_cache)
             yield GroupSession(self.bench, job.workload, job.variant, known, cache)
 
@@ -164,7 +161,7 @@ def add_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: 
         cell = cells[mode.name]
         if mode.backend is not None and cell.status is Status.PASS:
             with temporary_folder("encore-cache-") as folder:
-                times = session.cold_compile_times(mode, CompileCache(folder))
+                times = session.cold_compile_times(mode, CompileCache(Path(folder)))
             if times is not None:
                 cells[mode.name] = cell.model_copy(update={"compile": times})
 
@@ -176,37 +173,28 @@ def measure_group(
 
     Of those that have rows, only the blocks count, and they do not go on by themselves. Empty if one of several runs
     out of memory before anything is measured; without those that do while others are measured, and have no block: see
-    Note [Short of memory]. A mode alone is a group too, and then what fails has failed. What failed once is not started
-    again.
+    Note [Short of memory]. A mode alone is a group too, and then what fails has failed.
     """
     settings = session.bench.settings
     processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
     count = settings.processes or 1
     most = settings.most_processes or count
-    done, crowded = 0, False
+    done = 0
     with session.later_processes():
         session.expect(modes, range(1, count))
-        while going_on := [mode for mode in modes if not any(member.drops_out for member in processes[mode.name])]:
+        while going_on := [mode for mode in modes if not any(member.failure for member in processes[mode.name])]:
             is_enough = done >= count and enough_processes(processes)
             if done >= most or is_enough or all(mode.name in have_rows for mode in going_on):
                 break
             wanted = range(done, _wanted(processes, done, most)) if done >= count else range(done, count)
-            together = session.side_by_side(processes, wanted) if done and not crowded else wanted[:1]
+            together = session.side_by_side(processes, wanted) if done else wanted[:1]
             with session.alive(going_on, together) as alive:
-                fits = not do_not_fit(alive)
-                if fits:
+                if not do_not_fit(alive):
                     _measure_in_turn(session, alive, together, processes, have_rows)
             if not done and len(modes) > 1 and lacked_memory(alive):
                 return {}
-            done += len(together) if fits else 0
-            crowded = crowded or not fits
+            done += len(together)
     guests = [member for name, members in processes.items() if name in have_rows for member in members]
-    for guest in guests:
-        if guest.failure is not None:
-            session.bench.display.note(
-                f"{session.workload.acronym} {guest.mode.name}: failed where it was measured once more, next to "
-                f"{', '.join(name for name in processes if name not in have_rows)}: {guest.failure.error}"
-            )
     return {
         name: cell_of(session.workload, session.variant, settings, members, grouping, list(processes), guests)
         for name, members in processes.items()
@@ -223,15 +211,14 @@ def _measure_in_turn(
 ) -> None:
     """Measure blocks of one process of each mode after the other, then their metrics. All are noted in `processes`."""
     measured: list[Member] = []
-    gpus = (session.workload.tp or 1) if session.bench.settings.device == "cuda" else 0
     for process in together:
-        failed = {name for name, members in processes.items() if any(member.drops_out for member in members)}
+        failed = {name for name, members in processes.items() if any(member.failure for member in members)}
         turn = [member for member in alive if member.process == process and member.mode.name not in failed]
         for member in turn:
             processes[member.mode.name].append(member)
-        before = look(gpus)
+        before = look()
         measure_blocks(session.bench, session.workload, turn)
-        others = between(before, look(gpus))
+        others = between(before, look())
         for member in turn:
             member.others = others
         measured += turn

@@ -5,8 +5,7 @@ Temporary files of a process go to its own folder, which goes with it.
 Note [Strays]: what a process starts (compile workers, ptxas, the C++ compiler) stays in its process group and ends with
 it. A child that starts its own session leaves the group, and once its parent is gone nothing links it to the
 process any more but its environment. Each process therefore gets a mark in its environment, which children inherit, and
-ending a process includes killing everything that carries its mark. If this program itself is killed, its guard does
-that (see Note [Guard] in `suite.run.guard`).
+ending a process includes killing everything that carries its mark.
 
 Compiled Python for processes that import torch, where the installation has none.
 
@@ -20,22 +19,32 @@ Ctrl-C, SIGTERM and a closed terminal as one exception, so that each `finally` o
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
+import secrets
 import selectors
 import signal
 import subprocess
+import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from suite.run import guard
-from suite.run.guard import MARK, RUN_MARK, kill_marked, make_folder, new_mark, remove_folder
 from suite.worker.compile_cache import user_cache
 
+MARK = "ENCORE_WORKER"
+"""The environment variable that every process started here has, and whatever it starts inherits."""
+RUN_MARK = secrets.token_hex(8)
+"""Beginning of the marks of this program's processes."""
+_numbers = itertools.count()
+
+KILL_ROUNDS = 5
+KILL_WAIT_S = 3.0
 TERM_GRACE_S = 3.0
 """Time between SIGTERM and SIGKILL."""
 TRACEBACK_GRACE_S = 1.0
@@ -55,9 +64,9 @@ class Supervised:
         self, command: Sequence[str], log: Path, *, pass_fds: Sequence[int] = (), env: Mapping[str, str] | None = None
     ) -> None:
         self.log = log
-        self.mark = new_mark()
+        self.mark = f"{RUN_MARK}.{next(_numbers)}"
         self._log_start = log.stat().st_size if log.exists() else 0
-        self._temporary = make_folder("encore-")
+        self._temporary = temporary_folder("encore-")
         try:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
@@ -70,13 +79,13 @@ class Supervised:
                     env={
                         **os.environ,
                         **bytecode_environment(),
-                        "TMPDIR": str(self._temporary),
+                        "TMPDIR": self._temporary.name,
                         **(env or {}),
                         MARK: self.mark,
                     },
                 )
         except BaseException:
-            remove_folder(self._temporary)
+            self._temporary.cleanup()
             raise
         self.exit_fd = os.pidfd_open(self._process.pid)
 
@@ -84,18 +93,12 @@ class Supervised:
     def pid(self) -> int:
         return self._process.pid
 
-    def cpu_seconds(self) -> float:
-        """Return the processor time of the process and of what it has started, 0 once it has ended."""
-        total = 0.0
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(self.pid)
-            for each in (process, *process.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):
-                    total += sum(each.cpu_times()[:4])
-        return total
-
     def exited(self) -> bool:
         return self._exit_info() is not None
+
+    def was_killed(self) -> bool:
+        info = self._exit_info()
+        return info is not None and info.si_code != os.CLD_EXITED
 
     def wait(self, seconds: float) -> None:
         """Wait until the process has ended, at most so long."""
@@ -139,7 +142,7 @@ class Supervised:
 
     def remove_temporary_files(self) -> None:
         """Remove temporary files; called once nothing runs any more that this process started."""
-        remove_folder(self._temporary)
+        self._temporary.cleanup()
 
     def _exit_info(self) -> os.waitid_result | None:
         return os.waitid(os.P_PIDFD, self.exit_fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -175,17 +178,55 @@ def await_exit(processes: Iterable[Supervised], grace_s: float) -> None:
 def kill_children() -> None:
     """Kill what this program has started and what that started: an interrupted command needs none of it.
 
-    PyTorch waits for its compile workers when Python ends, up to five minutes. The guard is left to its work.
+    PyTorch waits for its compile workers when Python ends, up to five minutes.
     """
     for child in psutil.Process().children(recursive=True):
-        if child.pid != guard.process_id():
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
 
 
-def kill_strays(marks: set[str] | None = None) -> None:
-    """Kill what carries one of these marks; None: of any process this program started. See Note [Strays]."""
-    kill_marked(lambda mark: mark.startswith(RUN_MARK) if marks is None else mark in marks)
+def kill_strays(marks: Collection[str] | None = None) -> None:
+    """Kill what carries one of these marks; None: of any process this program started. See Note [Strays].
+
+    It looks again until none is found, because a process may have started another one meanwhile; only so often, because
+    one that hangs in a driver call does not die.
+    """
+    for _ in range(KILL_ROUNDS):
+        found = [process for process in psutil.process_iter() if _is_stray(process, marks)]
+        if not found:
+            return
+        for process in found:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, KILL_WAIT_S)
+
+
+def _is_stray(process: psutil.Process, marks: Collection[str] | None) -> bool:
+    """Return whether a process has one of these marks. A zombie has no environment, and so no mark."""
+    if process.pid == os.getpid():
+        return False
+    try:
+        mark = process.environ().get(MARK, "")
+    except (psutil.Error, OSError):
+        return False
+    return mark.startswith(RUN_MARK) if marks is None else mark in marks
+
+
+def end_with_parent() -> None:
+    """End this process and what it started as soon as the program that started it is gone, however that ended."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def temporary_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder that is gone when the block ends of which it is the context, whatever is still in it."""
+    return tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
 
 
 BYTECODE = "bytecode"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -22,29 +22,6 @@ from suite.measure.iteration import Iterate, IterationOutput, iteration
 from suite.measure.modes import Mode
 from suite.measure.results import named_tensors
 from suite.worker.protocol import Unsupported
-
-
-class CapturedIteration(Protocol):
-    """Run an iteration that is captured in its first calls. It returns no output unless one was asked for."""
-
-    def __call__(self, inputs: Inputs) -> IterationOutput: ...
-
-    def require_replays(self) -> None:
-        """Check that calls run with the graphs that this mode is about.
-
-        Raises:
-            Unsupported: calls run without the graphs this mode is about; the message says why.
-        """
-
-    def graphs(self) -> int:
-        """Return how many CUDA graphs there are of it, as Encore reports them."""
-
-    def copies(self, iterate: Callable[[], object]) -> CopyCount:
-        """Count what is copied into the placeholders of its graphs in one iteration, which is `iterate`, and the
-        pointers that are written."""
-
-    def close(self) -> None:
-        """Free the graphs."""
 
 
 def captured_iteration(
@@ -108,7 +85,12 @@ class Outputs:
 
 
 class StepIteration:
-    """Capture forward, loss, backward and the optimizer's step as one graph."""
+    """Capture forward, loss, backward and the optimizer's step as one graph, in its first calls.
+
+    As of the other captured iterations: `require_replays` raises `Unsupported` where calls run without the graphs that
+    the mode is about, `graphs` counts them, and `copies` counts what is copied into their placeholders in one iteration
+    and the pointers that are written.
+    """
 
     def __init__(
         self, iterate: Iterate, *, outputs: bool, host_draws: Literal["refused", "unused"] = "refused"
@@ -290,3 +272,7 @@ class HandIteration:
 
 def _tensors(inputs: Inputs) -> list[torch.Tensor]:
     return list(tensors_of((inputs.args, inputs.kwargs)))
+
+
+CapturedIteration = StepIteration | CallableIteration | HandIteration
+"""Run an iteration that is captured in its first calls. It returns no output unless one was asked for."""

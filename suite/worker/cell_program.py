@@ -19,14 +19,13 @@ import torch
 
 from models.instance import Instance, instantiate
 from models.registry import Inputs, find
-from suite.measure.gpu import LEAST_COMPUTE_CAPABILITY
 from suite.measure.gpu_state import gpu_reader
 from suite.measure.iteration import set_numerics
 from suite.measure.memory import release
 from suite.measure.results import State
 from suite.measure.timing import require_distinct_addresses, timer_for
 from suite.worker.gpu_turns import TURNS, turns_of
-from suite.worker.protocol import CellSpec, Unsupported
+from suite.worker.protocol import CellSpec
 from suite.worker.rank_group import RankGroup, join
 
 
@@ -48,16 +47,11 @@ class CellProgram:
         self._offloaded: Instance | None = None
 
     def build(self) -> None:
-        """Build the module and all input sets, and meet the other ranks.
-
-        Raises:
-            Unsupported: there is no GPU for a GPU cell, or it is too old.
-        """
+        """Build the module and all input sets, and meet the other ranks."""
         spec = self.spec
         workload = find(spec.workload)
         if spec.stochastic:
             workload = replace(workload, stochastic=True)
-        _require_device(spec.device)
         set_numerics()
         self.ranks = join(spec)
         self.instance: Instance = instantiate(
@@ -120,19 +114,6 @@ class CellProgram:
         """Forget the whole program and the states: results are compared no more."""
         self._offloaded = None
         self.states.clear()
-
-
-def _require_device(device: str) -> None:
-    if device != "cuda":
-        return
-    if not torch.cuda.is_available():
-        raise Unsupported("PyTorch finds no NVIDIA GPU here; `--device cpu --size tiny` runs the small sizes without")
-    capability = torch.cuda.get_device_capability()
-    if capability < LEAST_COMPUTE_CAPABILITY:
-        had, least = (".".join(map(str, version)) for version in (capability, LEAST_COMPUTE_CAPABILITY))
-        raise Unsupported(
-            f"{torch.cuda.get_device_name()} has compute capability {had}; torch.compile needs {least} or newer"
-        )
 
 
 def _gpu_uuid(device: torch.device) -> str | None:

@@ -72,7 +72,6 @@ class LiveCell:
         """Run everything up to the real compilation.
 
         Raises:
-            Unsupported: there is no GPU for a GPU cell, or it is too old.
             Inaccurate: the trial of a stochastic workload differs from eager by more than its precision explains.
         """
         self._announce("build")
@@ -148,6 +147,5 @@ class LiveCell:
     @property
     def once(self) -> MeasuredOnce:
         """Return what is measured once, after the blocks."""
-        if self._once is None:
-            self._once = MeasuredOnce(self._program, self._compilation)
+        self._once = self._once or MeasuredOnce(self._program, self._compilation)
         return self._once

@@ -24,17 +24,14 @@ from suite.worker.protocol import (
     COMMANDS,
     CellError,
     CellSpec,
+    Collect,
     Collected,
-    CollectMetrics,
     Compile,
-    Compiled,
     Done,
     Failed,
     Inaccurate,
-    LoadProfiler,
     Measure,
     Measured,
-    MeasureOnce,
     Phase,
     Prepare,
     Settle,
@@ -125,24 +122,16 @@ class Server:
                     yield self._cell.build()
                 case Compile(conditions=conditions):
                     self._built.compile(conditions)
-                    yield Compiled()
+                    yield Done()
                 case Settle():
                     self._phase = "settle"
                     yield self._built.settle()
                 case Measure() as command:
                     self._phase = "measure"
                     yield Measured(block=self._built.measure(command))
-                case MeasureOnce():
+                case Collect(step=step):
                     self._phase = "metrics"
-                    yield Collected(metrics=self._built.once.without_profiler())
-                case LoadProfiler():
-                    self._phase = "metrics"
-                    self._built.once.load_profiler()
-                    yield Done()
-                case CollectMetrics(kernels_only=kernels_only):
-                    self._phase = "metrics"
-                    once = self._built.once
-                    yield Collected(metrics=once.kernels() if kernels_only else once.whole())
+                    yield Collected(metrics=self._built.once.take(step))
                 case Stop():
                     return
 

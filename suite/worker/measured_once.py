@@ -19,7 +19,7 @@ from suite.measure.profiling import BEFORE, kernels_of, load_profiler, profile_i
 from suite.results.schema import Copies, Memory, Metrics
 from suite.worker.cell_program import CellProgram
 from suite.worker.compilation import Compilation
-from suite.worker.protocol import core_for
+from suite.worker.protocol import CollectStep, core_for
 
 
 class MeasuredOnce:
@@ -31,7 +31,7 @@ class MeasuredOnce:
         self._device = program.instance.device
         self._mode = compilation.mode
         self._iterate = compilation.iterate_set
-        self._without_profiler: Metrics | None = None
+        self._found: Metrics | None = None
         self._counted: CopyCount | None = None
         self._loaded = False
 
@@ -45,29 +45,32 @@ class MeasuredOnce:
         cores = sorted(os.sched_getaffinity(0))
         return core_for(0, cores, rank=self._program.spec.rank, ranks=self._program.ranks.count)
 
-    def without_profiler(self) -> Metrics:
-        """Take the first step, and return what it finds. On a GPU nothing else may be at work: some of it is timed."""
+    def take(self, step: CollectStep) -> Metrics | None:
+        """Take a step, and return what is known then. Those before it are taken first where they were not."""
+        if step == "once":
+            return self._without_profiler()
+        if step == "kernels":
+            report = encore_report() if self._mode.backend == "encore" else None
+            kernels = kernels_of(self._iterate, self._compilation.sources.digests()) if self._on_gpu else None
+            return _nothing().model_copy(update={"encore_report": report, "kernels": kernels})
+        found = self._found or self._without_profiler()
+        if self._on_gpu and not self._loaded:
+            load_profiler(self._iterate)
+        self._loaded = True
+        return None if step == "profiler" else self._profiled(found)
+
+    def _without_profiler(self) -> Metrics:
+        """Return what needs no profiler. On a GPU nothing else may be at work: some of it is timed."""
         report = encore_report() if self._mode.backend == "encore" else None
         memory = self._replay_memory()
         ranks, module = self._program.ranks, self._program.instance.module
         cell = PreparedCell(self._iterate, self._device, self._mode, ranks.largest, self.core, module)
         more = {metric.name: metric.values(cell) for metric in metrics()}
         self._counted = self._placeholder_copies() if self._on_gpu and self._mode.needs_gpu else None
-        found = _nothing().model_copy(update={"memory": memory, "encore_report": report, "more": more})
-        self._without_profiler = found
-        return found
+        self._found = _nothing().model_copy(update={"memory": memory, "encore_report": report, "more": more})
+        return self._found
 
-    def load_profiler(self) -> None:
-        """Take the second step. What others do meanwhile does not matter."""
-        if self._on_gpu:
-            load_profiler(self._iterate)
-        self._loaded = True
-
-    def whole(self) -> Metrics:
-        """Take the third step, and those before it that were not taken."""
-        found = self._without_profiler or self.without_profiler()
-        if not self._loaded:
-            self.load_profiler()
+    def _profiled(self, found: Metrics) -> Metrics:
         counted, profile = self._counted, None
         if self._on_gpu:
             profile = profile_iterations(self._iterate, self._program.ranks.any, self._compilation.sources.digests())
@@ -90,12 +93,6 @@ class MeasuredOnce:
             "kernels": profile.kernels if profile else None,
         }
         return found.model_copy(update=profiled)
-
-    def kernels(self) -> Metrics:
-        """Return which kernels an iteration runs, what Encore says, and nothing else."""
-        report = encore_report() if self._mode.backend == "encore" else None
-        kernels = kernels_of(self._iterate, self._compilation.sources.digests()) if self._on_gpu else None
-        return _nothing().model_copy(update={"encore_report": report, "kernels": kernels})
 
     def _replay_memory(self) -> Memory | None:
         restart_peak(self._device)

@@ -6,12 +6,10 @@ each:
 
     start   -> built | failed                    import torch and start the compilers; may be left out
     prepare -> phase* then built | failed        build, run eager for comparison, start the compilers
-    compile -> phase* then compiled | failed     compile, warm up and record
+    compile -> phase* then done | failed         compile, warm up and record
     settle  -> prepared | failed                 call on until nothing of Encore's waits, compare with eager
     measure -> block | failed                    one block of samples
-    once    -> metrics | failed                  metrics that need no profiler
-    profiler -> done | failed                    load the profiler
-    metrics -> metrics | failed                  profile steady iterations
+    collect -> metrics | failed                  one step of what is measured once, after the blocks
     stop    -> (the process ends)
 
 A line that is not such a message, or a pipe that closes early, ends the cell with a status (`bad_output`, `crash`).
@@ -31,11 +29,10 @@ from suite.settings import RunSettings
 
 WAITING = "wait"
 """The phase in which a worker waits for others, who compare one after another."""
-PHASES = ("build", "check", WAITING, "compare", "compile", "warm-up", "settle", "measure", "metrics")
-"""Phases in the order a cell goes through them, as the progress display names them. What is compared on a trial is
-compared before it compiles, everything else after its warm-up."""
 BLOCKS_PER_CORE = 10
 """Blocks after which another core is taken: one with a busy neighbour must not have all of them."""
+
+CollectStep = Literal["once", "profiler", "metrics", "kernels"]
 
 
 class CellSpec(RunSettings):
@@ -111,24 +108,16 @@ class Measure(Record):
     core: int | None = None
 
 
-class MeasureOnce(Record):
-    """Measure what needs no profiler. The answer is sent before there is one, which may end the worker; `metrics` has
-    them, too."""
+class Collect(Record):
+    """Take one step of what is measured once.
 
-    do: Literal["once"] = "once"
+    `once` needs no profiler, and its answer is sent before there is one, which may end the worker. `profiler` loads
+    the profiler, and times nothing: all cells do it at the same time. `metrics` profiles, and has all that was found.
+    `kernels` is what a mode's later processes are asked for.
+    """
 
-
-class LoadProfiler(Record):
-    """Load the profiler. Apart from `once`, which times some things: all cells load theirs at the same time."""
-
-    do: Literal["profiler"] = "profiler"
-
-
-class CollectMetrics(Record):
-    """Collect metrics. `kernels_only`: what a mode's later processes are asked for."""
-
-    do: Literal["metrics"] = "metrics"
-    kernels_only: bool = False
+    do: Literal["collect"] = "collect"
+    step: CollectStep
 
 
 class Stop(Record):
@@ -148,8 +137,10 @@ class Built(Record):
     vec_isa_ok: bool | None = None
 
 
-class Compiled(Record):
-    type: Literal["compiled"] = "compiled"
+class Done(Record):
+    """Answer a command that asks for nothing."""
+
+    type: Literal["done"] = "done"
 
 
 class Prepared(Record):
@@ -170,15 +161,11 @@ class Measured(Record):
     block: Block
 
 
-class Done(Record):
-    """Answer a command that asks for nothing."""
-
-    type: Literal["done"] = "done"
-
-
 class Collected(Record):
+    """Answer with what is known after a step; None for `profiler`."""
+
     type: Literal["metrics"] = "metrics"
-    metrics: Metrics
+    metrics: Metrics | None
 
 
 class Failed(Record):
@@ -191,12 +178,10 @@ class Failed(Record):
 
 
 Command = Annotated[
-    Start | Prepare | Compile | Settle | Measure | MeasureOnce | LoadProfiler | CollectMetrics | Stop,
+    Start | Prepare | Compile | Settle | Measure | Collect | Stop,
     Field(discriminator="do"),
 ]
-Reply = Annotated[
-    Phase | Built | Compiled | Prepared | Measured | Done | Collected | Failed, Field(discriminator="type")
-]
+Reply = Annotated[Phase | Built | Done | Prepared | Measured | Collected | Failed, Field(discriminator="type")]
 
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 REPLIES: TypeAdapter[Reply] = TypeAdapter(Reply)

@@ -39,7 +39,7 @@ def cell(monkeypatch, tmp_path):
 
 def metrics_of(live: WholeCell) -> Metrics:
     live.prepare()
-    return live.once.whole()
+    return live.once.take("metrics")
 
 
 class Mlp(torch.nn.Module):
@@ -159,7 +159,7 @@ def test_memory_and_compile_time_of_a_cell(cell):
     prepared = live.prepare()
     assert prepared.compile.first_call_s > 0.1
     assert prepared.reserved_bytes is not None and prepared.reserved_bytes > 0
-    memory = live.once.whole().memory
+    memory = live.once.take("metrics").memory
     assert memory is not None
     weights = 4 * (64 * 128 + 128 + 128 * 16 + 16)
     for peak in (memory.compile_peak_allocated_bytes, memory.replay_peak_allocated_bytes):

@@ -14,14 +14,10 @@ from typing import Any
 
 import explain_programs
 import torch
-from generated_kernels import compile_kernel, triton_kernels
 
 from suite.explain.build import build_program, load_program
 from suite.explain.capture import SETTINGS, capture
-from suite.explain.pretended_gpu import pretended_gpu
 
-COMPILED = "mask_attribute"
-CAPABILITIES = (80, 90)
 FAILS_BACKWARD = "/fails_backward"
 """Ends the name of a program that is lowered where Inductor fails at each backward."""
 
@@ -37,37 +33,20 @@ def _capture(name: str) -> dict[str, Any]:
     program = dataclasses.replace(program, training=function in explain_programs.TRAINED)
     more = {"post_grad_custom_post_pass": _fail_at_backward} if function != name else {}
     found = capture(program, {setting: {**options, **more} for setting, options in SETTINGS.items()})
-    sources = {setting: graph.source for lowered in found.lowered for setting, graph in lowered.items()}
+    pairs = [(setting, pair) for lowered in found.lowered for setting, pair in lowered.items()]
     return {
         "graphs": [graph.model_dump(mode="json") for graph in found.graphs],
         "breaks": [each.model_dump(mode="json") for each in found.breaks],
         "limits": found.limits,
         "failure": None if found.failure is None else repr(found.failure),
-        "sources": sources,
-        "backward_sources": {setting: graph.source for each in found.backward for setting, graph in each.items()},
-        "compiled": _compile(sources["graph"]) if name == COMPILED else [],
+        "sources": {setting: pair.forward.source for setting, pair in pairs},
+        "backward_sources": {setting: pair.backward.source for setting, pair in pairs if pair.backward},
     }
 
 
 def _fail_at_backward(graph: torch.fx.Graph) -> None:
     if any(node.name.startswith("tangents") for node in graph.nodes):
         raise NotImplementedError("a backward that Inductor cannot lower")
-
-
-def _compile(source: str) -> list[dict[str, Any]]:
-    with pretended_gpu():
-        return [
-            {
-                "name": compiled.name,
-                "target": compiled.target,
-                "signature": dict(compiled.signature),
-                "ptx": compiled.ptx,
-                "cubin_bytes": len(compiled.cubin),
-            }
-            for kernel in triton_kernels(source)
-            for capability in CAPABILITIES
-            for compiled in compile_kernel(kernel, capability)
-        ]
 
 
 if __name__ == "__main__":

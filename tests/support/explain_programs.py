@@ -46,21 +46,16 @@ def numpy_scalar() -> Made:
 
 
 class StagedArgument(nn.Module):
-    def __init__(self, *, non_blocking: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
-        self.non_blocking = non_blocking
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.to("cuda", non_blocking=self.non_blocking)).relu()
+        return self.linear(x.to("cuda")).relu()
 
 
 def staged_argument() -> Made:
-    return StagedArgument(non_blocking=False).to("cuda"), (torch.randn(8, WIDTH),)
-
-
-def asynchronous_argument() -> Made:
-    return StagedArgument(non_blocking=True).to("cuda"), (torch.randn(8, WIDTH),)
+    return StagedArgument().to("cuda"), (torch.randn(8, WIDTH),)
 
 
 class CpuOutput(nn.Module):
@@ -158,12 +153,6 @@ def mutated_input() -> Made:
 
 def dropout() -> Made:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)).train(), (torch.randn(8, WIDTH),)
-
-
-def convolution() -> Made:
-    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8))
-    images = torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last)
-    return layers.eval().to(memory_format=torch.channels_last), (images,)
 
 
 class Attention(nn.Module):

@@ -50,7 +50,6 @@ class Seen:
         self.failure: str | None = answer["failure"]
         self.source: str = answer["sources"].get("graph", "")
         self.backward_source: str = answer["backward_sources"].get("graph", "")
-        self.compiled: list[dict[str, Any]] = answer["compiled"]
 
     @property
     def graph(self) -> FxGraph:

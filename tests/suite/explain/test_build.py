@@ -58,16 +58,6 @@ def test_shared_parameters_stay_shared_when_moved_and_converted() -> None:
     assert all(weight.is_cuda for weight in module.recurrent.all_weights[0])
 
 
-def test_moving_a_real_module_works_as_before_afterwards() -> None:
-    before = nn.Module._apply
-    with replaced_on_move():
-        assert nn.Module._apply is not before
-    assert nn.Module._apply is before
-    linear = nn.Linear(2, 2)
-    weight = linear.weight
-    assert linear.to(torch.float64).weight is weight
-
-
 def test_a_workload_is_built_in_its_dtypes_without_memory() -> None:
     program = build_workload(find("MMC"), variant="published", size="full")
     assert sum(parameter.numel() for parameter in program.module.parameters()) > 150_000_000

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from generated_kernels import TritonKernel, triton_kernels
-
 from suite.explain.generated_code import Body, not_captured_again, read_module
 
 PARTITIONED = dedent(
@@ -105,13 +103,6 @@ def test_partial_sums_of_a_kernel_are_added_up_by_kernels() -> None:
 
 def test_nothing_generated_does_nothing() -> None:
     assert read_module("").call == Body()
-
-
-def test_triton_kernels_are_had_with_their_sources() -> None:
-    assert triton_kernels(PARTITIONED) == (
-        TritonKernel("triton_poi_a_0", "source of a"),
-        TritonKernel("triton_poi_c_2", "source of c"),
-    )
 
 
 def test_functions_with_unknown_calls_are_captured_once() -> None:

@@ -61,26 +61,6 @@ class WithAnIndex(torch.autograd.Function):
         return incoming[0] * (incoming[1].sum() + 2 if ctx.uses_index else 2), None
 
 
-class GivesTooLittle(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        return x * factor
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> Tensor:
-        return incoming[0]
-
-
-class GivesComplex(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> Tensor:
-        return incoming[0].to(torch.complex64)
-
-
 def used_twice(x: Tensor, y: Tensor) -> Results:
     a = (x * y).sin()
     return (a * x + a.exp() * y + a,)
@@ -168,51 +148,6 @@ def test_values_are_the_engines(function: Callable[[Tensor, Tensor], Results]) -
         if mine is not None and engines is not None:
             assert (mine.dtype, mine.requires_grad) == (engines.dtype, False)
             assert torch.equal(mine, engines)
-
-
-def test_gradients_are_not_left_in_tensors() -> None:
-    x = torch.ones(2, requires_grad=True)
-    with (
-        without_engine(),
-        pytest.raises(NotImplementedError, match="left in tensors"),
-    ):
-        (x * 2).sum().backward()
-
-
-@pytest.mark.parametrize(
-    ("function", "engines", "own"),
-    [
-        (lambda x: GivesTooLittle.apply(x, 2.0), "incorrect number of gradients", "incorrect number of gradients"),
-        (lambda x: GivesComplex.apply(x), "isFloatingType", "a complex gradient of a tensor that is not complex"),
-        (lambda x: torch.ones(2, requires_grad=True), "not have been used", "not have been used"),
-        (lambda x: x.detach(), "does not require grad", "does not require grad"),
-    ],
-    ids=["too few", "complex", "not used", "does not require gradients"],
-)
-def test_what_the_engine_refuses_is_refused(function: Callable[[Tensor], Tensor], engines: str, own: str) -> None:
-    x = torch.ones(2, requires_grad=True)
-    with pytest.raises(RuntimeError, match=engines):
-        torch.autograd.grad(function(x).sum(), x)
-    with without_engine(), pytest.raises(RuntimeError, match=own):
-        torch.autograd.grad(function(x).sum(), x)
-
-
-def test_backward_that_uses_a_missing_gradient_fails() -> None:
-    """The engine makes zeros for it; without their shape, what is traced would be another backward."""
-    x = torch.ones(2, 3, requires_grad=True)
-    with without_engine(), pytest.raises(AttributeError, match="NoneType"):
-        torch.autograd.grad(WithAnIndex.apply(x, True)[0].sum(), x)
-
-
-def test_edges_are_differentiated_as_the_engine_does() -> None:
-    x = torch.ones(2, requires_grad=True)
-    between = x * 3
-    result = between.sin()
-    edges = [torch.autograd.graph.get_gradient_edge(each) for each in (result, between)]
-    (expected,) = torch.autograd.grad(edges[0], edges[1], torch.ones(2), retain_graph=True)
-    with without_engine():
-        (actual,) = torch.autograd.grad(edges[0], edges[1], torch.ones(2))
-    assert torch.equal(actual, expected)
 
 
 class Block(nn.Module):

@@ -71,15 +71,3 @@ def test_mask_rcnn_breaks_where_sizes_depend_on_what_it_found(traced: dict[str, 
         if "anchor_generator.cell_anchors" in node["operation"]
     ]
     assert len(anchors) == 5, "a CPU tensor for each level"
-
-
-@pytest.mark.parametrize("acronym", ["DMLM", "DBV2"])
-def test_deberta_makes_a_scale_in_each_layer(traced: dict[str, dict[str, Any]], acronym: str) -> None:
-    (graph,) = traced[acronym]["graphs"]
-    assert cpu_values(traced[acronym])["constant"] == 2, "one in each of two layers"
-    assert all(node["shape"] == [] for node in graph["cpu_nodes"])
-    assert traced[acronym]["breaks"] == []
-
-
-def test_xlnet_builds_its_table_on_the_cpu_in_training_too(traced: dict[str, dict[str, Any]]) -> None:
-    assert cpu_values(traced["XLNET-T"]) == {"constant": 2, "computed": 9}

@@ -18,7 +18,6 @@ NAMES = (
     "mask_attribute",
     "numpy_scalar",
     "staged_argument",
-    "asynchronous_argument",
     "cpu_output",
     "cpu_index",
     "mutated_cpu_state",
@@ -27,15 +26,12 @@ NAMES = (
     "weight_read_by_host",
     "mutated_input",
     "dropout",
-    "convolution",
     "attention_bf16",
     "attention_bf16_masked",
     "attention_bf16_permuted_mask",
     "attention_fp32",
     "attention_fp64",
     "device_constant",
-    "WithExampleInputs",
-    "with_keywords",
     "raises",
     "repeats",
 )
@@ -87,15 +83,6 @@ def test_mask_attribute__is_split_off_or_blocks(seen: Seen) -> None:
     assert seen.graph.stock_captures is True
 
 
-def test_mask_attribute__kernels_compile_to_ptx_for_several_gpus(seen: Seen) -> None:
-    assert {compiled["target"] for compiled in seen.compiled} == {"sm_80", "sm_90"}
-    for compiled in seen.compiled:
-        assert f".target {compiled['target']}" in compiled["ptx"]
-        assert f".visible .entry {compiled['name']}" in compiled["ptx"]
-        assert compiled["signature"]["in_out_ptr0"] == "*fp32"
-        assert compiled["cubin_bytes"] > 0
-
-
 def test_numpy_scalar__is_passed_by_value_or_moved(seen: Seen) -> None:
     (node,) = seen.graph.cpu_nodes
     assert (node.kind, node.operation, node.shape, node.dtype) == ("attribute", "self.temperature", [], "float64")
@@ -114,11 +101,6 @@ def test_staged_argument__comes_with_each_call(seen: Seen) -> None:
     assert (copy.kind, copy.blocking, copy.copied_bytes) == ("copy", True, BATCH * WIDTH * FLOAT_BYTES)
     assert seen.graph.non_static_inputs == []
     assert seen.stock.blocking_copies == 1
-
-
-def test_asynchronous_argument__does_not_make_the_host_wait(seen: Seen) -> None:
-    assert only(seen.graph.copies).blocking is False
-    assert (seen.stock.host_to_device_copies, seen.stock.blocking_copies) == (1, 0)
 
 
 def test_cpu_output__is_marked_beside_what_it_is_made_of(seen: Seen) -> None:
@@ -186,12 +168,6 @@ def test_dropout__draws_its_numbers_inside_the_graph(seen: Seen) -> None:
     assert "philox" in seen.source or "tl.rand" in seen.source or "inductor_seeds" in seen.source
 
 
-def test_convolution__runs_channels_last_as_library_calls(seen: Seen) -> None:
-    assert seen.source.count("extern_kernels.convolution(") == 2
-    assert (seen.stock.partitions, seen.stock.kernels_outside) == (1, 0)
-    assert "buf0, (2, 8, 14, 14), (1568, 1, 112, 8)" in seen.source, "strides of channels last"
-
-
 @pytest.mark.parametrize(
     ("name", "kernel", "launches"),
     [
@@ -217,22 +193,6 @@ def test_attention_has_no_fused_kernel_for_this_mask_and_dtype(answers: dict[str
     assert not any("cuDNN" in limit for limit in seen.limits)
 
 
-def test_device_constant__is_no_obstacle(seen: Seen) -> None:
-    assert seen.graph.cpu_nodes == []
-    assert (seen.stock.partitions, seen.stock.kernels_outside, seen.stock.host_to_device_copies) == (1, 0, 0)
-
-
-def test_WithExampleInputs__is_a_program_by_its_method(seen: Seen) -> None:
-    (entry,) = seen.graph.non_static_inputs
-    assert (entry.shape, entry.dtype, entry.input_bytes) == ([BATCH, WIDTH], "float32", BATCH * WIDTH * FLOAT_BYTES)
-    assert seen.graph.non_static_input_bytes == BATCH * WIDTH * FLOAT_BYTES
-
-
-def test_with_keywords__passes_them_on(seen: Seen) -> None:
-    sizes = sorted(entry.input_bytes or 0 for entry in seen.graph.non_static_inputs)
-    assert sizes == [WIDTH * FLOAT_BYTES, BATCH * WIDTH * FLOAT_BYTES]
-
-
 def test_raises__keeps_what_was_seen_before(seen: Seen) -> None:
     assert seen.failure == "ArithmeticError('no such number')"
     assert len(seen.graphs) == 1
@@ -244,10 +204,6 @@ def test_repeats__is_counted_once_and_says_how_often_it_runs(seen: Seen) -> None
         "graph 0 runs 3 times in the call, and is counted once",
         "graph 1 runs 3 times in the call, and is counted once",
     ]
-
-
-def test_the_pretence_ends_with_the_capture(answers: dict[str, Any]) -> None:
-    assert answers["cuda_afterwards"] is False
 
 
 # After placement: the setting "placement", and what the graph's record says of it.

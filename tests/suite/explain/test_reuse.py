@@ -1,7 +1,8 @@
-"""Explanations are kept while the code that made them stands, and only then."""
+"""Explanations are kept while the commit that made them stands, and only then."""
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,51 +13,33 @@ from suite.explain.run import file_name
 from suite.explain.targets import Target
 
 EOS, ST = Target("EOS", "published"), Target("ST", "current")
+OWN = Target("mine:make", None)
+HERE = {"commit": "abc", "dirty": False, "torch": version("torch")}
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(run, "code_digest", lambda: "this code")
-    assert run.reusable([EOS, ST], tmp_path) == {}
-    (tmp_path / file_name(EOS)).write_text(explanation("EOS").model_dump_json())
-    return tmp_path
-
-
-def test_what_this_code_explained_is_kept_and_the_rest_is_to_do(folder: Path) -> None:
-    assert run.reusable([EOS, ST], folder) == {EOS: explanation("EOS")}
-
-
-@pytest.mark.parametrize("text", [explanation("EOS", error="it crashed").model_dump_json(), "", "{}"])
-def test_a_failed_or_broken_explanation_is_made_again(folder: Path, text: str) -> None:
-    (folder / file_name(EOS)).write_text(text)
-    assert run.reusable([EOS, ST], folder) == {}
-
-
-def test_another_state_of_the_code_removes_what_is_stale(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "code_digest", lambda: "other code")
-    (folder / "notes.txt").write_text("mine")
-    assert run.reusable([EOS, ST], folder) == {}
-    assert not (folder / file_name(EOS)).exists()
-    assert (folder / "notes.txt").exists()
-
-
-def test_another_size_is_another_explanation(folder: Path) -> None:
-    assert run.reusable([Target("EOS", "published", "tiny")], folder) == {}
-
-
-@pytest.mark.parametrize("name", ["mine:make", "torchbench:alexnet"])
-def test_programs_whose_code_is_elsewhere_are_always_explained(folder: Path, name: str) -> None:
-    program = Target(name, None)
-    (folder / file_name(program)).write_text(explanation(name).model_dump_json())
-    assert run.reusable([program], folder) == {}
-
-
-def test_the_digest_changes_with_any_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "REPOSITORY", tmp_path)
-    source = tmp_path / "models" / "deep" / "network.py"
-    source.parent.mkdir(parents=True)
-    source.write_text("one")
-    before = run.code_digest()
-    assert run.code_digest() == before
-    source.write_text("two")
-    assert run.code_digest() != before
+@pytest.mark.parametrize(
+    ("changes", "state", "target", "kept"),
+    [
+        ({}, ("abc", False), EOS, True),
+        ({}, ("abc", True), EOS, False),
+        ({"dirty": True}, ("abc", False), EOS, False),
+        ({}, ("def", False), EOS, False),
+        ({"error": "it crashed"}, ("abc", False), EOS, False),
+        ({"torch": "2.0"}, ("abc", False), EOS, False),
+        ({"size": "tiny"}, ("abc", False), EOS, False),
+        ({}, ("abc", False), OWN, False),
+    ],
+)
+def test_explanation_of_this_very_commit_is_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, object],
+    state: tuple[str, bool],
+    target: Target,
+    kept: bool,
+) -> None:
+    monkeypatch.setattr(run, "git_state", lambda repository: state)
+    found = explanation(target.name).model_copy(update={**HERE, **changes})
+    (tmp_path / file_name(target)).write_text(found.model_dump_json())
+    (tmp_path / file_name(ST)).write_text("{}")
+    assert run.reusable([target, ST], tmp_path) == ({target: found} if kept else {})

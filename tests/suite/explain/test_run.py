@@ -43,15 +43,6 @@ def test_programs_that_die_or_raise_spare_the_others(tmp_path: Path) -> None:
     assert torch.cuda.is_available() == had_gpu
 
 
-def test_explain_ends_a_target_after_its_processor_time() -> None:
-    start = time.monotonic()
-    (explained,) = explain_many([Target("explain_programs:hangs", None)], timeout_s=1.0)
-    explanation = explained.explanation
-    assert explanation.error is not None
-    assert "longer than 1 s of processor time" in explanation.error
-    assert time.monotonic() - start < 60
-
-
 def test_closing_early_ends_what_runs() -> None:
     targets = [Target("explain_programs:dies", None), Target("explain_programs:hangs", None)]
     explained = explain_many(targets, jobs=2, timeout_s=600)

@@ -9,7 +9,7 @@ import pytest
 
 from models import registry
 from suite.explain.build import load_program
-from suite.explain.targets import Target, find_targets, unexplained
+from suite.explain.targets import Target, find_targets
 from suite.results.errors import WrongUse
 
 PROGRAMS = Path(__file__).parents[2] / "support"
@@ -26,12 +26,6 @@ def test_no_name_means_every_workload_in_each_variant() -> None:
     assert {target.name for target in targets} == set(registry.workloads())
     mmc = [target.variant for target in targets if target.name == "MMC"]
     assert mmc == list(registry.find("MMC").variants)
-
-
-def test_a_variant_for_all_leaves_out_workloads_without_it() -> None:
-    targets = find_targets((), variant="current")
-    assert {target.variant for target in targets} == {"current"}
-    assert "ALNET" not in {target.name for target in targets}
 
 
 def test_names_are_found_in_any_case_and_once() -> None:
@@ -102,8 +96,3 @@ def test_what_a_program_may_return() -> None:
         made = load_program(f"explain_programs:{name}")()
         assert callable(made.call)
         assert [(len(inputs.args), set(inputs.kwargs)) for inputs in made.sets] == [(arguments, keywords)]
-
-
-def test_explanation_without_findings_names_the_workload() -> None:
-    blank = unexplained(Target("XLNET-T", "published"), "why")
-    assert (blank.task, blank.batch, blank.error, blank.graphs) == ("training", 8, "why", [])

@@ -105,15 +105,6 @@ def test_a_backward_is_counted_apart_and_marked() -> None:
     assert row.rstrip().endswith("Encore captures it once only: it calls a::b")
 
 
-def test_a_midway_failure_is_said() -> None:
-    assert summary(explanation(error="Trouble: at once")).endswith("; failed midway")
-
-
-def test_a_failure_is_the_summary() -> None:
-    failed = explanation(error="Trouble: here\nand there").model_copy(update={"graphs": []})
-    assert summary(failed) == "failed: Trouble: here"
-
-
 def test_everything_is_in_the_text() -> None:
     text = printed(explanation(error="Trouble: [here]"))
     for part in (

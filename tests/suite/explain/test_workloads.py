@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from models import registry
 from suite.explain.records import Explanation, Lowering
 from suite.explain.run import explain_many
 from suite.explain.targets import Target
@@ -112,19 +111,6 @@ def test_st_breaks_where_lengths_are_read(
         assert (stock.partitions, stock.kernels_outside) == (1, 0)
         assert (stock.host_to_device_copies, stock.blocking_copies) == (1, 0)
         assert (unpartitioned.partitions, unpartitioned.kernels_in_graphs) == (0, 0)
-
-
-def test_st_has_as_many_breaks_and_graphs_as_its_note_says(explanations: dict[tuple[str, str], Explanation]) -> None:
-    """The counts are those of the full size too: its layers and utterances are more, its functions are the same."""
-    published, current = explanations["ST", "published"], explanations["ST", "current"]
-    at_lengths = [each for each in published.breaks if "item()" in each.reason]
-    left_to_python = [each for each in at_lengths if "frame_mask itself runs without graphs" in each.reason]
-    assert (len(at_lengths) - len(left_to_python), len(left_to_python)) == (4, 1)
-    assert sum(each.reason.startswith("Dynamic shape operator") for each in published.breaks) == 3
-    assert (len(published.breaks), len(published.graphs)) == (8, 6)
-    assert (current.error, len(current.breaks), len(current.graphs)) == (None, 0, 1)
-    notes = registry.find("ST").notes
-    assert "eight graph breaks and six graphs" in notes and "one graph and no break" in notes
 
 
 @pytest.mark.parametrize(("acronym", "least"), [("DCGAN", 5 + 3), ("DGPT2", 2 * 9 + 2 + 5)])

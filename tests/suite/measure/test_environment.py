@@ -6,17 +6,13 @@ import getpass
 import json
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import pynvml
 import pytest
 from fixtures.fake_nvml import FakeNvml, nvml
 from fixtures.synthetic_results import environment as synthetic
 
-from suite.measure import gpu
 from suite.measure.checkout import code_id
 from suite.measure.environment import collect, cpu_info, differences, without_folder, without_paths
 from suite.measure.gpu import NoGpu, find_gpu, require_gpu
@@ -66,26 +62,6 @@ def test_an_old_gpu_is_refused_with_what_can_be_done_instead(nvml: FakeNvml, mon
     assert "\n" not in str(caught.value)
 
 
-def test_no_driver_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", missing)
-    with pytest.raises(NoGpu, match=r"--device cpu --size tiny") as caught:
-        require_gpu()
-    assert "\n" not in str(caught.value)
-
-
-def test_volta_has_64_cores_per_multiprocessor(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml.devices[0]["cc"] = (7, 0)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetNumGpuCores", lambda handle: 80 * 64)
-    assert find_gpu().info.multiprocessors == 80
-    monkeypatch.setattr(
-        gpu.pynvml, "nvmlDeviceGetAttributes_v2", lambda handle: SimpleNamespace(multiprocessorCount=42)
-    )
-    assert find_gpu().info.multiprocessors == 42
-
-
 @pytest.fixture(scope="module")
 def collected() -> Environment:
     return collect("id", ["encore", "run", "--out", str(Path.home() / "secret" / "run")], {"samples": 3})
@@ -119,12 +95,6 @@ def test_the_record_names_neither_machine_nor_user_nor_paths(collected: Environm
     assert collected.command_line == ["encore", "run", "--out", "run"]
 
 
-def test_collecting_imports_no_torch() -> None:
-    collecting = "from suite.measure.environment import collect; collect('x', [], {})"
-    code = f"import sys; {collecting}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 @pytest.mark.parametrize(
     ("argument", "shown"),
     [("--out=/data/me/run", "--out=run"), ("/data/me/run", "run"), ("~/run", "run"), ("--shard=1/2", "--shard=1/2")],
@@ -154,12 +124,6 @@ def test_the_cpu_is_read_from_linux(tmp_path: Path) -> None:
     assert (found.model, found.governor, found.smt, found.numa_nodes) == ("Fast CPU @ 3GHz", "performance", True, 2)
 
 
-def test_what_linux_does_not_tell_is_none(tmp_path: Path) -> None:
-    found = cpu_info(tmp_path, tmp_path)
-    assert (found.governor, found.smt, found.numa_nodes) == (None, None, None)
-    assert found.model
-
-
 def test_environments_differ_by_what_shapes_numbers_only() -> None:
     here = synthetic()
     assert here.gpu is not None
@@ -177,15 +141,6 @@ def test_environments_differ_by_what_shapes_numbers_only() -> None:
     ]
 
 
-def test_of_many_packages_that_differ_five_are_named() -> None:
-    there = synthetic().model_copy(update={"packages": {f"package-{number}": "1" for number in range(8)}})
-    here = there.model_copy(update={"packages": dict.fromkeys(there.packages, "2")})
-    assert differences(there, here) == [
-        *(f"package package-{number}: 1 there, 2 here" for number in range(5)),
-        "and 3 more packages, named in environment.json",
-    ]
-
-
 @pytest.mark.parametrize(
     ("there", "here", "found"),
     [
@@ -200,12 +155,6 @@ def test_code_is_compared_by_id_and_otherwise_by_commit(there: str | None, here:
     first = synthetic(git_commit="1", git_dirty=False, code=there and 64 * there)
     second = synthetic(git_commit="2", git_dirty=True, code=here and 64 * here)
     assert differences(first, second) == found
-
-
-def test_a_record_from_before_code_had_an_id_is_read() -> None:
-    fields = json.loads(synthetic(code="a" * 64).model_dump_json())
-    assert fields.pop("code") == "a" * 64
-    assert Environment.model_validate(fields) == synthetic(code=None)
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from fixtures.synthetic_results import cell as a_cell
 from manual_clock import Clock
 
 from suite.measure import launches
-from suite.measure.launches import Graphs, graphs_of, timed_launches
+from suite.measure.launches import Graphs, graphs_of
 from suite.measure.metrics import PreparedCell, metrics
 from suite.measure.metrics.floor import FEWEST, METRIC, MOST, MOST_LAUNCHES_WITH_ONE_WAIT
 from suite.measure.modes import MODES
@@ -100,34 +100,6 @@ def test_ranks_run_equally_many_iterations_whatever_each_finds(cuda: Any, clock:
     assert counts == [2 + 2 * 20] * 2
 
 
-def test_calling_thread_is_bound_to_the_core_of_its_cell(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, bound, own = cuda(), [], {3, 5, 7}
-    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(own))
-    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: bound.append(set(cores)))
-    METRIC.values(replace(cell(lambda number: graph.replay()), core=5))
-    assert bound == [{5}, own]
-
-
-def test_graphs_are_launched_only_where_the_program_does(cuda: Any, clock: Clock) -> None:
-    """A graph may have overwritten what it reads; the program puts it there before each launch."""
-    input_is_there = False
-
-    def replay(graph: Any) -> None:
-        nonlocal input_is_there
-        assert input_is_there
-        input_is_there = False
-        clock.pass_us(1)
-
-    def iterate(number: int) -> None:
-        nonlocal input_is_there
-        input_is_there = True
-        graph.replay()
-
-    graph = cuda()
-    cuda.replay = replay
-    assert METRIC.values(cell(iterate))["floor_us"] is not None
-
-
 def test_later_graphs_count_without_the_wait_taken_next_to_them(
     cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,13 +129,6 @@ def test_later_graphs_count_without_the_wait_taken_next_to_them(
             graph.replay()
 
     assert graphs_of(run, lambda: None, 1) == [Graphs(3, (600 + 700 + 800) - (100 + 200))]
-
-
-def test_the_least_graph_is_none_of_the_programs(cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, least = cuda(), cuda()
-    monkeypatch.setattr(launches, "least_graph", lambda: least.replay)
-    taken = graphs_of(lambda: [graph.replay(), graph.replay()], lambda: None, 2)
-    assert [one.count for one in taken] == [2, 2]
 
 
 def test_slower_host_for_empty_graphs_leaves_no_floor(cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,21 +174,6 @@ def test_rows_whose_ranks_shared_a_core_have_nothing() -> None:
 @pytest.mark.parametrize(("mode", "device"), [("compile", "cuda"), ("graph", "cpu")])
 def test_without_cuda_graphs_there_is_no_floor(cuda: Any, mode: str, device: str) -> None:
     assert METRIC.values(cell(lambda number: cuda().replay(), mode, device)) == {}
-
-
-def test_an_iteration_that_launches_no_graph_has_no_floor(cuda: Any) -> None:
-    assert METRIC.values(cell(lambda number: None)) == {}
-
-
-def test_launches_are_timed_in_order_and_none_afterwards(cuda: Any) -> None:
-    graph = cuda()
-    with pytest.raises(ZeroDivisionError), timed_launches(cuda, lambda: None, lambda: 7.0) as found:
-        graph.replay()
-        graph.replay()
-        raise ZeroDivisionError
-    assert found == [(500.0, 0.0), (500.0, 7.0)]
-    graph.replay()
-    assert (len(found), cuda.launches) == (2, 3)
 
 
 def test_the_suite_finds_it() -> None:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from manual_clock import Clock
 
-from models.instance import instantiate
-from models.registry import Inputs, find
+from models.registry import Inputs
 from suite.measure import timing
 from suite.measure.iteration import IterationOutput
 from suite.measure.timing import (
@@ -146,24 +145,11 @@ def test_the_gpu_is_read_before_and_after_the_samples():
     assert block.gpu_after is not None and block.gpu_after.sm_clock_mhz == 2000
 
 
-def test_sets_of_a_real_workload_lie_at_different_addresses():
-    instance = instantiate(find("EOS"), size="tiny", device="cpu", seed=1)
-    require_distinct_addresses([instance.inputs(index) for index in range(4)])
-
-
 def test_sets_that_share_a_tensor_are_refused():
     shared = torch.ones(3)
     first, second = Inputs(args=(torch.ones(3), shared)), Inputs(args=(torch.ones(3), shared))
     with pytest.raises(InputsShareMemory, match="input tensor 1 "):
         require_distinct_addresses([first, second])
-
-
-def test_tensor_passed_twice_within_a_set_is_accepted():
-    def made() -> Inputs:
-        ids = torch.arange(4)
-        return Inputs(args=(ids, torch.empty(0)), kwargs={"again": ids})
-
-    require_distinct_addresses([made(), made()])
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no thread to a core")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
+from fixtures.bench import FOUR, Bench, bench
+from fixtures.fake_runs import events
 
 from suite.measure.modes import select_modes
 from suite.results.schema import Grouping, Status
-from suite.results.store import read_run
 
 __all__ = ["bench"]
 
@@ -55,27 +55,6 @@ def test_modes_of_a_half_that_does_not_fit_are_measured_in_pairs(
     assert len(cells[paired].baseline_blocks["compile"]) == 5
 
 
-def test_failed_common_baseline_leaves_the_other_rows_of_halves(bench: Bench) -> None:
-    bench.run({"graph": "exit:5@measure"}, modes=TWO_HALVES, fits=4)
-    cells = bench.cells()
-    assert {cell.grouping for cell in cells.values()} == {Grouping.HALVES}
-    assert [mode for mode, cell in cells.items() if cell.status is not Status.PASS] == ["graph"]
-    for mode in ("placement", "indirection"):
-        beside = cells[mode].baseline_blocks
-        assert {name: len(blocks) for name, blocks in beside.items()} == {"compile": 5, "graph": 0}
-    said = (bench.folder / "display").read_text()
-    assert "FAKE graph: failed where it was measured once more, next to placement, indirection: the worker" in said
-
-
-def test_a_workload_interrupted_in_its_second_half_starts_again(bench: Bench) -> None:
-    log = bench.path / "logs" / "FAKE.indirection.log"
-    with interrupted_once_it_hangs(log):
-        bench.run({"indirection": "hang@measure"}, modes=TWO_HALVES, fits=4)
-    assert read_run(bench.path).cells == ()
-    bench.run(modes=TWO_HALVES, fits=4)
-    assert {cell.grouping for cell in bench.cells().values()} == {Grouping.HALVES}
-
-
 def test_modes_of_which_two_fit_are_measured_in_pairs(bench: Bench) -> None:
     bench.run(fits=2)
     cells = bench.cells()
@@ -115,26 +94,53 @@ def test_mode_that_never_fits_is_out_of_memory_and_others_go_on(bench: Bench) ->
     }
 
 
-@pytest.mark.parametrize("phase", ["compile", "settle"])
-def test_out_of_memory_before_measuring_leads_to_pairs(bench: Bench, phase: str) -> None:
+@pytest.mark.parametrize("phase", ["compile", "settle", "measure"])
+def test_out_of_memory_before_any_block_leads_to_pairs(bench: Bench, phase: str) -> None:
     bench.run({"graph": f"fail:oom@{phase}"}, modes=FOUR[:3])
     cells = bench.cells()
     assert list(cells) == ["eager", "compile", "graph"]
-    assert cells["eager"].grouping is Grouping.PAIRS
+    assert cells["eager"].grouping is (Grouping.TOGETHER if phase == "measure" else Grouping.PAIRS)
     assert (cells["graph"].status, cells["graph"].grouping) == (Status.OOM, Grouping.SEQUENTIAL)
+    assert cells["eager"].status is cells["compile"].status is Status.PASS
 
 
-def test_baseline_that_fails_in_pairs_leaves_others_alone(bench: Bench) -> None:
-    bench.run({"compile": "fail:oom"}, modes=FOUR[:3])
+def test_mode_without_a_block_moves_to_a_smaller_group(bench: Bench) -> None:
+    bench.run({"graph": "once:fail:oom@measure"}, modes=FOUR[:3])
     cells = bench.cells()
-    assert cells["compile"].status is Status.OOM
-    assert {cells[mode].grouping for mode in ("eager", "graph")} == {Grouping.SEQUENTIAL}
-    assert {cells[mode].status for mode in ("eager", "graph")} == {Status.PASS}
+    assert {cell.status for cell in cells.values()} == {Status.PASS}
+    assert (cells["compile"].grouping, cells["graph"].grouping) == (Grouping.TOGETHER, Grouping.PAIRS)
+    assert [block.index for block in cells["graph"].baseline_blocks["compile"]] == list(range(5))
+    assert len(bench.measured()) == 10 + 10, "the baseline once more, beside it"
 
 
-def test_a_crash_beside_the_baseline_is_a_row_of_its_own(bench: Bench) -> None:
-    bench.run({"graph": "exit:5", "eager": "fail:oom"}, modes=FOUR[:3])
+@pytest.mark.parametrize("phase", ["prepare", "compile", "settle", "measure", "metrics"])
+def test_later_process_that_does_not_fit_is_one_fewer(bench: Bench, phase: str) -> None:
+    bench.run({"graph": f"later:fail:oom@{phase}"}, modes=FOUR[:3], processes=3)
     cells = bench.cells()
-    assert cells["graph"].status is Status.CRASH
-    assert (cells["graph"].grouping, cells["graph"].group) == (Grouping.PAIRS, ["compile", "graph"])
-    assert (cells["compile"].status, cells["compile"].group) == (Status.PASS, ["compile", "graph"])
+    assert {(cell.status, cell.grouping) for cell in cells.values()} == {(Status.PASS, Grouping.TOGETHER)}
+    count = 2 if phase == "metrics" else 1
+    assert {mode: (cell.processes, len(cell.blocks)) for mode, cell in cells.items()} == {
+        "eager": (3, 15), "compile": (3, 15), "graph": (count, 5 * count),
+    }  # fmt: skip
+    (short,) = cells["graph"].shortages
+    assert (short.process, short.phase) == (1, "measure" if phase == "metrics" else "prepare")
+    assert "told to fail" in short.error and cells["graph"].metrics is not None
+    assert "; process 2 lacked memory in phase" in (bench.folder / "display").read_text()
+
+
+@pytest.mark.parametrize("phase", ["block:2:fail:oom@measure", "fail:oom@once", "fail:oom@metrics"])
+def test_memory_short_after_blocks_is_told_next_to_them(bench: Bench, phase: str) -> None:
+    bench.run({"graph": phase}, modes=FOUR[:3])
+    cells = bench.cells()
+    assert {name: cell.status is Status.PASS for name, cell in cells.items()} == {
+        "eager": True, "compile": True, "graph": False,
+    }  # fmt: skip
+    assert (cells["graph"].status, cells["graph"].grouping) == (Status.OOM, Grouping.TOGETHER)
+    assert len(cells["graph"].blocks) == (2 if "block" in phase else 5)
+
+
+@pytest.mark.parametrize(("phase", "then"), [("once", "once graph"), ("metrics", "metrics graph")])
+def test_memory_is_given_back_before_another_process_goes_on(bench: Bench, phase: str, then: str) -> None:
+    bench.run({"compile": f"linger@{phase}"}, modes=FOUR[:3])
+    said = [" ".join(words) for words in events(bench.folder)]
+    assert said.index("gone compile") < said.index(then)

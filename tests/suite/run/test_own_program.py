@@ -46,18 +46,6 @@ def test_inference_program_keeps_mode_and_dtype() -> None:
     )
 
 
-def test_input_sets_are_rolled_and_apart() -> None:
-    instance = built("inference")
-    (first,), (second,) = instance.inputs(0).args, instance.inputs(1).args
-    assert torch.equal(second, first.roll(1, 0))
-    assert first.data_ptr() != second.data_ptr()
-
-
-def test_inputs_option_makes_each_set() -> None:
-    instance = built("with_options")
-    assert [float(instance.inputs(index).args[0][0, 0]) for index in (0, 2)] == [0.0, 2.0]
-
-
 def test_options_reach_the_workload() -> None:
     workload = built("with_options").workload
     assert (workload.task, workload.dtype_policy, workload.tolerance) == ("training", "amp-bf16", 0.25)
@@ -298,11 +286,6 @@ def test_explain_calls_a_forward_inference(name: str, explained: Callable[[str],
     assert (explanation.error, explanation.task, explanation.seen) == (None, "inference", TO_THE_END)
     assert not any(graph.backward for graph in explanation.graphs)
     assert all(graph.stock_captures for graph in explanation.graphs)
-
-
-def test_explain_refuses_a_function_with_arguments(explained: Callable[[str], Explanation]) -> None:
-    with pytest.raises(WrongUse, match="takes arguments; it must be a function without any"):
-        explained("takes_an_argument")
 
 
 def test_explain_says_up_to_which_line_it_saw(explained: Callable[[str], Explanation]) -> None:

@@ -1,29 +1,43 @@
-"""Worker processes: whatever one does becomes an answer, and nothing of it is left behind."""
+"""Processes of cells: whatever one does becomes one answer of its cell, and nothing of it is left behind."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
-from fixtures.fake_runs import fake_worker, living, recorded_pids
+from fixtures.bench import Bench
+from fixtures.fake_runs import (
+    default_signals,
+    fake_worker,
+    fake_workload,
+    living,
+    recorded_pids,
+)
 
+from models.registry import Sharding
+from suite.measure.modes import MODES
 from suite.results.schema import CompileConditions, Status
+from suite.results.store import read_run
 from suite.run import process, supervise
-from suite.run.process import Answer, Worker, converse, end
+from suite.run.process import Answered, RankedWorker, converse, end, worst
 from suite.run.supervise import kill_strays
 from suite.worker.protocol import (
     Built,
     CellSpec,
+    Collect,
     Collected,
-    CollectMetrics,
     Command,
     Compile,
-    Compiled,
+    Done,
     Failed,
     Measure,
     Measured,
@@ -34,68 +48,84 @@ from suite.worker.protocol import (
 
 COMPILE = Compile(conditions=CompileConditions.COLD_ALONE)
 MEASURE = Measure(index=1, turn=3, samples=4, throughput_iterations=2)
-
-
-def prepare(mode: str = "compile") -> Prepare:
-    return Prepare(
-        spec=CellSpec(
-            workload="FAKE",
-            variant="published",
-            size="tiny",
-            mode=mode,
-            device="cpu",
-            with_optimizer=False,
-            seed=1,
-            input_sets=4,
-            warm_up=1,
-            check_inputs=2,
-            cpu_threads=1,
-            cache_dir="unused",
-            warm_cache=False,
-        )
-    )
+SPEC = CellSpec(
+    workload="FAKE", variant="published", size="tiny", mode="compile", device="cpu", with_optimizer=False, seed=1,
+    input_sets=4, warm_up=1, check_inputs=2, cpu_threads=1, cache_dir="unused", warm_cache=False,
+)  # fmt: skip
+PREPARE = Prepare(spec=SPEC)
+SPLIT = fake_workload("FAKE@tp2", tp=2, sharding=Sharding(lambda module, mesh: None, 1, lambda *_: None))
 
 
 @contextmanager
-def worker(folder: Path, *actions: str) -> Iterator[Worker]:
-    one = Worker(fake_worker({"*": ",".join(actions)}, folder), folder / "log")
+def cell(folder: Path, *actions: str, ranks: int = 1, **behave: str) -> Iterator[RankedWorker]:
+    told = {name.replace("_", "#"): each for name, each in behave.items()} or {"*": ",".join(actions)}
+    one = RankedWorker(fake_worker(told, folder), folder / "log", ranks, "cpu")
     try:
         yield one
     finally:
         end([one], ask_first=False)
+        assert one.rendezvous is None or not Path(one.rendezvous).parent.exists()
 
 
-def ask(one: Worker, command: Command, timeout_s: float = 20.0) -> Answer:
-    return converse({one: command}, timeout_s)[one]
+def commands(one: RankedWorker, command: Command) -> list[Command]:
+    count = len(one.ranks)
+    if not isinstance(command, Prepare):
+        return [command] * count
+    return [Prepare(spec=SPEC.model_copy(update={"rank": rank, "tp": count})) for rank in range(count)]
 
 
-def failure(one: Worker, command: Command, timeout_s: float = 20.0) -> Failed:
-    answer = ask(one, command, timeout_s)
+def ask(one: RankedWorker, command: Command, timeout_s: float = 20.0) -> Answered:
+    return converse({one: commands(one, command)}, timeout_s)[one]
+
+
+def failure(one: RankedWorker, command: Command, timeout_s: float = 20.0) -> Failed:
+    answer = ask(one, command, timeout_s).whole
     assert isinstance(answer, Failed), answer
     return answer
 
 
 def test_good_worker_answers_commands_and_announces_phases(tmp_path: Path) -> None:
     phases: list[str] = []
-    with worker(tmp_path) as one:
-        for command, kind in ((prepare(), Built), (COMPILE, Compiled), (Settle(), Prepared)):
-            answer = converse({one: command}, 20.0, lambda _, phase: phases.append(phase))[one]
-            assert isinstance(answer, kind)
+    with cell(tmp_path) as one:
+        for command, kind in ((PREPARE, Built), (COMPILE, Done), (Settle(), Prepared)):
+            answer = converse({one: [command]}, 20.0, lambda _, phase: phases.append(phase))[one]
+            assert isinstance(answer.whole, kind)
         assert phases == ["build", "check", "compile", "warm-up"]
-        measured = ask(one, MEASURE)
+        measured = ask(one, MEASURE).whole
         assert isinstance(measured, Measured)
         assert (measured.block.index, measured.block.turn, len(measured.block.host_us)) == (1, 3, 4)
-        assert isinstance(ask(one, CollectMetrics()), Collected)
+        assert isinstance(ask(one, Collect(step="metrics")).whole, Collected)
+
+
+def test_the_answers_of_all_ranks_become_one(tmp_path: Path) -> None:
+    with cell(tmp_path, ranks=2) as one:
+        assert isinstance(ask(one, PREPARE).whole, Built)
+        assert isinstance(ask(one, COMPILE).whole, Done)
+        settled = ask(one, Settle())
+        measured = ask(one, MEASURE)
+        assert isinstance(measured.whole, Measured)
+        own = [answer.block.host_us for answer in measured.by_rank if isinstance(answer, Measured)]
+        assert own == [[100, 101, 102, 103], [90, 111, 92, 113]]
+        assert measured.whole.block.host_us == [100, 111, 102, 113], "the slowest rank's, sample by sample"
+        assert isinstance(ask(one, Collect(step="metrics")).whole, Collected)
+    assert (tmp_path / "log.rank1").exists()
+    first, second = (answer.correctness for answer in settled.by_rank if isinstance(answer, Prepared))
+    assert first is not None and second is not None
+    wrong = second.model_copy(update={"max_relative_error": 0.3, "digests": ["other"], "deterministic": False})
+    joined = worst([first, wrong])
+    assert joined is not None
+    assert (joined.max_relative_error, joined.digests, joined.deterministic) == (0.3, first.digests, False)
+    assert worst([None, None]) is None
 
 
 def test_workers_answer_side_by_side(tmp_path: Path) -> None:
-    with worker(tmp_path, "slow:2.0") as first, worker(tmp_path, "slow:2.0") as second:
+    with cell(tmp_path, "slow:2.0") as first, cell(tmp_path, "slow:2.0") as second:
         for one in (first, second):  # the interpreter's start is not what is timed
-            assert isinstance(ask(one, prepare()), Built)
+            assert isinstance(ask(one, PREPARE).whole, Built)
         started = time.monotonic()
-        answers = converse({first: prepare(), second: prepare()}, 20.0)
+        answers = converse({first: [PREPARE], second: [PREPARE]}, 20.0)
         assert time.monotonic() - started < 3.8
-    assert all(isinstance(answer, Built) for answer in answers.values())
+    assert all(isinstance(answer.whole, Built) for answer in answers.values())
 
 
 @pytest.mark.parametrize(
@@ -108,53 +138,59 @@ def test_workers_answer_side_by_side(tmp_path: Path) -> None:
         ("garbage", Status.BAD_OUTPUT, "Traceback"),
         ("binary", Status.BAD_OUTPUT, "not a message"),
         ("partial", Status.CRASH, "exit code 0"),
-        ("huge", Status.BAD_OUTPUT, "bytes at once"),
         ("wrong", Status.BAD_OUTPUT, "answered 'prepare' with 'metrics'"),
         ("fail:oom", Status.OOM, "told to fail"),
-        ("fail:pass", Status.BAD_OUTPUT, "answered 'prepare' with 'failed'"),
     ],
 )
 def test_misbehaviour_becomes_a_status(tmp_path: Path, action: str, status: Status, words: str) -> None:
-    with worker(tmp_path, action) as one:
-        answer = failure(one, prepare())
+    with cell(tmp_path, action) as one:
+        answer = failure(one, PREPARE)
+        if action.startswith("exit"):
+            assert failure(one, COMPILE).status is Status.CRASH, "a command to a gone worker is answered by its end"
     assert answer.status is status
     assert words in answer.error
 
 
-def test_a_block_that_was_not_asked_for_is_bad_output(tmp_path: Path) -> None:
-    with worker(tmp_path, "short@measure") as one:
-        ask(one, prepare())
-        assert failure(one, MEASURE).status is Status.BAD_OUTPUT
+@pytest.mark.parametrize(
+    ("actions", "status", "words"),
+    [
+        ("kill:SIGKILL", Status.CRASH, "rank 1: the worker was killed by SIGKILL"),
+        ("fail:run_error", Status.RUN_ERROR, "rank 1: told to fail"),
+        ("fail:oom", Status.OOM, "rank 1: told to fail"),
+        ("garbage", Status.BAD_OUTPUT, "rank 1: the worker sent a line that is not a message"),
+    ],
+)
+def test_failing_rank_ends_the_cell_though_others_wait(
+    tmp_path: Path, actions: str, status: Status, words: str
+) -> None:
+    with cell(tmp_path, ranks=2, compile_1=f"{actions}@measure", compile_0="hang@measure") as one:
+        ask(one, PREPARE)
+        began = time.monotonic()
+        answered = ask(one, MEASURE, timeout_s=60.0)
+        assert time.monotonic() - began < 10
+    assert isinstance(answered.whole, Failed)
+    assert (answered.whole.status, answered.failed_rank) == (status, 1)
+    assert answered.whole.error.startswith(words)
+    assert "was ended when rank 1 had failed" in str(answered.by_rank[0])
 
 
-def test_closed_pipe_of_a_living_process_is_bad_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "EXIT_GRACE_S", 0.3)
-    with worker(tmp_path, "close") as one:
-        answer = failure(one, prepare(), timeout_s=60.0)
-    assert answer.status is Status.BAD_OUTPUT
-    assert "closed its reply pipe" in answer.error
+def test_a_rank_that_hangs_ends_the_cell_when_its_time_is_over(tmp_path: Path) -> None:
+    with cell(tmp_path, ranks=2, compile_1="deaf@measure,hang:traced@measure") as one:
+        ask(one, PREPARE)
+        answered = ask(one, MEASURE, timeout_s=1.0)
+        assert one.ranks[1].exited(), "what it has launched waits on its GPU, next to whoever is timed there"
+    assert isinstance(answered.whole, Failed)
+    assert (answered.whole.status, answered.failed_rank) == (Status.TIMEOUT, 1)
+    assert isinstance(answered.by_rank[0], Measured), "the other one had answered"
 
 
-@pytest.mark.parametrize("action", ["hang", "phases"])
+@pytest.mark.parametrize("action", ["hang:traced", "phases"])
 def test_a_worker_that_does_not_get_on_times_out(tmp_path: Path, action: str) -> None:
-    with worker(tmp_path, action) as one:
-        answer = failure(one, prepare(), timeout_s=2.0)
+    with cell(tmp_path, action) as one:
+        answer = failure(one, PREPARE, timeout_s=2.0)
+        assert action == "phases" or "in do_hang" in one.ranks[0].log_tail()
     assert answer.status is Status.TIMEOUT
     assert "2 s" in answer.error
-
-
-def test_ranks_waiting_for_one_without_memory_are_ended_first(tmp_path: Path) -> None:
-    with worker(tmp_path, "fail:oom") as short, worker(tmp_path, "hang") as waits:
-        both = (short, waits)
-        answers = converse({one: prepare() for one in both}, 20.0, companions=dict.fromkeys(both, both))
-        assert [one.exited() for one in both] == [True, True]
-    assert [answers[one].status for one in both] == [Status.OOM, Status.TIMEOUT]
-
-
-def test_log_of_a_stuck_worker_says_where_it_is(tmp_path: Path) -> None:
-    with worker(tmp_path, "hang:traced") as one:
-        assert failure(one, prepare(), timeout_s=2.0).status is Status.TIMEOUT
-        assert "in do_hang" in one.log_tail()
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
@@ -164,109 +200,128 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def test_a_real_worker_writes_the_tracebacks_of_its_threads(tmp_path: Path) -> None:
-    one = Worker(process.WORKER_COMMAND, tmp_path / "log")
+    cell = RankedWorker(process.WORKER_COMMAND, tmp_path / "log", 1, "cpu")
+    (one,) = cell.ranks
     try:
         deadline = time.monotonic() + 30.0
         while not catches(one.pid, signal.SIGUSR1):
             assert time.monotonic() < deadline, one.log_tail()
             time.sleep(0.05)
-        one.write_tracebacks()
         while not ("in serve" in one.log_tail() and "in _follow_runner" in one.log_tail()):  # it may not be there yet
             assert time.monotonic() < deadline, one.log_tail()
             time.sleep(0.05)
             one.write_tracebacks()
     finally:
-        end([one], ask_first=False)
+        end([cell], ask_first=False)
 
 
 def test_each_phase_has_its_own_time(tmp_path: Path) -> None:
-    with worker(tmp_path, "slow:1.5", "slow:1.5@measure") as one:
+    with cell(tmp_path, "slow:1.5", "slow:1.5@measure") as one:
         started = time.monotonic()
-        assert isinstance(ask(one, prepare(), timeout_s=4.0), Built)
-        assert isinstance(ask(one, MEASURE, timeout_s=4.0), Measured)
+        assert isinstance(ask(one, PREPARE, timeout_s=4.0).whole, Built)
+        assert isinstance(ask(one, MEASURE, timeout_s=4.0).whole, Measured)
         assert time.monotonic() - started > 3.0
 
 
 def test_waiting_for_others_to_compare_extends_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
-        three = [stack.enter_context(worker(tmp_path, "compare:2@settle")) for _ in range(3)]
+        three = [stack.enter_context(cell(tmp_path, "compare:2@settle")) for _ in range(3)]
         monkeypatch.setattr(process, "EXIT_GRACE_S", 0.1)
-        converse({each: prepare() for each in three}, 60.0)
+        converse({each: [PREPARE] for each in three}, 60.0)
         started = time.monotonic()
-        answers = converse({each: Settle() for each in three}, 3.0)
+        answers = converse({each: [Settle()] for each in three}, 3.0)
     assert time.monotonic() - started > 6.0
-    assert all(isinstance(answer, Prepared) for answer in answers.values()), answers
+    assert all(isinstance(answer.whole, Prepared) for answer in answers.values()), answers
 
 
 def test_worker_that_hangs_while_comparing_passes_the_turn_on(tmp_path: Path) -> None:
-    with worker(tmp_path, "compare@settle") as hangs, worker(tmp_path, "slow:1@settle,compare:0.1@settle") as waits:
-        converse({hangs: prepare(), waits: prepare()}, 60.0)
-        started = time.monotonic()
-        answers = converse({hangs: Settle(), waits: Settle()}, 3.0)
-        assert living([hangs.pid]) == []
-    assert isinstance(answers[waits], Prepared)
-    failed = answers[hangs]
+    with cell(tmp_path, "compare@settle") as hangs, cell(tmp_path, "slow:1@settle,compare:0.1@settle") as waits:
+        converse({hangs: [PREPARE], waits: [PREPARE]}, 60.0)
+        answers = converse({hangs: [Settle()], waits: [Settle()]}, 3.0)
+        assert living([hangs.ranks[0].pid]) == []
+    assert isinstance(answers[waits].whole, Prepared)
+    failed = answers[hangs].whole
     assert isinstance(failed, Failed) and failed.status is Status.TIMEOUT
     assert failed.error == "the worker took more than 3 s in phase 'compare'"
-    assert time.monotonic() - started < 15.0
-
-
-def test_command_to_a_gone_worker_is_answered_by_its_end(tmp_path: Path) -> None:
-    with worker(tmp_path, "exit:7@measure") as one:
-        ask(one, prepare())
-        failure(one, MEASURE)
-        assert failure(one, CollectMetrics()).status is Status.CRASH
 
 
 def test_the_log_has_what_this_worker_printed_and_no_earlier_one(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("of an earlier worker\n")
-    with worker(tmp_path, "exit:1") as one:
-        failure(one, prepare())
-        tail = one.log_tail()
-    assert "fake worker of FAKE compile" in tail
-    assert "about to exit" in tail
+    with cell(tmp_path, "exit:1") as one:
+        failure(one, PREPARE)
+        tail = one.ranks[0].log_tail()
+    assert "fake worker of FAKE compile" in tail and "about to exit" in tail
     assert "earlier" not in tail
 
 
 def test_a_deaf_worker_and_its_children_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "TERM_GRACE_S", 0.3)
-    with worker(tmp_path, "deaf", "child", "stray", "hang") as one:
-        failure(one, prepare(), timeout_s=2.0)
-        pids = [one.pid, *recorded_pids(tmp_path)]
+    with cell(tmp_path, "deaf", "child", "stray") as one:
+        ask(one, PREPARE)
+        pids = [one.ranks[0].pid, *recorded_pids(tmp_path)]
         assert len(pids) == 3
-    assert living(pids) == []
-
-
-def test_children_of_a_stopped_worker_are_killed(tmp_path: Path) -> None:
-    one = Worker(fake_worker({"*": "child,stray"}, tmp_path), tmp_path / "log")
-    ask(one, prepare())
-    end([one], ask_first=True)
-    pids = recorded_pids(tmp_path)
-    assert len(pids) == 2
+        kill_strays({"another worker's mark"})
+        assert living(pids, within_s=0.2) == pids
     assert living(pids) == []
 
 
 def test_a_worker_that_ignores_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "STOP_GRACE_S", 0.5)
-    one = Worker(fake_worker({"*": "hang@stop"}), tmp_path / "log")
-    ask(one, prepare())
-    end([one], ask_first=True)
-    assert living([one.pid]) == []
+    with cell(tmp_path, "hang@stop") as one:
+        ask(one, PREPARE)
+        end([one], ask_first=True)
+        assert living([one.ranks[0].pid]) == []
+        one.ranks.clear()
 
 
-def test_kill_strays_leaves_processes_without_the_mark_alone(tmp_path: Path) -> None:
-    with worker(tmp_path, "stray") as one:
-        ask(one, prepare())
-        (stray,) = recorded_pids(tmp_path)
-        kill_strays({"another worker's mark"})
-        assert living([stray], within_s=0.2) == [stray]
-        kill_strays({one.mark})
-        assert living([stray]) == []
-
-
-def test_a_worker_leaves_no_open_descriptor(tmp_path: Path) -> None:
-    end([Worker(fake_worker({}, tmp_path), tmp_path / "first")], ask_first=False)  # the first one starts the guard
+def test_a_worker_leaves_no_descriptor_and_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    with worker(tmp_path) as one:
-        ask(one, prepare())
+    with cell(tmp_path) as one:
+        ask(one, PREPARE)
+        assert list(tmp_path.glob("encore-*"))
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert not list(tmp_path.glob("encore-*"))
+
+
+def test_a_row_has_the_parts_of_all_ranks(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.run(workloads=(SPLIT,), modes=(MODES["compile"],), processes=2)
+    (row,) = read_run(bench.path).cells
+    assert (row.workload, row.tp, row.status, row.processes) == ("FAKE@tp2", 2, Status.PASS, 2)
+    assert [part.rank for part in row.ranks] == [0, 1]
+    for part in row.ranks:
+        assert [(block.process, block.index) for block in part.blocks] == [(p, i) for p in range(2) for i in range(5)]
+        assert part.correctness is not None and part.compile is not None and part.metrics is not None
+    for whole, first, second in zip(row.blocks, *(part.blocks for part in row.ranks), strict=True):
+        assert whole.host_us == [max(pair) for pair in zip(first.host_us, second.host_us, strict=True)]
+
+
+def test_real_ranks_that_wait_for_a_dead_one_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "suite", "run", "DECODER", "--tp", "2", "--modes", "eager"]
+    options = ["--device", "cpu", "--size", "tiny", "--blocks", "100000", "--measure-s", "0"]
+    run = subprocess.Popen(
+        [*command, *options, "--out", str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=default_signals,
+    )
+    try:
+        assert run.stderr is not None
+        for line in run.stderr:
+            if "eager: measure" in line:
+                break
+        ranks = [one for one in psutil.Process(run.pid).children() if "suite.worker.main" in " ".join(one.cmdline())]
+        assert len(ranks) == 2
+        os.kill(max(one.pid for one in ranks), signal.SIGKILL)
+        began = time.monotonic()
+        rest = run.stderr.read()
+        assert run.wait(30) == 1, rest
+        assert time.monotonic() - began < 25
+    finally:
+        run.kill()
+        run.wait()
+    assert living([one.pid for one in ranks]) == []
+    row = json.loads((tmp_path / "run" / "cells.jsonl").read_text())
+    assert row["status"] == "crash"
+    assert "rank 1: the worker was killed by SIGKILL" in row["error"]

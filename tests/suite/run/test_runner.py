@@ -6,23 +6,18 @@ import errno
 import itertools
 import os
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
-from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
+from fixtures.bench import FOUR, Bench, bench
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload, living, recorded_pids
 
 import suite.run.group
 import suite.run.schedule
 from suite.measure.modes import MODES, Mode
 from suite.results import store
-from suite.results.schema import CompileTimes, Correctness, Grouping, Status
+from suite.results.schema import Grouping, Status
 from suite.results.store import CannotWrite, read_run
 from suite.run.runner import plan_jobs
-from suite.worker.compile_cache import CompileCache
-from suite.worker.protocol import Failed
 
 __all__ = ["bench"]
 
@@ -91,21 +86,6 @@ def test_later_processes_start_late_where_host_memory_is_short(bench: Bench, mon
     assert [cell.processes for cell in bench.cells().values()] == [3, 3]
 
 
-def test_blocks_that_take_long_are_half_as_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite.run.schedule, "LONG_MEASURE_S", 1e-9)
-    bench.run(modes=FOUR[1:3])
-    assert [len(cell.blocks) for cell in bench.cells().values()] == [3, 3], "of five"
-
-
-def test_as_many_later_processes_wait_as_host_memory_allows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite.run.group, "WORKER_BYTES", 1)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=6, total=2**40))
-    bench.run(modes=FOUR[1:3], processes=4)
-    started = [words[1:] for words in events(bench.folder) if words[0] == "started"]
-    assert started.count(["graph", "later"]) == 2, "of three, whose last would need the last byte"
-    assert [cell.processes for cell in bench.cells().values()] == [4, 4]
-
-
 def test_possible_processes_do_not_wait_with_the_needed_ones(bench: Bench) -> None:
     bench.run({"graph": "differ"}, processes=3, most_processes=5)
     told = events(bench.folder)
@@ -125,15 +105,6 @@ def test_nothing_waits_for_modes_that_do_not_fit_together(bench: Bench) -> None:
     assert started.count(["compile", "later"]) == 1
 
 
-def test_mode_that_did_not_fit_has_nothing_in_the_cache(bench: Bench) -> None:
-    bench.run(modes=FOUR[1:4], fits=2, processes=1)
-    first: dict[str, str] = {}
-    for mode, conditions in bench.compiled():
-        first.setdefault(mode, conditions)
-    assert "WARM" not in first.values()
-    assert len(bench.compiled()) > len(first) == 3, "the modes fitted together, and the test shows nothing"
-
-
 @pytest.mark.parametrize(
     ("behave", "processes"),
     [({}, 3), ({"graph": "differ"}, 5), ({"compile": "differ"}, 3), ({"graph": "differ,bare@metrics"}, 3)],
@@ -149,21 +120,12 @@ def test_modes_with_graphs_start_again_where_processes_differ(
 
 def test_profilers_run_one_by_one_after_all_that_is_timed(bench: Bench) -> None:
     bench.run(modes=FOUR[:3], processes=2)
-    told = [" ".join(words) for words in events(bench.folder) if words[0] in ("once", "profiler", "metrics")]
+    told = [" ".join(words) for words in events(bench.folder) if words[0] in ("once", "profiler", "metrics", "kernels")]
     names = [mode.name for mode in FOUR[:3]]
     assert told[:3] == [f"once {name}" for name in names]
     assert sorted(told[3:6]) == sorted(f"profiler {name}" for name in names)
     assert told[6:9] == [f"metrics {name}" for name in names]
-    assert sorted(told[9:]) == sorted(f"metrics {name} kernels" for name in names)
-
-
-@pytest.mark.parametrize("phase", ["once", "profiler"])
-def test_mode_whose_metrics_fail_fails_in_that_phase(bench: Bench, phase: str) -> None:
-    bench.run({"graph": f"exit:1@{phase}"}, modes=FOUR[1:3])
-    cells = bench.cells()
-    assert cells["graph"].status is Status.CRASH
-    assert "in phase 'metrics'" in (cells["graph"].error or "")
-    assert cells["compile"].status is Status.PASS and cells["compile"].metrics is not None
+    assert sorted(told[9:]) == sorted(f"kernels {name}" for name in names)
 
 
 @pytest.mark.parametrize("phase", ["once", "profiler", "metrics"])
@@ -205,7 +167,7 @@ def test_later_processes_prepare_together_and_measure_in_turn(
 
 
 @pytest.mark.parametrize("gpu_bytes", [None, 2**50])
-@pytest.mark.parametrize("phase", ["", "@start", "@prepare", "@compile", "@measure"])
+@pytest.mark.parametrize("phase", ["@start", "@compile", "@measure"])
 def test_mode_that_failed_in_one_process_skips_the_next(bench: Bench, phase: str, gpu_bytes: int | None) -> None:
     bench.run({"graph": f"later:exit:1{phase}"}, modes=FOUR[1:3], processes=3, gpu_bytes=gpu_bytes)
     cells = bench.cells()
@@ -223,25 +185,6 @@ def test_row_tells_what_later_processes_did_differently(bench: Bench) -> None:
         assert [(one.process, one.retuned) for one in cells[mode].later] == [(1, found), (2, found)]
         assert all(one.compile is not None and one.compile.first_call_s == 0.1 for one in cells[mode].later)
     assert (cells["compile"].other_kernels, cells["graph"].other_kernels) == ([], [1, 2])
-
-
-def test_failed_mode_does_not_start_the_others_again(bench: Bench) -> None:
-    bench.run({"graph": "differ,later:exit:1"}, processes=3, most_processes=5)
-    assert {mode: cell.processes for mode, cell in bench.cells().items()} == {
-        "eager": 3, "compile": 3, "graph": 2, "graph-unpartitioned": 3,
-    }  # fmt: skip
-
-
-def test_compiled_headers_lie_in_one_folder_of_the_run(bench: Bench) -> None:
-    bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[:3])
-    folders = {
-        line.split()[-1]
-        for log in (bench.path / "logs").iterdir()
-        for line in log.read_text().splitlines()
-        if line.startswith("headers in ")
-    }
-    assert len(folders) == 1
-    assert not Path(folders.pop()).exists()
 
 
 def test_reference_leads_the_compilation_and_all_settle_together(bench: Bench) -> None:
@@ -281,18 +224,6 @@ def test_first_mode_leads_where_the_reference_does_not(
     assert set(bench.compiled()) == {*(expected | followers).items()}
 
 
-def test_modes_that_find_their_kernels_start_no_compiler_pool(bench: Bench) -> None:
-    bench.run(modes=FOUR[:3], processes=2)
-    placed = {
-        log.stem.rpartition(".")[2]: [
-            line.split()[1] for line in log.read_text().splitlines() if line.startswith("threads ")
-        ]
-        for log in (bench.path / "logs").iterdir()
-    }
-    assert placed["compile"] == [str(len(os.sched_getaffinity(0))), "1"]
-    assert placed["graph"] == ["1", "1"]
-
-
 def test_modes_of_a_workload_share_a_cache_workloads_do_not(bench: Bench) -> None:
     bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], processes=2)
     folders = {
@@ -325,31 +256,6 @@ def test_cold_compile_times_are_taken_of_each_mode_alone(bench: Bench) -> None:
     assert {cell.mode for cell in bench.cells().values()} == {"eager", "compile", "graph"}
 
 
-def test_failed_cold_compilation_is_reported_without_times(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged = suite.run.group.bitwise_failure
-    failed = Failed(status=Status.FAIL_ACCURACY, error="other bits")
-    compiled: list[str] = []
-    taken: dict[str, object] = {}
-    cold_compile_times = suite.run.group.GroupSession.cold_compile_times
-
-    def cold(session: suite.run.group.GroupSession, mode: Mode, cache: CompileCache) -> CompileTimes | None:
-        times = taken[mode.name] = cold_compile_times(session, mode, cache)
-        return times
-
-    monkeypatch.setattr(suite.run.group.GroupSession, "cold_compile_times", cold)
-
-    def failure(mode: Mode, correctness: Correctness) -> Failed | None:
-        compiled.append(mode.name)
-        return failed if compiled.count("graph") == 2 and mode.name == "graph" else judged(mode, correctness)
-
-    monkeypatch.setattr(suite.run.group, "bitwise_failure", failure)
-    bench.run(modes=FOUR[:3], cold_compile_times=True)
-    assert {cell.status for cell in bench.cells().values()} == {Status.PASS}
-    assert {name: times is not None for name, times in taken.items()} == {"compile": True, "graph": False}
-    said = (bench.folder / "display").read_text()
-    assert "FAKE graph: no compile times with an empty cache: other bits" in said
-
-
 def test_sampling_goes_on_until_ratios_are_narrow_enough(bench: Bench) -> None:
     """Blocks of the fake worker are all alike: then the least number is enough, and scattered ones take them all."""
     bench.run(modes=FOUR[1:3], blocks=10, most_blocks=25, measure_s=60.0, workloads=[fake_workload("CALM")])
@@ -372,10 +278,6 @@ def test_sampling_goes_on_until_ratios_are_narrow_enough(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("action", "status"),
     [
-        ("exit:1", Status.CRASH),
-        ("kill:SIGKILL", Status.CRASH),
-        ("garbage", Status.BAD_OUTPUT),
-        ("partial", Status.CRASH),
         ("hang", Status.TIMEOUT),
         ("fail:compile_error", Status.COMPILE_ERROR),
         ("exit:1@measure", Status.CRASH),
@@ -429,22 +331,6 @@ def test_a_mode_whose_bits_differ_fails_before_it_is_timed(bench: Bench) -> None
     assert bench.cells()["graph"].status is Status.PASS
 
 
-def test_missing_mode_is_measured_with_its_baseline(bench: Bench) -> None:
-    first = bench.run(modes=FOUR[:2])
-    bench.run(done=first.cells, modes=FOUR[:3])
-    cells = bench.cells()
-    assert list(cells) == ["eager", "compile", "graph"]
-    assert cells["compile"].grouping is Grouping.TOGETHER
-    assert (cells["graph"].grouping, list(cells["graph"].baseline_blocks)) == (Grouping.PAIRS, ["compile"])
-
-
-def test_retried_mode_is_compared_with_earlier_bits(bench: Bench) -> None:
-    strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with=("graph",))
-    first = bench.run(modes=FOUR[1:3])
-    bench.run({"strict": "other_digest@compile"}, done=first.cells, modes=(*FOUR[1:3], strict))
-    assert bench.cells()["strict"].status is Status.FAIL_ACCURACY
-
-
 def test_nothing_is_left_to_do_in_a_complete_run(bench: Bench) -> None:
     first = bench.run()
     assert plan_jobs([(fake_workload(), "published")], FOUR, SETTINGS.size, first.cells) == []
@@ -484,21 +370,6 @@ def test_full_disk_ends_the_run_with_whole_lines(bench: Bench, monkeypatch: pyte
     assert [cell.workload for cell in read_run(bench.path).cells] == ["ONE"]
     assert read_run(bench.path).cut_line is None
     assert fake_workers_alive() == []
-
-
-@pytest.mark.parametrize("phase", ["prepare", "measure", "metrics"])
-def test_an_interrupt_leaves_no_process_and_whole_workloads(bench: Bench, phase: str) -> None:
-    workloads = [fake_workload("ONE"), fake_workload("TWO")]
-    log = bench.path / "logs" / "TWO.graph.log"
-    with interrupted_once_it_hangs(log):
-        bench.run({"TWO/graph": f"child,stray,hang@{phase}"}, workloads, modes=FOUR[1:3])
-    assert fake_workers_alive() == []
-    assert len(recorded_pids(bench.folder)) == 2
-    assert living(recorded_pids(bench.folder)) == []
-    done = read_run(bench.path).cells
-    assert {cell.workload for cell in done} == {"ONE"}
-    bench.run(workloads=workloads, modes=FOUR[1:3], done=done)
-    assert len(bench.cells()) == 4
 
 
 def test_cold_caches_are_removed_and_warm_ones_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

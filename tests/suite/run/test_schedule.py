@@ -111,19 +111,6 @@ def test_longest_shard_is_at_most_a_third_over_the_optimum(seconds: list[int], c
     assert longest <= best * 4 / 3
 
 
-def test_two_shards_of_grace_take_half_as_long_each() -> None:
-    seconds = {
-        workload.acronym: usual_seconds(workload.acronym, workload.task, size="full", device="cuda")
-        for workload in registry.sets()["grace"]
-    }
-    halves = [sum(seconds[name] for name in Shard(index, 2).of(seconds)) for index in (1, 2)]
-    assert max(halves) < 0.52 * sum(seconds.values()), "every second one of the alphabet: 0.69"
-
-
-def test_a_shard_without_end_takes_no_memory() -> None:
-    assert Shard(999_999_999, 999_999_999).of({"EOS": 1.0}) == []
-
-
 def seconds_by_recorded_rows() -> dict[str, float]:
     """Of each workload in the newest recorded run on H200s in which all of its modes were timed.
 
@@ -162,11 +149,6 @@ def test_unrecorded_workloads_count_by_size_and_task() -> None:
     assert usual_seconds("TEFD", "training", size="full", device="cuda") == RECORDED_S["TEFD"]
     for name, size, device in (("TEFD", "tiny", "cuda"), ("TEFD", "full", "cpu"), ("NEW", "full", "cuda")):
         assert usual_seconds(name, "training", size=size, device=device) == DEFAULT_ESTIMATE_S[size, "training"]
-
-
-def test_a_shard_reads_as_it_is_written() -> None:
-    assert parse_shard("2/3") == Shard(2, 3)
-    assert str(parse_shard("2/3")) == "2/3"
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "1", "a/b", "1/3/5", "-1/3", ""])
@@ -216,11 +198,6 @@ def test_halves_share_the_baselines_and_are_more_than_pairs(wanted: list[str], e
     assert [[mode.name for mode in half] for half in halves(modes(*wanted))] == expected
 
 
-def test_finished_baseline_is_still_the_partner_of_missing_modes() -> None:
-    assert names(pairings(modes("graph"), modes("compile", "graph"))) == [("compile", ["graph"])]
-    assert names(pairings(modes("compile"), modes("compile", "graph"))) == [(None, ["compile"])]
-
-
 def test_estimates_are_recorded_seconds_with_a_margin() -> None:
     def seconds(name: str, size: str = "full", device: str = "cuda", modes: int = RECORDED_MODES) -> float:
         return estimated_seconds(name, "inference", size=size, device=device, modes=modes)
@@ -229,12 +206,6 @@ def test_estimates_are_recorded_seconds_with_a_margin() -> None:
     assert seconds("MMC", modes=2 * RECORDED_MODES) == pytest.approx(2 * ESTIMATE_MARGIN * RECORDED_S["MMC"])
     for name, size, device in (("MMC", "tiny", "cuda"), ("MMC", "full", "cpu"), ("NEW", "full", "cuda")):
         assert seconds(name, size, device) == ESTIMATE_MARGIN * DEFAULT_ESTIMATE_S[size, "inference"]
-
-
-def test_every_workload_has_a_default_estimate() -> None:
-    for workload in registry.workloads().values():
-        for size in ("full", "tiny"):
-            assert DEFAULT_ESTIMATE_S[size, workload.task] > 0
 
 
 @pytest.mark.parametrize(

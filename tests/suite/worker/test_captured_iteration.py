@@ -156,7 +156,7 @@ def test_its_graphs_are_counted(mode: str, cell: Any, graphs: list[Any], monkeyp
     live = cell(Mlp, mode)
     live.prepare()
     monkeypatch.setattr(live._compilation, "mode", replace(live._compilation.mode, backend="inductor"))
-    counted = live.once.whole().graphs
+    counted = live.once.take("metrics").graphs
     assert counted is not None and counted.cuda_graphs == sum(not graph.freed for graph in graphs)
     assert counted.cuda_graphs == (1 if mode == "step" else 2)
 

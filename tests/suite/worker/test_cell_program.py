@@ -8,9 +8,6 @@ from tiny_cells import Mlp, cell
 
 import suite.worker.cell_program
 from models import registry
-from suite.results.schema import Status
-from suite.worker.main import failure
-from suite.worker.protocol import Unsupported
 
 __all__ = ["cell"]
 
@@ -34,18 +31,3 @@ def test_temporary_memory_of_an_input_set_is_freed_at_once(cell, monkeypatch):
     live = cell(Mlp, inputs=inputs, spec={"input_sets": 3})
     live.build()
     assert events == ["made", "given back"] * 3
-
-
-def test_without_a_gpu_a_gpu_cell_is_unsupported(cell, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Unsupported, match="no NVIDIA GPU") as raised:
-        cell(Mlp, spec={"device": "cuda"}).prepare()
-    assert failure(raised.value, "build").status is Status.UNSUPPORTED
-
-
-def test_a_gpu_too_old_is_unsupported(cell, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla P40")
-    with pytest.raises(Unsupported, match=r"Tesla P40 has compute capability 6\.1; torch.compile needs 7\.0"):
-        cell(Mlp, spec={"device": "cuda"}).prepare()

@@ -42,7 +42,7 @@ def test_without_the_optimizer_the_weights_stay(cell):
 def test_a_mode_with_cuda_graphs_on_a_cpu_says_that_it_has_none(cell):
     live = cell(Mlp, "graph")
     assert live.prepare().correctness.passed
-    graphs = live.once.whole().graphs
+    graphs = live.once.take("metrics").graphs
     assert graphs is not None
     assert (graphs.partitions, graphs.cuda_graphs) == (0, 0)
     assert any("CUDA" in each.reason for each in graphs.not_captured)
@@ -146,7 +146,9 @@ def test_graphs_waiting_for_memory_of_others_are_not_measured(cell, monkeypatch,
     live = cell(Mlp, "encore", spec={"alive_together": alive})
     live.build()
     times = live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE)
-    monkeypatch.setattr(suite.worker.compilation.optimizations, "recordings", lambda: recordings)
+    monkeypatch.setattr(
+        suite.worker.compilation.optimizations, "report", lambda: [SimpleNamespace(recordings=recordings)]
+    )
     if fits:
         assert live._compilation._settle(times).settled is not None
         return

@@ -14,7 +14,7 @@ import suite.worker.judge
 from optimizations import torch_internals
 from suite.measure.correctness import LOSS_SCALES
 from suite.results.schema import CompileConditions
-from suite.worker.protocol import Inaccurate, Measure
+from suite.worker.protocol import Inaccurate
 
 __all__ = ["cell"]
 
@@ -27,16 +27,9 @@ def test_compiled_stochastic_training_agrees_by_eagers_numbers(cell):
     assert correctness.passed and correctness.fallback_random and correctness.deterministic
     assert correctness.compared_tensors == 7  # output, loss, four gradients, the buffer
     assert prepared.compile.parts["entire_frame_compile"] > 0
-    graphs = live.once.whole().graphs
+    graphs = live.once.take("metrics").graphs
     assert graphs is not None
     assert (graphs.fx_graphs, graphs.graph_breaks, graphs.partitions, graphs.cuda_graphs) == (1, 0, None, 0)
-
-
-def test_later_stochastic_process_with_other_bits_runs_the_trial(cell):
-    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec={"known_digests": ["other"]})
-    correctness = live.prepare().correctness
-    assert correctness is not None and correctness.passed and correctness.fallback_random
-    assert live.measure(Measure(index=0, turn=0, samples=2, throughput_iterations=0)).host_us, "compiled again after it"
 
 
 def attention_allowed() -> tuple[bool, ...]:
@@ -95,15 +88,6 @@ def test_dropping_attention_is_computed_from_single_operators(cell, task):
     assert tried >= 4, "eager, and what was compiled for trial, on two inputs each"
     live.compile(CompileConditions.COLD_ALONE)
     assert set(module.attention[tried:]) == {before} == {attention_allowed()}
-
-
-def test_a_trial_that_fails_leaves_the_algorithms_as_they_were(cell, monkeypatch):
-    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, tried_deterministic=True)
-    monkeypatch.setattr(suite.worker.compilation, "callable_for", lambda mode, module: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        live.build()
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.utils.deterministic.fill_uninitialized_memory
 
 
 def test_trials_do_not_share_caches_with_what_is_measured(cell, monkeypatch, tmp_path):
@@ -204,27 +188,6 @@ def test_trial_finds_wrong_gradients_too_small_for_float16(cell, monkeypatch, si
     replaced_call(monkeypatch, lambda module, x: Doubled.apply(module(x)))
     with pytest.raises(Inaccurate, match="gradient"):
         cell(lambda: HalfGradients(0.5), "compile", **options).build()
-
-
-def test_losses_are_restored_where_eager_fails(cell, monkeypatch):
-    """The cell may go on: another one is told that the trial gave no verdict."""
-    monkeypatch.setattr(suite.worker.judge, "loss_scales", lambda instance: LOSS_SCALES)
-    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True)
-
-    def exhausted(*arguments):
-        raise torch.OutOfMemoryError("eager")
-
-    monkeypatch.setattr(suite.worker.judge, "run_checked", exhausted)
-    with pytest.raises(torch.OutOfMemoryError):
-        live.build()
-    assert live._program.instance.loss_scale == 1.0
-
-
-def test_without_scaled_losses_it_would_not_be_found(cell, monkeypatch):
-    monkeypatch.setattr(suite.worker.judge, "loss_scales", lambda instance: (1.0,))
-    replaced_call(monkeypatch, lambda module, x: Doubled.apply(module(x)))
-    options = {"task": "training", "stochastic": True, "loss": lambda output: output.mean() * 1e-9}
-    cell(lambda: HalfGradients(0.5), "compile", **options).build()
 
 
 def test_nothing_of_the_trial_is_left_to_wait_for_calls(cell, monkeypatch):

@@ -36,14 +36,8 @@ def test_a_cell_of_the_eager_mode(cell):
     block = live.measure(Measure(index=1, turn=4, samples=5, throughput_iterations=3))
     assert (block.index, block.turn, block.input_sets) == (1, 4, [2, 0, 1, 2, 0])
     assert len(block.host_us) == 5 and min(block.host_us) > 0 and block.device_us is None
-    metrics = live.once.whole()
+    metrics = live.once.take("metrics")
     assert (metrics.coverage, metrics.graphs, metrics.copies, metrics.memory) == (None, None, None, None)
-
-
-def test_iteration_time_is_that_of_the_first_process(cell, monkeypatch):
-    assert 0 < cell(Mlp).prepare().iteration_us != 77.0
-    monkeypatch.setattr(suite.worker.live_cell, "iteration_us", None)
-    assert cell(Mlp, spec={"known_iteration_us": 77.0}).prepare().iteration_us == 77.0
 
 
 def test_all_processes_free_what_only_checks_need(cell, monkeypatch, tmp_path):
@@ -114,7 +108,7 @@ def test_cell_restarts_peaks_before_each_phase(cell, monkeypatch):
     events.clear()
     live.compile(CompileConditions.COLD_ALONE)
     live.settle()
-    live.once.whole()
+    live.once.take("metrics")
     without_calls = [event for event in events if event != "call"]
     assert without_calls == ["workspaces", "restart", "peak", "restart", "restart", "peak"]
     first, second = (index for index, event in enumerate(events) if event == "peak")
@@ -132,8 +126,3 @@ def test_started_process_imports_its_model_and_its_compilers(cell, monkeypatch, 
     assert start(spec.model_copy(update={"device": "cuda"})).vec_isa_ok is (True if started else None)
     assert built == ["tiny"]
     assert toolchains == started, "the GPU is not touched"
-
-
-def test_start_says_nothing_of_a_model_that_cannot_be_built(cell):
-    """It will fail where its row says so."""
-    start(cell(lambda: 1 / 0)._spec)

@@ -44,7 +44,7 @@ def test_placeholder_copies_are_counted_and_the_rest_profiled(cell, monkeypatch)
     monkeypatch.setattr(suite.worker.measured_once.MeasuredOnce, "_replay_memory", lambda once: None)
     monkeypatch.setattr(launches, "least_graph", lambda: lambda: None)
     live._program.instance = replace(live._program.instance, device=torch.device("cuda"))
-    metrics = live.once.whole()
+    metrics = live.once.take("metrics")
     assert metrics.copies is not None
     counted = (metrics.copies.placeholder_bytes, metrics.copies.placeholder_tensors, metrics.copies.pointer_bytes)
     assert counted == (4096, 3, 16)
@@ -61,10 +61,10 @@ def test_measured_cell_is_not_measured_again_with_a_profiler(cell, monkeypatch):
     monkeypatch.setattr(suite.worker.measured_once.MeasuredOnce, "_on_gpu", True)
     monkeypatch.setattr(suite.worker.measured_once, "load_profiler", lambda iterate: order.append("load"))
     monkeypatch.setattr(suite.worker.measured_once, "profile_iterations", lambda *given: order.append("profile"))
-    live.once.without_profiler()
-    live.once.load_profiler()
+    live.once.take("once")
+    live.once.take("profiler")
     assert order == ["memory", "load"]
-    live.once.whole()
+    live.once.take("metrics")
     assert order == ["memory", "load", "profile"]
 
 
@@ -116,10 +116,10 @@ def test_whatever_is_counted_or_profiled_finds_its_inputs_moved(cell, monkeypatc
     last = SimpleNamespace(name="last", values=lambda prepared: prepared.iterate(0) or {})
     monkeypatch.setattr(suite.worker.measured_once, "metrics", lambda: (last,))
     for _ in range(2):
-        live.once.whole()
-        live.once.kernels()
-        live.once.without_profiler()
-        live.once.load_profiler()
+        live.once.take("metrics")
+        live.once.take("kernels")
+        live.once.take("once")
+        live.once.take("profiler")
     assert len(counted) >= 10
     assert [place for place in counted if took[place - 1] == took[place]] == []
     assert {took[place] for place in counted} == {0}, "all modes on the same inputs"

@@ -1,0 +1,61 @@
+"""Workloads that are split over GPUs: their names, and who takes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from models.registry import UnknownWorkload, find
+from suite.explain.targets import find_targets
+from suite.measure.compare import largest_spread
+from suite.results.errors import WrongUse
+from suite.run.matrix import parse_degrees, require_whole, split_names
+
+
+def test_degrees_and_names_are_checked() -> None:
+    assert parse_degrees("1, 2,4,2") == (1, 2, 4)
+    assert split_names(["xlnet-i"], (1, 2), None) == ["XLNET-I@tp1", "XLNET-I@tp2"]
+    everything = split_names([], (2,), None)
+    assert everything == [f"{name}@tp2" for name in ("DALLE2", "DECODER", "ST", "VM", "XLNET-I")]
+    for wrong in ("", "0", "two", "1,-2", "65", "²"):
+        with pytest.raises(WrongUse, match="--tp"):
+            parse_degrees(wrong)
+    for names, chosen in ((["EOS"], None), (["XLNET-I@tp2"], None), ([], "grace")):
+        with pytest.raises(WrongUse):
+            split_names(names, (2,), chosen)
+
+
+def test_a_split_workload_is_a_row_of_its_own() -> None:
+    row = find("xlnet-i@tp4")
+    assert (row.acronym, row.tp, row.batch, row.sets) == ("XLNET-I@tp4", 4, 128, ())
+    assert find("DALLE2@tp1").batch == 2
+    for name in ("EOS@tp2", "XLNET-I@tp0", "XLNET-I@tp", "XLNET-I@tpx", "NONE@tp2"):
+        with pytest.raises(UnknownWorkload):
+            find(name)
+
+
+def test_other_commands_take_no_workload_that_is_split() -> None:
+    require_whole(find("XLNET-I@tp1"))
+    with pytest.raises(WrongUse, match=r"XLNET-I@tp2 is split over 2 GPUs.*XLNET-I@tp1"):
+        require_whole(find("XLNET-I@tp2"))
+    with pytest.raises(WrongUse, match="split over 2"):
+        find_targets(["xlnet-i@tp2"], variant=None, size="tiny")
+
+
+def test_more_gpus_than_there_are_is_wrong_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    from suite.cli.main import main
+    from suite.run import launch
+
+    monkeypatch.setattr(launch, "require_gpu", lambda: None)
+    monkeypatch.setattr(launch, "visible_gpus", lambda: ["0", "1"])
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "XLNET-I", "--tp", "2,4"])
+    assert ended.value.code == 2
+    assert "XLNET-I@tp4: 2 GPUs can be used here" in capsys.readouterr().err
+
+
+def test_ranks_whose_results_differ_are_found() -> None:
+    assert largest_spread([{"a": 2.0, "b": 0.0}, {"a": 2.0, "b": 0.0}]) == 0.0
+    assert largest_spread([{"a": 2.0}, {"a": 1.0}]) == 0.5
+    assert largest_spread([{"a": float("nan")}, {"a": float("nan")}]) == 0.0
+    assert largest_spread([{"a": float("nan")}, {"a": 1.0}]) == float("inf")
+    assert largest_spread([{"a": 1.0}, {"b": 1.0}]) == float("inf")
