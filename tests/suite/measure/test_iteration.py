@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_workloads import instance_of, normal_inputs
+from tiny_workloads import instance_of
 
 from optimizations.capture.step.host_state import Part
 from optimizations.capture.step.reach import reach
-from suite.measure.iteration import callable_for, full_precision, iteration, seed_all, set_numerics
+from suite.measure.iteration import callable_for, full_precision, iteration, set_numerics
 from suite.measure.modes import MODES, Mode
 
 
@@ -68,19 +68,6 @@ def test_autocast_surrounds_forward_and_loss_but_not_backward(task):
     assert seen == ({"loss": True, "backward": False} if task == "training" else {})
 
 
-def test_the_loss_is_outside_of_what_is_called():
-    """So that a compiled function ends with the module's own outputs."""
-    outputs: list[torch.Tensor] = []
-    instance = instance_of(linear, task="training", loss=lambda output: output.square().mean())
-
-    def call(x: torch.Tensor) -> torch.Tensor:
-        outputs.append(instance.module(x))
-        return outputs[-1]
-
-    outcome = iteration(instance, call, marks_steps=False)(instance.inputs(0))
-    assert outcome.output is outputs[0] and outputs[0].shape == (4, 3)
-
-
 def test_the_optimizer_steps_only_if_asked_for():
     instance = instance_of(linear, task="training", optimizer="sgd")
     before = instance.module.weight.detach().clone()
@@ -106,15 +93,6 @@ def test_a_mark_stands_before_the_call_of_each_step(monkeypatch, task):
     marked(instance.inputs(1))
     iteration(instance, call, marks_steps=False)(instance.inputs(0))
     assert events == ["mark", "mark", "call", "mark", "call", "call"], "the first where the iteration is made"
-
-
-def test_keyword_inputs_arrive():
-    def inputs(variant, size, generator):
-        made = normal_inputs(4, 8)(variant, size, generator)
-        return type(made)(kwargs={"input": made.args[0]})
-
-    instance = instance_of(linear, inputs)
-    assert iteration(instance, instance.module, marks_steps=False)(instance.inputs(0)).output.shape == (4, 3)
 
 
 def test_eager_calls_the_module_and_other_modes_their_backend():
@@ -147,14 +125,6 @@ def test_tf32_is_allowed_but_not_for_a_reference():
         assert torch.backends.cudnn.allow_tf32
     finally:
         torch.set_float32_matmul_precision("highest")
-
-
-def test_seeds_repeat_random_numbers():
-    seed_all(5)
-    first = torch.rand(3)
-    seed_all(5)
-    assert torch.equal(torch.rand(3), first)
-    assert not torch.equal(torch.rand(3), first)
 
 
 @pytest.mark.parametrize("task", ["inference", "training"])

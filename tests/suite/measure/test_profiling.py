@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from suite.measure import profiling
-from suite.measure.memory import peak, reserved_bytes, restart_peak
 
 
 def trace_of(kernels: int) -> dict:
@@ -60,10 +58,3 @@ def test_a_profiler_that_sees_no_kernel_has_measured_nothing(sessions):
     seen, _ = sessions
     seen += [0]
     assert profiling.profile_iterations(lambda index: None) is None
-
-
-def test_memory_is_not_counted_on_a_cpu():
-    device = torch.device("cpu")
-    restart_peak(device)
-    assert peak(device) is None
-    assert reserved_bytes(device) is None

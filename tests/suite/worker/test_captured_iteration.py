@@ -27,9 +27,7 @@ from suite.measure.iteration import iteration
 from suite.measure.metrics import PreparedCell
 from suite.measure.metrics.floor import METRIC
 from suite.measure.modes import MODES
-from suite.results.errors import WrongUse
 from suite.results.schema import Status
-from suite.run.matrix import select_modes_for
 from suite.worker.captured_iteration import CallableIteration, HandIteration, StepIteration, captured_iteration
 from suite.worker.main import failure
 from suite.worker.protocol import CellSpec, Measure, Unsupported
@@ -268,10 +266,3 @@ def test_all_train_as_the_plain_iteration_does(outputs: bool, graphs: list[Any])
         found.append([tensor.detach() for tensor in [*kept, *instance.module.parameters()]])
     for captured in found[1:]:
         assert all(torch.equal(mine, plain) for mine, plain in zip(captured, found[0], strict=True))
-
-
-def test_they_are_measured_where_they_are_named_and_need_a_gpu() -> None:
-    assert not set(CAPTURING) & {mode.name for mode in select_modes_for("cuda", None)}
-    assert [mode.name for mode in select_modes_for("cuda", ["step", "compile"])] == ["compile", "step"]
-    with pytest.raises(WrongUse, match="step use CUDA graphs"):
-        select_modes_for("cpu", ["step"])

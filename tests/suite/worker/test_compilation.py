@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.runtime.autotune_cache import AutotuneCache
 
 import suite.worker.compilation
-from suite.results.schema import CALLS_OF_START, CompileConditions
+from suite.results.schema import CompileConditions
 from suite.worker.compilation import CALLS_TO_REPLAY
 from suite.worker.protocol import Measure, OomTogether
 
@@ -28,15 +28,6 @@ def test_the_optimizer_moves_the_weights_after_the_check_only(cell):
     before = weight.detach().clone()
     live.measure(Measure(index=0, turn=0, samples=1, throughput_iterations=0))
     assert not torch.equal(weight, before)
-
-
-def test_without_the_optimizer_the_weights_stay(cell):
-    live = cell(Mlp, task="training", optimizer="sgd")
-    live.prepare()
-    weight = live._program.instance.module.first.weight
-    before = weight.detach().clone()
-    live.measure(Measure(index=0, turn=0, samples=1, throughput_iterations=0))
-    assert torch.equal(weight, before)
 
 
 def test_a_mode_with_cuda_graphs_on_a_cpu_says_that_it_has_none(cell):
@@ -64,15 +55,6 @@ def test_warm_up_goes_on_until_every_input_set_was_replayed(cell, monkeypatch):
     assert {id(x) for x in calls[2:]} == {id(inputs.args[0]) for inputs in live._program.input_sets}
 
 
-def test_warm_up_takes_the_iterations_asked_for(cell, monkeypatch):
-    calls = []
-    replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
-    live = cell(Mlp, spec={"warm_up": 11})
-    live.build()
-    live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE)
-    assert len(calls) == 11
-
-
 def test_a_cell_is_called_until_encores_graphs_have_settled(cell, monkeypatch):
     calls, answers = [], iter([False, False, False])
     replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
@@ -84,15 +66,6 @@ def test_a_cell_is_called_until_encores_graphs_have_settled(cell, monkeypatch):
     assert (len(times.calls_s), times.warm_up_calls) == (11 + 3, 11), "each call of the start is noted"
     assert times.calls_s[0] == times.first_call_s
     assert 0 < sum(times.calls_s) <= times.warm_up_s + times.settle_s
-
-
-def test_of_many_calls_the_first_hundred_are_noted(cell, monkeypatch):
-    answers = iter([False] * 150)
-    monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", lambda: next(answers, True))
-    live = cell(Mlp, spec={"warm_up": 11})
-    live.build()
-    times = live._compilation._settle(live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE))
-    assert (len(times.calls_s), times.settle_calls) == (CALLS_OF_START, 150)
 
 
 def test_waiting_cell_keeps_its_time_to_settle(cell, monkeypatch):
