@@ -158,7 +158,6 @@ LONG_WITHOUT_A_GPU = frozenset(
         "suite/explain/test_programs.py",
         "suite/explain/test_run.py",
         "suite/explain/test_workloads.py",
-        "suite/run/test_ranked_worker.py",
         "suite/run/test_torchbench_set.py",
         "suite/worker/test_worker.py",
         "test_end_to_end.py",

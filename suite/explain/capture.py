@@ -22,7 +22,7 @@ from optimizations.placement import place
 from optimizations.stack_trace import Frame
 from suite.explain.build import Program
 from suite.explain.fx_graph import lower_placed, placed, read_fx_graph
-from suite.explain.generated_code import Body, not_captured_again
+from suite.explain.generated_code import Body
 from suite.explain.lowering import LoweredGraph, LoweredPair, LoweringFailed, lower, lower_pair
 from suite.explain.pretended_gpu import TARGET, pretended_gpu
 from suite.explain.records import TO_THE_END, FxGraph, GraphBreak, Lowering
@@ -150,7 +150,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     elif program.training:
         found.limits.append(_STEP_LIMIT if program.is_step else _TRAINING_LIMIT)
     found.graphs = [
-        _with_lowerings(graph, lowered, next(iter(settings), ""), training=program.training)
+        _with_lowerings(graph, lowered, next(iter(settings), ""))
         for graph, lowered in zip(found.graphs, found.lowered, strict=True)
     ]
     found.limits.append(_ONE_CALL_LIMIT)
@@ -261,16 +261,15 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, tr
     return collect
 
 
-def _with_lowerings(graph: FxGraph, lowered: Mapping[str, LoweredPair], stock: str, *, training: bool) -> FxGraph:
+def _with_lowerings(graph: FxGraph, lowered: Mapping[str, LoweredPair], stock: str) -> FxGraph:
     backwards = {name: pair.backward for name, pair in lowered.items() if pair.backward is not None}
     staged = 0 if graph.placement is None else graph.placement.copies - graph.placement.blocking_copies
     return graph.model_copy(
         update={
             "lowerings": [
-                _lowering(name, pair.forward, training=training, staging_copies=staged * (name == PLACEMENT_MODE))
-                for name, pair in lowered.items()
+                _lowering(name, pair.forward, staged * (name == PLACEMENT_MODE)) for name, pair in lowered.items()
             ],
-            "backward": [_lowering(name, backward, training=True) for name, backward in backwards.items()],
+            "backward": [_lowering(name, backward) for name, backward in backwards.items()],
             "stock_captures": _captures_all(lowered[stock]) if stock in lowered else None,
         }
     )
@@ -284,7 +283,7 @@ def _parts(pair: LoweredPair | None, index: int) -> Iterator[tuple[str, LoweredG
             yield f"the backward of graph {index}", pair.backward
 
 
-def _lowering(setting: str, graph: LoweredGraph, *, training: bool, staging_copies: int = 0) -> Lowering:
+def _lowering(setting: str, graph: LoweredGraph, staging_copies: int = 0) -> Lowering:
     inside, outside = graph.in_graphs, graph.outside
     return Lowering(
         setting=setting,
@@ -296,9 +295,6 @@ def _lowering(setting: str, graph: LoweredGraph, *, training: bool, staging_copi
         host_to_device_copies=outside.host_to_device_copies + staging_copies,
         blocking_copies=outside.blocking_copies,
         not_captured=list(graph.not_captured),
-        captured_once=(
-            list(not_captured_again(graph.source, graph.recorded)) if training and setting == PLACEMENT_MODE else []
-        ),
     )
 
 

@@ -11,10 +11,10 @@ on the GPU, everything else on the CPU; a `copy_` under the guard brings a CPU t
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from optimizations.in_place.generated import SUMMING_UP, read_function
+from optimizations.in_place.generated import SUMMING_UP
 
 DEVICE_GUARD = "torch.cuda._DeviceGuard"
 PARTITION_PREFIX = "partition_"
@@ -72,31 +72,6 @@ def read_module(source: str) -> GeneratedModule:
         # All of a partition is on the GPU; a copy in one stays there too.
         partitions=tuple(Body(_body(functions[name].body, kernels, on_gpu=True).gpu_kernels) for name in partitions),
     )
-
-
-def not_captured_again(source: str, recorded: Collection[int]) -> tuple[str, ...]:
-    """Return why Encore captures functions of a generated module only once: what they call may have effects. Uses of
-    their inputs that the generated code does not name are not found then.
-
-    `recorded` are the places of partitions that become CUDA graphs; -1 stands for the whole of `call`.
-    """
-    tree = ast.parse(source)
-    kernels = {name: name for name, call in definitions(tree) if _dotted(call.func) == "async_compile.triton"}
-    reasons: dict[str, None] = {}
-    for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef) or not _takes_inputs(function):
-            continue
-        place = -1 if function.name == CALL else _partition_number(function.name)
-        if place in recorded and (opaque := read_function(function, kernels).opaque) is not None:
-            reasons[opaque] = None
-    return tuple(reasons)
-
-
-def _takes_inputs(function: ast.FunctionDef) -> bool:
-    """Return whether it does more with its `args` than to clear them."""
-    nodes = list(ast.walk(function))
-    read = sum(isinstance(node, ast.Name) and node.id == "args" for node in nodes)
-    return read > sum(isinstance(node, ast.Attribute) and _dotted(node) == "args.clear" for node in nodes)
 
 
 def definitions(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:

@@ -68,8 +68,8 @@ class Lowering(Record):
     the call, `blocking_copies` those among them that make the host wait. A kernel is a call in the generated code: a
     library call may launch more than one.
 
-    `captured_once`: why Encore captures the graph only once, so that inputs are copied whose uses the generated code
-    does not name. Told after placement, of programs that train.
+    `captured_once` stands in older explanations: why Encore captures the graph only once, so that inputs are copied
+    whose uses the generated code does not name.
     """
 
     setting: str

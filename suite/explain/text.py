@@ -148,7 +148,6 @@ def _lowering_row(lowering: Lowering, direction: str = "") -> tuple[str, ...]:
     for each in lowering.not_captured:
         times = f" x{each.count}" if each.count > 1 else ""
         reasons.append(f"{each.reason}{times}" + (f" at {each.source_line}" if each.source_line else ""))
-    reasons.extend(f"Encore captures it once only: {reason}" for reason in lowering.captured_once)
     return (
         f"{lowering.setting}{direction}",
         str(lowering.partitions),

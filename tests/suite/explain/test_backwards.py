@@ -20,7 +20,6 @@ NAMES = (
     "no_backward",
     "gradient_in_forward",
 )
-TURNED = "it calls a custom operator, encore_explain::turned"
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +43,6 @@ def test_kernel_reducing_rows_and_columns_is_no_obstacle(
     sums = seen.backward_source.count("= workspace_0[")
     assert sums == 2, "of the gradients of weight and bias"
     assert seen.backward("graph").kernels_in_graphs == seen.backward_source.count(".run(") + sums
-    assert seen.backward(PLACEMENT_MODE).captured_once == []
-
-
-def test_an_operator_of_the_program_in_the_backward_is_found(programs: dict[str, Seen]) -> None:
-    seen = programs["operator_in_backward"]
-    assert seen.backward(PLACEMENT_MODE).captured_once == [TURNED]
-    assert seen.lowering(PLACEMENT_MODE).captured_once == [], "the forward does not call it"
-    assert seen.backward("graph").captured_once == [], "stock captures once anyway"
-    assert "torch.ops.encore_explain.turned.default(" in seen.backward_source
 
 
 def test_copy_to_the_gpu_in_the_backward_has_its_line(programs: dict[str, Seen]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from suite.explain.generated_code import Body, not_captured_again, read_module
+from suite.explain.generated_code import Body, read_module
 
 PARTITIONED = dedent(
     """
@@ -103,40 +103,3 @@ def test_partial_sums_of_a_kernel_are_added_up_by_kernels() -> None:
 
 def test_nothing_generated_does_nothing() -> None:
     assert read_module("").call == Body()
-
-
-def test_functions_with_unknown_calls_are_captured_once() -> None:
-    source = dedent(
-        """
-        triton_poi_a_0 = async_compile.triton('triton_poi_a_0', '''source of a''', device_str='cuda')
-
-        def partition_0(args):
-            arg0_1, = args
-            args.clear()
-            triton_poi_a_0.run(arg0_1, 64, stream=stream0)
-            buf0 = torch.ops.mine.turned.default(arg0_1)
-            return (buf0, )
-
-        def partition_1(args):
-            args.clear()
-            buf1 = torch.ops.mine.made.default()
-            return (buf1, )
-
-        def partition_2(args):
-            arg0_1, = args
-            args.clear()
-            buf2 = extern_kernels.mm(arg0_1, arg0_1)
-            buf3 = workspace_0[0 : 4].view(2, 2).sum(dim=0)
-            return (buf2, buf3)
-
-        class Runner:
-            def call(self, args):
-                arg0_1, = args
-                args.clear()
-                return mystery(arg0_1)
-        """
-    )
-    turned = "it calls a custom operator, mine::turned"
-    assert not_captured_again(source, (0, 1, 2)) == (turned,), "the second takes no input that could be copied"
-    assert not_captured_again(source, (1, 2)) == ()
-    assert not_captured_again(source, (-1,)) == ("it calls mystery, whose effects are not known",)

@@ -90,10 +90,9 @@ def test_scalars_are_no_copies_and_placement_is_counted() -> None:
 
 
 def trained() -> Explanation:
-    """With a backward that calls an operator of the program."""
     (graph,) = explanation().graphs
     (lowering,) = graph.lowerings
-    changes = {"kernels_in_graphs": 8, "kernels_outside": 0, "captured_once": ["it calls a::b"], "not_captured": []}
+    changes = {"kernels_in_graphs": 8, "kernels_outside": 0, "not_captured": []}
     backward = lowering.model_copy(update=changes)
     return explanation().model_copy(update={"graphs": [graph.model_copy(update={"backward": [backward]})]})
 
@@ -102,7 +101,6 @@ def test_a_backward_is_counted_apart_and_marked() -> None:
     assert summary(trained()).endswith("stock captures 5 of 6 kernels and 8 of 8 kernels of the backward")
     (row,) = (line for line in printed(trained()).splitlines() if "graph, backward" in line)
     assert row.split()[2:6] == ["2", "8", "0", "3"]
-    assert row.rstrip().endswith("Encore captures it once only: it calls a::b")
 
 
 def test_everything_is_in_the_text() -> None:
