@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -31,7 +30,7 @@ from optimizations.graph.pools import (
     used_memory,
 )
 from optimizations.graph.read import captured_nodes, read_graph
-from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, words_of
+from optimizations.graph.records import CapturedGraph, MemoryRange, words_of
 from optimizations.in_place.addresses import Pointers
 from optimizations.race import Race, mark
 from optimizations.trees.hook import at_rest
@@ -111,17 +110,6 @@ class Device:
         Now is in this thread and on the current stream.
         """
         return self._streams.keeps_workspace()
-
-    def computes_in_workspace(self, graph: Any) -> bool:
-        """Return whether a captured graph may write to a workspace of cuBLAS that is kept for graphs."""
-        if not (workspaces := self._streams.workspaces()):
-            return False
-        captured = self.read(graph)
-        return any_word_in(captured, workspaces, kernels_for_lists(captured))
-
-    def let_go_of_workspaces(self) -> None:
-        """Free these workspaces. To be called where no graph that was captured here may write to one."""
-        self._streams.let_go_of_workspaces()
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor's memory is the device's."""
@@ -298,25 +286,10 @@ def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) 
     return HostUpdates(updates, driver.CUgraphExec(graph.raw_cuda_graph_exec()))
 
 
-def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
+def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange]) -> bool:
     """Return whether a word of a kernel's parameters, or an end of a copy or fill, lies in one of the ranges.
 
-    Every fourth byte may begin a word. A number that looks like such an address counts as one. The nodes `but`, by
-    their indices, are left out.
+    Every fourth byte may begin a word. A number that looks like such an address counts as one.
     """
     ranges = MemoryRanges(memory)
-    return any(address in ranges for path, node in graph.walk() if path[0] not in but for address in words_of(node))
-
-
-def kernels_for_lists(graph: CapturedGraph) -> list[int]:
-    """Return nodes of PyTorch's kernels for lists of tensors, by their indices. They compute in no workspace, and have
-    words in their arguments that tell nothing: Note [What an operator was given] in `step.launches`."""
-    return [
-        index
-        for index, node in enumerate(graph.nodes)
-        if isinstance(node, KernelNode) and node.name is not None and _FOR_LISTS.match(node.name)
-    ]
-
-
-_FOR_LISTS = re.compile(r"_ZN2at6native.*multi_tensor_apply_kernel")
-"""How a compiler has the name of `at::native::(anonymous namespace)::multi_tensor_apply_kernel`."""
+    return any(address in ranges for _, node in graph.walk() for address in words_of(node))

@@ -15,12 +15,6 @@ in turn. Or workspaces are freed during a warm-up, or of a capture, by a recordi
 `keep_workspaces` notices both, so it is called again after each capture: PyTorch does not tell where a workspace lies,
 but one that is not there yet is allocated where it is told to.
 
-Note [Workspaces that no graph writes]. On Hopper one takes 32 MiB, and there are two, of the caller's thread and of
-autograd's. Whether a step multiplies matrices is known after its capture: where no operator did and no node parameter
-points into a workspace, none is needed. PyTorch frees all workspaces of a process or none. So all are freed, but not
-where the program has graphs of its own, and each is made again by the next stream that needs it: those of other side
-streams in their own pools.
-
 Note [Memory of two streams]. Gradients and results of a warm-up are in memory of the side stream. The program works
 with them on its own stream and lets them go, and the side stream may have that memory again at once, while the other
 stream is still to read it. So nothing is given to the side stream, not even a number to run a backward with, before it
@@ -38,7 +32,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.graph.pools import Pool, free_workspaces, others_have_graphs, own_stream, pool_memory
+from optimizations.graph.pools import Pool, own_stream, pool_memory
 from optimizations.graph.records import MemoryRange
 from optimizations.torch_internals.gpu_state import is_capturing, is_pytorchs, memory_segments
 
@@ -96,16 +90,6 @@ class SideStream:
     def workspaces(self) -> list[MemoryRange]:
         """Return where the workspaces lie."""
         return list(pool_memory(self._pool.id))
-
-    def let_go_of_workspaces(self) -> None:
-        """Free the workspaces, where no graph writes to them. Note [Workspaces that no graph writes]."""
-        if not self._kept or others_have_graphs():
-            return
-        free_workspaces()
-        if not self._blocks():  # none are freed where the program has memory pools
-            self._kept.clear()
-            self._pool.release()
-            self._pool = Pool(self._device)
 
     def keeps_workspace(self) -> bool:
         """Return whether `keep_workspaces` has seen to the current thread, and the current stream is this one."""
@@ -186,11 +170,6 @@ class SideStreams:
     def workspaces(self) -> list[MemoryRange]:
         """Return where the workspaces of the stream to capture on lie."""
         return self._used[-1].workspaces() if self._used else []
-
-    def let_go_of_workspaces(self) -> None:
-        """Call `SideStream.let_go_of_workspaces` of that stream."""
-        if self._used:
-            self._used[-1].let_go_of_workspaces()
 
     def _take(self, *, new: bool = False) -> None:
         if new or not (idle := _idle[self._device]):

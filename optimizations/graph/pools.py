@@ -19,7 +19,6 @@ program's. So after such a capture a small problem is solved, and once more if t
 from __future__ import annotations
 
 import contextlib
-import gc
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -74,32 +73,6 @@ def others_have_pools() -> bool:
     return not found <= _own | {NO_POOL}
 
 
-def others_have_graphs() -> bool:
-    """Return whether there may be graphs that are not Encore's, including graphs without memory of their own.
-
-    One whose results are written to tensors from before has no pool with memory, and may write to a workspace that was
-    allocated before.
-
-    Searches all objects that Python's collector tracks. True where some were hidden from it (`gc.freeze`) since
-    there may be graphs: what was there then is hidden, PyTorch too. Python 3.12 begins with some that are.
-    """
-    known = gc.get_objects()
-    if not any(one is torch for one in known):
-        return True
-    kinds, found = [torch.cuda.CUDAGraph], set[type]()
-    while kinds:
-        found.add(kind := kinds.pop())
-        kinds += kind.__subclasses__()
-    return any(type(one) in found and not _is_own(one) for one in known)
-
-
-def _is_own(graph: Any) -> bool:
-    try:
-        return tuple(graph.pool()) in _own
-    except RuntimeError:  # nothing was captured, or something just is
-        return False
-
-
 class Pool:
     """Hold a memory pool, which lives as long as this object or a graph that was captured in it.
 
@@ -132,15 +105,6 @@ def give_back() -> None:
     """Free the device memory of pools that no longer exist, and everything else that the allocator has cached."""
     with contextlib.suppress(RuntimeError):
         torch.cuda.empty_cache()
-
-
-def free_workspaces() -> None:
-    """Free the workspaces that cuBLAS keeps for each stream and thread, as each recording of CUDAGraph Trees does.
-
-    Do nothing where the program has a memory pool: a graph that it captured by hand may write to a workspace.
-    """
-    if not others_have_pools():
-        torch_internals.cudagraph_trees.clear_cublass_cache()
 
 
 def failed_in_cusolver(error: BaseException | None) -> bool:

@@ -27,7 +27,6 @@ from step_programs import PROGRAMS
 from torch import nn
 
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.graph.pools import others_have_graphs
 
 pytestmark = pytest.mark.gpu
 
@@ -202,45 +201,6 @@ def test_a_compiled_module_inside(kind: str) -> None:
     assert step.report().replays == made.replays
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("multiplies", [False, True])
-def test_cublas_workspaces_are_kept_for_matrix_products(multiplies: bool) -> None:
-    def model_of() -> nn.Module:
-        torch.manual_seed(5)
-        layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)]
-        return nn.Sequential(*layers, *([nn.Linear(6, 6)] if multiplies else [])).cuda()
-
-    def step_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, foreach=True)
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    gc.collect()
-    assert not others_have_graphs(), "of an earlier test, which are in the way of what is looked at here"
-    model, like = model_of(), model_of()
-    step, expected = unaudited(step_of(model)), step_of(like)
-    given = torch.randn(12, 4, 3, 8, 8, device="cuda")
-    weight = torch.randn(512, 512, device="cuda")
-    for index, x in enumerate(given):
-        torch.testing.assert_close(step(x), expected(x))
-        if index > 4:  # what the program multiplies, and its memory, are no business of the graph
-            product = weight @ weight
-            kept = torch.full((16, 2**20), 7.0, device="cuda")
-            assert torch.equal(product, weight @ weight) and bool((kept == 7).all())
-    assert step.report().replays == 9, step.report().refusals
-    for mine, theirs in zip(model.parameters(), like.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs)
-    workspaces = step._recorder.device._streams.workspaces()
-    assert bool(workspaces) == multiplies
 
 
 def test_distributed_data_parallel_is_recorded_late(tmp_path: Path) -> None:

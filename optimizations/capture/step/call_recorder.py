@@ -456,8 +456,6 @@ class CallRecorder:
                 progress.recorded()
                 stay = recording.gradients.stay(call.before)
                 call.before.clear()  # gradients that are unused from now on
-                if not any(one.in_workspace for one in self.recordings):
-                    device.let_go_of_workspaces()
                 recording.inputs.free()
                 device.give_back()
                 self._observes = False  # the program goes on on its own stream

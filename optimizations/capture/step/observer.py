@@ -67,7 +67,6 @@ class Observer(torch_internals.TorchDispatchMode):
         in_backward: whether an operator ran inside of a backward.
         in_region: whether autocast may keep casts of earlier calls, which no graph may read.
         compiling: whether PyTorch compiles something right now.
-        multiplies: whether an operator ran that may compute in a workspace of cuBLAS.
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
         rates: storages of tensors that stand for learning rates, which are numbers to the program.
         log: notes what puts nodes into a graph that is being captured; None where none is.
@@ -92,7 +91,6 @@ class Observer(torch_internals.TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._keeps_workspace = keeps_workspace
-        self.multiplies = False
         self.holds = holds
         self._known = known
         self._unseen = 0
@@ -268,9 +266,7 @@ class Observer(torch_internals.TorchDispatchMode):
                 "makes a tensor on the GPU from Python values",
                 "make it once before the step, or use torch.full",
             )
-        multiplies = bool(on_gpu) and name.startswith(_MULTIPLIES)
-        self.multiplies = self.multiplies or multiplies
-        if multiplies and not self._keeps_workspace():
+        if on_gpu and name.startswith(_MULTIPLIES) and not self._keeps_workspace():
             self.refuse(
                 "multiplies matrices on a stream or in a thread of its own: what cuBLAS computes in there is not kept "
                 "for a graph",

@@ -61,7 +61,7 @@ class Recording:
     `written` are inputs it writes, `mutated` other tensors whose versions it counts up; `written_memory` is that of all
     other tensors it writes, `read_memory` what it reads where it writes inputs too. `kept` holds what it reads. `bound`
     are attributes and variables that a call binds to what it made. `arguments` is what calls look like that it may
-    serve. `pool` is where its memory lies. `in_workspace`: its graph may write to a workspace of cuBLAS.
+    serve. `pool` is where its memory lies.
     """
 
     graph: Any
@@ -82,7 +82,6 @@ class Recording:
     audits: Audits
     key_value: Hashable = None
     bound: BoundResults = field(default_factory=BoundResults)
-    in_workspace: bool = True
     side_by_side: SideBySide = field(default_factory=SideBySide)
     replays: int = 0
 
@@ -323,7 +322,6 @@ def capture(
         audits=Audits(options.check_every),
         bound=BoundResults(results),
         side_by_side=side_by_side(device, graph, pool, log if concurrency == "auto" else None, renew),
-        in_workspace=observer.multiplies or device.computes_in_workspace(graph),
         report=RecordedStep(
             signature=describe(call.tensors),
             operations=len(observer.operations),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 
@@ -49,15 +48,6 @@ class Metadata:
                 return False
             self._same = same_metadata(tensors)  # which compares settings too, such as autocast
         return True
-
-
-def attributes_set(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return the attributes that the program set; the compiler has its own, and `torch.nn.Buffer`."""
-    held = getattr(tensor, "__dict__", {})
-    return {name: held[name] for name in held if not name.startswith("_dynamo") and name not in _OF_BUFFERS}
-
-
-_OF_BUFFERS = ("persistent", "_is_buffer")
 
 
 class TensorMarks:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +17,6 @@ from optimizations.calls.turns import wait_for_stream
 from optimizations.capture import device, side_stream
 from optimizations.capture.device import Device
 from optimizations.capture.side_stream import ATTEMPTS, SideStreams
-from optimizations.graph import pools
 
 
 def products(simulated: Workspaces, streams: SideStreams) -> list[Block]:
@@ -29,10 +26,6 @@ def products(simulated: Workspaces, streams: SideStreams) -> list[Block]:
         found.append(simulated.use())
         simulated.in_backward(0, lambda: found.append(simulated.use()))  # type: ignore[attr-defined]
     return found
-
-
-def bytes_of(streams: SideStreams) -> int:
-    return sum(one.size_bytes for one in streams.workspaces())
 
 
 def takes_all(simulated: Workspaces, streams: SideStreams) -> list[Block]:
@@ -61,13 +54,6 @@ def test_what_is_freed_between_two_captures_goes_to_no_tensor(workspaces: Worksp
     assert not any(one in tensors or one.gone for one in captured)
     assert streams.ready()
     assert set(map(id, products(workspaces, streams))) == set(map(id, captured)), "no more memory is taken"
-
-
-def test_simulation_shows_the_defect_of_an_unprotected_stream(workspaces: Workspaces) -> None:
-    streams = SideStreams(0)
-    captured = products(workspaces, streams)
-    workspaces.clear()
-    assert all(one.gone for one in captured)
 
 
 def test_stream_changes_after_a_workspace_of_another_thread(
@@ -351,99 +337,3 @@ def test_a_stream_waits_neither_in_a_capture_nor_for_one(monkeypatch: pytest.Mon
         wait_for_stream(2, 0)
         wait_for_stream(0, 0)
     assert waits == [(1, 2), (1, 0), (1, 0), (1, 2)]
-
-
-def test_workspaces_without_graphs_are_freed_and_made_again(workspaces: Workspaces) -> None:
-    streams, other = SideStreams(0), SideStreams(0)
-    assert streams.ready() and other.ready()
-    captured, of_other = products(workspaces, streams), products(workspaces, other)
-    assert bytes_of(streams) == bytes_of(other) == 2 * 4096
-    streams.let_go_of_workspaces()
-    workspaces.empty_cache()
-    assert streams.workspaces() == [] and all(one.gone for one in captured)
-    assert not any(one.gone for one in of_other), "its graphs write there"
-    tensors = takes_all(workspaces, other)
-    assert not any(one in tensors for one in of_other)
-    assert other.ready() and set(map(id, products(workspaces, other))) == set(map(id, of_other))
-    assert streams.ready(), "the stream is the same"
-    again = products(workspaces, streams)
-    assert all(one.pool != DEFAULT for one in again) and bytes_of(streams) == 2 * 4096
-    assert streams.keeps_workspace() is False, "the default stream"
-
-
-def test_workspace_of_a_program_graph_is_not_freed(workspaces: Workspaces) -> None:
-    streams = SideStreams(0)
-    assert streams.ready()
-    captured = products(workspaces, streams)
-    by_hand = 7, 0
-    workspaces.begin(0, by_hand)
-    theirs = workspaces.use()
-    workspaces.end(0, by_hand)
-    streams.let_go_of_workspaces()
-    workspaces.empty_cache()
-    assert not any(one.gone or one.owner is None for one in [*captured, theirs])
-    assert bytes_of(streams) == 2 * 4096
-
-
-class Graph:
-    """Stands for a graph of PyTorch's."""
-
-    def __init__(self, pool: tuple[int, int] | None) -> None:
-        self._pool = pool
-
-    def pool(self) -> tuple[int, int]:
-        if self._pool is None:
-            raise RuntimeError("called CUDAGraph::pool() without a preceding successful capture.")
-        return self._pool
-
-
-class GraphOfALibrary(Graph):
-    """A class that is derived from PyTorch's."""
-
-
-@pytest.mark.parametrize("kind", [Graph, GraphOfALibrary])
-@pytest.mark.parametrize("pool", [(0, 99), None], ids=["captured", "not captured yet"])
-def test_no_workspace_is_freed_next_to_a_graph_without_memory(
-    kind: type[Graph], pool: tuple[int, int] | None, workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its results may be written to tensors from before, and its workspace be one from before."""
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    streams = SideStreams(0)
-    assert streams.ready()
-    own = Graph(pools.new_pool())
-    for known in ([torch, own, kind(pool)], [own], []):  # `gc.freeze` hides what was there, PyTorch too
-        workspaces.known = known
-        streams.let_go_of_workspaces()
-        assert bytes_of(streams) == 2 * 4096
-    workspaces.known = [torch, own]
-    streams.let_go_of_workspaces()
-    workspaces.empty_cache()
-    assert streams.workspaces() == []
-
-
-HIDDEN_BEFORE = """
-import gc
-gc.freeze()  # as Python 3.12 itself begins with objects that it hides
-from optimizations.graph import pools
-found = [pools.others_have_graphs()]
-gc.freeze()
-found.append(pools.others_have_graphs())
-gc.unfreeze()
-print([*found, pools.others_have_graphs()])
-"""
-
-
-def test_objects_hidden_before_pytorch_hide_no_graphs() -> None:
-    command = [sys.executable, "-P", "-c", HIDDEN_BEFORE]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert told.split("\n")[-2] == str([False, True, False])
-
-
-def test_there_is_nothing_to_give_back_where_nothing_is_kept(workspaces: Workspaces) -> None:
-    streams = SideStreams(0)
-    streams.let_go_of_workspaces()
-    assert streams.workspaces() == []
-    workspaces.use()
-    streams.follow()
-    streams.let_go_of_workspaces()
-    assert workspaces.kept, "what the program has is its own"

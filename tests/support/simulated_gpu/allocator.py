@@ -9,7 +9,6 @@ are freed.
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import threading
 from collections.abc import Iterator
@@ -67,8 +66,6 @@ class Workspaces:
     waits: list[int] = field(default_factory=list)
     given: list[tuple[int, str, int]] = field(default_factory=list)
     """What streams were given: waits for other streams, and work with memory."""
-    known: list[Any] = field(default_factory=lambda: [torch])
-    """What Python's collector knows."""
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -179,13 +176,8 @@ class Workspaces:
 
 
 def replaced_workspaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspaces]:
-    """Put the simulation in the place of PyTorch's. Autograd runs in a thread of its own.
-
-    Of what the collector knows the program has `known` only: tests before this one may have left graphs, or hidden
-    objects from it. These stay hidden, for that makes the tests behind this one faster.
-    """
+    """Put the simulation in the place of PyTorch's. Autograd runs in a thread of its own."""
     made = Workspaces()
-    monkeypatch.setattr(gc, "get_objects", lambda: made.known)
 
     def run_in_backward(device: int, do: Any) -> None:
         stream = made.stream
@@ -238,7 +230,6 @@ def replaced_workspaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspaces]
         monkeypatch.setattr(torch.cuda, name, function)
     for module in (side_stream, recapture):
         monkeypatch.setattr(module, "own_stream", made.new_stream)
-    monkeypatch.setattr(torch_internals.cudagraph_trees, "clear_cublass_cache", made.clear)
     monkeypatch.setattr(torch.cuda, "empty_cache", made.empty_cache)
     monkeypatch.setattr(recapture, "_apart", {})
     monkeypatch.setattr(pools, "_own", set())

@@ -133,8 +133,8 @@ class CpuDevice(Device):
     `fail_with` is raised at the end of the next capture, whatever ended it; `broken` counts captures that a host read
     invalidated. `not_ready` is how often it says that the side stream became another one. `stream` is the current one,
     and `waits` are pairs of streams of which the first was told to wait for the second. What a graph made and nobody
-    holds any more counts as lying where later graphs of its pool make something. `workspaces` are cuBLAS's, and
-    `let_go` is how often it was told that no graph writes there. `set_nodes` counts the calls of the driver that set a
+    holds any more counts as lying where later graphs of its pool make something. `workspaces` are cuBLAS's.
+    `set_nodes` counts the calls of the driver that set a
     node for inputs that moved. `rooms` are sizes that a capture asked for before anything was captured.
     """
 
@@ -153,7 +153,7 @@ class CpuDevice(Device):
         self.fail_with: BaseException | None = None
         self.capture_now = False
         self.captures = self.warmed_up = self.broken = self.given_back = self.set_nodes = 0
-        self.not_ready = self.stream = self.let_go = 0
+        self.not_ready = self.stream = 0
         self.workspaces: list[MemoryRange] = []
         self.rooms: list[int] = []
         self.waits: list[tuple[int, int]] = []
@@ -201,12 +201,6 @@ class CpuDevice(Device):
 
     def keeps_workspace(self) -> bool:
         return not ELSEWHERE.get()
-
-    def computes_in_workspace(self, graph: CpuGraph) -> bool:
-        return self.mentions(graph, self.workspaces)
-
-    def let_go_of_workspaces(self) -> None:
-        self.let_go += 1
 
     def new_pool(self) -> Any:
         number = next(self._numbers)

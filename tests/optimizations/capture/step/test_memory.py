@@ -20,7 +20,6 @@ from torch import nn
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
-from optimizations.graph.records import MemoryRange
 from tests.optimizations.capture.callables.test_differentiation import graphed
 
 
@@ -250,69 +249,6 @@ def test_matrix_products_on_other_streams_are_refused(multiplies: bool) -> None:
         graph_callables(step, [(x,)], device=device, order=[1]).close()
     assert all(torch.equal(one, expected) for one in found)
     assert graphed_step.report().replays == (0 if multiplies else 3)
-
-
-def test_workspaces_without_step_graphs_are_released() -> None:
-    """A step knows after its capture whether it multiplies matrices, or has an address in a workspace otherwise."""
-    weight, buffer = torch.randn(3, 3), torch.zeros(3)
-    inside = [MemoryRange(address=buffer.data_ptr(), size_bytes=buffer.nbytes)]
-    for what, workspaces, expected in (
-        (lambda x: x.sin() + buffer, [], 1),
-        (lambda x: x.sin() @ weight, [], 0),
-        (lambda x: x.sin() + buffer, inside, 0),
-        (lambda x: x.sin(), inside, 1),
-    ):
-        device = CpuDevice()
-        device.workspaces = workspaces
-        step = GraphedStep(what, device=device)
-        for _ in range(5):
-            x = torch.randn(3, 3)
-            assert torch.equal(step(x), what(x))
-        assert step.report().replays == 2 and device.let_go == expected
-
-
-def test_workspaces_stay_while_one_step_graph_writes_there() -> None:
-    weight = torch.randn(3, 3)
-    device = CpuDevice()
-    step = GraphedStep(lambda x: x @ weight if len(x) == 3 else x * 2, device=device)
-    found = []
-    for rows in (4, 3, 5):
-        for _ in range(4):
-            step(torch.randn(rows, 3))
-        found.append(device.let_go)
-    assert len(step.report().recordings) == 3 and found == [1, 1, 1], "those of the second are written"
-
-
-class MultipliesBehind(torch.autograd.Function):
-    """Its backward multiplies matrices, and its forward does not."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
-        return tangent @ torch.ones(3, 3)
-
-
-def test_callables_release_workspaces_they_do_not_write() -> None:
-    weight, scale = torch.randn(3, 3), torch.ones(3)
-    inside = [MemoryRange(address=scale.data_ptr(), size_bytes=scale.nbytes)]
-
-    for what, workspaces, expected in (
-        (lambda x: x.sin() * 2, [], 1),
-        (lambda x: x.sin() @ weight, [], 0),
-        (MultipliesBehind.apply, [], 0),
-        (lambda x: x.sin() * scale, inside, 0),
-    ):
-        device = CpuDevice()
-        device.workspaces = workspaces
-        x = torch.randn(3, 3, requires_grad=True)
-        group = graph_callables(what, [(x,)], device=device, order=[1, -1])
-        assert device.let_go == expected, what
-        group[0](x).sum().backward()
-        assert x.grad is not None
-        group.close()
 
 
 @pytest.mark.parametrize("often", [1, 9])

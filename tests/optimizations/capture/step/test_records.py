@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import weakref
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from transformers import BatchEncoding
 from transformers.modeling_outputs import CausalLMOutput
 
 from optimizations import torch_internals
-from optimizations.capture.device import Device, any_word_in
+from optimizations.capture.device import any_word_in
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import copies, names, refused_tensor, replaced, signature
 from optimizations.capture.step.forbidden_calls import Asked, watched
@@ -278,34 +277,6 @@ def test_address_in_a_graph_is_found_in_any_word() -> None:
         assert any_word_in(graph_of_kernel(inside), memory)
     assert not any_word_in(graph_of_kernel((address + 64).to_bytes(8, "little")), memory)
     assert not any_word_in(graph_of_kernel((address - 1).to_bytes(8, "little")), memory)
-
-
-_OF_PYTORCH = (
-    "_ZN2at6native57_GLOBAL__N__c3e5_23_ForeachBinaryOpScalar_cu_2125multi_tensor_apply_kernelINS1_18TensorListMetadata"
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "counts"),
-    [
-        (_OF_PYTORCH, False),
-        ("_Z25multi_tensor_apply_kernelI18TensorListMetadata", True),  # as another library has its own
-        ("_ZN2at6native29vectorized_elementwise_kernel", True),
-        (None, True),
-    ],
-)
-def test_words_left_over_for_lists_of_tensors_name_no_workspace(
-    name: str | None, counts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address = 0x7F0012345000
-    graph = graph_of_kernel((address + 16).to_bytes(8, "little"), name)
-    device = object.__new__(Device)
-    here = [MemoryRange(address=address, size_bytes=64)]
-    device._streams = SimpleNamespace(workspaces=lambda: here)  # type: ignore[assignment]
-    monkeypatch.setattr(Device, "read", lambda self, graph: graph)
-    assert device.computes_in_workspace(graph) == counts
-    here.clear()
-    assert not device.computes_in_workspace(graph)
 
 
 def test_module_imported_in_a_watched_call_holds_nothing() -> None:
