@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,24 +25,8 @@ from optimizations import torch_internals
 from optimizations.capture.signature import exact, is_hashable
 
 
-class Transfer(Protocol):
-    """Describe how batches come to a device."""
-
-    def stage(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Begin to copy tensors to the device, and return the copies."""
-
-    def fill(self, buffers: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]) -> None:
-        """Copy what `stage` returned into buffers, in the order of the calling stream."""
-
-    def buffer(self, staged: torch.Tensor) -> torch.Tensor:
-        """Return memory for tensors like this one."""
-
-    def is_capturing(self) -> bool:
-        """Return whether the calling stream is being captured."""
-
-
-class CudaTransfer:
-    """Copy batches to one GPU on a stream of their own. See `Transfer`."""
+class Transfer:
+    """Copy batches to one GPU on a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -50,6 +34,7 @@ class CudaTransfer:
         self._done: torch.cuda.Event | None = None
 
     def stage(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Begin to copy tensors to the device, and return the copies."""
         if any(one.is_cuda for one in tensors):  # computed on the calling stream
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -59,6 +44,7 @@ class CudaTransfer:
         return staged
 
     def fill(self, buffers: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]) -> None:
+        """Copy what `stage` returned into buffers, in the order of the calling stream."""
         stream = torch.cuda.current_stream(self._device)
         if self._done is not None:
             stream.wait_event(self._done)
@@ -66,10 +52,8 @@ class CudaTransfer:
             buffer.copy_(one)
             one.record_stream(stream)
 
-    def buffer(self, staged: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(staged)
-
     def is_capturing(self) -> bool:
+        """Return whether the calling stream is being captured."""
         return torch.cuda.is_current_stream_capturing()
 
 
@@ -93,7 +77,7 @@ class StaticLoader(Iterator[Any]):
 
     def __init__(self, loader: Iterable[Any], transfer: Transfer) -> None:
         self._loader = loader
-        self._transfer = transfer
+        self.transfer = transfer
         self._iterator: Iterator[Any] | None = None
         self._ahead: deque[Any] = deque(maxlen=1)
         self._error: Exception | None = None
@@ -122,7 +106,7 @@ class StaticLoader(Iterator[Any]):
         fetches = _running.fetches
         if fetches is not None:
             return fetches.next(self)
-        if self.is_capturing():
+        if self.transfer.is_capturing():
             raise RuntimeError("a graph fetches no batches; call next() before what is captured, or use graph_step")
         batch = self.take(0)
         self.prefetch()
@@ -151,9 +135,9 @@ class StaticLoader(Iterator[Any]):
         kinds = ((one.shape, one.dtype) if isinstance(one, torch.Tensor) else _hashable(one) for one in members)
         key = place, structure, *kinds
         if key not in self._buffers:
-            self._buffers[key] = tuple(map(self._transfer.buffer, staged))
+            self._buffers[key] = tuple(map(torch.empty_like, staged))
         buffers = self._buffers[key]
-        self._transfer.fill(buffers, staged)
+        self.transfer.fill(buffers, staged)
         filled = iter(buffers)
         members = [next(filled) if isinstance(one, torch.Tensor) else one for one in members]
         value = torch_internals.pytree.tree_unflatten(members, structure)
@@ -178,15 +162,11 @@ class StaticLoader(Iterator[Any]):
         assert self._iterator is not None
         try:
             members, structure = torch_internals.pytree.tree_flatten(next(self._iterator))
-            staged = self._transfer.stage([one for one in members if isinstance(one, torch.Tensor)])
+            staged = self.transfer.stage([one for one in members if isinstance(one, torch.Tensor)])
         except Exception as error:
             self._error = error
         else:
             self._ahead.append((members, structure, staged))
-
-    def is_capturing(self) -> bool:
-        """Return whether the calling stream is being captured."""
-        return self._transfer.is_capturing()
 
 
 class Fetches:
@@ -240,7 +220,7 @@ class Fetches:
         assert self._noted is not None
         lent, at = self._lent.setdefault(loader, []), self._noted.count(loader)
         if at == len(lent):
-            if loader.is_capturing():
+            if loader.transfer.is_capturing():
                 raise RuntimeError("the step fetches more batches than in the call before")
             self._is_cut_short = True
             lent.append(loader.take(at))
@@ -322,4 +302,4 @@ def static_loader(loader: Iterable[Any], device: torch.device | str | int | None
         raise ValueError(f"static_loader copies batches to a CUDA device, not to {found}")
     if found.index is None:
         found = torch.device("cuda", torch.cuda.current_device())
-    return StaticLoader(loader, CudaTransfer(found))
+    return StaticLoader(loader, Transfer(found))

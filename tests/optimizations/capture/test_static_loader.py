@@ -11,11 +11,11 @@ from simulated_gpu.operators import CpuDevice
 from torch import nn
 
 from optimizations import static_loader
-from optimizations.capture.static_loader import StaticLoader
+from optimizations.capture.static_loader import StaticLoader, Transfer
 from optimizations.capture.step.graphed_step import GraphedStep
 
 
-class OnHost:
+class OnHost(Transfer):
     """Copies batches in host memory, and counts what was staged."""
 
     def __init__(self, device: CpuDevice | None = None) -> None:
@@ -29,9 +29,6 @@ class OnHost:
     def fill(self, buffers: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]) -> None:
         for buffer, one in zip(buffers, staged, strict=True):
             buffer.copy_(one)
-
-    def buffer(self, staged: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(staged)
 
     def is_capturing(self) -> bool:
         return self.device is not None and self.device.is_capturing()
