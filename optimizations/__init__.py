@@ -66,7 +66,7 @@ def graph_callables(
     sample_args: Sequence[Any] | None = None,
     *,
     order: Sequence[int] | None = None,
-    sample_kwargs: Sequence[Mapping[str, Any] | list[Mapping[str, Any]]] | None = None,
+    sample_kwargs: Sequence[Mapping[str, Any]] | None = None,
     warm_up: int = 3,
     outputs: Literal["static", "copied"] = "static",
     share_io: bool = False,
@@ -89,8 +89,7 @@ def graph_callables(
         order: forwards as 1, 2, ..., their backwards as -1, -2, ..., micro-batch after micro-batch, as
             `[1, 1, 2, -2, -1, 2, -2, -1]`; numbers stand for the entries of `callables`. It tells how many
             micro-batches are alive at one time. Default: one, with a backward unless under `torch.no_grad()`.
-        sample_kwargs: keyword arguments of each, where it is called with such. A list of dicts is for its micro-batches
-            in turn, the last for all that follow: each value of a flag has graphs of its own.
+        sample_kwargs: keyword arguments of each, where it is called with such.
         warm_up: runs of each before its capture, at least 1. What they change (buffers, the random state) is put back.
         outputs: "static" returns results where the graph writes them, and gives live ones memory of their own before
             the next launch; "copied" copies all of them.

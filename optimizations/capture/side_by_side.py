@@ -4,8 +4,8 @@ Either runs code of any kind, in threads of autograd too. So operators come from
 them (of a step, the observer's), and kernels of Inductor from all modules that it generated. What else
 adds nodes is a barrier.
 
-A step chooses what serves a call before it sets any node (`side_by_side`). Callables launch graphs of a `RacingDevice`,
-which choose at each launch.
+A step chooses what serves a call before it sets any node (`side_by_side`). Callables launch a `RacedGraph`, which
+chooses at each launch.
 
 Note [Nodes that are led elsewhere]. Nodes of inputs that are read where they lie are set in the executable graph.
 Another executable has them as they were captured, so they are set again in it.
@@ -105,6 +105,14 @@ class RacedGraph:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.captured, name)
 
+    @contextlib.contextmanager
+    def capturing(self, device: Device, pool: Any, generators: Iterable[torch.Generator]) -> Iterator[None]:
+        """Capture what runs in the block, as `Device.capturing` does."""
+        log = device.launch_log(notes_memory=True)
+        with device.capturing(self.captured, pool, generators), log.noting(*loaded_modules()):
+            yield
+        self.side_by_side = side_by_side(device, self.captured, pool, log, ())
+
     def replay(self) -> None:
         """Launch the graph.
 
@@ -122,26 +130,6 @@ class RacedGraph:
         if branches is not None and branches.unusable is not None:
             raise NotLaunched(branches.unusable)
         self.captured.replay()
-
-
-class RacingDevice:
-    """Capture `RacedGraph`s on a device. It is that device in all else."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
-
-    def new_graph(self) -> RacedGraph:
-        return RacedGraph(self._device.new_graph())
-
-    @contextlib.contextmanager
-    def capturing(self, graph: RacedGraph, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
-        log = self._device.launch_log(notes_memory=True)
-        with self._device.capturing(graph.captured, pool, generators), log.noting(*loaded_modules()):
-            yield
-        graph.side_by_side = side_by_side(self._device, graph.captured, pool, log, ())
 
 
 def concurrency_of(graph: Any) -> ConcurrencyReport:

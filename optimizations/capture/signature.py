@@ -318,13 +318,8 @@ def tensor_key(tensor: torch.Tensor) -> Hashable:
 
 def alias_pattern(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """Return for each tensor the index of the first that is the same object."""
-    return first_places(map(id, tensors))
-
-
-def first_places(keys: Iterable[Hashable]) -> tuple[int, ...]:
-    """Return for each key the index of the first that equals it."""
-    first: dict[Hashable, int] = {}
-    return tuple([first.setdefault(key, index) for index, key in enumerate(keys)])
+    first: dict[int, int] = {}
+    return tuple([first.setdefault(id(tensor), index) for index, tensor in enumerate(tensors)])
 
 
 def signature(arguments: Any, tensors: list[torch.Tensor]) -> Hashable:

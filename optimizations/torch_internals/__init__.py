@@ -168,7 +168,6 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "clear_functorch_levels": "torch._functorch.pyfunctorch:temporarily_clear_interpreter_stack",
         "disable_torch_function": "torch:_C.DisableTorchFunction",
         "functorch_level": "torch:_C._functorch.peek_interpreter_stack",
-        "is_batched": "torch:_C._functorch.is_legacy_batchedtensor",
         "forward_ad": "torch.autograd.forward_ad",
         "module_hooks": "torch.nn.modules.module",
         "optimizer_hooks": "torch.optim.optimizer",

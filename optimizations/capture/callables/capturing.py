@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.callables.arguments import Options, Sample, check_reached, parameters_of, reached_by
+from optimizations.capture.callables.arguments import Options, Sample, reached_by
 from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.callables.order import Place
 from optimizations.capture.callables.results import StaticResults
@@ -20,7 +20,6 @@ from optimizations.capture.callables.slot import Pool, Slot
 from optimizations.capture.callables.warm_up import (
     WRITES_ARGUMENT,
     Member,
-    Seen,
     gradients_of,
     inputs_like,
     naming,
@@ -30,18 +29,14 @@ from optimizations.capture.callables.warm_up import (
 )
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
+from optimizations.capture.side_by_side import RacedGraph
 from optimizations.capture.signature import OTHER_RESULT, alias_pattern, flatten, replaced, tensor_key
 from optimizations.capture.step.observer import Observer, StepRefused, storage
-from optimizations.capture.step.observing import call_changes
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.written_memory import Writes, WrittenMemory
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import depending_on
 
-ANOMALIES = Refusal(
-    "a callable is captured under torch.autograd.set_detect_anomaly, whose backwards look for NaN on the host",
-    "turn it off while graph_callables runs; calls under it run as they are",
-)
 FREED_MEANWHILE = Refusal(
     "was captured in part when cuBLAS's workspaces were freed, as a recording in any thread may do",
     "call graph_callables while no other thread records a step, or runs compiled code for the first time",
@@ -62,31 +57,19 @@ def make_slots(
     Raises:
         StepRefused: a graph could not repeat what one of them does.
     """
-    if training and torch.is_anomaly_enabled():
-        raise StepRefused(ANOMALIES)
-    members = [
-        Member(
-            number,
-            variant,
-            as_it_is(function),
-            sample,
-            reached_by(number, function, sample),
-            parameters_of(function),
-            options.draws_unused,
-        )
-        for number, function in enumerate(callables, start=1)
-        for variant, sample in enumerate(samples[number - 1])
-    ]
-    for member in members:
-        with naming(member.number):
-            check_reached(member.state, callables[member.number - 1])
+    members = []
+    for number, function in enumerate(callables, start=1):
+        for variant, sample in enumerate(samples[number - 1]):
+            with naming(number):
+                state = reached_by(number, function, sample)
+            members.append(Member(number, variant, as_it_is(function), sample, state, options.draws_unused))
     outset = [member.state.snapshot() for member in members]
     captures = Captures(device, members, options, training=training)
     try:
         with putting_back(device, [member.state for member in members]) as note:
             for member in members:
                 with naming(member.number):
-                    member.run = warm_up(device, member, options.warm_up, training, note)
+                    warm_up(device, member, options.warm_up, training, note)
         captures.capture(plan)
     except BaseException:
         device.wait()
@@ -95,8 +78,6 @@ def make_slots(
         for member, content in zip(members, outset, strict=True):
             member.state.restore(content)
         raise
-    if not captures.compute_in_workspaces():
-        device.let_go_of_workspaces()
     return members, captures.slots
 
 
@@ -109,7 +90,6 @@ class Captures:
         self._members = {(member.number, member.variant): member for member in members}
         self._compiled = any(member.state.compiled for member in members)
         self._gradients: dict[int, torch.Tensor] = {}
-        self._observers: list[Observer] = []
 
     def capture(self, plan: Sequence[Place]) -> None:
         """Capture forwards, and after each its backward; with `share_io` all forwards of one index come first.
@@ -120,81 +100,84 @@ class Captures:
         pools = {place.pool: Pool(self._device.new_pool()) for place in plan}
         states = self._device.random_states()
         groups = [[place] for place in plan]
-        if share_io := self._options.share_io:
+        if self._options.share_io:
             indices = dict.fromkeys(place.index for place in plan)
             groups = [sorted([p for p in plan if p.index == index], key=lambda p: p.callable) for index in indices]
         several = {place.callable for place in plan if place.index or place.variant}
         for group in groups:
             here: list[tuple[Slot, list[torch.Tensor]]] = []
             for place in group:
-                before = [slot for slot, _ in here if slot.place.callable == place.callable - 1] if share_io else []
+                before = [slot for slot, _ in here if slot.place.callable == place.callable - 1]
                 with naming(place.callable):
-                    self._ready()
                     here.append(self._forward(place, pools[place.pool], before[0] if len(before) == 1 else None))
                 self.slots.append(here[-1][0])
             while here:
                 slot, outputs = here.pop()
                 with naming(slot.place.callable):
                     if outputs and any(slot.differentiable):
-                        self._ready()
                         self._backward(slot, outputs, several=slot.place.callable in several)
                 del outputs  # it holds memory of the pool
-        self._ready()
+        if not self._device.ready():
+            raise StepRefused(FREED_MEANWHILE)
         self._device.restore_random_states(states)
-        for index, slot in enumerate(self.slots):
-            slot.mates = [later for later in self.slots[index + 1 :] if later.place.pool == slot.place.pool]
 
     def _ready(self) -> None:
         if not self._device.ready() and self.slots:  # a backward has to be on the stream of its forward
             raise StepRefused(FREED_MEANWHILE)
 
-    def compute_in_workspaces(self) -> bool:
-        """Return whether a graph that was captured may write to a workspace of cuBLAS."""
-        graphs = [graph for slot in self.slots for graph in (slot.forward, slot.backward) if graph is not None]
-        return any(one.multiplies for one in self._observers) or any(map(self._device.computes_in_workspace, graphs))
+    def _new_graph(self) -> Any:
+        graph = self._device.new_graph()
+        return RacedGraph(graph) if self._options.concurrency == "auto" else graph
 
     @contextlib.contextmanager
-    def _capturing(self, graph: Any, pool: Pool, member: Member, expected: Sequence[Operation]) -> Iterator[Seen]:
-        """Capture what runs in the block, and check that `Seen.watching` saw the expected operators in it.
+    def _capturing(
+        self, graph: Any, pool: Pool, member: Member, expected: Sequence[Operation], others: Sequence[torch.Tensor] = ()
+    ) -> Iterator[tuple[Writes, Observer]]:
+        """Capture what runs in the block, and check that it is what is expected. On an error the graph is freed.
 
-        On an error the graph is freed.
+        Yields what notes writes to what the member reaches, and to `others`, and the observer of the block.
         """
-        snapshot = member.state.snapshot()
+        if not self._device.ready() and self.slots:  # a backward has to be on the stream of its forward
+            raise StepRefused(FREED_MEANWHILE)
+        writes = Writes([*member.state.tensors.values(), *others], compiled=member.state.compiled)
         try:
-            with observing(self._device, member, member.run, forbid=True, compiled=self._compiled) as seen:
-                self._observers.append(seen.observer)
-                with self._device.capturing(graph, pool.handle, member.run.generators):
-                    yield seen
-            difference = first_difference(expected, seen.observer.operations)
-            found = [*seen.findings, *([] if difference is None else [difference])]
-            for refusal in [*found, *call_changes(member.state, snapshot, ())]:
+            with observing(
+                self._device,
+                member,
+                writes.note,
+                graph.capturing(self._device, pool.handle, member.generators)
+                if isinstance(graph, RacedGraph)
+                else self._device.capturing(graph, pool.handle, member.generators),
+                forbid=True,
+                compiled=self._compiled,
+            ) as observer:
+                yield writes, observer
+            difference = first_difference(expected, observer.operations)
+            for refusal in [*observer.refusals, *([] if difference is None else [difference])]:
                 raise StepRefused(refusal)
         except BaseException:
             graph.reset()
             raise
-        finally:
-            member.state.restore(snapshot)
 
     def _forward(self, place: Place, pool: Pool, before: Slot | None) -> tuple[Slot, list[torch.Tensor]]:
         """Capture a forward. Return also the results that its backward begins with."""
         member = self._members[place.callable, place.variant]
-        run, state = member.run, member.state
+        state = member.state
         tensors: list[torch.Tensor] = []
         flatten(member.sample, tensors)
-        shared = {} if before is None else self._shared(tensors, before)
+        shared = {} if before is None else _shared(tensors, before)
         with self._device.here():
             inputs = inputs_like(member.sample, shared)
-        placeholders = list(inputs.recording_inputs)
+        placeholders = inputs.recording_inputs
         args, kwargs = replaced(member.sample, iter(placeholders))
-        graph = self._device.new_graph()
+        graph = self._new_graph()
         torch.clear_autocast_cache()
-        with torch.set_grad_enabled(self._training), self._capturing(graph, pool, member, run.forward) as seen:
-            writes = _writes_of(member, seen.observer, placeholders)
-            with seen.watching():
-                nest = member.function(*args, **kwargs)
+        capturing = self._capturing(graph, pool, member, member.forward, placeholders)
+        with torch.set_grad_enabled(self._training), capturing as (writes, _):
+            nest = member.function(*args, **kwargs)
         torch.clear_autocast_cache()
         outputs: list[torch.Tensor] = []
-        if flatten(nest, outputs) != run.structure:
+        if flatten(nest, outputs) != member.structure:
             raise StepRefused(OTHER_RESULT)
         if any(map(writes.include, placeholders)):
             raise StepRefused(WRITES_ARGUMENT)
@@ -202,7 +185,7 @@ class Captures:
         by_id = {id(one): index for index, one in enumerate(placeholders)}
         passed = {index: by_id[id(output)] for index, output in enumerate(outputs) if id(output) in by_id}
         takes_part = [output.requires_grad and index not in passed for index, output in enumerate(outputs)]
-        differentiable = any(takes_part) and any(tensor.requires_grad for tensor in [*placeholders, *run.parameters])
+        differentiable = any(takes_part) and any(one.requires_grad for one in [*placeholders, *member.parameters])
         reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
         slot = Slot(
             place=place,
@@ -210,21 +193,23 @@ class Captures:
             forward=graph,
             inputs=inputs,
             shared=list(shared),
-            parameters=list(run.parameters) if differentiable else [],
+            parameters=list(member.parameters) if differentiable else [],
             nest=replaced(nest, iter(static)),
             results=StaticResults(
                 static,
-                () if self._options.copied else run.saved_results,
+                member.saved_results,
                 [index for index, output in enumerate(outputs) if storage(output) in reached],
+                copied=self._options.copied,
             ),
             differentiable=[takes and differentiable for takes in takes_part],
-            copied=self._options.copied,
             mutated=_counted(member, writes),
             passed=passed,
             repeated={index: first for index, first in enumerate(alias_pattern(outputs)) if first != index},
-            read_back=[one for one in state.tensors.values() if _is_plain(one) and storage(one) in run.saved],
+            read_back=[one for one in state.tensors.values() if _is_plain(one) and storage(one) in member.saved],
             written_memory=WrittenMemory([tensor for tensor in state.tensors.values() if writes.include(tensor)]),
         )
+        pool.slots.append(slot)
+        member.slots.append(slot)
         return slot, [output for output, takes in zip(outputs, takes_part, strict=True) if takes]
 
     def _backward(self, slot: Slot, outputs: Sequence[torch.Tensor], *, several: bool) -> None:
@@ -234,18 +219,17 @@ class Captures:
         arguments, parameters = slot.inputs.recording_inputs, slot.parameters
         slot.tangents = [torch.zeros_like(output) for output in outputs]
         depends = depending_on(outputs, [*arguments, *parameters])
-        slot.backward, count = self._device.new_graph(), len(arguments)
+        slot.backward, count = self._new_graph(), len(arguments)
         own: list[torch.Tensor] = []
         for parameter in parameters if several else ():
             if id(parameter) not in self._gradients:
                 self._gradients[id(parameter)] = torch.empty_like(parameter).detach()
             own.append(self._gradients[id(parameter)])
-        with self._capturing(slot.backward, slot.pools[0], member, member.run.backward) as seen:
-            writes = _writes_of(member, seen.observer)
-            with seen.watching():
-                gradients = gradients_of(outputs, arguments, parameters, slot.tangents)
+        with self._capturing(slot.backward, slot.pools[0], member, member.backward) as (writes, observer):
+            gradients = gradients_of(outputs, arguments, parameters, slot.tangents)
             pairs = [(to, of) for to, of in zip(own, gradients[count:], strict=False) if of is not None]
-            copy_all([to for to, _ in pairs], [of for _, of in pairs])
+            with observer.unseen():
+                copy_all([to for to, _ in pairs], [of for _, of in pairs])
         for index, to in enumerate(own, start=count):
             gradients[index] = None if gradients[index] is None else to
         slot.mutated_back = _counted(member, writes)
@@ -258,24 +242,18 @@ class Captures:
             slot.differentiable = [False for _ in slot.differentiable]
         slot.without_gradient = [index for index, one in enumerate(gradients[:count]) if one is None]
 
-    def _shared(self, tensors: Sequence[torch.Tensor], before: Slot) -> dict[int, torch.Tensor]:
-        """Return the results of the slot before that a callable can read where they lie, by its arguments' indices.
 
-        The n-th tensor of its arguments may be the n-th result, if it looks so and is differentiated.
-        """
-        aliases, found = alias_pattern(tensors), {}
-        for index, (tensor, result) in enumerate(zip(tensors, before.results.static, strict=False)):
-            looks_so = tensor.requires_grad and tensor_key(tensor.detach()) == tensor_key(result)
-            if looks_so and before.differentiable[index] and not before.copied and aliases.count(index) == 1:
-                found[index] = result
-        return found
+def _shared(tensors: Sequence[torch.Tensor], before: Slot) -> dict[int, torch.Tensor]:
+    """Return the results of the slot before that a callable can read where they lie, by its arguments' indices.
 
-
-def _writes_of(member: Member, observer: Observer, others: Sequence[torch.Tensor] = ()) -> Writes:
-    """Return what notes writes to what a callable reaches, and to `others`, in the capture that begins."""
-    writes = Writes([*member.state.tensors.values(), *others], compiled=member.state.compiled)
-    observer.before_write = writes.note
-    return writes
+    The n-th tensor of its arguments may be the n-th result, if it looks so and is differentiated.
+    """
+    aliases, found = alias_pattern(tensors), {}
+    for index, (tensor, result) in enumerate(zip(tensors, before.results.static, strict=False)):
+        looks_so = tensor.requires_grad and tensor_key(tensor.detach()) == tensor_key(result)
+        if looks_so and before.differentiable[index] and not before.results.copied and aliases.count(index) == 1:
+            found[index] = result
+    return found
 
 
 def _counted(member: Member, writes: Writes) -> list[torch.Tensor]:

@@ -2,20 +2,21 @@
 
 A forward is noted when it is called, and its backward when autograd has the first gradient of one of its results. The
 iteration is over when an optimizer of PyTorch's has made its step and no backward may still come, or when the program
-says so. Several iterations of which each is the same, as those of a scaler that skips its first steps, count as one.
+says so. Several iterations, as those of a scaler that skips its first steps, need the graphs that one needs.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from optimizations.capture.callables.arguments import Sample
-from optimizations.capture.callables.order import Direction, Event, one_period
+from optimizations.capture.callables.order import Event
 from optimizations.capture.signature import flatten, replaced, signature
 
 MOST_EVENTS = 4096
@@ -25,8 +26,8 @@ MOST_EVENTS = 4096
 class _Forward:
     """Stand for a forward as long as its backward may come: the hooks that note it hold this."""
 
-    def __init__(self, number: int) -> None:
-        self.number, self.ran_backward = number, False
+    def __init__(self, event: Event) -> None:
+        self.event, self.ran_backward = event, False
 
 
 class FirstIteration:
@@ -41,8 +42,7 @@ class FirstIteration:
         self.samples: list[list[Sample]] = [[] for _ in range(callables)]
         self.is_over = False
         self._keys: list[list[Hashable]] = [[] for _ in range(callables)]
-        self._forwards: list[tuple[int, int]] = []
-        self._order: list[tuple[Direction, int]] = []
+        self._order: list[Event] = []
         self._running: list[weakref.ref[_Forward]] = []
         noted = weakref.ref(self)
 
@@ -62,9 +62,8 @@ class FirstIteration:
         """Run a callable for a call of the program, and note it."""
         given: list[torch.Tensor] = []
         variant = self._variant(number, signature((args, kwargs), given), (args, kwargs), given)
-        forward = _Forward(len(self._forwards))
-        self._forwards.append((number, variant))
-        self._order.append(("forward", forward.number))
+        forward = _Forward(Event(number, "forward", variant, len(self._order)))
+        self._order.append(forward.event)
         returned = function(*args, **kwargs)
         results: list[torch.Tensor] = []
         flatten(returned, results)
@@ -80,12 +79,8 @@ class FirstIteration:
 
     def events(self) -> tuple[Event, ...]:
         """Return what was noted."""
-        ended = {number for direction, number in self._order if direction == "backward"}
-        found = []
-        for direction, number in self._order:
-            callable_, variant = self._forwards[number]
-            found.append(Event(callable_, direction, variant, number, number in ended))
-        return tuple(one_period(found))
+        ended = {one.micro_batch for one in self._order if one.direction == "backward"}
+        return tuple(replace(one, has_backward=one.micro_batch in ended) for one in self._order)
 
     def _variant(self, number: int, key: Hashable, sample: Sample, tensors: list[torch.Tensor]) -> int:
         """Return the number of the sample that a call is like; keep a copy of its arguments where there is none."""
@@ -107,7 +102,7 @@ class FirstIteration:
         def note(gradient: torch.Tensor) -> None:
             one = noted()
             if one is not None and not (one.is_over or forward.ran_backward):
-                one._order.append(("backward", forward.number))
+                one._order.append(replace(forward.event, direction="backward"))
             forward.ran_backward = True
 
         return note

@@ -12,11 +12,12 @@ Here is which calls the graphs serve, and which run as they are. How the graphs 
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, cast, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -24,14 +25,11 @@ from optimizations import torch_internals
 from optimizations.capture.callables.arguments import (
     Options,
     Sample,
-    arguments_of,
     check_callables,
     device_of,
     difference,
-    modes_of,
     samples_of,
     taken_apart,
-    variants_of,
 )
 from optimizations.capture.callables.capturing import make_slots
 from optimizations.capture.callables.first_iteration import FirstIteration
@@ -42,70 +40,61 @@ from optimizations.capture.callables.order import (
     default_order,
     events,
     expanded,
-    is_training,
     plan_graphs,
 )
-from optimizations.capture.callables.slot import ARGUMENT_WRITTEN, Slot
+from optimizations.capture.callables.slot import RESULT_HELD, Slot
 from optimizations.capture.callables.warm_up import Member
 from optimizations.capture.device import Device
-from optimizations.capture.side_by_side import RacingDevice, concurrency_of
+from optimizations.capture.side_by_side import concurrency_of
 from optimizations.capture.signature import signature
 from optimizations.capture.step.changes import MOST_NAMES
 from optimizations.capture.step.host_state import MODULE_HOOKS
 from optimizations.capture.step.options import HOST_DRAWS, require_one_of
-from optimizations.capture.step.surroundings import saved_tensors_are_watched, watched_by_others
+from optimizations.capture.step.steady import Arguments
+from optimizations.capture.step.surroundings import ambient, saved_tensors_are_watched, watched_by_others
 from optimizations.capture.step.watch import Watch
 from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import CallableReport
 from optimizations.weak_registry import WeakRegistry
 
-OTHER_MODE = "it is called in another mode than when they were captured: training, autocast or another setting"
+OTHER_SETTINGS = "it is called under other settings than when they were captured: autocast, precision or others"
 IN_USE = (
     "it is called while backwards of earlier calls may still come, of as many as it has graphs for; let go of the "
     "results of these calls, or give graph_callables the order in which the program runs; where one forward calls it "
     "several times, graph a function that makes all these calls"
 )
 OTHER_STATE = (
-    "it uses other tensors or numbers than those they were captured with; write new values into the same tensors, or "
-    "call close() and graph_callables again"
+    "it uses other tensors or numbers, or another mode (train, eval), than those they were captured with; write new "
+    "values into the same tensors, or call close() and graph_callables again"
 )
 NOT_CALLED = "it was not called in the first iteration"
 NOT_SHARED = "with share_io=True its arguments have to be the results of the callable before"
+WARNED_OF = (IN_USE, OTHER_STATE, NOT_SHARED, RESULT_HELD)
+"""Reasons of calls without a graph that are worth a warning even where others had one."""
 
 _groups: WeakRegistry[GraphedCallables] = WeakRegistry()
-
-
-class _NoGraph(Exception):
-    """Report why a call has no graph, and whether the caller is warned: `differing` names what is another now."""
-
-    def __init__(self, reason: str, *, warns: bool = False, differing: Sequence[str] = ()) -> None:
-        super().__init__(reason)
-        self.reason, self.warns, self.differing = reason, warns, differing
 
 
 class _Variant:
     """Hold the graphs of a callable for calls with arguments like one of its samples."""
 
-    def __init__(self, member: Member, slots: list[Slot], function: Callable[..., Any], watch: Watch) -> None:
-        self.member, self.slots, self.watch, self._function = member, slots, watch, function
-        self.key = signature(member.sample, [])
-        self._arguments, self._modes = arguments_of(member.sample), modes_of(function)
+    def __init__(self, member: Member, watch: Watch) -> None:
+        self.slots, self.watch = member.slots, watch
+        tensors: list[torch.Tensor] = []
+        self._key = signature(member.sample, tensors)
+        self._arguments, self._settings = Arguments(*member.sample, tensors), ambient()
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], str | None]:
         """Return the tensors among these arguments, and why they do not fit; None if they do."""
         if (found := self._arguments.tensors_of(args, kwargs)) is not None:
             return found, None
         tensors: list[torch.Tensor] = []
-        reason = difference(self.key, signature((args, kwargs), tensors))
-        if reason is None and not self.in_mode():
-            reason = OTHER_MODE
+        reason = difference(self._key, signature((args, kwargs), tensors))
+        if reason is None and ambient() != self._settings:
+            reason = OTHER_SETTINGS
         if reason is None:
             self._arguments.renew(tensors)
         return tensors, reason
-
-    def in_mode(self) -> bool:
-        """Return whether training or evaluation, and autocast, are those of the capture."""
-        return modes_of(self._function) == self._modes
 
 
 class GraphedCallables(Sequence[Callable[..., Any]]):
@@ -122,7 +111,9 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._closed = False
         self._without_graph: Counter[tuple[int, str]] = Counter()
         self._warned: set[int] = set()
-        self._installed = [Installed(self._serve(number), one) for number, one in enumerate(callables, start=1)]
+        self._installed = [
+            Installed(functools.partial(self._call, number), one) for number, one in enumerate(callables, start=1)
+        ]
         self._graphed: list[Callable[..., Any]] = []
 
     def _take_place(self) -> None:
@@ -153,7 +144,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         check_callables(self._callables, samples, device.holds)
         try:
             members, self._slots = make_slots(
-                cast("Device", RacingDevice(device)) if options.concurrency == "auto" else device,
+                device,
                 self._callables,
                 samples,
                 plan_graphs(order, in_step=options.share_io),
@@ -163,15 +154,9 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             self._take_place()
             with torch.set_grad_enabled(training):  # as captures have it, and calls that graphs serve
                 for member in members:
-                    number = member.number
-                    mine = [
-                        one
-                        for one in self._slots
-                        if (one.place.callable, one.place.variant) == (number, member.variant)
-                    ]
-                    variant = _Variant(member, mine, self._callables[number - 1], self._watch(member))
-                    self._variants[number - 1].append(variant)
-                    for slot in mine:
+                    variant = _Variant(member, self._watch(member))
+                    self._variants[member.number - 1].append(variant)
+                    for slot in member.slots:
                         slot.wait_for_others, slot.in_place = self._follow, variant.watch.in_place
         except BaseException:
             self.close()
@@ -186,17 +171,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     def __getitem__(self, index: Any) -> Any:
         return self._graphed[index]
 
-    def __iter__(self) -> Iterator[Callable[..., Any]]:
-        return iter(self._graphed)
-
     def __reduce__(self) -> Any:
         raise TypeError("graphs cannot be copied or saved: copy or save the modules, and call graph_callables again")
-
-    def _serve(self, number: int) -> Callable[..., Any]:
-        def serve(*args: Any, **kwargs: Any) -> Any:
-            return self._call(number, args, kwargs)
-
-        return serve
 
     def _watch(self, member: Member) -> Watch:
         """Return a watch of what the graphs of a callable were made with: they serve it as long as that stands."""
@@ -212,14 +188,14 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 (key == "forward" and id(held) in replaced_here) or (key in MODULE_HOOKS and id(held) == around)
             ),
             lambda tensor: True,
-            [parameter for parameter in member.run.parameters if id(parameter) not in reached],
+            [parameter for parameter in member.parameters if id(parameter) not in reached],
             hooks_of_tensors=False,  # they run after the graph
         )
 
     def restart(self) -> None:
         """Wait for no backward of earlier calls, after an iteration that was left early."""
         for pool in [pool for slot in self._slots for pool in slot.pools]:
-            pool.give_up()
+            pool.give_up("comes after restart(), and what it reads may be overwritten")
 
     def close(self) -> None:
         """Free the graphs. Calls run as they are from then on."""
@@ -245,58 +221,52 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         for slot in self._slots:
             number = slot.place.callable
             reasons = {reason: times for (of, reason), times in self._without_graph.items() if of == number}
-            place = number, slot.place.variant, slot.place.index, slot.place.pool
-            found.append(
-                CallableReport(
-                    *place,
-                    "forward",
-                    slot.inputs.copied_bytes,
-                    slot.inputs.copied_tensors,
-                    slot.forwards,
-                    reasons if all(one.callable != number for one in found) else {},
-                    concurrency_of(slot.forward),
+            for graph, direction, copied_bytes, copied_tensors, replays in (
+                (slot.forward, "forward", slot.inputs.copied_bytes, slot.inputs.copied_tensors, slot.forwards),
+                (slot.backward, "backward", sum(t.nbytes for t in slot.tangents), len(slot.tangents), slot.backwards),
+            ):
+                if graph is None:
+                    continue
+                report = CallableReport(
+                    callable=number,
+                    variant=slot.place.variant,
+                    index=slot.place.index,
+                    pool=slot.place.pool,
+                    direction=direction,
+                    copied_bytes=copied_bytes,
+                    copied_tensors=copied_tensors,
+                    replays=replays,
+                    without_graph=reasons if all(one.callable != number for one in found) else {},
+                    concurrency=concurrency_of(graph),
                 )
-            )
-            if slot.backward is not None:
-                size = sum(tensor.nbytes for tensor in slot.tangents)
-                raced = concurrency_of(slot.backward)
-                count = len(slot.tangents)
-                found.append(CallableReport(*place, "backward", size, count, slot.backwards, {}, raced))
+                found.append(report)
         return tuple(found)
 
     # Calls.
 
-    def _call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, number: int, /, *args: Any, **kwargs: Any) -> Any:
         before = self._installed[number - 1].before
-        if self._closed or watched_by_others() or saved_tensors_are_watched():
-            return before(*args, **kwargs)
-        if self._device is not None and self._device.is_capturing():
+        captures = self._device is not None and self._device.is_capturing()
+        if self._closed or captures or watched_by_others() or saved_tensors_are_watched():
             return before(*args, **kwargs)
         if self._first is not None and torch.is_grad_enabled():
             if not self._first.is_over:
                 return self._first.call(number, before, args, kwargs)
-            self._make_of_first_iteration()
+            first, self._first = self._first, None
+            self.make(first.samples, first.events(), training=True)
         if self._first is not None or torch.is_grad_enabled() != self._training:  # validation between steps
             return before(*args, **kwargs)
-        try:
-            slot, tensors = self._fitting(number, args, kwargs)
-        except _NoGraph as error:
-            self._note(number, error)
-        else:
-            return slot.run(tensors)
-        return before(*args, **kwargs)
+        found = self._fitting(number, args, kwargs)
+        if isinstance(found, str):
+            self._note(number, found)
+            return before(*args, **kwargs)
+        slot, tensors = found
+        return slot.run(tensors)
 
-    def _make_of_first_iteration(self) -> None:
-        first, self._first = self._first, None
-        assert first is not None
-        self.make(first.samples, first.events(), training=True)
-
-    def _fitting(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Slot, list[torch.Tensor]]:
-        """Return the graphs that serve a call, and its tensors.
-
-        Raises:
-            _NoGraph: there are none.
-        """
+    def _fitting(
+        self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Slot, list[torch.Tensor]] | str:
+        """Return the graphs that serve a call, and its tensors, or why there are none."""
         assert self._device is not None
         variants = self._variants[number - 1]
         reason: str | None = NOT_CALLED
@@ -307,34 +277,32 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                     variants.insert(0, variants.pop(place))  # most calls are like the one before
                 break
         if reason is not None:
-            raise _NoGraph(reason)
+            return reason
         if not variant.watch.unchanged():
-            if not variant.in_mode():
-                raise _NoGraph(OTHER_MODE)
-            raise _NoGraph(OTHER_STATE, warns=True, differing=variant.watch.differing())
+            return OTHER_STATE
         self._follow()
         free = [slot for slot in variant.slots if not slot.pools[0].is_awaited]
         slot = next((one for one in free if not one.inputs.moved(tensors)), None)
         if slot is None:
-            raise _NoGraph(NOT_SHARED if free else IN_USE, warns=True)
+            return NOT_SHARED if free else IN_USE
         reason = slot.refused(tensors)
         for other in self._streams - {self._device.launched_on}:  # which may read what has moved
             self._device.hold(other)
-        if reason is not None:
-            raise _NoGraph(reason, warns=reason != ARGUMENT_WRITTEN)
-        return slot, tensors
+        return reason or (slot, tensors)
 
-    def _note(self, number: int, error: _NoGraph) -> None:
+    def _note(self, number: int, reason: str) -> None:
         """Count a call without a graph. Warn once for each callable, where it matters or no call had a graph so far."""
-        self._without_graph[number, error.reason] += 1
-        has_served = any(slot.forwards for slot in self._slots if slot.place.callable == number)
-        if number in self._warned or not (error.warns or not has_served):
+        self._without_graph[number, reason] += 1
+        matters = reason in WARNED_OF
+        if number in self._warned or not (
+            matters or not any(slot.forwards for slot in self._slots if slot.place.callable == number)
+        ):
             return
         self._warned.add(number)
-        names = ", ".join(sorted(error.differing)[:MOST_NAMES])
-        others = f"; another now: {names}" if names else ""
-        never = "" if error.warns or has_served else "; none of its calls had one so far"
-        warnings.warn(f"callable {number} runs without its graphs: {error.reason}{others}{never}", stacklevel=5)
+        more = "" if matters else "; none of its calls had one so far"
+        if reason == OTHER_STATE and (names := self._variants[number - 1][0].watch.differing()):
+            more = f"; another now: {', '.join(sorted(names)[:MOST_NAMES])}"
+        warnings.warn(f"callable {number} runs without its graphs: {reason}{more}", stacklevel=4)
 
     def _follow(self) -> None:
         """Wait, before a launch, for the stream of the launch before. On streams that it left the program may read
@@ -385,10 +353,10 @@ def graph_callables(
             raise ValueError("order and sample_kwargs need sample_args; without all of them the first iteration tells")
         made.note_first_iteration()
         return made
-    samples, variants = variants_of(samples_of(sample_args, sample_kwargs, len(flat)))
+    samples = samples_of(sample_args, sample_kwargs, len(flat))
     entries = default_order(len(sizes), training=torch.is_grad_enabled()) if order is None else list(order)
-    planned = events(expanded(entries, sizes), len(flat), variants)
-    made.make(samples, planned, training=is_training(planned))
+    planned = events(expanded(entries, sizes), len(flat))
+    made.make([[one] for one in samples], planned, training=planned[-1].direction == "backward")
     return made
 
 

@@ -7,7 +7,6 @@ was saved and loaded.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -15,47 +14,32 @@ import torch
 
 
 class Installed:
-    """Call `serve`, or `before` where code around it is compiled or traced.
+    """Call `serve`, or `before` where code around it is compiled or traced: a trace would hold where results lie.
 
     Args:
         serve: runs the graphs.
         function: the module or function they are of.
+
+    Attributes:
+        before: what runs without graphs.
     """
 
     def __init__(self, serve: Callable[..., Any], function: Callable[..., Any]) -> None:
-        self._function = function
-        self._serve = serve
-        self._own = vars(function).get("forward") if isinstance(function, torch.nn.Module) else None
-        self._given = as_it_is(function)
-        functools.update_wrapper(self, self._given, updated=())
-
-    @property
-    def before(self) -> Callable[..., Any]:
-        """Return what runs without graphs: of a module without a forward of its own, what its class has for one now."""
-        if not isinstance(self._function, torch.nn.Module):
-            return self._given
-        if self._own is not None:
-            return cast("Callable[..., Any]", self._own)
-        forward: Any = inspect.getattr_static(type(self._function), "forward")
-        bind = getattr(type(forward), "__get__", None)
-        found: Callable[..., Any] = forward if bind is None else bind(forward, self._function, type(self._function))
-        return found
+        self._serve, self._function, self.before = serve, function, as_it_is(function)
+        self._own = vars(function).get("forward") if isinstance(function, torch.nn.Module) else self.before
+        functools.update_wrapper(self, self.before, updated=())
 
     @property
     def __code__(self) -> Any:
         """Return the code for `torch.export`, which asks a module's forward for it."""
-        return self.before.__code__
+        return cast("Any", self.before).__code__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return self._given(*args, **kwargs)  # Dynamo follows it
-        if torch.jit.is_tracing():  # a trace would hold where results of the graphs lie
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.before(*args, **kwargs)
         return self._serve(*args, **kwargs)
 
     def __reduce__(self) -> Any:
-        if not isinstance(self._function, torch.nn.Module):
-            return _itself, (self._function,)
         return (getattr, (self._function, "forward")) if self._own is None else (_itself, (self._own,))
 
     def take_place(self) -> Callable[..., Any]:
@@ -67,13 +51,10 @@ class Installed:
 
     def leave(self) -> None:
         """Give the module its forward back, unless it has got another one."""
-        held = vars(self._function) if isinstance(self._function, torch.nn.Module) else {}
-        if held.get("forward") is not self:
-            return
-        if self._own is None:
-            del held["forward"]
-        else:
-            held["forward"] = self._own
+        if is_graphed(self._function) and self._function.__dict__["forward"] is self:
+            del self._function.__dict__["forward"]
+            if self._own is not None:
+                self._function.__dict__["forward"] = self._own
 
 
 def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:

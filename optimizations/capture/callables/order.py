@@ -50,45 +50,32 @@ class Place:
     pool: int
 
 
-def events(order: Iterable[int], callables: int, variants: Sequence[Sequence[int]] = ()) -> tuple[Event, ...]:
+def events(order: Iterable[int], callables: int) -> tuple[Event, ...]:
     """Return an order as events. Either every forward has its backward or none has.
-
-    Args:
-        variants: of each callable those of its forwards in turn; the last stands for all that follow.
 
     Raises:
         WrongOrder: it names a callable there is not, lacks one, or has a backward before its forward; the message says
             which entry.
     """
-    entries = [_whole(place, given) for place, given in enumerate(order)]
+    entries = [_checked(place, given, callables, "callables") for place, given in enumerate(order)]
     trains = any(entry < 0 for entry in entries)
     found: list[Event] = []
-    forwards: Counter[int] = Counter()
-    backwards: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for place, entry in enumerate(entries):
-        number = abs(entry)
-        if not 1 <= number <= callables:
-            raise WrongOrder(f"order[{place}] is {entry}, but callables go from 1 to {callables}")
-        counted = forwards if entry > 0 else backwards
-        if entry < 0 and backwards[number] >= forwards[number]:
-            raise WrongOrder(f"order[{place}] is {entry}, but no forward of callable {number} is without backward")
-        given = variants[number - 1] if variants else (0,)
-        variant = given[min(counted[number], len(given) - 1)]
-        found.append(Event(number, "forward" if entry > 0 else "backward", variant, counted[number], trains))
-        counted[number] += 1
-    if missing := [number for number in range(1, callables + 1) if not forwards[number]]:
-        raise WrongOrder(f"the order does not run callable {missing[0]}")
-    if trains and (unequal := [number for number in forwards if forwards[number] != backwards[number]]):
-        raise WrongOrder(
-            f"callable {unequal[0]} has {forwards[unequal[0]]} forwards and {backwards[unequal[0]]} backwards; "
-            "each forward needs one, or none of any callable"
-        )
+        if entry < 0 and counts[entry] >= counts[-entry]:
+            raise WrongOrder(f"order[{place}] is {entry}, but no forward of callable {-entry} is without backward")
+        direction: Direction = "forward" if entry > 0 else "backward"
+        found.append(Event(abs(entry), direction, micro_batch=counts[entry], has_backward=trains))
+        counts[entry] += 1
+    for number in range(1, callables + 1):
+        if not counts[number]:
+            raise WrongOrder(f"the order does not run callable {number}")
+        if trains and counts[number] != counts[-number]:
+            raise WrongOrder(
+                f"callable {number} has {counts[number]} forwards and {counts[-number]} backwards; each forward needs "
+                "one, or none of any callable"
+            )
     return tuple(found)
-
-
-def is_training(order: Iterable[Event]) -> bool:
-    """Return whether there are backwards in an order."""
-    return any(event.direction == "backward" for event in order)
 
 
 def default_order(callables: int, *, training: bool = True) -> list[int]:
@@ -106,30 +93,21 @@ def expanded(order: Iterable[int], sizes: Sequence[int]) -> list[int]:
     first = [1, *itertools.accumulate(sizes, initial=1)][1:]
     found: list[int] = []
     for place, given in enumerate(order):
-        entry = _whole(place, given)
-        if not 1 <= abs(entry) <= len(sizes):
-            raise WrongOrder(f"order[{place}] is {entry}, but chunks go from 1 to {len(sizes)}")
+        entry = _checked(place, given, len(sizes), "chunks")
         layers = range(first[abs(entry) - 1], first[abs(entry)])
         found += layers if entry > 0 else [-layer for layer in reversed(layers)]
     return found
 
 
-def _whole(place: int, entry: Any) -> int:
-    if type(entry) is int:
-        return entry
-    raise WrongOrder(
-        f"order[{place}] is {entry!r}: entries are whole numbers, c for a forward of callable c and -c for its "
-        "backward, which computes all gradients at once"
-    )
-
-
-def one_period(order: Sequence[Event]) -> Sequence[Event]:
-    """Return the shortest beginning of an order that, repeated, is all of it: one of four micro-batches in turn."""
-    kinds = [(event.callable, event.direction, event.variant, event.has_backward) for event in order]
-    for size in range(1, len(order)):
-        if not len(order) % size and kinds == kinds[:size] * (len(order) // size):
-            return order[:size]
-    return order
+def _checked(place: int, entry: Any, count: int, what: str) -> int:
+    if type(entry) is not int:
+        raise WrongOrder(
+            f"order[{place}] is {entry!r}: entries are whole numbers, c for a forward of callable c and -c for its "
+            "backward, which computes all gradients at once"
+        )
+    if not 1 <= abs(entry) <= count:
+        raise WrongOrder(f"order[{place}] is {entry}, but {what} go from 1 to {count}")
+    return entry
 
 
 _Span = tuple[int, float]

@@ -4,10 +4,8 @@ The next launch of the graph writes its results to the same memory, and so may a
 one graph computes on its way may lie where another, captured later, has its results. A tensor that the caller still
 holds then gets memory of its own before that, with its values. Views of it (DLPack's, too), results that share memory,
 and an autograd graph whose backward did not run, cannot be given memory of their own: a call that would overwrite them
-runs without its graph.
-
-A program that resizes a result gives its storage other memory, and the graph would go on writing unread memory. So it
-is not launched any more. A result without memory is a new tensor in each call, for its holder may give it some.
+runs without its graph. So does one after a result was resized: it has other memory now, and the graph would go on
+writing unread memory.
 """
 
 from __future__ import annotations
@@ -33,42 +31,41 @@ class StaticResults:
 
     Attributes:
         out: what the caller got and may still lie here.
+        copied: the program gets copies, which it asked for, or it held a view of a result: as the variables of a loop
+            do, which would hold one in each call.
     """
 
     def __init__(
-        self, static: Sequence[torch.Tensor], read_back: Sequence[int] = (), outside: Collection[int] = ()
+        self, static: Sequence[torch.Tensor], read_back: Sequence[int], outside: Collection[int], *, copied: bool
     ) -> None:
-        self.static, self.read_back = list(static), tuple(read_back)
+        self.static, self.copied = list(static), copied
+        self.read_back = () if copied else tuple(read_back)
         self._outside = frozenset(outside)
         self._own = [tensor for index, tensor in enumerate(static) if index not in outside]
         self._written_at = list(map(_place, self._own))
         self.out: list[weakref.ref[torch.Tensor]] = []
         self._idle: list[int] = []
 
-    def over(self, *, copied: bool) -> tuple[torch.Tensor, ...]:
+    def over(self) -> tuple[torch.Tensor, ...]:
         """Return tensors over the graph's results, or copies; those in memory of the program follow writes there."""
         return tuple(
-            torch.empty_like(tensor)
-            if not _place(tensor)
-            else tensor.detach().clone()
-            if copied and index not in self._outside
+            tensor.detach().clone()
+            if self.copied and index not in self._outside
             else _over(tensor)
             if index in self.read_back
             else tensor.detach()
             for index, tensor in enumerate(self.static)
         )
 
-    @property
-    def resized(self) -> bool:
-        """Return whether a result lies elsewhere than the graph writes it, because it was resized."""
-        return list(map(_place, self._own)) != self._written_at
-
-    def remember(self, results: Sequence[torch.Tensor]) -> None:
-        """Remember what the caller got in the end."""
-        self.out = [weakref.ref(tensor) for tensor in results]
-
     def move_out(self) -> bool:
-        """Give what is still held its own memory. Return False, and do nothing, where that cannot be."""
+        """Give what is still held its own memory. Where that cannot be, return False, and copies from then on."""
+        moved = self._move_out()
+        self.copied = self.copied or not moved
+        return moved
+
+    def _move_out(self) -> bool:
+        if list(map(_place, self._own)) != self._written_at:
+            return False
         if not self._idle:  # before the first launch only Encore holds them
             self._idle = list(map(_uses, self._own))
         alive = [tensor for reference in self.out if (tensor := reference()) is not None]

@@ -37,27 +37,28 @@ class BackwardRefused(RuntimeError):
 
 
 class Pool:
-    """Hold a memory pool's handle, and the forwards whose backwards read memory of it."""
+    """Hold a memory pool's handle, the slots in it, and the forwards whose backwards read memory of it."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
+        self.slots: list[Slot] = []
         self._left: list[weakref.ref[Left]] = []
 
     @property
     def is_awaited(self) -> bool:
         """Return whether a backward that reads this memory may still come."""
-        self._left = [one for one in self._left if (left := one()) is not None and not left.is_over]
+        self._left = [one for one in self._left if (left := one()) is not None and left.over is None]
         return bool(self._left)
 
     def await_backward(self, left: Left) -> None:
         """Keep the pool's memory until the backward of this forward has run, or cannot come any more."""
         self._left.append(weakref.ref(left))
 
-    def give_up(self) -> None:
+    def give_up(self, why: str) -> None:
         """Let the memory be overwritten. A backward that comes all the same raises `BackwardRefused`."""
         for one in self._left:
             if (left := one()) is not None:
-                left.given_up = True
+                left.over = left.over or why
 
 
 @dataclass(slots=True)
@@ -70,7 +71,6 @@ class Slot:
         parameters: leaves that get gradients of the backward, after the inputs.
         nest: what the callable returned; `results` are the tensors in it.
         differentiable: which results take part in differentiation.
-        copied: the program gets copies of results, which it asked for, or it held a view of one.
         wait_for_others: is called before each launch, for the program may have gone to another stream.
         in_place: whether what the graphs read lies where it lay.
         mutated: tensors whose versions a forward counts up, `mutated_back` those of the backward.
@@ -78,7 +78,6 @@ class Slot:
         read_back: parameters and buffers whose values the backward reads.
         passed: results that are inputs, by index.
         repeated: results that are the same as an earlier one.
-        mates: slots of the same pool that were captured later.
         tangents: where the backward reads the gradients of results; `gradients` what it computes of inputs and
             parameters, None where there is nothing, and `depends` on which of the differentiable results each depends.
         without_gradient: inputs that get none.
@@ -93,7 +92,6 @@ class Slot:
     nest: Any
     results: StaticResults
     differentiable: list[bool]
-    copied: bool = False
     mutated: Sequence[torch.Tensor] = ()
     read_back: Sequence[torch.Tensor] = ()
     written_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
@@ -105,10 +103,8 @@ class Slot:
     depends: list[frozenset[int]] = field(default_factory=list)
     without_gradient: Sequence[int] = ()
     mutated_back: Sequence[torch.Tensor] = ()
-    mates: Sequence[Slot] = ()
     wait_for_others: Callable[[], None] = lambda: None
     in_place: Callable[[], bool] = lambda: True
-    freed: bool = False
     forwards: int = 0
     backwards: int = 0
 
@@ -122,23 +118,9 @@ class Slot:
         """Return why the forward cannot be launched for these inputs; None if it can. Held results move out then."""
         if self.written_memory.holds_one_of(inputs):
             return ARGUMENT_WRITTEN
-        if not self._makes_room():
-            return RESULT_HELD
-        return None
-
-    def _makes_room(self) -> bool:
-        """Let results of the forward before move out, and those of `mates`, which lie where this graph may write on its
-        way: that memory was free when they were captured. Return False where one would be overwritten, or was resized.
-        """
-        own = not self.results.resized and self._move_out()
-        return own and all(mate._move_out() for mate in self.mates if mate.results.out)
-
-    def _move_out(self) -> bool:
-        """Let its results move out. Where one cannot, results are copies from then on: a program that held a view of
-        one until the next call, as the variables of a loop do, would hold one in each."""
-        moved = self.results.move_out()
-        self.copied = self.copied or not moved
-        return moved
+        # Those of the pool lie where this graph may write on its way, if that memory was free when they were captured.
+        others = [slot.results for slot in self.pools[0].slots if slot is not self and slot.results.out]
+        return None if all(one.move_out() for one in [self.results, *others]) else RESULT_HELD
 
     # A forward.
 
@@ -148,7 +130,7 @@ class Slot:
         # As `Graphed.apply`, which looks through parameters too for what functorch left behind. No transform is active.
         unwrapped = torch_internals.unwrap_dead_wrappers(tuple(given))
         found = list(_apply(self, len(given), *unwrapped, *self.parameters))
-        self.results.remember(found)
+        self.results.out = [weakref.ref(one) for one in found]
         for index, of in self.passed.items():
             found[index] = inputs[of]
         for index, first in self.repeated.items():
@@ -162,7 +144,7 @@ class Slot:
         self.forwards += 1
         if self.mutated:
             torch.autograd.graph.increment_version(self.mutated)
-        return self.results.over(copied=self.copied)
+        return self.results.over()
 
     # A backward.
 
@@ -171,7 +153,7 @@ class Slot:
     ) -> list[torch.Tensor | None]:
         """Launch the backward; return gradients of inputs, then of parameters. `nodes`: those that these go to."""
         self.wait_for_others()
-        given = [_dense(tangent) for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
+        given = [tangent for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
         moved = [(to, of) for to, of in zip(self.tangents, given, strict=True) if of is not None]
         copy_all([to for to, _ in moved], [of for _, of in moved])
         gradients = self.gradients if len(moved) == len(given) else self._of_used(given, nodes)
@@ -197,7 +179,8 @@ class Slot:
 
     def free(self) -> None:
         """Free the graphs."""
-        self.freed = True
+        for pool in self.pools:
+            pool.give_up("comes after its graphs were freed; call close() after it")
         self.forward.reset()
         if self.backward is not None:
             self.backward.reset()
@@ -210,16 +193,21 @@ RESULT_HELD = (
 )
 
 
-def _dense(tangent: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a gradient of a result as the graph reads it. That of rows looked up in the result may be sparse."""
-    return tangent if tangent is None or tangent.layout is torch.strided else tangent.to_dense()
+RAN_BACKWARD = (
+    "is called a second time, and is a graph that gives back what it read, whatever retain_graph says; compute all "
+    "gradients in one backward, as torch.autograd.backward([a, b]) does, or leave the callable out of graph_callables"
+)
 
 
 class Left:
-    """Keep what a forward left for its backward. Note [Between forward and backward]."""
+    """Keep what a forward left for its backward. Note [Between forward and backward].
+
+    Attributes:
+        over: why no backward may come that reads this; None while it may.
+    """
 
     def __init__(self, slot: Slot, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-        self.ran_backward = self.given_up = False
+        self.over: str | None = None
         self._slot = slot
         probes = [version_of(results[index]) for index in slot.results.read_back]
         probes += [version_of(inputs[index]) for index in slot.shared]
@@ -227,39 +215,25 @@ class Left:
         for pool in slot.pools:
             pool.await_backward(self)
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether no backward may come that reads this."""
-        return self.ran_backward or self.given_up
-
     def check(self) -> None:
         """Check, before the backward, that all it needs is there.
 
         Raises:
             BackwardRefused: something that it needs is another now.
         """
-        name = self._slot.name
-        if self.ran_backward:
-            raise BackwardRefused(
-                f"Trying to backward through the graph a second time: the backward of {name} is a graph that computes "
-                "all gradients and gives back what it read, whatever retain_graph says; compute them in one backward, "
-                "as torch.autograd.backward([a, b]) does, or leave the callable out of graph_callables"
+        why = self.over
+        if why is None and not self._slot.in_place():
+            why = (
+                "would read a parameter or buffer where it lay, which was moved between its forward and its backward; "
+                "move it after the backward"
             )
-        if self._slot.freed:
-            raise BackwardRefused(f"the backward of {name} comes after its graphs were freed; call close() after it")
-        if self.given_up:
-            raise BackwardRefused(f"the backward of {name} comes after restart(), and what it reads may be overwritten")
-        if not self._slot.in_place():
-            raise BackwardRefused(
-                f"a parameter or buffer of {name} was moved between its forward and its backward, and the graph would "
-                "read where it lay; move it after the backward"
+        if why is None and any(tensor._version != version for tensor, version in self._versions):
+            why = (
+                "needs a parameter, buffer, argument or result that has been modified by an inplace operation between "
+                "its forward and its backward; clone it before"
             )
-        if any(tensor._version != version for tensor, version in self._versions):
-            raise BackwardRefused(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                f"parameter, buffer, argument or result of {name}, between its forward and its backward; clone it "
-                "before"
-            )
+        if why is not None:
+            raise BackwardRefused(f"the backward of {self._slot.name} {why}")
 
 
 class Graphed(torch.autograd.Function):
@@ -279,39 +253,16 @@ class Graphed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
-        if torch_internals.functorch_level() is not None or any(
-            of is not None and torch_internals.is_batched(of) for of in tangents
-        ):
+        if torch.is_grad_enabled():
             raise BackwardRefused(
-                "a backward of a graphed callable is transformed (is_grads_batched=True, or vmap around a backward), "
-                "and a graph computes the gradients of one; leave the callable out of graph_callables"
+                f"the backward of {ctx.slot.name} is a graph, whose gradients cannot be differentiated "
+                "(create_graph=True); compute such gradients inside of the callable, or leave it out of graph_callables"
             )
         ctx.left.check()
         nodes = [node for node, _ in ctx.next_functions]
-        with torch.no_grad():
-            found = ctx.slot.launch_backward(tangents, nodes)
-        ctx.left.ran_backward = True
-        if torch.is_grad_enabled():  # create_graph=True
-            found = [None if one is None else Once.apply(one.requires_grad_()) for one in found]
+        found = ctx.slot.launch_backward(tangents, nodes)
+        ctx.left.over = RAN_BACKWARD
         return None, None, *found
-
-
-class Once(torch.autograd.Function):
-    """Refuse to differentiate a gradient that a graph computed: nothing is known of how it depends on anything.
-
-    PyTorch's `once_differentiable` leaves such terms out where the gradients of results require none.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *tangents: Any) -> Any:
-        raise BackwardRefused(
-            "a gradient that passed through a graphed callable is differentiated, and its backward is a graph, which "
-            "cannot be; compute the gradient inside of the callable, or leave the module out of graph_callables"
-        )
 
 
 _apply: Any = super(torch.autograd.Function, Graphed).apply

@@ -17,11 +17,13 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.callables.arguments import Sample, unknown_object
+from optimizations.capture.callables.arguments import Sample
+from optimizations.capture.callables.slot import Slot
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, with_classes_of
-from optimizations.capture.signature import flatten, replaced
+from optimizations.capture.signature import Same, flatten, replaced
 from optimizations.capture.step import compilations, forbidden_calls
+from optimizations.capture.step.call import sparse_tensors
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
@@ -39,49 +41,26 @@ from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.graph.memory import memory_of
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
-from optimizations.torch_internals.generator_identity import identity
 
 MOST_SET_UPS = 8
 """Runs beyond the fixed number that may compile code or time kernels."""
 
 
 @dataclass(slots=True)
-class Run:
-    """Record what one run of a callable did.
+class Member:
+    """Hold a callable to capture with one of its samples, `variant`, and what its last run did.
 
     Attributes:
-        parameters: leaves whose gradients it computes, `leaves` others that it met.
+        function: what runs; `state` is what it reaches.
+        draws_unused: the caller says that what it draws on the host decides nothing.
+        parameters: leaves whose gradients it computes, `leaves` all that it met.
         saved: where the storages lie that its backward reads.
         saved_results: results that must not be written before the backward, for it reads them, or for they overlap.
         structure: of what it returned.
         forward, backward: operators that ran.
-        findings: what a graph of it could not do.
-        generators, draws: random numbers of the GPU were drawn, from these too.
-        as_captured: what it was told when it asked whether it is captured.
-    """
-
-    parameters: list[torch.Tensor] = field(default_factory=list)
-    leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
-    saved: frozenset[int] = frozenset()
-    saved_results: tuple[int, ...] = ()
-    structure: Hashable = None
-    forward: Sequence[Operation] = ()
-    backward: Sequence[Operation] = ()
-    findings: list[Refusal] = field(default_factory=list)
-    generators: Sequence[torch.Generator] = ()
-    draws: bool = False
-    as_captured: bool = False
-
-
-@dataclass(slots=True)
-class Member:
-    """Hold a callable to capture with one of its samples: `variant` is the number of that.
-
-    Attributes:
-        function: what runs; `state` is what it reaches.
-        parameters: leaves that get gradients of it.
-        draws_unused: the caller says that what it draws on the host decides nothing.
-        run: what the last run did.
+        generators: random numbers of the GPU were drawn from these too, first in `first_states`.
+        as_captured: what it is told when it asks whether it is captured.
+        slots: its graphs, once they are captured.
     """
 
     number: int
@@ -89,134 +68,116 @@ class Member:
     function: Callable[..., Any]
     sample: Sample
     state: HostState
-    parameters: Sequence[torch.Tensor]
     draws_unused: bool
-    run: Run = field(default_factory=Run)
-
-
-@dataclass(slots=True)
-class Seen:
-    """Hold the observer of one run or capture of a member. When that is over, `findings` are what a graph could not do.
-
-    `watching` is a context for what is the program's, `asked` what it asked of the random state.
-    """
-
-    observer: Observer
-    asked: forbidden_calls.Asked
-    watching: Callable[[], contextlib.AbstractContextManager[None]]
-    findings: list[Refusal] = field(default_factory=list)
+    parameters: list[torch.Tensor] = field(default_factory=list)
+    leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    saved: frozenset[int] = frozenset()
+    saved_results: tuple[int, ...] = ()
+    structure: Hashable = None
+    forward: Sequence[Operation] = ()
+    backward: Sequence[Operation] = ()
+    generators: Sequence[torch.Generator] = ()
+    first_states: Sequence[torch.Tensor] = ()
+    as_captured: bool = False
+    slots: list[Slot] = field(default_factory=list)
 
 
 @contextlib.contextmanager
-def observing(device: Device, member: Member, like: Run, *, forbid: bool, compiled: bool = False) -> Iterator[Seen]:
+def observing(
+    device: Device,
+    member: Member,
+    before_write: Callable[[torch.Tensor], None],
+    around: contextlib.AbstractContextManager[None],
+    *,
+    forbid: bool,
+    compiled: bool = False,
+) -> Iterator[Observer]:
     """Observe a run of a member in the block, or with `forbid` a capture, in which what a graph cannot hold raises.
 
-    What is changed of tensors themselves is put back, and after a capture so are generators of the host.
+    When it is over, the observer's `refusals` are all that a graph could not do. What is changed of tensors themselves
+    is put back, and after a capture Python's state.
 
     Args:
-        like: tells generators that are known, and what to tell code that asks if it is captured.
+        before_write: is given what is about to be written.
+        around: warms up or captures.
         compiled: another callable is compiled.
     """
-    state = member.state
-    observer = Observer(
-        device.holds, {}, forbid=forbid, generators=like.generators, keeps_workspace=device.keeps_workspace
-    )
+    state, known = member.state, member.generators
+    observer = Observer(device.holds, {}, forbid=forbid, generators=known, keeps_workspace=device.keeps_workspace)
     observer.in_region = False  # the casts that autocast keeps are cleared before each run
+    observer.sparse, observer.before_write = sparse_tensors(state), before_write
     observer.host_generators = host_generators(device, state)
-    asked = forbidden_calls.Asked(as_captured=like.as_captured)
-
-    @contextlib.contextmanager
-    def watching() -> Iterator[None]:
-        watched = forbidden_calls.watched(observer, asked, capturing=forbid, compiled=compiled or state.compiled)
-        with compilations.noticed(observer, forbid=forbid), watched, observer:
-            yield
-
-    seen = Seen(observer, asked, watching)
+    asked = forbidden_calls.Asked(as_captured=member.as_captured)
+    watched = forbidden_calls.watched(observer, asked, capturing=forbid, compiled=compiled or state.compiled)
+    before, states = Generators(device.default_generator(), known), device.random_states()
+    if not forbid:
+        observer.check_generator = before.check
+    snapshot, marks = state.snapshot(), TensorMarks(state.tensors, to_restore=True)
     host_random = HostRandom(with_torch=device.has_own_random, generators=state.generators)
-    marks = TensorMarks(state.tensors, to_restore=True)
     try:
-        yield seen
-        seen.findings = [*observer.refusals, *map(changed_itself, marks.changed())]  # the callable may catch exceptions
+        with around, compilations.noticed(observer, forbid=forbid), watched, observer:
+            yield observer
+        found = observer.refusals  # the callable may catch exceptions
+        found += map(changed_itself, marks.changed())
         if not member.draws_unused:
-            seen.findings += [drawn_on_the_host(name, state, "call") for name in host_random.drawn()]
+            found += [drawn_on_the_host(name, state, "call") for name in host_random.drawn()]
+        if not forbid and (observer.draws or not all(map(torch.equal, states, device.random_states()))):
+            found += [CHECKPOINT_DRAWS] if asked.random_state else before.refusals()
+        found += call_changes(state, snapshot, ())
     finally:
         marks.restore()
+        member.generators, member.first_states = observer.generators, [*member.first_states, *observer.first_states]
         if forbid:
             host_random.restore()
+            state.restore(snapshot)
 
 
-def warm_up(device: Device, member: Member, times: int, training: bool, note: Callable[[torch.Tensor], None]) -> Run:
-    """Run a callable so many times, or more while it compiles; return the last run. `note` is given what is written.
+def warm_up(device: Device, member: Member, times: int, training: bool, note: Callable[[torch.Tensor], None]) -> None:
+    """Run a callable so many times, or more while it compiles. `note` is given what is written.
 
     Raises:
         StepRefused: a graph could not repeat the last run, or the first did more than later ones.
     """
-    state, outset, run = member.state, member.state.snapshot(), Run()
-    generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+    outset = member.state.snapshot()
     try:
         for count in itertools.count(1):
-            run, set_up = _observed_run(device, member, training, note, run, generators)
+            findings, set_up = _observed_run(device, member, training, note)
             if count >= times and not set_up:
                 break
             if count >= times + MOST_SET_UPS:
                 raise StepRefused(SETS_UP)
-            run.as_captured = True
+            member.as_captured = True
     finally:
-        for generator, content in generators.values():
-            generator.set_state(content)
-    for refusal in run.findings:
+        for generator, state in zip(member.generators, member.first_states, strict=True):
+            generator.set_state(state)
+    for refusal in findings:
         raise StepRefused(refusal)
-    for change in state.changes(outset):
+    for change in member.state.changes(outset):
         raise StepRefused(replace(SETS_ITSELF_UP, reason=f"{SETS_ITSELF_UP.reason} ({change.words})"))
-    return run
 
 
 def _observed_run(
-    device: Device,
-    member: Member,
-    training: bool,
-    note: Callable[[torch.Tensor], None],
-    before: Run,
-    first_states: dict[int, tuple[torch.Generator, torch.Tensor]],
-) -> tuple[Run, bool]:
-    """Return a run, and whether code was compiled or kernels were timed in it, so that another one has to follow.
-
-    Generators that it draws from are added to `first_states`.
-    """
-    state = member.state
-    snapshot, parameters = state.snapshot(), state.parameters()
-    states, gradients = device.random_states(), _gradients(parameters)
-    with observing(device, member, Run(as_captured=before.as_captured), forbid=False) as seen:
-        observer = seen.observer
-        observer.before_write, generators = note, Generators(device, state)
-        try:
-            with device.warming_up(), seen.watching():
-                run = _run_once(member, training, observer, before)
-        finally:
-            for one, state_before in zip(observer.generators, observer.first_states, strict=True):
-                first_states.setdefault(identity(one), (one, state_before))
-        reseeded = generators.refusals(observer)
-    run.as_captured, run.generators = before.as_captured, observer.generators
-    run.draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
-    run.findings += seen.findings
-    if run.draws:
-        run.findings += [CHECKPOINT_DRAWS] if seen.asked.random_state else reseeded
+    device: Device, member: Member, training: bool, note: Callable[[torch.Tensor], None]
+) -> tuple[list[Refusal], bool]:
+    """Return what a graph could not do of a run, and whether code was compiled or kernels were timed in it, so that
+    another one has to follow."""
+    parameters = member.state.parameters()
+    gradients = _gradients(parameters)
+    with observing(device, member, note, device.warming_up(), forbid=False) as observer:
+        findings = _run_once(member, training, observer)
     if any(a is not b or old != new for (a, old), (b, new) in zip(gradients, _gradients(parameters), strict=True)):
-        run.findings.append(OWN_BACKWARD)
-    run.findings += call_changes(state, snapshot, ())
-    return run, observer.set_up
+        findings.append(OWN_BACKWARD)
+    return [*findings, *observer.refusals], observer.set_up
 
 
-def _run_once(member: Member, training: bool, observer: Observer, before: Run) -> Run:
-    """Run a callable on a copy of its sample, forward and backward.
+def _run_once(member: Member, training: bool, observer: Observer) -> list[Refusal]:
+    """Run a callable on a copy of its sample, forward and backward. Return results that cannot be a graph's, and more.
 
     Leaves that are not reached through its state are parameters, too, if they were there in the run before.
     """
     with observer.unseen():
-        inputs = inputs_like(member.sample)
-        marks = [*inputs.recording_inputs]
+        marks = [*inputs_like(member.sample).recording_inputs]
         given = replaced(member.sample, iter(marks))
-        takes_part = [one.requires_grad for one in marks]
         containers, since = Given(*given), next_number()
         torch.clear_autocast_cache()
     try:
@@ -227,37 +188,32 @@ def _run_once(member: Member, training: bool, observer: Observer, before: Run) -
             raise
         raise StepRefused(WRITES_ARGUMENT) from error
     middle = len(observer.operations)
-    run = Run(parameters=list(member.parameters), forward=observer.operations[:middle])
-    run.findings += containers.changes(*given)
-    if takes_part != [one.requires_grad for one in marks]:
-        run.findings.append(WRITES_ARGUMENT)
+    member.forward, member.backward = observer.operations[:middle], ()
+    findings = [*containers.changes(*given)]
     results: list[torch.Tensor] = []
-    run.structure = flatten(returned, results)
-    run.findings += _strange_results(run.structure, results)
+    member.structure = flatten(returned, results)
+    findings += _strange_results(member.structure, results)
     arguments = set(map(id, marks))
     outputs = [tensor for tensor in results if tensor.requires_grad and id(tensor) not in arguments]
     if not (training and outputs):
-        return run
+        return findings
     with observer.unseen():
         recorded = recorded_of(outputs, since, saved_too=True)
         tangents = [torch.zeros_like(output) for output in outputs]
     if recorded.older:
-        run.findings.append(OLDER)
-        return run
-    known = {*arguments, *map(id, member.parameters)}
-    others = [leaf for leaf in recorded.leaves if id(leaf) not in known]
-    run.leaves = list(map(weakref.ref, others))
-    lasting = [reference() for reference in before.leaves]
-    run.parameters += [leaf for leaf in others if any(leaf is one for one in lasting)]
-    run.saved, shared = recorded.saved, _overlapping(results)
-    run.saved_results = tuple(
+        return [*findings, OLDER]
+    lasting = [*map(id, member.state.parameters()), *(id(leaf) for one in member.leaves if (leaf := one()) is not None)]
+    member.parameters = [leaf for leaf in recorded.leaves if id(leaf) in lasting and id(leaf) not in arguments]
+    member.leaves = list(map(weakref.ref, recorded.leaves))
+    member.saved, shared = recorded.saved, _overlapping(results)
+    member.saved_results = tuple(
         index for index, one in enumerate(results) if index in shared or storage(one) in recorded.saved
     )
-    found = gradients_of(outputs, marks, run.parameters, tangents)
-    run.backward = observer.operations[middle:]
+    found = gradients_of(outputs, marks, member.parameters, tangents)
+    member.backward = observer.operations[middle:]
     if any(gradient is not None and gradient.layout is not torch.strided for gradient in found):
-        run.findings.append(SPARSE)
-    return run
+        findings.append(SPARSE)
+    return findings
 
 
 def _overlapping(results: Sequence[torch.Tensor]) -> set[int]:
@@ -275,16 +231,23 @@ def _overlapping(results: Sequence[torch.Tensor]) -> set[int]:
 
 def _strange_results(structure: Hashable, results: Sequence[torch.Tensor]) -> Iterator[Refusal]:
     """Yield a refusal for each result that cannot be one of a graph."""
-    if (strange := unknown_object(structure)) is not None:
-        yield Refusal(
-            f"returns a {type(strange).__qualname__}",
-            "return tensors, numbers, and containers of such: what an object holds would be overwritten",
-        )
-    for result in results:
-        if type(result) not in (torch.Tensor, torch.nn.Parameter):
-            yield Refusal(f"returns a {type(result).__qualname__}", "return plain tensors")
-        elif result.layout is not torch.strided:
-            yield Refusal(f"returns a tensor of layout {result.layout}", "return strided tensors")
+    for value in [*_objects_in(structure), *results]:
+        if not isinstance(value, torch.Tensor):
+            advice = "return tensors, numbers, and containers of such: what an object holds would be overwritten"
+            yield Refusal(f"returns a {type(value).__qualname__}", advice)
+        elif type(value) not in (torch.Tensor, torch.nn.Parameter):
+            yield Refusal(f"returns a {type(value).__qualname__}", "return plain tensors")
+        elif value.layout is not torch.strided:
+            yield Refusal(f"returns a tensor of layout {value.layout}", "return strided tensors")
+
+
+def _objects_in(structure: Any) -> Iterator[Any]:
+    """Yield the objects in a structure that are neither numbers nor containers."""
+    if isinstance(structure, Same):
+        yield structure.value
+    elif isinstance(structure, tuple):
+        for member in structure:
+            yield from _objects_in(member)
 
 
 def gradients_of(
@@ -297,21 +260,13 @@ def gradients_of(
 
     Hooks of parameters run where the gradients arrive, after the graph. Those of arguments are part of it: the callable
     itself registered them, with copies.
-
-    Raises:
-        StepRefused: there is a part whose backward cannot be computed so.
     """
     surface = [*arguments, *parameters]
     wanted = list({id(tensor): tensor for tensor in surface if tensor.requires_grad}.values())
     if not wanted:
         return [None for _ in surface]
-    try:
-        with without_hooks(parameters):
-            found = torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-        raise StepRefused(REENTRANT) from error
+    with without_hooks(parameters):
+        found = torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
     by_id = dict(zip(map(id, wanted), found, strict=True))
     return [by_id.pop(id(tensor), None) for tensor in surface]
 
@@ -404,7 +359,3 @@ OWN_BACKWARD = Refusal(
     "use torch.autograd.grad there, or capture it with graph_step",
 )
 SPARSE = Refusal("computes a sparse gradient, which has no fixed size", "use sparse=False")
-REENTRANT = Refusal(
-    "uses torch.utils.checkpoint with use_reentrant=True, whose backward works as a part of a whole one only",
-    "pass use_reentrant=False",
-)

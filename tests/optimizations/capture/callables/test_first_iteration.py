@@ -112,21 +112,6 @@ def test_as_many_graphs_are_made_as_are_alive_at_once() -> None:
         assert sorted(places(group)) == expected
 
 
-def test_flags_of_micro_batches_may_be_given_as_samples() -> None:
-    order = SCHEDULES["1F1B"]
-    plain = [Stage(1), Stage(2)]
-    expected = trained(plain, plain, order, flags=True)
-    stages = [Stage(1), Stage(2)]
-    flags = [{"is_first_microbatch": True}, {"is_first_microbatch": False}]
-    x = torch.randn(3, 4)
-    group = graph_callables(
-        stages, [(x,), (x.clone().requires_grad_(),)], sample_kwargs=[flags, flags], order=order, device=CpuDevice()
-    )
-    assert same(trained(stages, group, order, flags=True), expected)
-    assert {one.variant for one in group.report()} == {0, 1}
-    assert sum(one.replays for one in group.report()) + 2 * group.calls_without_graph == 4 * len(order)
-
-
 def one_call(module: nn.Module, x: torch.Tensor) -> None:
     module(x).square().sum().backward()
 

@@ -12,7 +12,6 @@ from optimizations.capture.callables.order import (
     default_order,
     events,
     expanded,
-    one_period,
     plan_graphs,
 )
 
@@ -107,25 +106,10 @@ def test_results_without_backwards_lie_apart() -> None:
     assert len({one.pool for one in plan_graphs(mixed)}) == 2
 
 
-def test_variants_have_graphs_of_their_own() -> None:
-    found = events([1, 1, 1, -1, -1, -1], 1, [[0, 1]])
-    assert [one.variant for one in found] == [0, 1, 1, 0, 1, 1]
-    assert [(one.variant, one.index) for one in plan_graphs(found)] == [(0, 0), (1, 0), (1, 1)]
-
-
 def test_callables_in_step_have_equally_many_pools() -> None:
     plan = plan_graphs(events([1, 1, 2, -2, -1, 2, -2, -1], 2), in_step=True)
     assert sorted((one.callable, one.index) for one in plan) == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert len({one.pool for one in plan}) == 4
-
-
-def test_repeated_order_is_one_period() -> None:
-    assert one_period(events([1, -1] * 4, 1)) == events([1, -1], 1)
-    assert one_period(events([1, 1, -1, -1] * 2, 1)) == events([1, 1, -1, -1], 1)
-    whole = events([1, 1, -1, 1, -1, -1], 1)
-    assert one_period(whole) == whole
-    flagged = events([1, -1] * 3, 1, [[0, 1]])
-    assert one_period(flagged) == flagged
 
 
 def test_backwards_may_come_in_any_order() -> None:
