@@ -44,34 +44,6 @@ def test_an_owner_does_nothing_before_it_is_needed(workspaces: Workspaces) -> No
     assert (workspaces.streams, workspaces.held, workspaces.waits) == (count, {}, [])
 
 
-def test_what_is_freed_between_two_captures_goes_to_no_tensor(workspaces: Workspaces) -> None:
-    streams = SideStreams(0)
-    assert streams.ready()
-    captured = products(workspaces, streams)
-    assert all(one.pool != DEFAULT for one in captured)
-    workspaces.clear()
-    tensors = takes_all(workspaces, streams)
-    assert not any(one in tensors or one.gone for one in captured)
-    assert streams.ready()
-    assert set(map(id, products(workspaces, streams))) == set(map(id, captured)), "no more memory is taken"
-
-
-def test_stream_changes_after_a_workspace_of_another_thread(
-    workspaces: Workspaces,
-) -> None:
-    streams = SideStreams(0)
-    assert streams.ready()
-    before, first = products(workspaces, streams), streams.current
-    workspaces.clear()
-    assert all(one.pool == DEFAULT for one in products(workspaces, streams))
-    assert not streams.ready()
-    assert streams.current is not first
-    after = products(workspaces, streams)
-    assert all(one.pool != DEFAULT for one in after)
-    workspaces.clear()
-    assert not any(one.gone for one in [*before, *after])
-
-
 @pytest.mark.parametrize("in_backward", [False, True])
 def test_a_workspace_elsewhere_is_noticed_in_either_thread(workspaces: Workspaces, in_backward: bool) -> None:
     streams = SideStreams(0)
@@ -214,17 +186,6 @@ def test_two_owners_compute_in_different_memory(workspaces: Workspaces) -> None:
     assert again.ready()
     assert products(workspaces, again) == mine
     assert len(workspaces.blocks) == count
-
-
-def test_an_owner_keeps_the_streams_it_had_until_it_goes(workspaces: Workspaces) -> None:
-    streams = SideStreams(0)
-    streams.ready()
-    products(workspaces, streams)
-    workspaces.clear()
-    products(workspaces, streams)
-    first = streams.current
-    assert not streams.ready()
-    assert SideStreams(0).current not in (first, streams.current)
 
 
 def test_pytorch_without_kept_workspaces_needs_no_care(workspaces: Workspaces) -> None:

@@ -37,12 +37,6 @@ SETTINGS: dict[str, tuple[Callable[[Any, Any], Any], Any, Callable[[Any], Any]]]
         Holder(torch.ones(3)),
         lambda o: setattr(o, "scale", torch.full((3,), 5.0)),
     ),
-    "a member of a set": (lambda x, o: x * len(o), {1, 2}, lambda o: o.add(3)),
-    "an object in a dict": (
-        lambda x, o: x * o["inner"][0].scale,
-        {"inner": [Holder(2.0)]},
-        lambda o: setattr(o["inner"][0], "scale", 5.0),
-    ),
 }
 
 
@@ -157,17 +151,6 @@ def two_forwards_then_two_backwards(call: Sequence[Any], batch: Callable[[], tor
         yield losses[0] + losses[1]
 
 
-def a_part_before_a_whole(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
-    """As where layers are left out at random. The backward of the part comes first, while that of the last layer of
-    the whole is still to come."""
-    for _ in range(3):
-        part = call[0](batch()).square().sum()
-        whole = call[1](call[0](batch())).square().sum()
-        part.backward()
-        whole.backward()
-        yield part + whole
-
-
 @pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")
 @pytest.mark.parametrize(
     "program",
@@ -175,7 +158,6 @@ def a_part_before_a_whole(call: Sequence[Any], batch: Callable[[], torch.Tensor]
         forward_only_now_and_then,
         one_callable_now_and_then,
         two_forwards_then_two_backwards,
-        a_part_before_a_whole,
     ],
 )
 def test_where_no_order_is_given_any_is_followed(program: Callable[..., Iterator[Any]]) -> None:
@@ -429,24 +411,6 @@ def scaled(layer: nn.Module, scale: list[float]) -> nn.Module:
     layer.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     layer.register_forward_hook(lambda module, args, result: result * scale[0])
     return layer
-
-
-def test_hooks_of_the_forward_on_modules_within_are_part_of_it() -> None:
-    found = []
-    for graphs in (False, True):
-        module = Normalized(functools.partial(scaled, scale=[2.0]))
-        if graphs:
-            call = graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())
-        torch.manual_seed(1)
-        for _ in range(4):
-            module(torch.randn(2, 3)).square().sum().backward()
-            with torch.no_grad():
-                for parameter in module.parameters():
-                    assert parameter.grad is not None
-                    parameter.sub_(0.1 * parameter.grad)
-        found.append([*module.parameters(), *gradients(module), *module.buffers()])
-    assert same(*found)
-    assert call.calls_without_graph == 0
 
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
