@@ -148,7 +148,7 @@ LONG_WITHOUT_A_GPU = frozenset(
         "docs/test_extending.py",
         "encore/test_own_packages.py",
         "fuzz/test_fuzz.py",
-        "optimizations/capture/callables/test_random.py",
+        "optimizations/capture/callables/test_programs.py",
         "optimizations/test_rank_programs.py",
         "optimizations/torch_internals/test_thread_state.py",
         "optimizations/trees/test_endings.py",
@@ -168,14 +168,9 @@ LONG_WITHOUT_A_GPU = frozenset(
 
 
 def pytest_collection_finish() -> None:
-    """All that was imported and collected stays until the end: no collection in a test has to walk over it.
-
-    Where there is a GPU nothing is hidden: programs hide nothing, and what is hidden may be a graph, so that workspaces
-    would not be freed.
-    """
+    """All that was imported and collected stays until the end: no collection in a test has to walk over it."""
     gc.collect()
-    if not HAS_GPU:
-        gc.freeze()
+    gc.freeze()
     gc.enable()
 
 

@@ -105,14 +105,6 @@ class RacedGraph:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.captured, name)
 
-    @contextlib.contextmanager
-    def capturing(self, device: Device, pool: Any, generators: Iterable[torch.Generator]) -> Iterator[None]:
-        """Capture what runs in the block, as `Device.capturing` does."""
-        log = device.launch_log(notes_memory=True)
-        with device.capturing(self.captured, pool, generators), log.noting(*loaded_modules()):
-            yield
-        self.side_by_side = side_by_side(device, self.captured, pool, log, ())
-
     def replay(self) -> None:
         """Launch the graph.
 
@@ -130,6 +122,19 @@ class RacedGraph:
         if branches is not None and branches.unusable is not None:
             raise NotLaunched(branches.unusable)
         self.captured.replay()
+
+
+@contextlib.contextmanager
+def capturing(device: Device, graph: Any, pool: Any, generators: Iterable[torch.Generator]) -> Iterator[None]:
+    """Capture what runs in the block, as `Device.capturing` does, for a `RacedGraph` with what it races."""
+    if not isinstance(graph, RacedGraph):
+        with device.capturing(graph, pool, generators):
+            yield
+        return
+    log = device.launch_log(notes_memory=True)
+    with device.capturing(graph.captured, pool, generators), log.noting(*loaded_modules()):
+        yield
+    graph.side_by_side = side_by_side(device, graph.captured, pool, log, ())
 
 
 def concurrency_of(graph: Any) -> ConcurrencyReport:

@@ -29,7 +29,7 @@ from optimizations.capture.callables.warm_up import (
 )
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
-from optimizations.capture.side_by_side import RacedGraph
+from optimizations.capture.side_by_side import RacedGraph, capturing
 from optimizations.capture.signature import OTHER_RESULT, alias_pattern, flatten, replaced, tensor_key
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.operations import Operation, first_difference
@@ -88,7 +88,6 @@ class Captures:
         self.slots: list[Slot] = []
         self._device, self._options, self._training = device, options, training
         self._members = {(member.number, member.variant): member for member in members}
-        self._compiled = any(member.state.compiled for member in members)
         self._gradients: dict[int, torch.Tensor] = {}
 
     def capture(self, plan: Sequence[Place]) -> None:
@@ -117,8 +116,7 @@ class Captures:
                     if outputs and any(slot.differentiable):
                         self._backward(slot, outputs, several=slot.place.callable in several)
                 del outputs  # it holds memory of the pool
-        if not self._device.ready():
-            raise StepRefused(FREED_MEANWHILE)
+        self._ready()
         self._device.restore_random_states(states)
 
     def _ready(self) -> None:
@@ -137,20 +135,11 @@ class Captures:
 
         Yields what notes writes to what the member reaches, and to `others`, and the observer of the block.
         """
-        if not self._device.ready() and self.slots:  # a backward has to be on the stream of its forward
-            raise StepRefused(FREED_MEANWHILE)
+        self._ready()
         writes = Writes([*member.state.tensors.values(), *others], compiled=member.state.compiled)
         try:
-            with observing(
-                self._device,
-                member,
-                writes.note,
-                graph.capturing(self._device, pool.handle, member.generators)
-                if isinstance(graph, RacedGraph)
-                else self._device.capturing(graph, pool.handle, member.generators),
-                forbid=True,
-                compiled=self._compiled,
-            ) as observer:
+            captured = capturing(self._device, graph, pool.handle, member.generators)
+            with observing(self._device, member, writes.note, captured, forbid=True) as observer:
                 yield writes, observer
             difference = first_difference(expected, observer.operations)
             for refusal in [*observer.refusals, *([] if difference is None else [difference])]:
@@ -172,8 +161,8 @@ class Captures:
         args, kwargs = replaced(member.sample, iter(placeholders))
         graph = self._new_graph()
         torch.clear_autocast_cache()
-        capturing = self._capturing(graph, pool, member, member.forward, placeholders)
-        with torch.set_grad_enabled(self._training), capturing as (writes, _):
+        captured = self._capturing(graph, pool, member, member.forward, placeholders)
+        with torch.set_grad_enabled(self._training), captured as (writes, _):
             nest = member.function(*args, **kwargs)
         torch.clear_autocast_cache()
         outputs: list[torch.Tensor] = []

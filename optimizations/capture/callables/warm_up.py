@@ -90,7 +90,6 @@ def observing(
     around: contextlib.AbstractContextManager[None],
     *,
     forbid: bool,
-    compiled: bool = False,
 ) -> Iterator[Observer]:
     """Observe a run of a member in the block, or with `forbid` a capture, in which what a graph cannot hold raises.
 
@@ -100,7 +99,6 @@ def observing(
     Args:
         before_write: is given what is about to be written.
         around: warms up or captures.
-        compiled: another callable is compiled.
     """
     state, known = member.state, member.generators
     observer = Observer(device.holds, {}, forbid=forbid, generators=known, keeps_workspace=device.keeps_workspace)
@@ -108,7 +106,7 @@ def observing(
     observer.sparse, observer.before_write = sparse_tensors(state), before_write
     observer.host_generators = host_generators(device, state)
     asked = forbidden_calls.Asked(as_captured=member.as_captured)
-    watched = forbidden_calls.watched(observer, asked, capturing=forbid, compiled=compiled or state.compiled)
+    watched = forbidden_calls.watched(observer, asked, capturing=forbid, compiled=state.compiled)
     before, states = Generators(device.default_generator(), known), device.random_states()
     if not forbid:
         observer.check_generator = before.check

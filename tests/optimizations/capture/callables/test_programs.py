@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from callable_programs import differences, drawn, outcome
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 from torch.autograd import forward_ad
@@ -21,6 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.observer import StepRefused
 from tests.optimizations.capture.callables.test_differentiation import batches, gradients, graphed, same
+
+RANDOM_PROGRAMS = 30
 
 
 class Holder:
@@ -441,3 +444,16 @@ def test_hooks_of_the_backward_on_modules_within_are_refused() -> None:
     module.inner.register_full_backward_hook(lambda module, of_inputs, of_results: None)
     with pytest.raises(StepRefused, match="callable 1 has hooks of the backward on inner"):
         graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())
+
+
+@pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")
+def test_random_programs_do_what_they_do_without_graphs() -> None:
+    replays = without = 0
+    for seed in range(RANDOM_PROGRAMS):
+        expected, _ = outcome(seed, "cpu", None)
+        found, group = outcome(seed, "cpu", functools.partial(graph_callables, device=CpuDevice()))
+        assert not list(differences(found, expected)), (seed, drawn(seed))
+        replays += sum(one.replays for one in group.report())
+        without += group.calls_without_graph
+    assert replays > 10 * RANDOM_PROGRAMS
+    assert without < replays
