@@ -230,6 +230,7 @@ def replaced_workspaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspaces]
         monkeypatch.setattr(torch.cuda, name, function)
     for module in (side_stream, recapture):
         monkeypatch.setattr(module, "own_stream", made.new_stream)
+    monkeypatch.setattr(torch_internals.cudagraph_trees, "clear_cublass_cache", made.clear)
     monkeypatch.setattr(torch.cuda, "empty_cache", made.empty_cache)
     monkeypatch.setattr(recapture, "_apart", {})
     monkeypatch.setattr(pools, "_own", set())
