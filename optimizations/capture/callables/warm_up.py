@@ -23,7 +23,6 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, with_classes_of
 from optimizations.capture.signature import Same, flatten, replaced
 from optimizations.capture.step import compilations, forbidden_calls
-from optimizations.capture.step.call import sparse_tensors
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
@@ -41,6 +40,7 @@ from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.graph.memory import memory_of
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
+from optimizations.torch_internals.generator_identity import identity
 
 MOST_SET_UPS = 8
 """Runs beyond the fixed number that may compile code or time kernels."""
@@ -58,7 +58,7 @@ class Member:
         saved_results: results that must not be written before the backward, for it reads them, or for they overlap.
         structure: of what it returned.
         forward, backward: operators that ran.
-        generators: random numbers of the GPU were drawn from these too, first in `first_states`.
+        generators: random numbers of the GPU were drawn from these too; `first_states` are theirs from before that.
         as_captured: what it is told when it asks whether it is captured.
         slots: its graphs, once they are captured.
     """
@@ -77,7 +77,7 @@ class Member:
     forward: Sequence[Operation] = ()
     backward: Sequence[Operation] = ()
     generators: Sequence[torch.Generator] = ()
-    first_states: Sequence[torch.Tensor] = ()
+    first_states: dict[int, tuple[torch.Generator, torch.Tensor]] = field(default_factory=dict)
     as_captured: bool = False
     slots: list[Slot] = field(default_factory=list)
 
@@ -100,16 +100,14 @@ def observing(
         before_write: is given what is about to be written.
         around: warms up or captures.
     """
-    state, known = member.state, member.generators
+    state, known = member.state, member.generators if forbid else ()
     observer = Observer(device.holds, {}, forbid=forbid, generators=known, keeps_workspace=device.keeps_workspace)
     observer.in_region = False  # the casts that autocast keeps are cleared before each run
-    observer.sparse, observer.before_write = sparse_tensors(state), before_write
+    observer.before_write = before_write
     observer.host_generators = host_generators(device, state)
     asked = forbidden_calls.Asked(as_captured=member.as_captured)
     watched = forbidden_calls.watched(observer, asked, capturing=forbid, compiled=state.compiled)
-    before, states = Generators(device.default_generator(), known), device.random_states()
-    if not forbid:
-        observer.check_generator = before.check
+    before, states = Generators(device, state), device.random_states()
     snapshot, marks = state.snapshot(), TensorMarks(state.tensors, to_restore=True)
     host_random = HostRandom(with_torch=device.has_own_random, generators=state.generators)
     try:
@@ -120,11 +118,13 @@ def observing(
         if not member.draws_unused:
             found += [drawn_on_the_host(name, state, "call") for name in host_random.drawn()]
         if not forbid and (observer.draws or not all(map(torch.equal, states, device.random_states()))):
-            found += [CHECKPOINT_DRAWS] if asked.random_state else before.refusals()
+            found += [CHECKPOINT_DRAWS] if asked.random_state else before.refusals(observer)
         found += call_changes(state, snapshot, ())
     finally:
         marks.restore()
-        member.generators, member.first_states = observer.generators, [*member.first_states, *observer.first_states]
+        member.generators = observer.generators
+        for generator, first in zip(observer.generators[len(known) :], observer.first_states, strict=True):
+            member.first_states.setdefault(identity(generator), (generator, first))
         if forbid:
             host_random.restore()
             state.restore(snapshot)
@@ -146,7 +146,7 @@ def warm_up(device: Device, member: Member, times: int, training: bool, note: Ca
                 raise StepRefused(SETS_UP)
             member.as_captured = True
     finally:
-        for generator, state in zip(member.generators, member.first_states, strict=True):
+        for generator, state in member.first_states.values():
             generator.set_state(state)
     for refusal in findings:
         raise StepRefused(refusal)
