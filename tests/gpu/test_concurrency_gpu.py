@@ -203,17 +203,6 @@ def test_step_has_the_parameters_of_the_chain(drop: float, foreach: bool) -> Non
     assert_same_bits(found, expected)
 
 
-class SharedStatistics(nn.Module):
-    """Two branches that update the same batch statistics, which no schema says."""
-
-    def __init__(self, width: int = 128) -> None:
-        super().__init__()
-        self.left, self.right, self.norm = nn.Linear(width, width), nn.Linear(width, width), nn.BatchNorm1d(width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.left(x)) + self.norm(self.right(x))
-
-
 @pytest.mark.parametrize("drop", [0.0, 0.2])
 def test_callables_have_the_gradients_of_the_chain(drop: float) -> None:
     def trained(concurrency: str) -> tuple[list[torch.Tensor], list[Any]]:

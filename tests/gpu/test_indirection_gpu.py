@@ -125,19 +125,24 @@ def test_the_applier_asked_for_is_the_one_that_works(choice: str, weights: dict[
     assert {updater for one in report.inputs for updater in one.updaters} <= expected | {"host"}, report.fallbacks
 
 
-# Inputs of all sorts.
-
-
-class Block(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = torch.nn.Linear(256, 512), torch.nn.Linear(512, 256)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.outer(torch.nn.functional.gelu(self.inner(x)))
-
-
-# Programs of all sorts.
+def test_swapped_weights_become_ordinary_inputs(weights: dict[str, Any]) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda()
+    compiled = encore(module)
+    states = [{name: torch.randn_like(value) for name, value in module.state_dict().items()} for _ in range(7)]
+    x = torch.randn(32, 64, device="cuda")
+    held = []
+    for step in range(60):
+        module.load_state_dict({name: value.clone() for name, value in states[step % 7].items()}, assign=True)
+        held += [torch.empty_like(value) for value in states[0].values()]  # the memory of the weights before
+        module.requires_grad_(False)
+        (result,) = call(compiled, x)
+        assert (
+            torch.equal(result, call(stock(module), x)[0])
+            if step % 20 == 19
+            else torch.allclose(result, module(x), atol=1e-4)
+        ), step
+    assert [len(one.inputs) for one in recordings()] == [1, 1, 5]
+    assert not any(graph.uncaptured for graph in optimizations.report())
 
 
 # Memory and the end.

@@ -25,10 +25,6 @@ def encore(function: Any, *, attributes: str = "hoist", **settings: Any) -> Any:
     return torch.compile(function, backend="encore", options=options, **settings)
 
 
-def stock(function: Any, **settings: Any) -> Any:
-    return torch.compile(function, options={"triton.cudagraphs": True}, **settings)
-
-
 def _text(seed: int) -> list[torch.Tensor]:
     return [torch.randint(0, 16, (3, 6), generator=torch.Generator().manual_seed(seed)).cuda()]
 
@@ -148,23 +144,3 @@ def test_arguments_of_calls_in_flight_are_not_overwritten() -> None:
         ids.fill_(-1)
     torch.cuda.synchronize()
     assert [value[0].item() for value in found] == [2.0 * seed for seed in range(64)]
-
-
-class Scored(nn.Module):
-    """A CPU mask, a NumPy scalar, weights per call from the CPU, and a score given back there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 16)
-        self.mask = torch.linspace(0.5, 2.0, 16)
-        self.temperature = numpy.float64(1.5)
-
-    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        scores = self.linear(x) * self.mask.to(x.device) / self.temperature
-        return ((scores * weights.exp().to(x.device)) ** 2).mean().cpu()
-
-
-def _gradients(module: nn.Module) -> list[torch.Tensor]:
-    gradients = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
-    module.zero_grad()
-    return gradients

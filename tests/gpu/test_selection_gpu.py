@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import encore
 from optimizations.race import CALLS
-from optimizations.report.selection import SelectionReport
 
 pytestmark = pytest.mark.gpu
 
@@ -21,10 +19,6 @@ Program = Callable[..., torch.Tensor]
 def compiled(program: Any, selection: str) -> Program:
     made: Program = torch.compile(program, backend="encore", options={"selection": selection})
     return made
-
-
-def decisions() -> list[SelectionReport]:
-    return [one for graph in encore.report() for one in graph.selection]
 
 
 def run(call: Program, program: Program, calls: int, size: int = 64) -> None:
