@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from torch import nn
 
 import optimizations
 from optimizations import UnsupportedTorch, compiled_graph, torch_internals
-from optimizations.backend import encore
+from optimizations.backend import checked, encore
 from optimizations.placement import Feeds
 from optimizations.report import GraphReport
 from optimizations.torch_internals.left_out import OPERATORS
@@ -36,6 +37,27 @@ class Masked(nn.Module):
 
 def test_the_backend_is_found_by_its_name() -> None:
     assert "encore" in torch.compiler.list_backends()
+
+
+def test_a_model_without_cuda_tensors_goes_to_inductor_as_it_is() -> None:
+    module = Masked().eval()
+    x = torch.randn(2, 3)
+    state = bits(list(module.state_dict().values()))
+    with torch.no_grad():
+        expected = module(x)
+        compiled = torch.compile(module, backend="encore", fullgraph=True)
+        torch.testing.assert_close(compiled(x), expected)
+        (report,) = optimizations.report()
+        assert report.placement.untouched.startswith("no tensor is on a GPU; without one, the suite's `encore explain")
+        assert [piece.direction for piece in report.compiled] == ["inference"]
+        assert report.compiled[0].partitions == 0
+        module.mask = module.mask * 2
+        torch.testing.assert_close(compiled(x), expected * 2)
+        # The module stays what it was.
+        assert bits(list(module.state_dict().values())) == state
+        assert bits(copy.deepcopy(module)(x)) == bits(module(x))
+        assert bits(pickle.loads(pickle.dumps(module))(x)) == bits(module(x))  # noqa: S301 our own bytes
+        torch.testing.assert_close(module.to(torch.float64)(x.double()).float(), expected * 2)
 
 
 def test_backward_is_reported_compiled_or_from_the_cache() -> None:
@@ -152,6 +174,20 @@ def test_graph_runs_unchanged_in_a_capture_of_the_program(
     assert served == ["fed", "as it was", "fed", "fed"]
 
 
+def test_several_compiled_functions_keep_to_themselves(on_cpu: list[dict[str, Any]]) -> None:
+    modules = [Masked().eval(), Masked().eval()]
+    modules[1].mask = modules[1].mask + 1
+    runs = [encore(*_traced(module)) for module in modules]
+    with torch.no_grad():
+        for _ in range(3):
+            for module, run in zip(modules, runs, strict=True):
+                x = torch.randn(2, 3)
+                ((_, arguments),) = graphs_of(module, x)
+                assert bits(list(run(*arguments))) == bits([module(x)])
+                module.mask.add_(1)
+    assert [report.index for report in optimizations.report()] == [0, 1]
+
+
 def test_reports_grow_and_reset_forgets_and_frees(
     on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +203,29 @@ def test_reports_grow_and_reset_forgets_and_frees(
         optimizations.reset()
         assert optimizations.report() == ()
         assert bits(list(run(*arguments))) == before
+
+
+def test_placement_can_be_switched_off(on_cpu: list[dict[str, Any]]) -> None:
+    graph_module, inputs = _traced(Masked().eval())
+    encore(graph_module, inputs, options={"placement": False})
+    (asked,) = on_cpu
+    assert asked["graph"] is graph_module
+    assert asked["inputs"] == inputs
+    assert optimizations.report()[0].placement.untouched == "placement is switched off"
+
+
+def test_a_graph_that_fails_to_compile_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo compiles some graphs twice: the first attempt ends with a signal to trace again."""
+
+    class Refusing:
+        @staticmethod
+        def compile_fx(*arguments: Any, **settings: Any) -> Any:
+            raise RuntimeError("trace again")
+
+    monkeypatch.setattr(torch_internals, "compile_fx", Refusing, raising=False)
+    with pytest.raises(RuntimeError, match="trace again"):
+        encore(*_traced(Masked().eval()))
+    assert optimizations.report() == ()
 
 
 def test_a_defect_in_placement_costs_placement_only(
@@ -255,6 +314,13 @@ def test_inductor_modes_are_settings_and_all_use_cuda_graphs(mode: str, monkeypa
 def test_wrong_options_for_inductor_are_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message):
         torch.compile(lambda x: x + 1, backend="encore", options={"inductor": given})(torch.ones(2))
+
+
+def test_inductor_options_may_have_hyphens() -> None:
+    assert checked({"max-autotune": True, "triton.cudagraphs": False}) == {
+        "max_autotune": True,
+        "triton.cudagraphs": False,
+    }
 
 
 MISSING_NAME = """

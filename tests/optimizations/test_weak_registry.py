@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import ast
 import gc
+import importlib
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from optimizations import torch_internals
+from optimizations.capture.step import graphed_step
 from optimizations.trees import containers, graphed_function
 from optimizations.weak_registry import WeakRegistry
+from tests.test_layers import SOURCES
 
+LISTS_S = 0.2
 """How long one thread lists while another adds. A weak set fails within milliseconds."""
+
+USERS = [
+    ("optimizations.compiled_graph", "Feeds", "_FEEDS", "release_feeds"),
+    ("optimizations.calls.bound", "BoundRoots", "_all", "release_bindings"),
+    ("optimizations.trees.containers", "ThreadContainers", "_ALL", "managers"),
+    ("optimizations.trees.containers", "ThreadContainers", "GRAPHED", "free_all"),
+    ("optimizations.capture.step.graphed_step", "GraphedStep", "_steps", "release_steps"),
+    ("optimizations.capture.callables.graph_callables", "GraphedCallables", "_groups", "release_callables"),
+]
 """Module, the class of the members, their registry, and a function that lists them."""
 
 
@@ -58,6 +73,12 @@ def added_meanwhile(registry: Any) -> Iterator[None]:
         ended.set()
         thread.join()
         sys.setswitchinterval(before)
+
+
+def repeatedly(run: Callable[[], object]) -> None:
+    end = time.monotonic() + LISTS_S
+    while time.monotonic() < end:
+        run()
 
 
 @contextmanager
@@ -156,6 +177,24 @@ def test_finalizers_may_change_a_registry_in_use() -> None:
     assert missed == []
 
 
+@pytest.mark.parametrize(("module", "name", "listing"), [(module, *rest) for module, _, *rest in USERS])
+def test_members_come_and_go_while_they_are_listed(
+    module: str, name: str, listing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = importlib.import_module(module)
+    registry = type(getattr(imported, name))()
+    monkeypatch.setattr(imported, name, registry)
+    with added_meanwhile(registry):
+        repeatedly(getattr(imported, listing))
+
+
+@pytest.mark.parametrize(("module", "kind"), [(module, kind) for module, kind, *_ in USERS])
+def test_members_are_compared_in_c(module: str, kind: str) -> None:
+    member: Any = getattr(importlib.import_module(module), kind)
+    assert member.__eq__ is object.__eq__
+    assert member.__hash__ is object.__hash__
+
+
 def test_finalizer_may_make_containers_while_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
 
@@ -171,6 +210,29 @@ def test_finalizer_may_make_containers_while_one_is_made(monkeypatch: pytest.Mon
     in_the_middle_of(make, finalized, times=200)
 
 
+def test_a_manager_that_ends_may_make_another_one_which_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
+    ended: list[int] = []
+
+    class Manager:
+        def __init__(self, device: int) -> None:
+            self.device = device
+
+        def shutdown(self) -> None:
+            if self.device == 0:
+                graphed_function.container(1).tree_manager = cast(Any, Manager(1))
+            assert containers.managers(0) == [], "one that ends is asked for nothing any more"
+            ended.append(self.device)
+
+    def end() -> None:
+        graphed_function.container(0).tree_manager = cast(Any, Manager(0))
+        containers.free_all()
+
+    in_time(end)
+    assert ended == [0, 1]
+    assert containers.managers() == []
+
+
 def test_a_finalizer_may_replace_names_while_they_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = [object(), object()]
     holder = SimpleNamespace(first=stock[0], second=stock[1])
@@ -183,3 +245,33 @@ def test_a_finalizer_may_replace_names_while_they_are_replaced(monkeypatch: pyte
 
     in_the_middle_of(enter, enter)
     assert [holder.first, holder.second] == stock
+
+
+@pytest.mark.parametrize("name", ["close", "reset"])
+def test_memory_freed_by_a_step_may_not_close_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = graphed_step.GraphedStep(lambda: None)
+    refused: list[str] = []
+
+    def drop_all() -> None:
+        try:
+            step.reset()
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    monkeypatch.setattr(step._recorder.recordings, "drop_all", drop_all)
+    in_time(getattr(step, name))
+    assert len(refused) == 1 and "call it after the step" in refused[0]
+    in_time(step.reset)
+
+
+def test_nothing_is_listed_in_another_way() -> None:
+    made = [
+        f"{path}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute | ast.Name)
+        and (node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id)
+        in ("WeakSet", "WeakValueDictionary")
+    ]
+    assert made == [], "use optimizations.weak_registry"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import pytest
@@ -98,6 +99,20 @@ def test_instances_share_code_and_keep_their_own_tensors(reads: list[Any]) -> No
     assert len(optimizations.report()) == 1
 
 
+@torch.no_grad()
+def test_a_shallow_copy_shares_what_it_shares() -> None:
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    twin = copy.copy(model)
+    twin_run = compiled(twin)
+    settle(lambda: twin_run(X))
+    one_parameter(model)
+    for _ in range(3):
+        assert same(twin_run(X), model(X))
+        assert same(run(X), model(X))
+
+
 LAYERS = [Layer(5).eval(), Layer(6).eval()]
 
 
@@ -124,6 +139,34 @@ def test_modules_of_globals_closures_and_arguments_are_roots() -> None:
     for _ in range(READS_BEFORE + 2):
         assert same(run(X, another), program(X, another))
         assert same(run(X, last), program(X, last))
+
+
+class Caching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("cache", torch.zeros(2, 4))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x) + self.cache
+        self.cache = y * 0.5
+        return y
+
+
+@torch.no_grad()
+def test_a_buffer_that_the_program_replaces_in_each_call(reads: list[Any]) -> None:
+    model = Caching()
+    eager = copy.deepcopy(model)
+    run = compiled(model)
+    for _ in range(50):
+        assert same(run(X), eager(X))
+    assert reads == [model] * 50
+    # Comparisons that never hold are not made again and again: the program's results are its own.
+    for _ in range(10):
+        cache = weakref.ref(model.cache.untyped_storage())
+        run(X)
+        assert cache() is None
 
 
 @torch.no_grad()

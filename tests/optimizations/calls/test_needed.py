@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+import optimizations
 from optimizations.calls import shortcut
-from optimizations.calls.shortcut import needed
+from optimizations.calls.shortcut import FULL_CALLS, needed
 
 pytestmark = pytest.mark.usefixtures("fresh_encore")
 
@@ -53,3 +54,28 @@ def test_one_need_is_enough(asked: list[Any]) -> None:
         assert not getattr(changed, name), name
         changed.__dict__[name] = value
         assert needed(changed) == reason, name
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_inputs_that_a_graph_writes_itself_are_no_need(asked: list[Any], trained: bool) -> None:
+    """Shortcuts count up their versions."""
+    metadata = compiled(lambda x: x * 2, X.clone().requires_grad_(trained), asked)
+    changed = copy.copy(metadata)
+    changed.__dict__["mutated_graph_handled_indices_seen_by_autograd"] = [0]
+    assert needed(changed) is None
+
+
+def without_gradients(x: torch.Tensor) -> torch.Tensor:
+    torch._C._set_grad_enabled(False)
+    return x * 2
+
+
+def test_a_graph_that_switches_gradients_off_leaves_them_off() -> None:
+    run = torch.compile(without_gradients, backend="encore", fullgraph=True)
+    for _ in range(FULL_CALLS + 3):
+        with torch.enable_grad():
+            assert torch.equal(run(X), X * 2)
+            assert not torch.is_grad_enabled()
+    (report,) = optimizations.report()
+    assert report.shortcut is not None
+    assert report.shortcut.kept == "the graph changes the grad mode"

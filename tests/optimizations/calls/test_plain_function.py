@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,37 @@ from torch import nn
 from optimizations import torch_internals
 from optimizations.calls import trained as plain_function
 from optimizations.calls.shortcut import FULL_CALLS
+from optimizations.torch_internals import wrappers
 
 X = torch.arange(8.0).reshape(2, 4)
+
+PLAIN: dict[str, Any] = {
+    "num_mutated_inp_runtime_indices": 0,
+    "num_outputs_aliased": 0,
+    "num_unsafe_view_outputs": 0,
+    "num_intermediate_bases": 0,
+    "num_symints_saved_for_bw": 0,
+    "num_opaque_objects_saved_for_bw": None,
+    "dynamic_saved_tensors_idxs": {},
+    "num_graphsafe_rng_states": 0,
+    "is_rng_op_functionalized": False,
+    "tokens": {},
+    "num_backward_tokens": 0,
+}
+
+
+def metadata(**changed: Any) -> Any:
+    plain = SimpleNamespace(output_type=torch_internals.OutputType.non_alias)
+    return SimpleNamespace(**{**PLAIN, "num_forward_returns": 1, "output_info": [plain], **changed})
+
+
+def test_graph_with_special_needs_keeps_aotautograds_methods() -> None:
+    assert wrappers._is_plain(metadata())
+    for name in PLAIN:
+        assert not wrappers._is_plain(metadata(**{name: {0: 1}})), name
+    assert not wrappers._is_plain(metadata(num_forward_returns=2))
+    view = SimpleNamespace(output_type=torch_internals.OutputType.custom_function_view)
+    assert not wrappers._is_plain(metadata(output_info=[view]))
 
 
 class Program(nn.Module):
@@ -96,6 +126,22 @@ def test_backward_is_eagers_and_rare_cases_go_to_aotautograd(left: list[str]) ->
     left.clear()
     with pytest.raises(RuntimeError, match="tensor subclass"):
         torch.autograd.grad(run(X)[1], [program.weight], nn.Parameter(row))
+    assert left == ["backward"]
+
+
+@pytest.mark.usefixtures("without_a_compiler")
+def test_a_forward_without_determinism_has_no_backward_with_it(left: list[str]) -> None:
+    weight = nn.Parameter(torch.ones(4))
+    run = torch.compile(lambda x: x * weight, backend="encore", fullgraph=True)
+    for _ in range(FULL_CALLS + 2):
+        run(X).sum().backward()
+    out = run(X)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="use_deterministic_algorithms"):
+            out.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert left == ["backward"]
 
 

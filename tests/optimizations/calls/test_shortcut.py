@@ -111,6 +111,12 @@ def test_an_inference_graph_goes_straight_with_the_same_results(way: SlowCalls, 
     assert kept() is None
 
 
+def test_lean_off_goes_the_full_way(way: SlowCalls) -> None:
+    with torch.no_grad():
+        assert way.of(settled(way, Program(), lean=False)) == [True] * 3
+    assert optimizations.report()[0].shortcut is None
+
+
 @pytest.mark.parametrize("grad", [True, False])
 def test_an_interrupt_anywhere_leaves_the_grad_mode_as_it_was(way: SlowCalls, grad: bool) -> None:
     with torch.set_grad_enabled(grad):
@@ -156,6 +162,26 @@ def test_a_profiler_sees_the_ranges_of_all_layers(way: SlowCalls) -> None:
         names = {event.name for event in profile.events()}
         assert any("AOTDispatcher Runtime Wrapper Prologue" in name for name in names)
         assert any("Call CompiledFxGraph" in name for name in names)
+        assert way.of(call) == [False] * 3
+
+
+def test_noting_the_order_of_graphs_goes_the_full_way(way: SlowCalls, monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.no_grad():
+        call = settled(way, Program())
+        monkeypatch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", True)
+        assert way.of(call) == [True] * 3
+        monkeypatch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", False)
+        assert way.of(call) == [False] * 3
+
+
+def test_another_stance_never_comes_here(way: SlowCalls) -> None:
+    program = Program()
+    with torch.no_grad():
+        call = settled(way, program)
+        before = way.all
+        with torch.compiler.set_stance("force_eager"):
+            assert torch.equal(call()[0], program(X)[0])
+        assert way.all == before
         assert way.of(call) == [False] * 3
 
 
@@ -218,6 +244,33 @@ def test_graph_that_writes_inputs_goes_straight_with_versions(way: SlowCalls, gr
     assert kept() is None
 
 
+def test_backward_does_not_use_what_a_straight_graph_writes(way: SlowCalls) -> None:
+    program = Cached()
+    compiled = torch.compile(program, backend="encore", fullgraph=True)
+    weight = torch.ones(2, 4, requires_grad=True)
+    with torch.no_grad():
+        assert way.of(lambda: compiled(X, X + 1), FULL_CALLS) == [True] * FULL_CALLS
+    for written in (program.cache, X + 2):
+        loss = (weight * written).sum()  # saves it
+        with torch.no_grad():
+            assert way.of(lambda written=written: compiled(X, X + 1 if written is program.cache else written), 1) == [
+                False
+            ]
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@torch.inference_mode()
+def test_inputs_without_versions_may_be_written(way: SlowCalls) -> None:
+    program = Cached()
+    compiled = torch.compile(program, backend="encore", fullgraph=True)
+    for step in range(FULL_CALLS + 2):
+        y = torch.full((2, 4), 1.0 + step)
+        assert way.of(lambda y=y: compiled(X, y), 1) == [step < FULL_CALLS]
+        assert torch.equal(y, torch.full((2, 4), 2.0 + 2 * step))
+    assert torch.equal(program.cache, (FULL_CALLS + 2) * X)
+
+
 # Graphs that need the wrappers
 
 
@@ -266,6 +319,16 @@ def test_programs_that_need_a_wrapper_keep_it(program: Any, reason: str | None) 
 
 def _flat(results: Any) -> list[torch.Tensor]:
     return [results] if isinstance(results, torch.Tensor) else list(results)
+
+
+@torch.no_grad()
+def test_sizes_that_differ_keep_the_wrappers() -> None:
+    program = Program()
+    compiled = torch.compile(program, backend="encore", fullgraph=True, dynamic=True)
+    for rows in (2, 3, 5, 7, 11):
+        x = torch.randn(rows, 4)
+        assert torch.equal(compiled(x)[0], program(x)[0])
+    assert kept() == "sizes of outputs differ from call to call"
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from optimizations import torch_internals
 from optimizations.calls.shortcut import FULL_CALLS
 
 X = torch.arange(8.0).reshape(2, 4)
+BOTH = ["forward", "backward"]
 
 
 pytestmark = [
@@ -99,6 +100,23 @@ def settled(program: nn.Module, full: list[str]) -> Callable[..., Any]:
     return run
 
 
+def test_forward_without_compiled_backward_goes_straight(
+    full: list[str],
+) -> None:
+    program, eager = pair(WeightedSine)
+    with torch_internals.fresh_cache():  # a backward from a cache is there from the beginning
+        run = compiled(program)
+        for _ in range(FULL_CALLS + 1):
+            run(X)
+        full.clear()
+        run(X)
+        assert full == []
+        for index in range(3):
+            for one, other in zip(step(program, run, X + index), step(eager, eager, X + index), strict=True):
+                torch.testing.assert_close(one, other)
+    assert full == ["backward"], "the first; the forward after it finds the backward compiled"
+
+
 def test_versions_of_written_inputs_count_as_on_the_slow_path(full: list[str]) -> None:
     counted = {}
     for lean in (True, False):
@@ -132,6 +150,18 @@ def test_profiler_sees_all_layers_in_both_directions(full: list[str]) -> None:
     names = [event.name for event in profile.events()]
     assert sum("AOTDispatcher Runtime Wrapper Prologue" in name for name in names) == 1
     assert sum("Call CompiledFxGraph" in name for name in names) == 2
+    full.clear()
+    step(program, run, X)
+    assert full == []
+
+
+def test_noting_the_order_of_graphs_goes_the_full_way(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    program = WeightedSine()
+    run = settled(program, full)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", True)
+        step(program, run, X)
+    assert full == BOTH
     full.clear()
     step(program, run, X)
     assert full == []
@@ -223,6 +253,20 @@ def test_retained_and_double_backwards_equal_the_slow_path(full: list[str]) -> N
     assert full == []
 
 
+def test_inputs_without_gradient_and_other_arguments_pass(full: list[str]) -> None:
+    def scaled(x: torch.Tensor, w: torch.Tensor, n: int) -> torch.Tensor:
+        return (x * w).detach() * n + w
+
+    run = torch.compile(scaled, backend="encore", fullgraph=True)
+    for index in range(FULL_CALLS + 3):
+        x, w = (X + index).requires_grad_(), torch.ones(4, requires_grad=True)
+        twin_x, twin_w = (X + index).requires_grad_(), torch.ones(4, requires_grad=True)
+        run(x, w, 3).sum().backward()
+        scaled(twin_x, twin_w, 3).sum().backward()
+        assert (x.grad is None) == (twin_x.grad is None)
+        torch.testing.assert_close(w.grad, twin_w.grad)
+
+
 def test_saved_tensor_hooks_see_what_the_slow_path_shows(full: list[str]) -> None:
     packed = {}
     for lean in (True, False):
@@ -240,3 +284,17 @@ def test_saved_tensor_hooks_see_what_the_slow_path_shows(full: list[str]) -> Non
             counts.append(seen)
         packed[lean] = counts
     assert packed[True] == packed[False]
+
+
+def test_outputs_that_are_views_of_inputs_keep_the_wrappers(full: list[str]) -> None:
+    def view(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[0], x * w
+
+    w = torch.ones(4, requires_grad=True)
+    run = torch.compile(view, backend="encore", fullgraph=True)
+    for _ in range(FULL_CALLS + 2):
+        x = X.clone()
+        part, product = run(x, w)
+        assert part.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        product.sum().backward()
+    assert kept() == "outputs share memory with inputs or with each other"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +16,7 @@ from torch import nn
 
 import optimizations
 from optimizations.in_place.examination import Examination
-from optimizations.trees import reasons
+from optimizations.trees import reasons, returned
 from optimizations.trees.containers import managers
 from tests.optimizations.trees.test_parameters import Net, values
 
@@ -170,6 +172,58 @@ def test_swapped_weights_have_the_gradients_of_eager(
     assert sum(one.calls for one in uncaptured) <= 2 * graphs, "no call runs without a graph because weights moved"
 
 
+@pytest.mark.parametrize("back", ["", "first", "second", "first second"])
+def test_addresses_of_one_graph_that_come_back(compiled_on_cpu: CompiledOnCpu, back: str) -> None:
+    """The allocator may give weights the very addresses that were recorded. Then that recording is replayed, and there
+    is one more of all that follow, as with stock."""
+    training = Training(Broken)
+    recorded = {net: {name: one.data for name, one in net.named_parameters()} for net in (training.net, training.twin)}
+
+    def come_back(net: nn.Module) -> None:
+        for name, parameter in net.named_parameters():
+            if name.split(".")[0] in back.split():
+                parameter.data = recorded[net][name].copy_(parameter)
+
+    for _ in range(5):
+        training.step()
+        training.update()
+    held: list[torch.Tensor] = []
+    made = []
+    for seed in range(16):
+        held += training.weights()
+        training.both(lambda net, seed=seed: through_data(net, 100 * seed))  # type: ignore[misc]
+        if seed in (1, 12):
+            with torch.no_grad():
+                training.both(come_back)
+        training.step()
+        training.update()
+        made.append(recordings())
+    assert made[8] == made[11] and made[-1] <= made[11] + 4
+    assert ordinary()
+
+
+def test_weights_that_were_swapped_are_let_go(compiled_on_cpu: CompiledOnCpu) -> None:
+    """Those of recordings that are never replayed again too."""
+    training = Training(Net)
+    sets = [list(training.net.parameters()), [nn.Parameter(memory(one, 7)) for one in training.net.parameters()]]
+    gone: list[weakref.ref[torch.Tensor]] = []
+    for step in range(30):
+        if step < 16:
+            training.net.first, training.net.second = sets[step // 4 % 2]
+            training.twin.load_state_dict(training.net.state_dict())
+            training.both(lambda net: net.zero_grad())
+        else:
+            sets.clear()
+            training.both(lambda net, step=step: as_other_parameters(net, 10 * step))  # type: ignore[misc]
+        training.step()
+        gone += map(weakref.ref, training.net.parameters())
+        if step > 16:
+            gc.collect()
+            current = set(map(id, training.net.parameters()))
+            assert {id(one()) for one in gone if one() is not None} == current, step
+    assert ordinary()
+
+
 class Flat(nn.Module):
     """Two parameters that may share memory."""
 
@@ -203,6 +257,20 @@ def test_parameters_that_share_memory_or_lie_apart(
         training.step(backwards=2)
         training.update()
     assert ordinary() == 2
+
+
+def test_what_is_known_of_outputs_in_inputs() -> None:
+    whole = torch.zeros(12)
+    first, second, alone = whole[:4], whole[4:], torch.zeros(12)[4:]
+    fixed = {0: first, 2: second, 5: alone}
+    found = returned.found_in([first, alone, None, second[2:]], fixed, {}).found
+    assert [(one.output, one.input, one.is_input) for one in found] == [(0, 0, True), (1, 5, True), (3, 2, False)]
+    moved = torch.arange(20.0)[3:11]
+    outputs: list[torch.Tensor] = [alone[2:4], alone]
+    returned.found_in(outputs, fixed, {}).return_results(outputs, {5: moved})
+    assert outputs[1] is moved
+    assert outputs[0].tolist() == [5, 6]
+    assert outputs[0].untyped_storage().data_ptr() == moved.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 import torch
 from binding_programs import Layer, Model, one_parameter, state_assigned
-from bound_calls import ONE, Scaled, X, compiled, reads, runner, same, settle
+from bound_calls import HELD, ONE, Runner, Scaled, X, compiled, reads, runner, same, settle
 from torch import nn
 
 import optimizations
 from optimizations import backend, compiled_graph
 from optimizations.calls import bound as bound_module
 from optimizations.calls.bound import PATIENCE, READS_BEFORE, WORTH
+from optimizations.torch_internals.dictionary_writes import ComparedAfterWrites
+from optimizations.torch_internals.identity_guard import same_tensors
 
 __all__ = ["reads", "runner"]
 
@@ -40,6 +42,29 @@ def test_an_exchanged_weight_is_let_go_by_every_graph() -> None:
     run(X)  # The graph for the other size is not called again.
     gc.collect()
     assert [storage() for storage in storages] == [None] * len(storages)
+
+
+@torch.no_grad()
+def test_an_exchanged_weight_is_gone_when_the_graph_is_called(runner: Runner) -> None:
+    """A recording for the weight's address is looked at then: it counts as one that may come back if it is alive."""
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
+    state_assigned(model)
+    alive: list[bool] = []
+    runner.calls = Noting(lambda: alive.append(any(storage() is not None for storage in storages)))  # type: ignore[assignment]
+    run(X)
+    assert alive == [False]
+
+
+class Noting(list[Any]):
+    def __init__(self, noted: Callable[[], None]) -> None:
+        super().__init__()
+        self.noted = noted
+
+    def append(self, call: Any) -> None:
+        self.noted()
 
 
 @torch.no_grad()
@@ -124,6 +149,19 @@ class Tracking(dict[str, Any]):
 
 
 @torch.no_grad()
+def test_module_with_its_own_storage_is_left_to_dynamo() -> None:
+    model = Model().eval()
+    model.layers[0].linear.__dict__["_parameters"] = Tracking(model.layers[0].linear._parameters)
+    run = compiled(model)
+    for _ in range(READS_BEFORE + 4):
+        assert same(run(X), model(X))
+        one_parameter(model)
+    (report,) = optimizations.report()
+    assert report.binding is not None
+    assert report.binding.tensors == HELD - 2, "all but those of the linear layer"
+
+
+@torch.no_grad()
 def test_module_that_changes_its_storage_is_read_in_each_call(
     reads: list[Any], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -194,6 +232,20 @@ def test_threads_never_get_an_exchanged_tensor() -> None:
 
 
 @torch.no_grad()
+def test_attribute_written_in_each_call_is_no_exchange(reads: list[Any]) -> None:
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    reads.clear()
+    for step in range(20):
+        model.layers[0].number_of_calls = step
+        assert same(run(X), model(X))
+    assert reads == []
+    one_parameter(model)
+    assert same(run(X), model(X))
+
+
+@torch.no_grad()
 def test_model_that_references_itself_is_collected() -> None:
     """By the second full collection after its last call: its own dictionaries are referenced until then."""
     model = Model().eval()
@@ -206,6 +258,43 @@ def test_model_that_references_itself_is_collected() -> None:
     gc.collect()
     gc.collect()
     assert gone() is None
+
+
+@torch.no_grad()
+def test_idle_binding_is_read_again(reads: list[Any]) -> None:
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    for _ in range(3):
+        run(X)
+        gc.collect()
+    reads.clear()
+    run(X)
+    assert reads == [], "it is in use"
+    gc.collect()
+    gc.collect()
+    assert same(run(X), model(X))
+    assert reads == [model]
+
+
+@torch.no_grad()
+def test_each_choice_of_modules_is_bound_by_itself(reads: list[Any]) -> None:
+    """Two modules take turns in front of the same last one, and neither is read again."""
+    firsts, last = [Layer(1).eval(), Layer(2).eval()], Layer(3).eval()
+
+    def program(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Tensor:
+        result: torch.Tensor = last(first(x))
+        return result
+
+    run = compiled(program)
+    for _ in range(READS_BEFORE + 1):
+        for first in firsts:
+            assert same(run(X, first, last), program(X, first, last))
+    reads.clear()
+    for _ in range(4):
+        for first in firsts:
+            assert same(run(X, first, last), program(X, first, last))
+    assert reads == []
 
 
 class Buffered(nn.Module):
@@ -228,6 +317,22 @@ def serve(run: Any, model: nn.Module, calls: int) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("served", [3, WORTH])
+def test_reading_is_longer_after_comparisons_without_gain(reads: list[Any], served: int) -> None:
+    model = Scaled()
+    run = compiled(model)
+    settle(lambda: run(ONE))
+    for losses in (1, 2, 3):
+        reads.clear()
+        serve(run, model, served)
+        assert reads == []
+        exchange(model)
+        expected = 1 + (WORTH if served == WORTH else WORTH << losses)
+        serve(run, model, expected + 3)
+        assert abs(len(reads) - expected) <= 1
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("kind", [Scaled, Buffered])
 def test_buffers_are_compared_no_more_and_parameters_are(reads: list[Any], kind: type[nn.Module]) -> None:
     """Buffers may be results of a graph, which what is bound would keep alive."""
@@ -243,20 +348,18 @@ def test_buffers_are_compared_no_more_and_parameters_are(reads: list[Any], kind:
 
 
 @torch.no_grad()
-def test_each_choice_of_modules_is_bound_by_itself(reads: list[Any]) -> None:
-    """Two modules take turns in front of the same last one, and neither is read again."""
-    firsts, last = [Layer(1).eval(), Layer(2).eval()], Layer(3).eval()
+def test_failing_comparison_without_an_exchange_is_renewed(reads: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
 
-    def program(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Tensor:
-        result: torch.Tensor = last(first(x))
-        return result
+    def make(*arguments: Any) -> Any:
+        made.append(same_tensors(*arguments))
+        return made[-1] if len(made) > 1 else ComparedAfterWrites(lambda dictionaries: False, ())
 
-    run = compiled(program)
-    for _ in range(READS_BEFORE + 1):
-        for first in firsts:
-            assert same(run(X, first, last), program(X, first, last))
+    monkeypatch.setattr(bound_module, "same_tensors", make)
+    model = Scaled()
+    run = compiled(model)
+    settle(lambda: run(ONE))
+    serve(run, model, 4 * WORTH)
     reads.clear()
-    for _ in range(4):
-        for first in firsts:
-            assert same(run(X, first, last), program(X, first, last))
-    assert reads == []
+    serve(run, model, 4)
+    assert reads == [] and len(made) == 2

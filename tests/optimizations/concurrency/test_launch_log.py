@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_tensor_map import make_hidden_map
+from fake_tensor_map import make_hidden_map, make_tensor_map
 
 from optimizations import torch_internals
+from optimizations.concurrency import launch_log
 from optimizations.concurrency.hidden_memory import with_hidden_memory, with_moving_inputs
 from optimizations.concurrency.launch_log import (
     LaunchLog,
@@ -79,6 +80,11 @@ def test_kernel_arguments_are_read_or_written_by_name() -> None:
     assert a.data_ptr() in [one.data_ptr() for one in reads]
 
 
+def test_mutated_kernel_argument_is_written() -> None:
+    a = torch.zeros(4)
+    assert kernel_memory(("in_ptr0",), (a,), frozenset({"in_ptr0"}))[1] == [a]
+
+
 @pytest.mark.parametrize("names", [("x_pointer",), ()])
 def test_kernel_argument_without_inductors_name_is_a_barrier(names: tuple[str, ...]) -> None:
     assert "does not name" in str(kernel_memory(names, (torch.zeros(2),), frozenset())[2])
@@ -86,6 +92,12 @@ def test_kernel_argument_without_inductors_name_is_a_barrier(names: tuple[str, .
 
 def test_kernel_argument_that_may_hold_addresses_is_a_barrier() -> None:
     assert "may hold addresses" in str(kernel_memory(("in_ptr0",), (object(),), frozenset())[2])
+
+
+def test_operator_writes_what_its_schema_says() -> None:
+    a, b, out = (torch.zeros(2, 2) for _ in range(3))
+    reads, writes, barrier = operator_memory(torch.ops.aten.mm.out, (a, b), {"out": out})
+    assert writes == [out] and reads[:2] == [a, b] and barrier is None
 
 
 def test_custom_operator_is_a_barrier() -> None:
@@ -110,6 +122,26 @@ def test_log_orders_kernels_and_operators(graph: Graph) -> None:
     assert [one.launch.first for one in log.logged] == [0, 1, 2]
     assert log.logged[0].launch.writes == (extent(left),)
     assert order_launches([one.launch for one in log.logged]).waits_for[:2] == ((), ())
+
+
+def test_kernels_of_several_modules_are_noted_and_put_back(graph: Graph) -> None:
+    modules: list[dict[str, Any]] = [{"k0": Kernel(graph, "out_ptr0")}, {"k0": Kernel(graph, "out_ptr0"), "x": 1}]
+    originals = [dict(module) for module in modules]
+    log = LaunchLog(graph.count, device_type="cpu")
+    with log.noting(*modules):
+        for module in modules:
+            module["k0"].run(torch.zeros(2), stream=0)
+    assert [one.launch.first for one in log.logged] == [0, 1]
+    assert modules == originals
+
+
+def test_view_counts_with_its_storage_where_all_may_be_passed(graph: Graph) -> None:
+    whole = torch.zeros(16)
+    module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
+    log = LaunchLog(graph.count, None, device_type="cpu")
+    with log.noting(module):
+        module["k0"].run(whole[4:8], whole.new_zeros(4), stream=0)
+    assert log.logged[-1].launch.reads[0] == extent(whole)
 
 
 @pytest.mark.parametrize("in_autograd", [False, True])
@@ -190,6 +222,31 @@ def test_driver_that_cannot_count_ends_the_log_only() -> None:
     assert log.logged == []
 
 
+def test_error_of_the_log_spares_the_capture(graph: Graph) -> None:
+    def allocated() -> int:
+        raise torch.OutOfMemoryError("no statistics")
+
+    log = LaunchLog(graph.count, allocated_bytes=allocated, device_type="cpu")
+    x = torch.zeros(2)
+    with log.noting({}):
+        assert log.operator(torch.ops.aten.relu.default, (x,), {}, lambda: 3) == 3
+        assert log.operator(object(), (x,), {}, lambda: 4) == 4
+    assert "no statistics" in str(log.failure) and log.logged == []
+
+
+def test_tensor_without_memory_is_in_no_launch(graph: Graph) -> None:
+    def run() -> torch.Tensor:
+        graph.nodes += 1
+        return zeros
+
+    zeros = torch._efficientzerotensor((4,))
+    log = LaunchLog(graph.count, device_type="cpu")
+    with log.noting({}):
+        log.operator(torch.ops.aten.add.Tensor, (zeros, zeros), {}, run)
+    assert log.failure is None
+    assert (log.logged[0].launch.reads, log.logged[0].launch.writes) == ((), ())
+
+
 def test_view_that_was_given_counts_with_its_whole_storage(graph: Graph) -> None:
     whole = torch.zeros(16)
     module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
@@ -263,9 +320,25 @@ def hidden(
     return with_hidden_memory([Logged(launch, True, live, own_bytes)], graph, POOL, never_freed)[0]
 
 
+def test_declared_addresses_add_no_memory() -> None:
+    assert hidden((0x1000, 0x2010, 7, 0xFF0000), ()).writes == ((0x2000, 0x2100),)
+
+
 def test_hidden_workspace_is_what_no_live_tensor_holds() -> None:
     live = ((0x1000, 0x1100), (0x2000, 0x2100), (0x4000, 0x4100))
     assert hidden((RESULT, 0x3000), live).writes == ((0x2000, 0x2100), (0x2100, 0x4000))
+
+
+def test_hidden_workspace_is_no_larger_than_what_was_allocated() -> None:
+    live = ((0x2000, 0x2100), (0x4000, 0x4100))
+    assert (0x2F00, 0x3100) in hidden((RESULT, 0x3000), live, own_bytes=0x100).writes
+
+
+def test_workspace_may_be_larger_than_a_later_block_there() -> None:
+    live = ((0x2000, 0x2100), (0x8000, 0x8100))
+    later = ((0x6000, 0x6100), (0x6100, 0x6200))
+    assert (0x5E00, 0x6200) in hidden((RESULT, 0x6000), live, later, own_bytes=0x200).writes
+    assert (0x2100, 0x8000) in hidden((RESULT, 0x6000), live, later).writes
 
 
 def test_workspace_that_is_never_freed_is_its_block() -> None:
@@ -286,6 +359,23 @@ def test_scratch_of_a_triton_kernel_counts_as_the_segment(graph: Graph) -> None:
     assert plain.writes == (extent(out),)
 
 
+def test_more_live_tensors_than_are_noted_count_as_the_segment(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_log, "MOST_LIVE", 3)
+    given = [torch.zeros(2) for _ in range(3)]
+    allocated = iter(range(0, 1 << 20, 256))
+    log = LaunchLog(graph.count, allocated_bytes=lambda: next(allocated), device_type="cpu")
+
+    def run() -> torch.Tensor:
+        graph.nodes += 1
+        return given[0]
+
+    with log.noting({}):
+        for _ in range(3):
+            log.note("aten.add_.Tensor", run, given, given[:1], is_operator=True)
+    assert [len(one.live) for one in log.logged] == [3, 0, 0]
+    assert [one.own_bytes for one in log.logged] == [256, 256, 256]
+
+
 def test_live_tensor_that_was_not_passed_counts() -> None:
     assert (0x4000, 0x4100) in hidden((RESULT, 0x4010), ((0x4000, 0x4100),)).reads
 
@@ -302,6 +392,10 @@ def test_kernel_without_a_known_address_is_a_barrier() -> None:
     launch = Launch("aten.mm.out", 0, 2, writes=((RESULT, 0x2100),))
     (found,) = with_hidden_memory([Logged(launch, True)], CapturedGraph(nodes=nodes, edges=()), POOL, ())
     assert "no parameter of gemm is a known address" in str(found.barrier)
+
+
+def test_tensor_map_with_a_plain_address_is_no_barrier() -> None:
+    assert operator_with_map(make_tensor_map).barrier is None
 
 
 def test_tensor_map_of_unknown_encoding_is_a_barrier() -> None:
@@ -336,6 +430,16 @@ def test_kernel_of_the_program_is_a_barrier_whatever_its_names(graph: Graph) -> 
         module["twice"].run(torch.zeros(2), torch.zeros(2), stream=0)
     (logged,) = log.logged
     assert "does not name" in str(logged.launch.barrier)
+
+
+def test_error_in_the_function_puts_its_kernels_back(graph: Graph) -> None:
+    kernel = Kernel(graph, "out_ptr0")
+    log = LaunchLog(graph.count, device_type="cpu")
+    module: dict[str, Any] = {"k0": kernel}
+    with pytest.raises(ValueError, match="of the program"), log.noting(module):
+        raise ValueError("of the program")
+    assert module["k0"] is kernel
+    assert not log.is_noted()
 
 
 def test_copy_from_the_host_is_a_barrier() -> None:

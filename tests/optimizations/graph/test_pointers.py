@@ -87,6 +87,12 @@ def test_value_computed_from_an_address_copies_every_input(case: Case, index: in
     assert set(analysis.uses) == case.uses
 
 
+def test_an_integer_that_looks_like_an_address_is_no_pointer() -> None:
+    nodes = [kernel([word(A + 8), word(B + 8)])]
+    analysis = find_pointer_uses(capture(nodes, [(A, 64)]), capture(nodes, [(B, 64)]))
+    assert codes(analysis) == [{ReasonCode.NO_USE}]
+
+
 def test_address_past_the_end_belongs_to_the_input_it_moved_with() -> None:
     first = capture([kernel([word(A + 64), word(A + 64)])], [(A, 64), (A + 64, 32)])
     second = capture([kernel([word(B + 64), word(B + 4096)])], [(B, 64), (B + 4096, 32)])
@@ -105,6 +111,12 @@ def test_inputs_that_overlap_and_move_together_are_copied() -> None:
     assert codes(analysis) == [{ReasonCode.SAME_DISPLACEMENT}] * 2
     assert {(use.input, use.delta) for use in analysis.uses} == {(0, 32), (1, 16)}
     assert "input 1" in analysis.verdicts[0].reasons[0].message
+
+
+def test_an_input_that_did_not_move_is_copied() -> None:
+    first = capture([kernel([word(A), word(A + 512)])], [(A, 64), (A + 512, 64)])
+    second = capture([kernel([word(A), word(B)])], [(A, 64), (B, 64)])
+    assert codes(find_pointer_uses(first, second)) == [{ReasonCode.NOT_MOVED, ReasonCode.NO_USE}, set()]
 
 
 def test_address_before_an_input_copies_that_input_only() -> None:
@@ -192,6 +204,12 @@ def test_what_stays_when_all_inputs_move_once_more_is_no_address(case: Case, con
     assert set(analysis.uses) == case.uses
 
 
+def test_address_of_a_possible_intermediate_copies_its_input() -> None:
+    first = capture([kernel([word(A + 64)])], [(A, 64)], owned=[(A + 64, 4096)])
+    second = capture([kernel([word(B + 64)])], [(B, 64)], owned=[(B + 64, 4096)])
+    assert codes(find_pointer_uses(first, second)) == [{ReasonCode.AMBIGUOUS}]
+
+
 def test_intermediates_need_their_memory_to_be_known() -> None:
     pool = [(0x7F40_0000_0000, 4096)], [(0x7F41_0000_0000, 4096)]
     nodes = [[kernel([word(address), word(pool[which][0][0] + 8)])] for which, address in enumerate((A, B))]
@@ -264,6 +282,12 @@ def test_captures_with_other_dependencies_copy_every_input() -> None:
     analysis = find_pointer_uses(first, second)
     assert codes(analysis) == [{ReasonCode.GRAPHS_DIFFER}]
     assert "dependencies" in analysis.verdicts[0].reasons[0].message
+
+
+def test_a_control_of_different_work_makes_every_input_a_copy() -> None:
+    first, second = capture([kernel([word(A)])], [(A, 64)]), capture([kernel([word(B)])], [(B, 64)])
+    control = capture([kernel([word(A)], grid=(9, 1, 1))], [(A, 64)])
+    assert codes(find_pointer_uses(first, second, further=[control])) == [{ReasonCode.GRAPHS_DIFFER}]
 
 
 def test_captures_that_cannot_be_compared_are_refused() -> None:

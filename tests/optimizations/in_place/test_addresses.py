@@ -62,6 +62,18 @@ def test_only_moved_inputs_are_pointed_at() -> None:
     assert (tracker.moves, tracker.pointer_bytes, tracker.placeholder_bytes) == (2, 24, 0)
 
 
+def test_the_first_call_without_moves_is_told_once() -> None:
+    pointers = FakePointers()
+    tracker = tracker_of(pointers)
+    a, b = aligned(4), aligned(4)
+    told = []
+    for first in (a, a, a, b, b, b):
+        tracker.follow([first, None, a])
+        tracker.launched()
+        told.append(pointers.settled)
+    assert told == [0, 1, 1, 1, 2, 2]
+
+
 def test_addresses_of_a_call_that_never_launched_do_not_count() -> None:
     pointers = FakePointers()
     tracker = tracker_of(pointers)
@@ -74,6 +86,14 @@ def test_addresses_of_a_call_that_never_launched_do_not_count() -> None:
     tracker.launched()
     tracker.follow([b, None, a])
     assert pointers.settled == 1
+
+
+def test_callers_tensors_stay_in_the_list_until_the_launch() -> None:
+    tracker = tracker_of(FakePointers())
+    inputs: list[Any] = [aligned(4), None, aligned(4)]
+    tensors = list(inputs)
+    tracker.follow(inputs)
+    assert all(a is b for a, b in zip(inputs, tensors, strict=True))
 
 
 @given(st.integers(0, 7), st.sampled_from([4, 16, 32, 256]))
@@ -123,6 +143,17 @@ def test_after_a_failed_update_everything_is_pointed_at_again() -> None:
     pointers.fail = False
     tracker.follow([a, None, b])
     assert pointers.pointed[-1] == {0: a.data_ptr()}, "the failed call may have left c there"
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=6), st.integers(0, 300), st.integers(0, 40))
+def test_memory_ranges_are_searched_by_address_and_by_range(
+    blocks: list[tuple[int, int]], address: int, size: int
+) -> None:
+    ranges = [MemoryRange(address=start * 8, size_bytes=length) for start, length in blocks]
+    memory = MemoryRanges(ranges)
+    assert (address in memory) == any(address in one for one in ranges)
+    places = range(address, address + size)
+    assert memory.overlap(address, size) == any(place in one for one in ranges for place in places)
 
 
 def memory(tensor: torch.Tensor) -> MemoryRange:

@@ -114,6 +114,12 @@ def test_alignment_of_an_input_is_no_use_of_it() -> None:
     assert copied.opaque == "it calls copy_if_misaligned, whose effects are not known"
 
 
+def test_a_view_of_an_input_is_an_unknown_use() -> None:
+    code = read("\ntriton_poi_a_0.run(reinterpret_tensor(arg0_1, (4, ), (1, ), 4), buf0, 64, stream=stream0)\n")
+    assert 0 not in code.triton_uses
+    assert code.triton_uses == {1: 0, 2: 0}
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -150,6 +156,24 @@ def test_calls_that_could_notice_a_capture_are_named(call: str, said: str) -> No
 @pytest.mark.parametrize(
     "call",
     [
+        "workspace_0[0 * 2048 * 768 : (0 + 1) * 2048 * 768].view(2048, 768).sum(dim=0)",
+        "workspace_0[1 * 2048 * 768 : (1 + 1) * 2048 * 768].view(2048, 768).amax(dim=0).to(torch.bfloat16)",
+        "buf1.sum(dim=0)",
+        "arg0_1.size()",
+        "arg0_1.stride()",
+        "torch.ops.torchvision.roi_align.default(arg0_1, arg1_1, 0.25, 7, 7, 2, False)",
+        "torch.ops.torchvision._deform_conv2d_backward.default(arg0_1, arg1_1)",
+    ],
+)
+def test_calls_that_cannot_notice_a_capture(call: str) -> None:
+    code = read(f"\ntriton_red_b_1.run(arg2_1, workspace_0, 64, stream=stream0)\nbuf0 = {call}\n")
+    assert code.opaque is None
+    assert code.triton_uses[2] == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
         "torch.ops._c10d_functional.all_reduce_.default(buf0, 'sum', '0')",
         "torch.ops.symm_mem.one_shot_all_reduce.default(arg0_1, 'sum', '2')",
         "torch.ops._dtensor.shard_dim_alltoall.default(arg0_1, 0, 1, '0')",
@@ -164,6 +188,20 @@ def test_collectives_are_known_from_the_generated_code(call: str) -> None:
     code = read(f"\nbuf0 = {call}\n")
     assert code.collective
     assert "collective" in str(code.opaque)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.ops.aten.broadcast_tensors.default(arg0_1)",
+        "torch.ops.mylib.sender.default(arg0_1)",
+        "triton_poi_fused_all_reduce_2.run(arg0_1, 64, stream=stream0)",
+        "empty_strided_cuda((8, 8), (8, 1), torch.float32)",
+    ],
+)
+def test_what_stays_in_one_process_is_no_collective(call: str) -> None:
+    code = read(f"\nbuf0 = {call}\n")
+    assert not code.collective
 
 
 @pytest.mark.parametrize(
@@ -191,6 +229,17 @@ def test_function_that_does_not_begin_with_its_inputs_is_opaque() -> None:
     (definition,) = ast.parse("def call(args):\n    return args\n").body
     assert isinstance(definition, ast.FunctionDef)
     assert "naming its inputs" in str(read_function(definition, {}).opaque)
+
+
+def test_memory_taken_for_something_of_another_shape_is_reused() -> None:
+    code = read(
+        "\nbuf2 = reinterpret_tensor(arg0_1, (), (), 0); del arg0_1\ntriton_poi_a_0.run(buf2, 1, stream=stream0)\n"
+    )
+    assert code.reused == {0}
+
+
+def test_reuse_is_unknown_where_the_source_cannot_be_read() -> None:
+    assert read_generated(len).reused is None
 
 
 def test_input_of_a_cross_rank_kernel_has_unknown_uses() -> None:

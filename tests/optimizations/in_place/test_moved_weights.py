@@ -34,6 +34,18 @@ def called(net: Shifted, step: int, size: int) -> torch.Tensor:
     return data
 
 
+@pytest.mark.usefixtures("weights_let_go")
+def test_a_weight_beside_one_that_did_not_move_is_copied(compiled_on_cpu: CompiledOnCpu) -> None:
+    net, kept = Shifted(), []
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(24):
+            kept.append(called(net, step, 4))
+            x = torch.full((3, 4), 0.01 * step)
+            torch.testing.assert_close(run(x), net(x))
+    assert sum(compiled_on_cpu.captures) < 8
+
+
 def test_a_weight_of_another_size_is_not_copied(compiled_on_cpu: CompiledOnCpu) -> None:
     """Dynamo does not notice it, but the generated code does when it is run."""
     net, kept = Shifted(), []

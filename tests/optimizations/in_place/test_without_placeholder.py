@@ -141,6 +141,15 @@ def test_recording_without_placeholders_is_in_no_race_of_copies(cuda_on_cpu: Cud
     assert placeholders(cuda_on_cpu) == 2
 
 
+def test_inputs_are_alive_until_the_recording_has_run(cuda_on_cpu: CudaOnCpu, large: None) -> None:
+    model, w = Model(cuda_on_cpu, code=CODE), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=1)
+    torch.compiler.cudagraph_mark_step_begin()
+    (out,) = compiled.function([values(1), values(2), w])  # nothing else holds these two
+    assert torch.equal(out, 2 * values(1) + values(2) * w)
+
+
 def chosen(
     code: GeneratedCode = CODE, inputs: Any = None, written: MemoryRanges = NOTHING, selects: bool = False
 ) -> Any:
@@ -151,6 +160,10 @@ def chosen(
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch, large: None) -> None:
     monkeypatch.setattr(chooser, "ineligible_reason", lambda value: None)
+
+
+def test_chooser_takes_named_inputs(on_gpu: None) -> None:
+    assert chosen() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -185,3 +198,15 @@ def test_chooser_leaves_out_unaligned_and_shared_memory(on_gpu: None) -> None:
     assert chosen(inputs=[values(1, offset=1), values(2), values(3)]) == [1]
     assert chosen(inputs=[block[:COUNT], block[4 : COUNT + 4], values(3)]) == []
     assert chosen(inputs=[values(1), block[:COUNT], block[COUNT - 1 :]]) == [0]
+
+
+def test_chooser_keeps_placeholders_of_cheap_copies(on_gpu: None) -> None:
+    code = GeneratedCode(None, triton_uses={0: 2, 1: 2})
+    assert chosen(code, selects=True) == []
+    big = [torch.zeros(10 * 2**20), torch.zeros(COUNT), values(3)]
+    assert chosen(code, big, selects=True) == [0]
+
+
+def test_chooser_keeps_small_placeholders(monkeypatch: pytest.MonkeyPatch, on_gpu: None) -> None:
+    monkeypatch.setattr(chooser, "LEAST_BYTES", COUNT * 4 + 1)
+    assert chosen() == []

@@ -69,6 +69,16 @@ def test_all_arguments_go_over_in_one_copy() -> None:
     assert sum(name == "aten::copy_" for name in names) == len(TENSORS) + 1
 
 
+def test_addresses_stay_only_where_nobody_keeps_values() -> None:
+    value = torch.rand(3)
+    fixed = _staging(_layout(value))
+    assert fixed.stage((value,))[0] is fixed.stage((value,))[0]
+    fresh = _staging(_layout(value), keep_addresses=False)
+    (first,) = fresh.stage((torch.ones(3),))
+    fresh.stage((torch.zeros(3),))
+    assert first.tolist() == [1.0, 1.0, 1.0]
+
+
 def test_sizes_that_differ_between_calls_get_a_buffer_each() -> None:
     mode_symbol = object()
     layout = TensorLayout((mode_symbol,), (1,), torch.float32)
@@ -80,6 +90,32 @@ def test_sizes_that_differ_between_calls_get_a_buffer_each() -> None:
     for size in range(10, 10 + 2 * LAYOUTS_LIMIT):
         staging.stage((torch.rand(size),))
     assert len(staging.buffers()) == LAYOUTS_LIMIT
+
+
+def test_layouts_that_differ_between_calls_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging_module, "LAYOUTS_LIMIT_BYTES", 1000)
+    staging = _staging(TensorLayout((object(),), (1,), torch.float32))
+    for size in (64, 100, 128, 300, 64):
+        value = torch.rand(size)
+        assert torch.equal(staging.stage((value,))[0], value)
+        assert sum(buffer.nbytes for buffer in staging.buffers()) <= 1000
+
+
+def test_large_buffers_have_a_short_ring(monkeypatch: pytest.MonkeyPatch, late_events: list[_LateEvent]) -> None:
+    monkeypatch.setattr(staging_module, "PINNED_LIMIT_BYTES", 300)
+    staging = _staging(_layout(torch.rand(16)))
+    for number in range(8):
+        staging.stage((torch.full((16,), float(number)),))
+    assert len(late_events) == 300 // 64
+
+
+def test_evaluated_values_are_staged_like_arguments() -> None:
+    first, second = torch.rand(3), torch.rand(2)
+    staged = (Staged(Source("before", 1), _layout(second)), Staged(Source("argument", 0), _layout(first)))
+    staging = Staging(FeedPlan(CPU, (), staged=staged))
+    found = staging.stage((first,), (torch.zeros(1), second))
+    assert torch.equal(found[0], second)
+    assert torch.equal(found[1], first)
 
 
 class _LateEvent:
@@ -132,6 +168,31 @@ def test_only_a_full_ring_waits_and_only_for_the_oldest(late_events: list[_LateE
     for number in range(BUFFERS_LIMIT + 1):
         staging.stage((torch.full((3,), float(number)),))
     assert [event.waited for event in late_events] == [1] + [0] * (BUFFERS_LIMIT - 1)
+
+
+def test_a_passed_buffer_is_used_again(late_events: list[_LateEvent]) -> None:
+    staging = _staging(_layout(torch.rand(3)))
+    for _ in range(5):
+        staging.stage((torch.rand(3),))
+        for event in late_events:
+            event.passed = True
+    assert len(late_events) == 1
+
+
+def test_released_staging_starts_again() -> None:
+    value = torch.rand(3)
+    staging = _staging(_layout(value))
+    staging.stage((value,))
+    staging.release()
+    assert staging.buffers() == []
+    assert torch.equal(staging.stage((value,))[0], value)
+
+
+def test_a_default_device_changes_nothing() -> None:
+    value = torch.rand(3)
+    with torch.device("meta"):
+        (staged,) = _staging(_layout(value)).stage((value,))
+    assert torch.equal(staged, value)
 
 
 def test_staging_in_inference_mode_can_be_used_outside() -> None:

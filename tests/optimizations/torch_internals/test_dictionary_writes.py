@@ -59,6 +59,21 @@ def test_a_write_is_counted(write: str, kind: type[dict[str, Any]]) -> None:
 
 
 @watching
+def test_nothing_is_counted_once_nobody_watches() -> None:
+    dictionary = {"a": 1}
+    first, second = Watched([dictionary]), Watched([dictionary])
+    del first
+    before = writes_left()
+    dictionary["a"] = 2
+    assert writes_left() != before, "the other one still watches"
+    del second
+    before = writes_left()
+    dictionary["a"] = 3
+    assert writes_left() == before
+    assert id(dictionary) not in dictionary_writes._watched_for
+
+
+@watching
 def test_a_collection_while_another_begins_to_watch() -> None:
     """What a garbage collection leaves while the lock is held is left as soon as it is free."""
     dictionary = {"a": 1}
@@ -83,6 +98,15 @@ def test_no_comparison_while_nothing_is_written() -> None:
     assert same.seen == writes_left() and compared == [1]
     dictionary["a"] = 2
     assert same.seen != writes_left() and same.holds() and compared == [1, 1]
+
+
+def test_other_pythons_compare_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimizations.torch_internals.dictionary_writes.can_be_watched", lambda: False)
+    made = nn.Linear(2, 2)
+    same = of_linear(made)
+    assert same.holds() and same.seen == NEVER
+    made.weight = nn.Parameter(torch.zeros(2, 2))
+    assert not same.holds() and same.seen == NEVER
 
 
 @watching

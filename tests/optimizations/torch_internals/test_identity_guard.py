@@ -12,7 +12,7 @@ from torch import nn
 
 from optimizations.torch_internals import identity_guard
 from optimizations.torch_internals.dictionary_writes import writes_left
-from optimizations.torch_internals.identity_guard import Exchanged, HeldTensors, same_tensors
+from optimizations.torch_internals.identity_guard import Exchanged, HeldTensors, NotGuarded, same_tensors
 
 
 def model() -> Any:
@@ -109,6 +109,21 @@ def test_parameter_exchanged_while_making_is_seen() -> None:
     exchanged(one[1][1]._parameters, "weight")
     with pytest.raises(Exchanged):
         same_tensors([(one, held)], tensors)
+
+
+def test_own_dictionaries_are_refused() -> None:
+    one = model()
+    one[0].__dict__["_parameters"] = type("Tracking", (dict,), {})(one[0]._parameters)
+    with pytest.raises(NotGuarded, match="Linear keeps _parameters in its own way"):
+        comparison(one)
+
+
+def test_many_modules_are_compared() -> None:
+    one = nn.Sequential(*(nn.Linear(1, 1) for _ in range(70)))
+    same = comparison(one)
+    assert same() and same()
+    one[69].bias = nn.Parameter(torch.zeros(1))
+    assert not same()
 
 
 @pytest.mark.parametrize("marked", ["mark_tag_safe", "mark_tag_safe_root"])

@@ -16,7 +16,7 @@ from torch import nn
 from optimizations import torch_internals
 from optimizations.calls.bound import FEW_ARGUMENTS, READS_BEFORE
 from optimizations.calls.shortcut import FULL_CALLS
-from optimizations.torch_internals.only_partition import only_partition, order_of
+from optimizations.torch_internals.only_partition import Order, only_partition, order_of
 from optimizations.trees.maker import tell_what_callers_get
 
 PASSES_ON = """
@@ -40,6 +40,14 @@ def runner_of(body: str, where: Path, partitions: list[Any]) -> Any:
     runner = module.Runner()
     runner.partitions = partitions
     return runner
+
+
+def test_the_order_is_read_from_the_source(tmp_path: Path) -> None:
+    runner = runner_of(PASSES_ON, tmp_path / "generated.py", [lambda values: values])
+    order = order_of(runner.call)
+    assert order == Order(arguments=(2, 0), results=(1, 0, 1), given=2)
+    assert not order.results_as_given
+    assert runner.call([1, 2, 3]) == (1, 3, 1), "what the order says is what the code does"
 
 
 @pytest.mark.parametrize(
@@ -68,6 +76,10 @@ def runner_of(body: str, where: Path, partitions: list[Any]) -> Any:
 def test_code_that_does_anything_else_has_no_order(tmp_path: Path, old: str, new: str) -> None:
     assert old in PASSES_ON
     assert order_of(runner_of(PASSES_ON.replace(old, new, 1), tmp_path / "generated.py", []).call) is None
+
+
+def test_a_function_without_source_has_no_order() -> None:
+    assert order_of(dict.get) is None
 
 
 def test_graph_of_two_partitions_or_with_extra_code_has_no_order(tmp_path: Path) -> None:
@@ -249,6 +261,30 @@ def test_arguments_sharing_written_memory_use_the_wrapper(partitioned: Partition
             assert partitioned.of(lambda memory=memory, found=found: found.extend(run(memory[:4], memory[2:])))
             for one, expected in zip((*found, memory), (*model(other[:4], other[2:]), other), strict=True):
                 torch.testing.assert_close(one, expected)
+
+
+@torch.no_grad()
+def test_profiler_and_debugger_calls_go_through_all_code(
+    partitioned: Partitioned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model()
+    run = settled(model)
+    with torch.profiler.profile():
+        assert partitioned.of(lambda: check(model, run))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", True)
+        assert partitioned.of(lambda: check(model, run))
+    assert not partitioned.of(lambda: check(model, run))
+
+
+@torch.no_grad()
+def test_a_function_that_was_put_in_the_graphs_place_is_called(partitioned: Partitioned) -> None:
+    model = Model()
+    run = settled(model)
+    (graph,) = partitioned.graphs
+    generated = graph.current_callable
+    graph.current_callable = lambda arguments: generated(arguments)
+    assert partitioned.of(lambda: check(model, run))
 
 
 @torch.no_grad()

@@ -50,6 +50,12 @@ def around(x: torch.Tensor) -> torch.Tensor:
     return counted(x * 2) * 3
 
 
+def masked(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y[x > 1] = 0
+    return y + 1
+
+
 @pytest.fixture
 def world(compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch) -> CompiledOnCpu:
     """Whatever is compiled is reported as for a GPU."""
@@ -147,6 +153,56 @@ def test_factorization_is_never_captured(compiled_on_cpu: CompiledOnCpu) -> None
     (report,) = optimizations.report()
     (uncaptured,) = report.uncaptured
     assert uncaptured.reason == "it calls aten::_linalg_svd, which cannot be captured"
+
+
+@pytest.mark.parametrize("program", [around, masked])
+def test_unsafe_operator_leaves_program_without_graph(
+    world: CompiledOnCpu, program: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Without partitions there is no graph at all, as in stock PyTorch."""
+    call = torch.compile(program, backend="encore")
+    for step in range(4):
+        x = torch.arange(4.0) + step
+        torch.testing.assert_close(call(x), program(x))
+    assert world.functions == []
+    (report,) = optimizations.report()
+    reasons = [one.reason for graph in report.compiled for one in graph.not_captured]
+    assert len(reasons) == 1
+    assert "incompatible op" in reasons[0]
+
+
+def test_dynamic_sizes_are_skipped_when_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(INDUCTOR, "triton.cudagraph_skip_dynamic_graphs", True)
+    world: CompiledOnCpu = request.getfixturevalue("world")
+    call = torch.compile(lambda x: (x * 2).sin(), backend="encore", dynamic=True)
+    for size in range(3, 9):
+        x = torch.arange(float(size))
+        torch.testing.assert_close(call(x), (x * 2).sin())
+    assert world.functions == []
+    (report,) = optimizations.report()
+    reasons = [one.reason for graph in report.compiled for one in graph.not_captured]
+    assert any("cudagraph_skip_dynamic_graphs=True" in one for one in reasons)
+
+
+@pytest.mark.parametrize(("limit", "warned"), [(2, 1), (8, 0), (None, 0)])
+def test_many_sizes_warn_once(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: list[str],
+    limit: int | None,
+    warned: int,
+) -> None:
+    monkeypatch.setitem(INDUCTOR, "triton.cudagraph_dynamic_shape_warn_limit", limit)
+    world: CompiledOnCpu = request.getfixturevalue("world")
+    call = torch.compile(lambda x: (x * 2).sin(), backend="encore", dynamic=True, options={"selection": "off"})
+    for step in range(20):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = torch.arange(float(3 + step % 5))
+        torch.testing.assert_close(call(x), (x * 2).sin())
+    assert world.cuda.replays >= 5
+    said = [one for one in logged if "distinct sizes" in one]
+    assert len(said) == warned
+    assert all("We have observed 3 distinct sizes" in one for one in said)
 
 
 def test_reasons_without_graph_are_logged_once(compiled_on_cpu: CompiledOnCpu, logged: list[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, nodes, values
@@ -95,6 +96,27 @@ def test_moved_results_are_never_demoted_to_copies(cuda_on_cpu: CudaOnCpu) -> No
         assert not any(any(places.values()) for places in getattr(one, "skip_cudagraph", {}).values())
 
 
+def test_copied_inputs_have_one_list(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    w = values(7)
+    for step in range(3):
+        compiled(values(step), values(1), w)
+    (node,) = nodes()
+    node.input_copy_idxs = [1]
+    assert node.non_static_input_idx == node.input_copy_idxs == [1]
+
+
+def test_left_pool_forgets_what_was_decided(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    w = values(7)
+    for step in range(3):
+        compiled(values(step), values(1), w)
+    (one,) = managers()
+    one.leave_pool()
+    hint = "skip_cudagraph" if hasattr(one, "skip_cudagraph") else "non_cudagraph_managed_mutation_hint"
+    assert not getattr(one, hint) and not one.num_rerecord
+
+
 factor = 2
 
 
@@ -108,3 +130,20 @@ def test_the_function_reads_the_new_object_and_stock_the_old() -> None:
     assert (bound(3), scaled(3)) == (31, 7)
     assert bound(3, offset=0) == 30
     assert (bound.__name__, bound.__doc__) == (scaled.__name__, scaled.__doc__)
+
+
+def test_a_global_that_is_not_read_is_refused() -> None:
+    with pytest.raises(torch_internals.UnsupportedTorch, match=r"scaled does not read quotient"):
+        stock_trees.with_globals(scaled, quotient=3)
+
+
+def test_what_is_no_python_function_is_refused() -> None:
+    with pytest.raises(torch_internals.UnsupportedTorch, match="not a plain Python function"):
+        stock_trees.with_globals(len, factor=1)
+
+
+def test_rebound_stock_methods_read_the_new_globals() -> None:
+    manager = torch_internals.cudagraph_trees.CUDAGraphTreeManager
+    assert stock_trees.with_globals(manager.record_function, CUDAGraphNode=object)
+    assert stock_trees.with_globals(manager.add_function, get_container=object)
+    assert stock_trees.with_globals(torch_internals.cudagraph_trees.cudagraphify, get_container=object)

@@ -77,6 +77,14 @@ def test_the_wait_is_bounded(keepers: set[int], monkeypatch: pytest.MonkeyPatch)
     thread_state.wait_for_ended_threads()
 
 
+def test_threads_that_are_gone_are_forgotten(keepers: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_state, "MANY", 3)
+    own = threading.get_native_id()
+    keepers.update((own, 2**22 + 1, 2**22 + 2))  # above the system's largest number
+    thread_state.keep(KEY, object())
+    assert keepers == {own}
+
+
 def test_a_thread_has_its_own_and_lets_go_of_it() -> None:
     found = []
 

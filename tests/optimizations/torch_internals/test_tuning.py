@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,8 +92,22 @@ def test_waiting_process_finds_what_the_one_before_tuned(tmp_path: Path, monkeyp
     assert turns == ["begins", "begins", "ends", "ends"], "what is known needs no turn"
 
 
+def test_a_kernel_that_computes_something_else_is_tuned(tmp_path: Path) -> None:
+    assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0}).kept == 4
+    assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 2.0, 8: 1.0}, factor=3).kept == 8
+    assert Tuner(tmp_path, "triton_poi_fused_gelu_5", {4: 2.0, 8: 1.0}).kept == 8
+
+
 def test_what_trials_tune_is_not_found_outside_of_their_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as trial:
         trial.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "trial"))
         assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0}).kept == 4
     assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 2.0, 8: 1.0}).kept == 8
+
+
+@pytest.mark.parametrize("content", [b"", b"{", json.dumps({"kwargs": {"XBLOCK": 1}}).encode()])
+def test_a_result_that_fits_no_configuration_counts_for_nothing(tmp_path: Path, content: bytes) -> None:
+    assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0}).kept == 4
+    (file,) = (tmp_path / "inductor" / "tuned").iterdir()
+    file.write_bytes(content)
+    assert Tuner(tmp_path, "triton_poi_fused_relu_6", {4: 2.0, 8: 1.0}).kept == 8

@@ -10,19 +10,44 @@ import torch
 from simulated_gpu.compiler import FakeMaker, program
 
 import optimizations
+from optimizations.graph.plan import Choice
 from optimizations.options import Options
+from optimizations.report.recordings import RecordingReport
 from optimizations.trees import containers
 from optimizations.trees import maker as maker_module
 
 
+class FakeFunction:
+    """`report.ReportedFunction` with one recording."""
+
+    def __init__(self, recording: RecordingReport) -> None:
+        self._recording = recording
+
+    def recordings(self) -> list[RecordingReport]:
+        return [self._recording]
+
+    def kept(self) -> None:
+        return None
+
+    def uncaptured(self) -> list[Any]:
+        return []
+
+    def selection(self) -> None:
+        return None
+
+    def slow_calls(self) -> list[Any]:
+        return []
+
+
 class FakeEncore(FakeMaker):
-    """In the place of `EncoreMaker`: notes its arguments."""
+    """In the place of `EncoreMaker`: notes its arguments, and reports one recording."""
 
     made_with: ClassVar[list[Any]] = []
 
     def __init__(self, options: Options, report: Callable[[Any], None]) -> None:
         super().__init__()
         self.made_with.append(options.indirection)
+        report(FakeFunction(RecordingReport("inference", 3, 2, (), 0, 16, (), None, 6, 0.5)))
 
 
 @pytest.fixture
@@ -43,10 +68,10 @@ def call(options: Mapping[str, Any]) -> None:
 
 
 def test_stock_makes_the_graphs_where_indirection_is_off(encore: FakeMaker) -> None:
+    assert Options().indirection == "auto", "what a user gets who says nothing"
     call({"indirection": "off"})
-    assert (FakeEncore.made_with, encore.directions) == ([], ["inference"])
-    call({})
-    assert (FakeEncore.made_with, encore.directions) == (["auto"], ["inference"])
+    assert FakeEncore.made_with == []
+    assert encore.directions == ["inference"]
 
 
 def test_reset_of_the_compiler_frees_graphs_and_keeps_reports(
@@ -65,6 +90,15 @@ def test_reset_of_the_compiler_frees_graphs_and_keeps_reports(
     assert freed == ["recordings"], "another thread may be in the middle of a replay"
 
 
+@pytest.mark.parametrize("choice", ["auto", "host", "prelude"])
+def test_encore_makes_them_where_indirection_is_on_and_reports(encore: FakeMaker, choice: str) -> None:
+    call({"indirection": choice})
+    assert FakeEncore.made_with == [Choice(choice)]
+    assert encore.made == []
+    (graph,) = optimizations.report()
+    assert [recording.pointer_bytes for recording in graph.recordings] == [16]
+
+
 @pytest.mark.parametrize(
     ("inductor", "stock_is_asked"), [({"triton.cudagraphs": False}, False), ({"triton.cudagraph_trees": False}, True)]
 )
@@ -74,3 +108,14 @@ def test_without_cuda_graphs_everything_is_stock(
     call({"indirection": "auto", "inductor": inductor})
     assert FakeEncore.made_with == []
     assert bool(encore.made) == stock_is_asked
+
+
+def test_reset_gives_everything_back(encore: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[str] = []
+    monkeypatch.setattr(maker_module.containers, "free_all", lambda: freed.append("graphs"))
+    monkeypatch.setattr(maker_module, "unload_kernels", lambda: freed.append("kernels"))
+    call({"indirection": "auto"})
+    assert optimizations.report()
+    optimizations.reset()
+    assert optimizations.report() == ()
+    assert freed == ["graphs", "kernels"], "kernels last: graphs use them"

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from simulated_gpu.allocator import aligned
 
 from optimizations import torch_internals
 from optimizations.options import Options
 from optimizations.trees import graphed_function
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.graphed_function import GraphedFunction
+from optimizations.trees.maker import EncoreMaker
 
 
 class FakeRecord:
@@ -51,6 +53,14 @@ def function_of(model: Callable[..., Any] = total, **keywords: Any) -> GraphedFu
     return GraphedFunction(model, Options(selection="off"), lambda function: None, "inference", **settings)
 
 
+def test_each_value_of_an_integer_input_has_a_recording(record: FakeRecord) -> None:
+    function = function_of()
+    for size in (3, 4, 3, 5, 4):
+        (result,) = function([size, torch.ones(size)])
+        assert torch.equal(result, torch.ones(size))
+    assert [len(record.made), len(record.replays)] == [3, 2]
+
+
 @pytest.mark.parametrize(("sizes", "captured"), [((4,), 4), (((4, 7),), 7)])
 def test_sizes_that_are_not_to_be_captured_run_as_they_are(record: FakeRecord, sizes: Any, captured: int) -> None:
     function = function_of()
@@ -61,3 +71,49 @@ def test_sizes_that_are_not_to_be_captured_run_as_they_are(record: FakeRecord, s
         (result,) = function_of()(other)
     assert torch.equal(result, torch.ones(4))
     assert len(record.made) == 1
+
+
+def test_misaligned_inputs_are_aligned_where_the_function_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here on a CPU, where Inductor cares for no alignment: it is told to check input 0."""
+    trees = torch_internals.cudagraph_trees
+    monkeypatch.setattr(trees, "get_input_idxs_to_check", lambda inputs, static: [0])
+    seen: list[int] = []
+
+    def writes(inputs: list[Any]) -> list[Any]:
+        (tensor,) = inputs
+        inputs.clear()
+        seen.append(tensor.data_ptr() % 16)
+        tensor.add_(1)
+        return []
+
+    function = function_of(writes, mutated_input_idxs=(0,))
+    tensor = aligned(8, offset=1)
+    function([tensor])
+    function([tensor])
+    assert seen == [0, 0]
+    assert torch.equal(tensor, torch.full((8,), 2.0)), "what was written into the copy is the caller's"
+
+
+@pytest.mark.parametrize(
+    ("backward", "inference", "direction"),
+    [(True, False, "backward"), (False, True, "inference"), (False, False, "forward")],
+)
+def test_the_maker_hands_on_what_inductor_says(
+    record: FakeRecord, backward: bool, inference: bool, direction: str
+) -> None:
+    reports: list[Any] = []
+    made = EncoreMaker(Options(indirection="host", selection="off"), reports.append).cudagraphify(
+        total,
+        (0,),
+        is_backward=backward,
+        is_inference=inference,
+        device_index=3,
+        stack_traces=None,
+        placeholders=("p",),
+    )
+    made([torch.ones(2)])
+    (entry,) = record.made
+    model = entry.pop("model")
+    assert (model.options.indirection, model.direction, model.generated) == ("host", direction, total)
+    assert entry["is_backward"] is backward
+    assert (entry["device_index"], entry["placeholders"], entry["mutated_input_idxs"]) == (3, ("p",), ())

@@ -5,6 +5,7 @@ Note [Full ways]. What is counted is `CUDAGraphTreeManager._run`: the way that e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from optimizations import torch_internals
 from optimizations.graph.plan import Choice
 from optimizations.in_place import budget
 from optimizations.trees import manager, reasons
+from optimizations.trees.containers import managers
 
 W = values(7)
 
@@ -93,6 +95,16 @@ def test_table_is_written_once_after_an_input_moved(
     assert found == [0, 1, 1, 1, 1, 2, 2], "by the call after the one that moved it"
 
 
+def test_the_way_to_steady_calls_is_counted(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W, calls=12)
+    (function,) = compiled.functions
+    ways = {way.reason: way.calls for way in function.slow_calls()}
+    assert next(iter(ways)) == reasons.NOT_EXECUTING, "the first reason first"
+    (report,) = compiled.reports
+    assert sum(ways.values()) == 11 - report.steady_replays, "the first call of all is made by who records"
+
+
 def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     compiled = steady(cuda_on_cpu, slow_calls, lean=False)
     check(compiled, W, calls=4)
@@ -146,6 +158,13 @@ def test_a_loop_that_keeps_no_results_is_steady_in_each_round(cuda_on_cpu: CudaO
     iteration(2, 7)
 
 
+def test_a_moved_parameter_goes_the_full_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, slow_calls)
+    call(compiled, values(5))
+    assert slow_calls
+    assert slow_reasons(compiled) == [reasons.FIXED_INPUT_MOVED]
+
+
 def test_recordings_of_two_parameter_sets_alternate_fast(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     compiled, weights = Compiled(Model(cuda_on_cpu)), [values(5), values(6)]
     for step in range(20):
@@ -197,6 +216,43 @@ def test_inductors_debugging_options_disable_the_fast_path(cuda_on_cpu: CudaOnCp
     with torch_internals.inductor_config.patch({f"triton.{option}": True}):
         node.expect_again()
     assert not node.takes_fast_path
+
+
+def test_functions_that_return_inputs_have_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W)
+    (node,) = nodes()
+    node.function.returned_inputs = {0: 0}
+    node.expect_again()
+    assert not node.takes_fast_path
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+def _leave_pool(_: Any) -> None:
+    for one in managers():
+        one.leave_pool()
+
+
+def _change_state(_: Any) -> None:
+    for node in nodes():
+        node.takes_fast_path = False
+
+
+@pytest.mark.parametrize(
+    ("change", "reasons_given"),
+    [(_nothing, []), (_leave_pool, [reasons.NOT_EXECUTING]), (_change_state, [reasons.NOT_RECORDED])],
+)
+def test_a_recording_that_is_another_now_goes_the_full_way(
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], change: Callable[[Any], None], reasons_given: list[str]
+) -> None:
+    compiled = steady(cuda_on_cpu, slow_calls)
+    change(compiled)
+    call(compiled)
+    assert slow_reasons(compiled) == reasons_given
+    assert bool(slow_calls) == bool(reasons_given)
 
 
 class Training:
@@ -259,6 +315,23 @@ def test_forward_with_pending_backward_is_slow(
     step(14)
     assert slow_calls
     assert reasons.BACKWARD_PENDING in slow_reasons(training.forward)
+
+
+def test_saved_result_held_after_the_backward_is_slow(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    training = Training(cuda_on_cpu)
+    for step in range(12):
+        training.step(step)
+    slow_calls.clear()
+    torch.compiler.cudagraph_mark_step_begin()
+    x, y, tangent = values(1), values(2), values(3)
+    (saved,) = training.forward.function([x, y, W])
+    training.backward.function([tangent, saved, W])
+    expected = 2 * x + y * W
+    assert slow_calls == []
+    training.step(4)
+    assert training.forward.functions[0].uncaptured(), "the next step ran without graphs"
+    assert reasons.RESULTS_HELD in slow_reasons(training.forward)
+    assert torch.equal(saved, expected)
 
 
 @pytest.mark.parametrize("lean_on", [True, False])

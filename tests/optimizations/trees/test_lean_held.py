@@ -5,10 +5,12 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu, at_address
 from simulated_gpu.trees import COUNT, Compiled, Model, check, nodes, values
 
+from optimizations.in_place import budget
 from optimizations.trees import reasons
 from optimizations.trees.containers import managers
 from tests.optimizations.trees.test_lean import Training, W, slow_calls, slow_reasons, steady
@@ -228,6 +230,17 @@ def test_a_result_that_is_handed_on_is_still_the_callers_tensor(cuda_on_cpu: Cud
     assert slow_calls == []
 
 
+def test_a_recording_without_a_graph_has_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:
+    """All graphs may be ended in the midst of a call, by a finalizer of the program's."""
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W)
+    (node,) = nodes()
+    assert node.takes_fast_path
+    node.graph = None
+    node.expect_again()
+    assert not node.takes_fast_path
+
+
 def test_the_list_of_inputs_is_empty_after_a_steady_call(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Or its caller would keep them alive, and their memory taken, while what follows runs."""
     compiled = steady(cuda_on_cpu, slow_calls)
@@ -236,6 +249,16 @@ def test_the_list_of_inputs_is_empty_after_a_steady_call(cuda_on_cpu: CudaOnCpu,
     compiled.function(given)
     assert given == []
     assert slow_calls == []
+
+
+def test_data_that_steady_calls_copy_is_counted(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    compiled = Compiled(Model(cuda_on_cpu, hides_y=True))
+    check(compiled, W, calls=30)
+    slow_calls.clear()
+    before = compiled.reports[0].total_copied_bytes
+    check(compiled, W, calls=4)
+    assert slow_calls == []
+    assert compiled.reports[0].total_copied_bytes == before + 4 * W.nbytes
 
 
 def test_forwards_without_backward_are_fast_with_step_marks(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
@@ -249,6 +272,18 @@ def test_forwards_without_backward_are_fast_with_step_marks(cuda_on_cpu: CudaOnC
         training.step(step, backward=False)
     assert slow_calls == []
     assert cuda_on_cpu.replays == replays + 6
+
+
+def test_calls_are_steady_while_work_on_their_recording_waits(
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "FEWEST_REPLAYS", 100)
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W, calls=4)
+    slow_calls.clear()
+    check(compiled, W, calls=20)
+    assert slow_calls == []
+    assert compiled.reports[0].stage == "waiting"
 
 
 def test_backward_of_the_last_results_is_released(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
@@ -270,14 +305,3 @@ def test_backward_of_the_last_results_is_released(cuda_on_cpu: CudaOnCpu, slow_c
         assert serve(start)() is None
     assert slow_calls == []
     assert len(nodes()) == 2
-
-
-def test_a_recording_without_a_graph_has_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:
-    """All graphs may be ended in the midst of a call, by a finalizer of the program's."""
-    compiled = Compiled(Model(cuda_on_cpu))
-    check(compiled, W)
-    (node,) = nodes()
-    assert node.takes_fast_path
-    node.graph = None
-    node.expect_again()
-    assert not node.takes_fast_path

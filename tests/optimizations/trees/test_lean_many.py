@@ -101,6 +101,30 @@ def test_one_of_many_that_is_held_sends_calls_the_full_way(cuda_on_cpu: CudaOnCp
     assert training.ways() == []
 
 
+def test_a_result_that_is_made_again_is_one_of_many_again(cuda_on_cpu: CudaOnCpu) -> None:
+    training = Training(cuda_on_cpu)
+    training.step(1, lambda saved: saved[3].unsqueeze_(0).dim())
+    training.ways()
+    assert training.step(2, lambda saved: saved[3].shape) == (COUNT,)
+    for start in range(4):
+        training.step(start)
+    assert training.ways() == []
+    seen = training.step(1, lambda saved: saved[3])
+    assert reasons.INPUT_STILL_HELD in training.ways() and seen.shape == (COUNT,)
+
+
+def test_counts_are_those_of_the_references_that_stock_keeps_now(cuda_on_cpu: CudaOnCpu) -> None:
+    training = Training(cuda_on_cpu)
+    node = next(one for one in nodes() if one.function is training.compiled[0].functions[0])
+    references = node.references([(0, place) for place in range(RESULTS)])
+    assert type(references) is liveness.Many
+    assert not liveness.any_alive(references) and references.idle()
+    node._mark_prior_graph_output_as_aliased((0, 2))
+    assert not references.idle() and liveness.any_alive(references), "what is aliased counts as held, as under stock"
+    node.remove_node_cached_tensors()
+    assert not references.idle() and not liveness.any_alive(references)
+
+
 def test_reference_of_cpp_shows_in_the_count_of_python() -> None:
     """Counts of many results rely on it, on any version of PyTorch."""
     held = [torch.zeros(1)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -38,6 +39,29 @@ def test_warm_up_recording_and_replays_compute_the_same(cuda_on_cpu: CudaOnCpu, 
     (report,) = compiled.reports
     assert (report.copied_bytes, report.pointer_bytes) == (0, 16)
     assert [(one.name, one.indirect) for one in report.inputs] == [("x", True), ("y", True)]
+
+
+def test_unmoved_inputs_set_nothing(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w)
+    x, y = values(1), values(2)
+    for _ in range(2):
+        compiled(x, y, w)
+    cuda_on_cpu.driver.calls.clear()
+    x.fill_(4.0)
+    (result,) = compiled(x, y, w)
+    assert torch.equal(result, 2 * x + y * w)
+    assert cuda_on_cpu.driver.calls == []
+
+
+def test_the_callers_tensors_are_not_kept(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    for start in range(4):
+        x, y = values(start), values(start)
+        alive = weakref.ref(x)
+        compiled(x, y, w)
+        del x, y
+        assert alive() is None, start
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -111,6 +135,20 @@ def test_kept_results_stay_valid_and_are_copied_from_then_on(cuda_on_cpu: CudaOn
     assert model.runs.count("plain") <= 1 + manager.PATIENCE
 
 
+def test_result_held_from_a_replay_moves_to_a_new_pool(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w)
+    x, y = values(1), values(2)
+    torch.compiler.cudagraph_mark_step_begin()
+    held = compiled.function([x, y, w])[0]
+    expected = held.clone()
+    pools = {tuple(one.cuda_graphs_thread_pool) for one in managers()}
+    check(compiled, w, calls=10)
+    assert torch.equal(held, expected)
+    assert {tuple(one.cuda_graphs_thread_pool) for one in managers()} != pools
+    assert len(compiled.reports) == 2, "the recording that is gone is still reported"
+
+
 def test_a_recording_that_fails_costs_the_graph_and_nothing_else(cuda_on_cpu: CudaOnCpu) -> None:
     model, w = Model(cuda_on_cpu, writes_w=True), values(7)
 
@@ -177,6 +215,26 @@ def test_programs_capture_runs_the_function_without_a_graph(cuda_on_cpu: CudaOnC
     check(compiled, w, calls=6)
     assert model.runs == ["plain", "captured", *["plain"] * 6, "captured"]
     assert compiled.reports[0].copied_bytes == 0
+
+
+@pytest.mark.usefixtures("weights_let_go")
+def test_parameter_at_third_address_is_an_ordinary_input(cuda_on_cpu: CudaOnCpu) -> None:
+    model = Model(cuda_on_cpu)
+    compiled = Compiled(model)
+    weights = [values(7 + swap) for swap in range(12)]
+    for _ in range(3):
+        for w in weights:
+            check(compiled, w, calls=2)
+    assert [2 in {one.index for one in report.inputs} for report in compiled.reports] == [False, False, True]
+    assert {one.index: one.indirect for one in compiled.reports[2].inputs} == {0: True, 1: True, 2: True}
+    recorded = model.runs.count("captured")
+    for w in weights:
+        check(compiled, w, calls=2)
+    assert model.runs.count("captured") == recorded, "100 swaps: no recording"
+    assert model.runs.count("plain") == 1, "no call was served without a graph"
+    old = weakref.ref(weights[0])
+    del weights, w
+    assert old() is None, "old weights are not kept"
 
 
 @pytest.mark.usefixtures("weights_let_go")
@@ -249,6 +307,15 @@ def test_defect_after_the_capture_costs_indirection_only(
             assert compiled.reports[0].copied_bytes == 2 * COUNT * 4, name
 
 
+def test_another_stream_waits_for_the_last_one(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w, calls=3)
+    assert cuda_on_cpu.waits == []
+    cuda_on_cpu.stream = 2
+    check(compiled, w, calls=3)
+    assert cuda_on_cpu.waits == [1]
+
+
 def test_threads_share_a_model_and_get_their_own_results(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
@@ -271,6 +338,22 @@ def test_threads_share_a_model_and_get_their_own_results(cuda_on_cpu: CudaOnCpu)
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_no_memory_for_a_second_capture_copies_everything(cuda_on_cpu: CudaOnCpu) -> None:
+    model, w = Model(cuda_on_cpu), values(7)
+
+    def short_of_memory(inputs: list[Any]) -> list[Any]:
+        if cuda_on_cpu.capturing is not None and cuda_on_cpu.captures == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return model(inputs)
+
+    compiled = Compiled(short_of_memory)
+    check(compiled, w)
+    (node,) = nodes()
+    assert node.tracker is None
+    assert node.non_static_input_idx == [0, 1]
+    assert "out of memory" in str(compiled.reports[0].off)
 
 
 def test_generators_are_registered_with_the_replayed_graph(cuda_on_cpu: CudaOnCpu) -> None:

@@ -12,12 +12,14 @@ from interrupts import FILES_OF_A_CALL, interrupted_after
 from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.driver import fails
 from simulated_gpu.runtime import CudaOnCpu, FakeGraph
-from simulated_gpu.trees import Compiled, Model, nodes, values
+from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.plan import Choice
 from optimizations.in_place.session import Session
+from optimizations.trees.manager import EncoreManager
+from optimizations.trees.node import NotLaunched
 from optimizations.trees.reasons import INSIDE_CAPTURE
 
 
@@ -117,6 +119,33 @@ def test_a_graph_whose_change_was_not_finished_is_not_launched(
 
     monkeypatch.setattr(FakeGraph, "instantiate", fail)
     after_an_end_while_the_graph_is_changed(cuda_on_cpu, lean, ended)
+
+
+def test_postponed_work_does_not_wait_for_the_next_recording(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that was to be recorded turns out to hold what the graph would write over."""
+    compiled, other = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
+    weights = [values(7), values(8), values(9)]
+    check(compiled, weights[0])
+    followed = EncoreManager._let_inputs_move
+
+    def held(manager: EncoreManager, inputs: list[Any], function_id: Any) -> Any:
+        if manager.current_node is not None:
+            raise NotLaunched(manager.current_node, "held")
+        return followed(manager, inputs, function_id)
+
+    for _ in range(2):
+        torch.compiler.cudagraph_mark_step_begin()
+        (kept,) = other.function([values(1), values(2), weights[0]])
+        monkeypatch.setattr(EncoreManager, "_let_inputs_move", held)
+        x, y = values(3), values(4)
+        (out,) = compiled.function([x, y, weights[1]])
+        assert torch.equal(out, 2 * x + y * weights[1])
+        monkeypatch.setattr(EncoreManager, "_let_inputs_move", followed)
+        del kept, out
+    check(compiled, weights[2])
+    check(other, weights[1])
 
 
 @pytest.mark.parametrize("lean", [True, False])

@@ -212,6 +212,17 @@ def test_results_own_their_memory_when_the_last_function_is_gone(cuda_on_cpu: Cu
     assert torch.equal(result, expected)
 
 
+@pytest.mark.parametrize("calls", [1, 2])
+def test_results_of_warm_ups_and_recordings_own_their_memory(
+    cuda_on_cpu: CudaOnCpu, owning: list[int], calls: int
+) -> None:
+    result, compiled = held_after(cuda_on_cpu, calls)
+    del compiled
+    gc.collect()
+    assert (graphed_function.container(0).tree_manager, owning) == (None, [])
+    assert result is not None
+
+
 def test_unheld_results_and_other_processes_need_nothing(
     cuda_on_cpu: CudaOnCpu, owning: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ from simulated_gpu.trees import Compiled, Model, nodes, values
 from optimizations import torch_internals
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import readable_seeds, reasons
+from optimizations.trees.containers import managers
+from optimizations.trees.uncaptured_forwards import UncapturedForwards
 
 W = values(0.5)
 
@@ -216,3 +218,36 @@ def test_forward_that_saves_only_its_input_is_recognized(cuda_on_cpu: CudaOnCpu)
     for number in range(6):
         step(number)
     assert len(nodes()) == recordings, "recordings for inputs that lie elsewhere in each call would never be replayed"
+
+
+def test_results_that_are_kept_leave_the_fast_path_to_others(cuda_on_cpu: CudaOnCpu, host: HostMemory) -> None:
+    """A forward without a graph whose backward never comes says nothing about later calls."""
+    training = Training(cuda_on_cpu, host)
+    for step in range(12):
+        training.step(step)
+    training.without_graph("forward", "for this test")
+    kept = training.run_forward(1)
+    training.without_graph("forward", None)
+    (one,) = managers()
+    assert one.uncaptured_forwards.returned_any_of(kept[:1])
+    training.step(2)
+    full = sum(one.calls for one in training.backward.functions[0].slow_calls())
+    for step in range(4):
+        training.step(step)
+    assert sum(one.calls for one in training.backward.functions[0].slow_calls()) == full
+
+
+def test_parameters_and_dead_results_are_not_marked() -> None:
+    """A parameter is saved by every forward, with a graph or without."""
+    forwards = UncapturedForwards()
+    parameter, result, in_graph_memory = values(1), values(2), values(3)
+    forwards.mark(
+        [parameter, result, None, in_graph_memory], [parameter], {in_graph_memory.untyped_storage().data_ptr()}
+    )
+    assert not forwards.returned_any_of([parameter, in_graph_memory, 3])
+    assert forwards.returned_any_of([parameter, result[2:]])
+    forwards.unmark([result])
+    assert not forwards.returned_any_of([result])
+    forwards.mark([result], [], set())
+    del result
+    assert not any(forwards.returned_any_of([values(number)]) for number in range(50)), "in the memory of the dead one"

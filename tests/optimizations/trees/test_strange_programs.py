@@ -191,6 +191,18 @@ def test_what_a_program_computes_is_eagers(compiled_on_cpu: CompiledOnCpu, name:
     assert compiled_on_cpu.cuda.replays
 
 
+def test_two_forwards_in_each_step_are_two_recordings(compiled_on_cpu: CompiledOnCpu) -> None:
+    net = Net()
+    run = torch.compile(net, backend="encore")
+    for step in range(12):
+        net.zero_grad()
+        if step == 8:
+            before = compiled_on_cpu.captures, compiled_on_cpu.cuda.replays
+        (run(values(step)) * run(values(step + 30))).sum().backward()
+    assert compiled_on_cpu.captures == before[0]
+    assert compiled_on_cpu.cuda.replays == before[1] + 4 * 4
+
+
 def test_a_forward_knows_which_of_its_results_callers_get(compiled_on_cpu: CompiledOnCpu) -> None:
     """The first two; what it saves is not asked for what callers attach to results."""
     net = Net()

@@ -4,6 +4,7 @@ that the program has left."""
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,21 @@ def test_write_to_a_result_of_another_graph_stays(cuda_on_cpu: CudaOnCpu, hides_
         assert torch.equal(out, 2 * x + y * expected), step
         assert torch.equal(result, expected + y), step
         del result, out
+
+
+def test_a_write_is_not_lost_with_a_recording_that_fails(cuda_on_cpu: CudaOnCpu) -> None:
+    first = Compiled(Model(cuda_on_cpu))
+    second = Compiled(Adding(cuda_on_cpu, captured=False), static_inputs=(), mutated_input_idxs=WRITTEN)
+    for step in range(6):
+        x, y = values(step), values(2 * step)
+        torch.compiler.cudagraph_mark_step_begin()
+        (result,) = first.function([x, y, WEIGHT])
+        expected = 2 * x + y * WEIGHT
+        (out,) = second.function([x, y, result])
+        assert torch.equal(out, 2 * x + y * expected), step
+        assert torch.equal(result, expected + y), step
+        del result, out
+    assert any("could not be recorded" in one.reason for function in second.functions for one in function.uncaptured())
 
 
 def test_failed_recording_of_several_ranks_raises(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,3 +285,14 @@ def test_call_past_manager_waits_for_graphs(cuda_on_cpu: CudaOnCpu, called_befor
     cuda_on_cpu.stream = 1
     compiled(values(3), values(2), W)
     assert cuda_on_cpu.waits == [1, 2], "the graph writes over what the function read"
+
+
+def test_other_threads_streams_stay_independent(cuda_on_cpu: CudaOnCpu) -> None:
+    """A thread that never called the manager's functions does not wait for their streams."""
+    small = without_graph(cuda_on_cpu)
+    graphed(cuda_on_cpu)
+    cuda_on_cpu.stream = 5
+    thread = threading.Thread(target=lambda: small(values(1), values(2), W))
+    thread.start()
+    thread.join()
+    assert cuda_on_cpu.waits == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import weakref
 from typing import Any
 
@@ -12,13 +13,13 @@ from interrupts import interrupted_after, interrupted_at
 from simulated_gpu.allocator import aligned
 from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import KNOWN, Compiled, Model, values
+from simulated_gpu.trees import KNOWN, Compiled, Model, nodes, values
 
 import optimizations
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import containers
 from optimizations.trees.graphed_function import MOST_SIZES_OF_WRITERS
-from optimizations.trees.moved_inputs import MOST_MISFITS
+from optimizations.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
 
 W = values(7)
 UNKNOWN = GeneratedCode(None)
@@ -33,6 +34,20 @@ def call(compiled: Compiled, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor =
     (out,) = compiled(x, y, w)
     assert torch.equal(out, 2 * before + other * w)
     assert torch.equal(x, before + 1)
+
+
+def test_unfitting_buffers_do_not_end_graphs_of_others(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = writing(cuda_on_cpu, UNKNOWN)
+    buffers = [values(number) for number in range(MOST_RECORDINGS)]
+    strays = [values(100 + number) for number in range(5)]
+    for step in range(60):
+        call(compiled, buffers[step % len(buffers)], values(step))
+    for step in range(200):
+        call(compiled, strays[step % 5], values(step))
+        before = cuda_on_cpu.replays
+        call(compiled, buffers[step % len(buffers)], values(step))
+        assert cuda_on_cpu.replays == before + 1, step
+    assert len(nodes()) == MOST_RECORDINGS
 
 
 def test_iteration_with_other_caches_ends_no_other_graphs(cuda_on_cpu: CudaOnCpu) -> None:
@@ -67,6 +82,33 @@ def test_one_function_serves_layers_with_own_caches(cuda_on_cpu: CudaOnCpu, plac
             (h,) = compiled.function([cache, h, W])
         del h
     assert cuda_on_cpu.replays - before == places
+
+
+def test_recordings_do_not_multiply_from_layer_to_layer(compiled_on_cpu: CompiledOnCpu) -> None:
+    """Each layer's cache is chosen apart from those of the others: there are 1,024 ways through five of them."""
+
+    def layer(h: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        cache.add_(h).remainder_(17)
+        return cache * 2 + h * 0.5
+
+    run = torch.compile(layer, backend="encore")
+    layers, drawn = 5, random.Random(1)
+    caches = [[aligned(16).fill_(number) for number in range(4)] for _ in range(layers)]
+    twins = [[cache.clone() for cache in some] for some in caches]
+    with torch.no_grad():
+        for step in range(600):
+            if step == 400:
+                before = len(optimizations.recordings())
+            torch.compiler.cudagraph_mark_step_begin()
+            h = expected = aligned(16).fill_(step % 7)
+            for some, others in zip(caches, twins, strict=True):
+                which = drawn.randrange(4)
+                h, expected = run(h, some[which]), layer(expected, others[which])
+            assert torch.equal(h, expected), step
+            del h
+    now = len(optimizations.recordings())
+    assert now <= 2 * layers * MOST_RECORDINGS
+    assert before == now
 
 
 @pytest.mark.parametrize("file", ["trees/node.py", "in_place/session.py", "in_place/addresses.py"])

@@ -82,6 +82,12 @@ def test_new_buffers_have_few_recordings_and_then_none(cuda_on_cpu: CudaOnCpu) -
     assert not nodes(), "stock has no memory for its graphs either"
 
 
+def test_one_that_is_not_aligned_at_first_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
+    _, compiled = writing(cuda_on_cpu)
+    check(compiled, [values(1, offset=1)], calls=8)
+    assert set(reasons(compiled)) == {WRITES_INPUT}
+
+
 @pytest.mark.parametrize("which", ["backward", "several partitions", "not by Inductor"])
 def test_what_else_is_left_to_stock(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     if which == "several partitions":
