@@ -87,8 +87,6 @@ class StepReport:
         patched_learning_rates: learning rates and betas of parameter groups that are handed to the graph as tensors,
             because they change between calls.
         refusals: each reason once, in the order in which they came up.
-        host_draws: as given to `graph_step`. With "unused", launches do not draw from `drawn_on_the_host`: generators
-            of the host that the observed calls drew from, by the names that a program knows them by.
         not_compared: values of Python that changed between calls and that no code names which ran in these, so that
             they are not compared; and those given as `ignore=`.
     """
@@ -101,8 +99,6 @@ class StepReport:
     dropped_recordings: int
     patched_learning_rates: int
     refusals: tuple[Refusal, ...]
-    host_draws: str
-    drawn_on_the_host: tuple[str, ...]
     not_compared: tuple[str, ...] = ()
 
 

@@ -85,12 +85,6 @@ def layers_frozen_and_unfrozen(model: Any, train: Any) -> Any:
     return train, {"between": lambda index: model[0].requires_grad_(6 <= index < 13)}
 
 
-@loop(calls=18, replays=18 - 7, recordings=3)
-def a_layer_frozen_in_every_third_call(model: Any, train: Any) -> Any:
-    """From the first call on: calls that find the same gradients differ by what is frozen."""
-    return train, {"between": lambda index: model[0].requires_grad_(index % 3 != 0)}
-
-
 @loop(calls=16, lr=0.01, replays=3 + 3 + 3, recordings=3)
 def gradients_of_layers_that_were_frozen(model: Any, optimizer: torch.optim.Optimizer) -> Any:
     """They stay, and the optimizer goes on using them: nobody sets them to None."""
@@ -166,17 +160,6 @@ def activations_kept_in_attributes(device: str) -> Program:
         looked_at.extend([last.detach(), model.hidden.detach(), model.seen["x"]])
 
     return Program(step, batches(device), lambda: [*state_of(model), *looked_at], between)
-
-
-@loop(replays=3 + 1, recordings=2)
-def a_shape_that_changes_at_the_same_address(device: str, train: Any) -> Any:
-    table = torch.arange(12.0, device=device).reshape(3, 4)
-
-    def between(index: int) -> None:
-        if index == 5:
-            table.t_()
-
-    return lambda batch: (train(batch), table.sum(0), table * 2), {"between": between}
 
 
 @program

@@ -267,16 +267,3 @@ def a_dict_that_is_filled_again_with_equal_keys(device: str) -> Program:
         return train(batch)
 
     return Program(step, batches(device), lambda: state_of(model))
-
-
-@program
-def a_sparse_tensor_that_the_step_does_not_read(device: str) -> Program:
-    made = sgd(device)
-    train, scale = made.step, torch.full((8,), 0.5, device=device)
-    graph = {"neighbours": torch.eye(6, device=device).to_sparse(), "scale": scale}
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return train({"x": batch["x"] * graph["scale"], "y": batch["y"]})
-
-    made.step = step
-    return made

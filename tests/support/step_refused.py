@@ -78,18 +78,6 @@ def gradient_of_the_batch(train: Step) -> Step:
     return step
 
 
-@refused("changes argument 0['x'] itself", line=False)
-def the_shape_of_the_batch(train: Step) -> Step:
-    """It is still the memory from before."""
-
-    def step(batch: Batch) -> torch.Tensor:
-        loss = train(batch)
-        batch["x"].t_()
-        return loss
-
-    return step
-
-
 @refused("is given index, which changes on every call", line=False)
 def number_that_changes(device: str, train: Step) -> Any:
     calls = [(*batch, index) for index, batch in enumerate(batches(device, 70))]
@@ -108,14 +96,6 @@ def entry_of_the_batch_replaced(train: Step) -> Step:
         return train(batch)
 
     return step
-
-
-@refused("changes argument 1, a list that it is given", line=False)
-def list_that_it_is_given_grows(device: str, train: Step) -> Any:
-    def step(batch: Batch, losses: list[torch.Tensor]) -> None:
-        losses.append(train(batch))
-
-    return step, {"batches": [(*batch, []) for batch in batches(device)]}
 
 
 @refused("is given another object in each call", line=False)
@@ -170,19 +150,6 @@ def a_dataclass_that_leads_back_to_itself(device: str, train: Step) -> Any:
     stage = Stage(2.0, Stage(1.0))
     stage.before.before = stage  # type: ignore[union-attr]
     return lambda batch, stage: train(batch) * stage.factor, {"batches": [(*one, stage) for one in batches(device)]}
-
-
-@refused("has a gradient (`.grad`)", line=False)
-def result_with_a_gradient(model: Any) -> Step:
-    def step(batch: Batch) -> torch.Tensor:
-        x = batch["x"].clone().requires_grad_()
-        model.zero_grad()
-        loss_of(model, {**batch, "x": x}).backward()
-        with torch.no_grad():
-            model[0].weight.sub_(model[0].weight.grad)
-        return x
-
-    return step
 
 
 class Looked(nn.Module):

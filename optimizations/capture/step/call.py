@@ -114,8 +114,6 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Ref
         return SPARSE, False
     if (refusal := refused_sources(state)) is not None:
         return refusal, False
-    if not state.complete:
-        return Refusal("reaches too many Python objects to watch", "pass what it needs as arguments"), False
     devices = {str(t.device) for t in [*state.tensors.values(), *call.tensors] if t.device.type == "cuda"}
     if len(devices) > 1:
         return Refusal(

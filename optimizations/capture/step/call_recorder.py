@@ -83,7 +83,6 @@ class CallRecorder:
         self._refused: dict[Hashable, Refusal] = {}
         self._all: Refusal | None = None
         self._refusals: list[Refusal] = []
-        self._drawn: set[str] = set()
         self._with_findings: dict[Hashable, int] = {}
         self._calls = self._eager = self._fruitless = 0
         self._follows = True
@@ -137,8 +136,6 @@ class CallRecorder:
             dropped_recordings=self.recordings.dropped,
             patched_learning_rates=self._rates.patched,
             refusals=tuple(self._refusals),
-            host_draws=self._options.host_draws,
-            drawn_on_the_host=tuple(sorted(self._drawn)),
             not_compared=tuple(sorted(self._changes.dropped)),
         )
 
@@ -390,8 +387,6 @@ class CallRecorder:
         named = self._changes.names.has_path
         static = call.state.static_loaders
         seen.findings.extend(refused_iterators(call.state, lambda path: path not in static and named(path)))
-        if not seen.findings:
-            self._drawn.update(seen.drawn_on_host)
         return returned, seen
 
     def _record(
@@ -431,7 +426,7 @@ class CallRecorder:
                     self._rates,
                     progress,
                     self._options,
-                    in_place=progress.in_place(call.tensors) - self.recordings.copied_inputs(key),
+                    in_place=progress.in_place(call.tensors),
                     pool_bytes_elsewhere=sum(map(device.pool_bytes, self.recordings.pools(but=pool))),
                     follow=self._follows,
                     marks=marks,

@@ -176,7 +176,6 @@ class HostState:
         device_generators: those of the GPU.
         code: that of the program's own functions among what is reached.
         compiled: a module or function is compiled; `compiled_code` is that of such functions.
-        complete: not more objects are reached than can be compared.
     """
 
     containers: list[Container] = field(default_factory=list)
@@ -190,7 +189,6 @@ class HostState:
     code: list[types.CodeType] = field(default_factory=list)
     compiled_code: list[types.CodeType] = field(default_factory=list)
     compiled: bool = False
-    complete: bool = True
 
     def parameters(self) -> list[torch.Tensor]:
         """Return leaves that collect gradients, or did before they were frozen, each once."""

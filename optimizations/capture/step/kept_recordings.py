@@ -9,7 +9,7 @@ its own. Workspaces of cuBLAS lie in neither (`side_stream`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,6 @@ class KeptRecordings:
         self.steady: list[Recording] = []
         self.dropped = self.little_used = 0
         self._by_key: dict[Hashable, list[Recording]] = {}
-        self._copied_inputs: dict[Hashable, set[int]] = {}
         self._spoiled: list[Any] = []
         self._freed_replays = 0
         self._last: Recording | None = None
@@ -92,10 +91,6 @@ class KeptRecordings:
         """Look at this recording first from now on."""
         self.steady = [recording, *(other for other in self.steady if other is not recording)][:MOST_STEADY]
 
-    def copied_inputs(self, key: Hashable) -> Set[int]:
-        """Return inputs of calls of this signature that were the same tensors for a while, and then others."""
-        return self._copied_inputs.get(key, set())
-
     def drop_moved(self, key_now: Hashable, state: HostState) -> list[str]:
         """Free recordings that can never be used again, and return the names of what stands elsewhere.
 
@@ -115,7 +110,6 @@ class KeptRecordings:
         """Free recordings of calls whose arguments held an object that was freed since, such as an earlier model."""
         for key in list(filter(is_gone, self._by_key)):
             self._free(self._by_key.pop(key))
-            self._copied_inputs.pop(key, None)
 
     def held_gradient(self, recording: Recording) -> str | None:
         """Return the name of a parameter whose gradient the program holds and a launch of this recording may overwrite.
@@ -148,10 +142,9 @@ class KeptRecordings:
         return False
 
     def drop_with_moved_inputs(self, key: Hashable, tensors: list[torch.Tensor]) -> None:
-        """Let inputs that were the same tensors and are others now be copied from now on."""
+        """Free recordings that read inputs in place which are other tensors now: the next one copies these."""
         for recording in list(self._by_key.get(key, ())):
-            if moved := recording.moved_inputs(tensors):
-                self._copied_inputs.setdefault(key, set()).update(moved)
+            if recording.moved_inputs(tensors):
                 self.drop(key, recording)
 
     def drop(self, key: Hashable, recording: Recording) -> None:

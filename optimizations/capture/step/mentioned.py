@@ -37,11 +37,8 @@ def check_unread(
     Raises:
         StepRefused: it was.
     """
-    held = [entry for entry in results if entry.old is not None]
-    if not device.mentions(graph, memory([entry.old for entry in held])):
-        return
-    for entry in held:
-        if device.mentions(graph, memory([entry.old])):
+    for entry in results:
+        if entry.old is not None and device.mentions(graph, memory([entry.old])):
             changed = Change(f"{entry.name} is bound to another tensor", str(entry.key), ChangeKind.BOUND_TO_A_TENSOR)
             raise StepRefused(host_change(changed, code))
 

@@ -61,7 +61,6 @@ class Observed:
         generators: those it drew from other than the default one; `draws`: whether it drew from any of the GPU's.
         asked: it asked whether it is captured, before anything was refused.
         set_up: something was compiled or tuned meanwhile, so that the rest says nothing about the next call.
-        drawn_on_host: names of generators of the host that it drew from.
         makes_gradients: parameters (identities) that have a new one, where it let go of all from before, unread.
     """
 
@@ -73,7 +72,6 @@ class Observed:
     draws: bool
     asked: bool
     set_up: bool
-    drawn_on_host: tuple[str, ...]
     makes_gradients: frozenset[int]
 
 
@@ -155,7 +153,6 @@ def observe(
         draws=draws,
         asked=asked.captured,
         set_up=observer.set_up,
-        drawn_on_host=tuple(drawn),
         makes_gradients=frozenset(makes) if dropped else frozenset(),
     )
 

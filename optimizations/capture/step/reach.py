@@ -48,7 +48,6 @@ from optimizations.torch_internals import hook_registry
 
 DEPTH = 3
 """Containers and objects between a root and a number that is compared."""
-MOST_CONTAINERS = 100_000
 LONG = 1000
 """Members of containers with more are data and not settings: the walk does not descend."""
 _PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace)
@@ -98,9 +97,6 @@ class _Walk:
     def run(self, roots: Iterable[tuple[str, Any]]) -> HostState:
         waiting: collections.deque[_Member] = collections.deque((path, value, 0) for path, value in roots)
         while waiting:
-            if len(self.state.containers) > MOST_CONTAINERS:
-                self.state.complete = False
-                break
             path, value, depth = waiting.popleft()
             if type(value) in PLAIN:
                 continue

@@ -267,11 +267,9 @@ class Watch:
         return [
             (old, new)
             for old, new in pairs
-            if (old.token if old else None) != (new.token if new else None) and not (old and self._is_dropped(old))
+            if (old.token if old else None) != (new.token if new else None)
+            and not (old and is_dropped(old, self._dropped))
         ]
-
-    def _is_dropped(self, one: Value) -> bool:
-        return is_dropped(one, self._dropped)
 
     def stands_in(self, state: HostState) -> bool:
         """Return whether a step that reaches this state may be replayed. Containers of it are compared from then on."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import enum
 import functools
 import types
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 from simulated_gpu.operators import CpuDevice
@@ -70,12 +73,44 @@ class OfClass:
 
 
 class WithProperty:
+    """Its number is read by methods that Python calls by itself."""
+
     def __init__(self) -> None:
         self._scale = 1.0
 
     @property
     def scale(self) -> float:
         return self._scale * 2
+
+    def __mul__(self, other: float) -> float:
+        return other * self._scale
+
+    def __enter__(self) -> float:
+        return self._scale
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class Proxy:
+    def __init__(self) -> None:
+        self.__dict__["store"] = {"scale": 1.0}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["store"][name]
+
+
+class Scaled:
+    """An object that a step makes, and a class method, that read a dict of the class."""
+
+    held: ClassVar = {"scale": 1.0}
+
+    @classmethod
+    def of_class(cls) -> float:
+        return cls.held["scale"]
+
+    def __init__(self) -> None:
+        self.scale = 2 * self.held["scale"]
 
 
 CONFIG: dict[str, Any] = {"scale": 1.0, "inner": {"scale": 1.0}}
@@ -126,6 +161,14 @@ AT_ONCE: dict[str, Callable[[], Case]] = {
     "an attribute of a class": lambda: of(OfClass(), lambda s: s.scale, lambda s: setattr(OfClass, "scale", 5.0)),
     "one that hides that of the class": lambda: of(OfClass(), lambda s: s.scale, set_to("scale", 7.0)),
     "what a property reads": lambda: of(WithProperty(), lambda s: s.scale, set_to("_scale", 3.0)),
+    "what an operator reads": lambda: of(WithProperty(), lambda s: s * 1.0, set_to("_scale", 3.0)),
+    "what a block reads": lambda: of(WithProperty(), contextlib.ExitStack().enter_context, set_to("_scale", 3.0)),
+    "what __getattr__ reads": lambda: of(Proxy(), lambda s: s.scale, lambda s: s.store.update(scale=3.0)),
+    "what may be missing": lambda: of(
+        types.SimpleNamespace(), lambda s: getattr(s, "scale", 2.0), set_to("scale", 3.0)
+    ),
+    "what a class method reads": lambda: of(Scaled, lambda s: s.of_class(), lambda s: s.held.update(scale=3.0)),
+    "what a new object reads": lambda: of(Scaled, lambda s: Scaled().scale, lambda s: s.held.update(scale=4.0)),
     "a simple namespace": lambda: of(types.SimpleNamespace(scale=1.0), lambda s: s.scale, set_to("scale", 3.0)),
     "a dict": lambda: of({"scale": 1.0}, lambda held: held["scale"], put("scale", 3.0)),
     "a dict by numbers": lambda: of({3: 1.0}, lambda held: held[3], put(3, 3.0)),
@@ -162,6 +205,7 @@ def losses(make: Callable[[], Case], *, graphed: bool, **options: Any) -> tuple[
 
 def reset() -> None:
     CONFIG.update(scale=1.0, inner={"scale": 1.0})
+    Scaled.held.update(scale=1.0)
     globals()["GLOBAL_SCALE"] = OfClass.scale = 1.0
 
 
@@ -214,8 +258,20 @@ def an_exchanged_method() -> Case:
     return (lambda: held.scale()), lambda: setattr(Scaling, "scale", lambda self: 3.0)
 
 
-@pytest.mark.parametrize("make", [below_the_third_level, a_name_put_together, an_exchanged_method])
-def test_audit_finds_what_is_not_compared(make: Callable[[], Case]) -> None:
+NOT_COMPARED: dict[str, Callable[[], Case]] = {
+    "below the third level": below_the_third_level,
+    "a name that is put together": a_name_put_together,
+    "an exchanged method": an_exchanged_method,
+    "a set": lambda: of({1.0}, lambda held: min(held), lambda held: (held.clear(), held.add(3.0))),
+    "a queue": lambda: of(collections.deque([1.0, 3.0]), lambda held: held[0], lambda held: held.rotate()),
+    "an array of NumPy": lambda: of(numpy.array([1.0]), lambda held: float(held[0]), lambda held: held.fill(3.0)),
+    "a namespace": lambda: of(types.SimpleNamespace(scale=1.0), lambda s: max(vars(s).values()), set_to("scale", 3.0)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(NOT_COMPARED))
+def test_audit_finds_what_is_not_compared(name: str) -> None:
+    make = NOT_COMPARED[name]
     message = r"step\(\) ran mul\(\.\.\., 3\.0\) where its recorded graph has 1\.0 \(.*test_contract.py:"
     with pytest.raises(StepChanged, match=message):
         losses(make, graphed=True, check_every=1)

@@ -199,7 +199,7 @@ def test_first_difference_of_two_runs_has_its_line() -> None:
 
 
 def seen(trace: list[Operation], *findings: Refusal) -> Observed:
-    return Observed(trace, None, [*findings], frozenset(), [], False, False, False, (), frozenset())
+    return Observed(trace, None, [*findings], frozenset(), [], False, False, False, frozenset())
 
 
 def test_late_agreement_of_calls_counts() -> None:

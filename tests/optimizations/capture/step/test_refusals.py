@@ -26,7 +26,6 @@ from torch import nn
 
 from optimizations import torch_internals
 from optimizations.capture.callables.graph_callables import graph_callables
-from optimizations.capture.step import forbidden_calls
 from optimizations.capture.step.graphed_step import GraphedStep, graph_step
 from optimizations.capture.step.observer import StepRefused
 
@@ -58,28 +57,6 @@ def test_unrepeatable_step_is_refused_and_runs_as_before(name: str) -> None:
         assert refusal.source_line is not None
         assert "step_refusals.py:" in refusal.source_line or "step_parts.py:" in refusal.source_line
     assert sum(graph.replays for graph in device.graphs) == 0
-
-
-class Strict:
-    """An observer of a capture: it raises where a call is refused."""
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        return True
-
-    def unseen(self) -> Any:
-        return contextlib.nullcontext()
-
-    def refuse(self, reason: str, advice: str) -> None:
-        raise AssertionError(reason)
-
-
-def test_what_stands_in_for_a_function_refuses_nothing_later() -> None:
-    """A module that is imported by a step while it is captured keeps it: `from torch import manual_seed`."""
-    with forbidden_calls.watched(Strict(), forbidden_calls.Asked(), capturing=True, compiled=False):  # type: ignore[arg-type]
-        seed = torch.manual_seed
-        with pytest.raises(AssertionError, match="manual_seed"):
-            seed(3)
-    assert seed(3).initial_seed() == 3
 
 
 def test_the_reason_is_a_warning_with_the_name_of_the_step() -> None:
