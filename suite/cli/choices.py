@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,29 +27,6 @@ class Size(StrEnum):
     def literal(self) -> Literal["full", "tiny"]:
         """Return the word as functions of workloads take it."""
         return "tiny" if self is Size.tiny else "full"
-
-
-def takes(record: type[Any]) -> Callable[[Callable[[typer.Context, Any], None]], Callable[..., None]]:
-    """Decorate a command that takes its options as one record: a dataclass, each field an option as typer reads it."""
-    hints = get_type_hints(record, include_extras=True)
-    of_context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    parameters = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hints[field.name], default=field.default
-        )
-        for field in fields(record)
-    ]
-
-    def decorate(command: Callable[[typer.Context, Any], None]) -> Callable[..., None]:
-        def run(context: typer.Context, **values: Any) -> None:
-            command(context, record(**values))
-
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        run.__signature__ = inspect.Signature([of_context, *parameters])  # type: ignore[attr-defined]
-        run.__annotations__ = {"context": typer.Context, **hints}
-        return run
-
-    return decorate
 
 
 def was_given(context: typer.Context, name: str) -> bool:

@@ -33,7 +33,7 @@ def indirection(
     """Time replays with copied inputs and with inputs read in place, by their number. Needs a GPU."""
     from suite.measure import environment
     from suite.measure.gpu import require_gpu
-    from suite.micro.records import MICRO_SCHEMA_VERSION, MicroRun, points
+    from suite.micro.records import MICRO_SCHEMA_VERSION, MicroRun, counts
     from suite.results.store import RUNS, describe, make_folder, new_folder, write_atomically
 
     require_gpu()
@@ -47,13 +47,13 @@ def indirection(
     settings = {"samples": samples, "quick": quick}
     here = environment.collect(name, ("encore", *sys.argv[1:]), settings)
     run = MicroRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, points=[])
-    wanted = points(quick=quick)
+    wanted = counts(quick=quick)
     bench = Bench(0, samples=samples)
     try:  # the file is renewed after each point, so that an interrupt costs one
-        for number, point in enumerate(wanted, start=1):
-            run = run.model_copy(update={"points": [*run.points, bench.measure(point)]})
+        for number, count in enumerate(wanted, start=1):
+            run = run.model_copy(update={"points": [*run.points, bench.measure(count)]})
             write_atomically(path, run.model_dump_json(indent=1) + "\n")
-            print(f"{number} of {len(wanted)}: {point.inputs} inputs", file=sys.stderr, flush=True)
+            print(f"{number} of {len(wanted)}: {count} inputs", file=sys.stderr, flush=True)
     finally:
         bench.close()
     print(

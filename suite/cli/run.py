@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.cli.choices import Device, JsonOption, Size, takes, was_given
+from suite.cli.choices import Device, JsonOption, Size, was_given
 from suite.cli.console import console, print_json, say
 from suite.cli.report import write_report
 from suite.results.errors import WrongUse
@@ -22,10 +21,8 @@ if TYPE_CHECKING:
 DEFAULTS = FULL.settings
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """Hold the options of `encore run`, in the order of its help."""
-
+def run(
+    context: typer.Context,
     workloads: Annotated[
         list[str] | None,
         typer.Argument(
@@ -33,55 +30,55 @@ class RunOptions:
             "the set `grace` if none is named.",
             show_default=False,
         ),
-    ] = None
+    ] = None,
     workload_set: Annotated[
         str | None, typer.Option("--set", metavar="SET", help="Workloads of a set, such as grace or all.")
-    ] = None
+    ] = None,
     filter: Annotated[
         str | None,
         typer.Option(metavar="PATTERN", help="Of these, workloads whose acronym or name matches, such as 'XLNET*'."),
-    ] = None
+    ] = None,
     modes: Annotated[
         str | None,
         typer.Option(help="Modes, separated by commas; default: all the device can run, without step and callables."),
-    ] = None
+    ] = None,
     processes: Annotated[
         int | None, typer.Option(help="Starts of each mode; default: 3 on a GPU, 1 on a CPU.", min=1)
-    ] = None
+    ] = None,
     most_processes: Annotated[
         int | None,
         typer.Option(
             help="Starts of each mode where they differ much; default: 5 where --processes is 3 or more.", min=1
         ),
-    ] = None
-    blocks: Annotated[int, typer.Option(help="Blocks that each process measures at least.", min=1)] = DEFAULTS.blocks
-    samples: Annotated[int, typer.Option(help="Samples of a block at least.", min=1)] = DEFAULTS.samples
+    ] = None,
+    blocks: Annotated[int, typer.Option(help="Blocks that each process measures at least.", min=1)] = DEFAULTS.blocks,
+    samples: Annotated[int, typer.Option(help="Samples of a block at least.", min=1)] = DEFAULTS.samples,
     measure_s: Annotated[
         float, typer.Option(help="Seconds to go on measuring where blocks do not decide yet, per process.", min=0)
-    ] = DEFAULTS.measure_s
+    ] = DEFAULTS.measure_s,
     cold_compile_times: Annotated[
         bool, typer.Option("--cold-compile-times", help="Compile each mode once more, alone and with an empty cache.")
-    ] = False
-    input_sets: Annotated[int, typer.Option(help="Sets of inputs to rotate over.", min=2)] = DEFAULTS.input_sets
-    warm_up: Annotated[int, typer.Option(help="Iterations before the first sample.", min=1)] = DEFAULTS.warm_up
-    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = DEFAULTS.seed
+    ] = False,
+    input_sets: Annotated[int, typer.Option(help="Sets of inputs to rotate over.", min=2)] = DEFAULTS.input_sets,
+    warm_up: Annotated[int, typer.Option(help="Iterations before the first sample.", min=1)] = DEFAULTS.warm_up,
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = DEFAULTS.seed,
     with_optimizer: Annotated[
         bool, typer.Option("--with-optimizer", help="Training: measure the optimizer's step too.")
-    ] = False
+    ] = False,
     warm_cache: Annotated[
         bool,
         typer.Option(
             "--warm-cache",
             help="Keep compiled kernels for later runs; without it each workload compiles and tunes afresh.",
         ),
-    ] = False
+    ] = False,
     device: Annotated[Device, typer.Option(help="Where to run; on a CPU nothing about CUDA graphs is measured.")] = (
         Device.cuda
-    )
-    size: Annotated[Size, typer.Option(help="Published size, or one small enough for tests.")] = Size.full
+    ),
+    size: Annotated[Size, typer.Option(help="Published size, or one small enough for tests.")] = Size.full,
     variant: Annotated[
         str | None, typer.Option(help="Variant of the workloads that have it; default: each one's first.")
-    ] = None
+    ] = None,
     tp: Annotated[
         str | None,
         typer.Option(
@@ -89,42 +86,39 @@ class RunOptions:
             metavar="N,N",
             help="Split workloads over so many GPUs, one process each; no names: all that can be.",
         ),
-    ] = None
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke run: few workloads, few samples each.")] = False
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run: few workloads, few samples each.")] = False,
     resume: Annotated[
         str | None,
         typer.Option(metavar="RUN", help="Run what is missing in RUN; `newest`: in the newest run that fits, if any."),
-    ] = None
+    ] = None,
     retry_failed: Annotated[
         bool,
         typer.Option(
             "--retry-failed", help="With --resume: run failed cells again; not what has passed and lacked memory later."
         ),
-    ] = False
+    ] = False,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Run part I of N of the workloads; each takes about as long.")
-    ] = None
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Start no workload that may not end within TIME, such as 9m.")
-    ] = None
+    ] = None,
     budget_used: Annotated[
         str | None, typer.Option(metavar="TIME", help="What an earlier run has taken of the same --budget.")
-    ] = None
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest time for one phase of a cell.")] = "10m"
+    ] = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest time for one phase of a cell.")] = "10m",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: a new one in results/runs.")
-    ] = None
-    tag: Annotated[str | None, typer.Option(help="Word to add to the run's name.")] = None
+    ] = None,
+    tag: Annotated[str | None, typer.Option(help="Word to add to the run's name.")] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Only show what would be measured, and for how long. Needs no GPU."),
-    ] = False
-    report: Annotated[bool, typer.Option("--report", help="Afterwards do `encore report` for this run.")] = False
-    as_json: JsonOption = False
-
-
-@takes(RunOptions)
-def run(context: typer.Context, options: RunOptions) -> None:
+    ] = False,
+    report: Annotated[bool, typer.Option("--report", help="Afterwards do `encore report` for this run.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Measure workloads in modes, each in processes of its own, and write rows to results/runs."""
     from models.registry import is_program
     from optimizations.torch_internals import unsupported
@@ -134,40 +128,40 @@ def run(context: typer.Context, options: RunOptions) -> None:
     from suite.run.schedule import parse_shard
     from suite.settings import QUICK, QUICK_PROGRAM, RunSettings, parse_budget, parse_duration
 
-    if options.retry_failed and options.resume is None:
+    if retry_failed and resume is None:
         raise WrongUse("--retry-failed needs --resume RUN: a new run has nothing to run again")
-    if options.resume not in (None, NEWEST) and options.out is not None:
+    if resume not in (None, NEWEST) and out is not None:
         raise WrongUse("--resume RUN goes on in that run's own folder; leave --out out")
-    if not options.dry_run and (reason := unsupported()):
+    if not dry_run and (reason := unsupported()):
         raise WrongUse(reason)
-    programs = [name for name in options.workloads or () if is_program(name)]
+    programs = [name for name in workloads or () if is_program(name)]
     quick_preset = QUICK_PROGRAM if programs else QUICK
     request = Request(
-        preset=quick_preset if options.quick else FULL,
-        given={name: getattr(options, name) for name in RunSettings.model_fields if was_given(context, name)},
+        preset=quick_preset if quick else FULL,
+        given={name: context.params[name] for name in RunSettings.model_fields if was_given(context, name)},
         command_line=("encore", *sys.argv[1:]),
-        workloads=options.workloads or (),
-        workload_set=options.workload_set,
-        pattern=options.filter,
-        modes=None if options.modes is None else [each for name in options.modes.split(",") if (each := name.strip())],
-        shard=parse_shard(options.shard) if options.shard is not None else None,
-        resume=options.resume,
-        retry_failed=options.retry_failed,
-        budget_s=parse_budget(options.budget, options.budget_used),
-        timeout_s=parse_duration(options.timeout, "--timeout"),
-        out=options.out,
-        tag=options.tag,
-        tp=parse_degrees(options.tp) if options.tp is not None else None,
+        workloads=workloads or (),
+        workload_set=workload_set,
+        pattern=filter,
+        modes=None if modes is None else [each for name in modes.split(",") if (each := name.strip())],
+        shard=parse_shard(shard) if shard is not None else None,
+        resume=resume,
+        retry_failed=retry_failed,
+        budget_s=parse_budget(budget, budget_used),
+        timeout_s=parse_duration(timeout, "--timeout"),
+        out=out,
+        tag=tag,
+        tp=parse_degrees(tp) if tp is not None else None,
     )
-    if options.dry_run:
-        _show_plan(*planned_jobs(request, console(stderr=True)), as_json=options.as_json)
+    if dry_run:
+        _show_plan(*planned_jobs(request, console(stderr=True)), as_json=as_json)
         return
     finished = launch(request, console(stderr=True))
-    lines = _conclusions(finished.path, programs, as_json=options.as_json)
-    made = write_report([finished.path]) if options.report or programs else None
+    lines = _conclusions(finished.path, programs, as_json=as_json)
+    made = write_report([finished.path]) if report or programs else None
     if made:
         say(f"{describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
-    if options.as_json:
+    if as_json:
         print_json(finished.summary() | lines | ({"report": describe(made.html)} if made else {}))
     raise typer.Exit(finished.exit_code)
 

@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from optimizations.report.concurrency import ConcurrencyReport
 from optimizations.report.recordings import RecordingReport
 from suite.measure.encore_report import with_short_paths
 from suite.results.schema import Record
@@ -24,53 +25,23 @@ DRAWN_VERSION: Literal[1] = 1
 """Version of the files."""
 
 Us = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
-
-
-class DrawnLaunch(Record):
-    """Hold a launch; see `optimizations.report.concurrency.OrderedLaunch`."""
-
-    name: str
-    nodes: tuple[str, ...]
-    waits_for: tuple[int, ...] = ()
-    barrier: str | None = None
-    source_line: str | None = None
-
-
-class DrawnConcurrency(Record):
-    """Hold how launches depend on each other; see `optimizations.report.concurrency.ConcurrencyReport`."""
-
-    decision: Literal["chain", "branches", "waiting", "measuring"]
-    reason: str
-    launches: Count = 0
-    barriers: Count = 0
-    longest_path: Count = 0
-    width: Count = 0
-    chain_us: Us | None = None
-    branches_us: Us | None = None
-    kept_bytes: Count = 0
-    order: tuple[DrawnLaunch, ...] = ()
-
-    @model_validator(mode="after")
-    def _waits_lead_back(self) -> Self:
-        for index, launch in enumerate(self.order):
-            for earlier in launch.waits_for:
-                if not 0 <= earlier < index:
-                    raise ValueError(
-                        f"launch {index} ({launch.name}) waits for launch {earlier}, which is not before it"
-                    )
-        return self
 
 
 class DrawnGraph(Record):
     """Hold one CUDA graph. `times_us` are the times of its launches as a chain, where they were measured."""
 
     title: str
-    concurrency: DrawnConcurrency
+    concurrency: ConcurrencyReport
     times_us: tuple[Us, ...] | None = None
 
     @model_validator(mode="after")
-    def _each_launch_has_a_time(self) -> Self:
+    def _launches_follow_each_other(self) -> Self:
+        for index, launch in enumerate(self.concurrency.order):
+            for earlier in launch.waits_for:
+                if not 0 <= earlier < index:
+                    raise ValueError(
+                        f"launch {index} ({launch.name}) waits for launch {earlier}, which is not before it"
+                    )
         if self.times_us is not None and len(self.times_us) != len(self.concurrency.order):
             raise ValueError(f"{len(self.times_us)} times for {len(self.concurrency.order)} launches")
         return self
@@ -89,7 +60,7 @@ def graphs_of(title: str, recordings: Iterable[RecordingReport]) -> list[DrawnGr
     return [
         DrawnGraph(
             title=f"{title}, graph {number} of {len(reports)} ({report.direction})",
-            concurrency=DrawnConcurrency.model_validate(with_short_paths(asdict(report.concurrency))),
+            concurrency=with_short_paths(asdict(report.concurrency)),  # type: ignore[arg-type]
         )
         for number, report in enumerate(reports, start=1)
         if report.concurrency is not None

@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from suite.draw.records import DrawnGraph, DrawnLaunch
+from optimizations.report.concurrency import OrderedLaunch
+from suite.draw.records import DrawnGraph
 from suite.draw.text import printable, source, summary
 from suite.draw.timeline import Timeline
 
@@ -63,7 +64,7 @@ def _text(x: float, y: float, text: str, more: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" {more}>{escape(printable(text), quote=False)}</text>'
 
 
-def _kind(launch: DrawnLaunch) -> str:
+def _kind(launch: OrderedLaunch) -> str:
     if launch.barrier is not None:
         return "barrier"
     if launch.nodes and all(node in ("memcpy", "memset") for node in launch.nodes):

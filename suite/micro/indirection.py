@@ -29,7 +29,7 @@ from optimizations.graph.recapture import GRANULE_BYTES, buffer_bytes, displace
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from suite.measure.gpu_state import gpu_reader
-from suite.micro.records import MEASURED, MeasuredPoint, Point, Series, Variant
+from suite.micro.records import INPUT_BYTES, MEASURED, MeasuredPoint, Series, Variant
 from suite.results.errors import EncoreError
 
 LEAD_IN = 3
@@ -66,38 +66,37 @@ class Bench:
         """Unload what was loaded for the variants."""
         unload_kernels()
 
-    def measure(self, point: Point) -> MeasuredPoint:
-        """Measure all variants at one point.
+    def measure(self, count: int) -> MeasuredPoint:
+        """Measure all variants with so many inputs.
 
         Raises:
             WrongResult: a variant computes something else.
         """
         before = self._read_gpu()
         with torch.cuda.device(self._device):
-            series = self._measure(point)
+            series = self._measure(count)
         torch.cuda.empty_cache()
         return MeasuredPoint(
-            sweep=point.sweep,
-            inputs=point.inputs,
-            input_bytes=point.input_bytes,
-            nodes=point.nodes,
+            sweep="inputs",
+            inputs=count,
+            input_bytes=INPUT_BYTES,
+            nodes=count,
             series=series,
             gpu_before=before,
             gpu_after=self._read_gpu(),
         )
 
-    def _measure(self, point: Point) -> list[Series]:
-        elements = point.input_bytes // 4
+    def _measure(self, count: int) -> list[Series]:
         sets = [
-            [torch.full((elements,), float(which + index), device=self._device) for index in range(point.inputs)]
+            [torch.full((INPUT_BYTES // 4,), float(which + index), device=self._device) for index in range(count)]
             for which in (1, 1000)
         ]
-        outputs = torch.zeros(point.nodes, ELEMENTS, device=self._device)
+        outputs = torch.zeros(count, ELEMENTS, device=self._device)
         placeholders = [torch.empty_like(one) for one in sets[0]]
         ready: dict[Variant, Replay] = {}
         unavailable: dict[Variant, str] = {}
         for variant in MEASURED:
-            made = self._variant(variant, point, placeholders, outputs)
+            made = self._variant(variant, placeholders, outputs)
             if isinstance(made, str):
                 unavailable[variant] = made
             else:
@@ -117,14 +116,13 @@ class Bench:
             for moved in (True, False)
         ]
 
-    def _variant(
-        self, variant: Variant, point: Point, placeholders: list[torch.Tensor], outputs: torch.Tensor
-    ) -> Replay | str:
-        """Return the variant at this point, or why it cannot be had."""
+    def _variant(self, variant: Variant, placeholders: list[torch.Tensor], outputs: torch.Tensor) -> Replay | str:
+        """Return the variant for these inputs, or why it cannot be had."""
         graph = self._capture(placeholders, outputs)
         if variant == "copy":
             graph.instantiate()
-            return Replay(_copying(graph, placeholders), copied_bytes=point.inputs * point.input_bytes, pointer_bytes=0)
+            copied = len(placeholders) * INPUT_BYTES
+            return Replay(_copying(graph, placeholders), copied_bytes=copied, pointer_bytes=0)
         driver = self._tools.driver
         raw = driver.CUgraph(graph.raw_cuda_graph())
         memory = {index: memory_of(one) for index, one in enumerate(placeholders)}

@@ -5,7 +5,6 @@ What the indirection microbenchmark varies. Pure, without torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -42,10 +41,6 @@ class MeasuredPoint(Record):
     gpu_after: GpuState | None
     skipped: str | None = None
 
-    @property
-    def point(self) -> Point:
-        return Point(self.sweep, self.inputs, self.input_bytes, self.nodes)
-
 
 class MicroRun(Record):
     """Hold `indirection.json`."""
@@ -75,19 +70,9 @@ VARIANTS: tuple[Variant, ...] = (*MEASURED, "ptx")
 """All that records have. `ptx`, Triton kernels rewritten to read the pointer table, was measured by release 0.1."""
 
 INPUT_BYTES = 64 * 2**10
+"""Of each input. Graphs have as many nodes as inputs, which each read one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Describe a graph to replay: `nodes` kernels that read `inputs` inputs of `input_bytes` each, in turn."""
-
-    sweep: Sweep
-    inputs: int
-    input_bytes: int
-    nodes: int
-
-
-def points(*, quick: bool = False) -> tuple[Point, ...]:
-    """Return all points, or with `quick` every third."""
-    counts = [2**power for power in range(10)]
-    return tuple(Point("inputs", count, INPUT_BYTES, count) for count in (counts[::3] if quick else counts))
+def counts(*, quick: bool = False) -> list[int]:
+    """Return all numbers of inputs, or with `quick` every third."""
+    return [2**power for power in range(0, 10, 3 if quick else 1)]

@@ -11,13 +11,14 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -283,10 +284,10 @@ def _draw_bars(chart: Chart) -> Figure:
     panels = [chart.groups[start : start + size] for start in range(0, max(1, len(chart.groups)), size)]
     figure = Figure(figsize=(WIDTH, 1.2 + 2.7 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False, sharey=True)[:, 0]
+    _set_scale(axes[0], chart)
     for axis, groups in zip(axes, panels, strict=True):
         _draw_panel(axis, chart, groups)
         axis.set_xlim(-0.6, size - 0.4)
-    _set_scale(axes[0], chart)
     _draw_legend(figure, chart)
     return figure
 
@@ -354,22 +355,22 @@ def _draw_bar(axis: Axes, chart: Chart, bar: Bar, centre: float, width: float, f
         if _cut(chart, end) != end:
             _write_at_cut(axis, chart, end, centre)
         if bar.value == 0 and bar.total is None and bar.label is None:
-            _write_at_base(axis, "0", centre, *_past_mark(chart, bar, base, "0"), fill, rotation=0)
+            _write_at_base(axis, "0", centre, *_past_mark(axis, bar, base, "0"), fill, rotation=0)
         if bar.interval is not None and _cut(chart, bar.value) == bar.value:
             below, above = bar.value - bar.interval[0], bar.interval[1] - bar.value
             axis.errorbar(centre, bar.value, [[below], [above]], color=INK, linewidth=0.9, capsize=1.6)
         if bar.label is not None and _cut(chart, bar.value) == bar.value:
             _write_above(axis, chart, bar, centre)
     elif bar.failure is not None:
-        _write_failure(axis, bar.failure, centre, *_past_mark(chart, bar, base, bar.failure))
+        _write_failure(axis, bar.failure, centre, *_past_mark(axis, bar, base, bar.failure))
     if bar.published is not None:
         height = max(bar.published, base) if chart.scale is Scale.BYTES else bar.published
         axis.plot(centre, height, zorder=5, **_PUBLISHED)
 
 
-def _past_mark(chart: Chart, bar: Bar, base: float, text: str) -> tuple[float, float]:
+def _past_mark(axis: Axes, bar: Bar, base: float, text: str) -> tuple[float, float]:
     """Return where what stands for a bar begins, and how many points above that: past a published value in its way."""
-    if bar.published is None or not _is_near(chart, base, bar.published, text):
+    if bar.published is None or not _is_near(axis, base, bar.published, text):
         return base, 2
     return max(base, bar.published), 6
 
@@ -401,20 +402,17 @@ def _write_above(axis: Axes, chart: Chart, bar: Bar, centre: float) -> None:
     end = min(ends) if down else max(ends)
     end = _cut(chart, max(end, _LOWEST_BYTES) if chart.scale is Scale.BYTES else end)
     away = 3
-    if bar.published is not None and _is_near(chart, end, bar.published, bar.label or ""):
+    if bar.published is not None and _is_near(axis, end, bar.published, bar.label or ""):
         end, away = (min if down else max)(end, bar.published), 6
     _write(axis, bar.label or "", centre, end, -away if down else away)
 
 
-def _is_near(chart: Chart, end: float, mark: float, text: str) -> bool:
+def _is_near(axis: Axes, end: float, mark: float, text: str) -> bool:
     """Return whether the mark of a published value would touch `text`, written upright at the end of a bar."""
-    share = _height(text)
-    values = list(_drawn_values(chart))
-    if chart.scale in (Scale.RATIO, Scale.BYTES):
-        ends = (0.85, 1.2) if chart.scale is Scale.RATIO else (_LOWEST_BYTES, 2.0)
-        span = math.log2(max([ends[1], *values]) / min([ends[0], *values]))
-        return bool(mark > 0 and end > 0 and abs(math.log2(mark / end)) < share * span)
-    return abs(mark - end) < share * (max([1e-9, *values]) - min([0.0, *values]))
+    if axis.get_yscale() == "log" and min(end, mark) <= 0:
+        return False
+    places = (axis.transData + axis.transAxes.inverted()).transform([(0, end), (0, mark)])[:, 1]
+    return bool(abs(places[1] - places[0]) < _height(text))
 
 
 def _height(text: str) -> float:
@@ -449,13 +447,15 @@ def _set_scale(axis: Axes, chart: Chart) -> None:
         high = max(high, low ** (-share / (1 - share)))  # they are written upwards from 1
         axis.set_ylim(low, high)
         ticks = _FINE_TICKS if low > 0.2 and high < 5 else _COARSE_TICKS
-        _set_ticks(axis, [tick for tick in ticks if low <= tick <= high], lambda v, _: f"{v:g}\N{MULTIPLICATION SIGN}")
+        _set_ticks(
+            axis.yaxis, [tick for tick in ticks if low <= tick <= high], lambda v, _: f"{v:g}\N{MULTIPLICATION SIGN}"
+        )
     elif chart.scale is Scale.BYTES:
         axis.set_yscale("log", base=2)
         exponent = max(1, math.ceil(math.log2(max([2.0, *values]))))
         axis.set_ylim(_LOWEST_BYTES, 2.0 ** (exponent * 1.25 if labels else exponent + 1))
         powers = [2.0**power for power in range(0, exponent + 2, 5)]
-        _set_ticks(axis, powers, lambda value, _: format_bytes(value).replace(".0 ", " "))
+        _set_ticks(axis.yaxis, powers, lambda value, _: format_bytes(value).replace(".0 ", " "))
     elif chart.scale is Scale.PERCENT:
         axis.set_ylim(0, 125 if labels else 105)
         axis.yaxis.set_major_locator(FixedLocator([0, 20, 40, 60, 80, 100]))
@@ -465,10 +465,10 @@ def _set_scale(axis: Axes, chart: Chart) -> None:
         axis.set_ylim(bottom - room if bottom < 0 else 0, top + room)
 
 
-def _set_ticks(axis: Axes, ticks: Sequence[float], text: Any) -> None:
-    axis.yaxis.set_major_locator(FixedLocator(list(ticks)))
-    axis.yaxis.set_major_formatter(FuncFormatter(text))
-    axis.yaxis.set_minor_locator(NullLocator())
+def _set_ticks(ruler: Axis, ticks: Sequence[float], text: Callable[[float, int], str]) -> None:
+    ruler.set_major_locator(FixedLocator(list(ticks)))
+    ruler.set_major_formatter(FuncFormatter(text))
+    ruler.set_minor_locator(NullLocator())
 
 
 def _drawn_values(chart: Chart) -> Iterator[float]:
@@ -541,8 +541,6 @@ def _set_line_axes(axis: Axes, chart: LineChart) -> None:
             axis.set(**{f"{name}scale": "log", f"{name}lim": (low, high)})
             ticks = _LINE_TICKS if math.log10(high / low) <= 2.5 else _LINE_TICKS[::3]
             ruler = axis.xaxis if name == "x" else axis.yaxis
-            ruler.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
-            ruler.set_minor_locator(NullLocator())
-            ruler.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            _set_ticks(ruler, [tick for tick in ticks if low <= tick <= high], lambda value, _: f"{value:g}")
     if chart.percent:
         axis.set_ylim(0, 103)

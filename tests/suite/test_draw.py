@@ -19,7 +19,7 @@ from optimizations.report.recordings import RecordingReport
 from suite.cli.main import app
 from suite.draw import svg, text
 from suite.draw.measured import GraphWork, times_of, with_times, work_of_graphs
-from suite.draw.records import DrawnConcurrency, DrawnGraph, DrawnLaunch, as_json, graphs_of, read_graphs
+from suite.draw.records import DrawnGraph, as_json, graphs_of, read_graphs
 from suite.draw.timeline import timeline
 from suite.results.errors import WrongUse
 
@@ -33,10 +33,10 @@ def drawn(
     **launch: Any,
 ) -> DrawnGraph:
     order = tuple(
-        DrawnLaunch(name=f"launch {index}", nodes=(f"triton_{index}",), waits_for=found, **launch)
+        OrderedLaunch(name=f"launch {index}", nodes=(f"triton_{index}",), waits_for=found, **launch)
         for index, found in enumerate(waits)
     )
-    concurrency = DrawnConcurrency(decision="branches", reason="it is faster", order=order)
+    concurrency = ConcurrencyReport(decision="branches", reason="it is faster", order=order)
     return DrawnGraph(title="a graph", concurrency=concurrency, times_us=times_us)
 
 
@@ -107,7 +107,7 @@ def test_svg_is_xml_with_a_bar_for_each_launch() -> None:
 
 @pytest.mark.parametrize("times_us", [(), None])
 def test_graph_without_an_order_gives_its_reason(times_us: tuple[float, ...] | None) -> None:
-    concurrency = DrawnConcurrency(decision="chain", reason="the function has collectives")
+    concurrency = ConcurrencyReport(decision="chain", reason="the function has collectives")
     graph = DrawnGraph(title="a graph", concurrency=concurrency, times_us=times_us)
     assert "Nothing to draw: the function has collectives." in text.render(graph, timeline(graph))
     ElementTree.fromstring(svg.render(graph, timeline(graph)))
@@ -122,7 +122,7 @@ def test_reports_of_a_program_become_graphs() -> None:
     report = ConcurrencyReport("chain", "not faster", 2, 0, 2, 2, 9.0, 9.5, 0, order)
     found = graphs_of("mine", [recording(report), recording(None)])
     assert [one.title for one in found] == ["mine, graph 1 of 2 (inference)"]
-    assert [asdict(one) for one in order] == [one.model_dump() for one in found[0].concurrency.order]
+    assert [asdict(one) for one in order] == [asdict(one) for one in found[0].concurrency.order]
 
 
 def test_saved_file_is_read_again(tmp_path: Path) -> None:
@@ -246,8 +246,11 @@ def test_graph_gets_the_times_of_the_work_with_its_kernels() -> None:
 
 
 def test_launch_of_several_nodes_takes_their_sum() -> None:
-    order = (DrawnLaunch(name="mm", nodes=("_ZN7cutlass", "memset")), DrawnLaunch(name="k", nodes=("triton_k",)))
-    graph = DrawnGraph(title="", concurrency=DrawnConcurrency(decision="chain", reason="", order=order))
+    order = (
+        OrderedLaunch(name="mm", nodes=("_ZN7cutlass", "memset"), waits_for=()),
+        OrderedLaunch(name="k", nodes=("triton_k",), waits_for=()),
+    )
+    graph = DrawnGraph(title="", concurrency=ConcurrencyReport(decision="chain", reason="", order=order))
     assert times_of([graph], [work(["cutlass::Kernel", "Memset", "triton_k"])]) == [(3.0, 3.0)]
 
 
