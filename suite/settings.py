@@ -56,26 +56,14 @@ class RunSettings(Record):
         """Return these settings, once they are known to make sense.
 
         Raises:
-            WrongUse: an option is out of range, or two do not go together.
+            WrongUse: two options do not go together; the command line checks the range of each.
         """
         processes = ENOUGH_TO_COMPARE if self.processes is None and self.device == "cuda" else self.processes or 1
-        most = MOST_PROCESSES if processes >= ENOUGH_TO_COMPARE else processes
-        least = {
-            "processes": 1,
-            "most_processes": processes,
-            "samples": 1,
-            "blocks": 1,
-            "input_sets": self.check_inputs,
-            "warm_up": 1,
-        }
-        for name, bound in {**least, "measure_s": 0, "most_blocks": 1}.items():
-            value = getattr(self, name)
-            if value is not None and not bound <= value < float("inf"):
-                raise WrongUse(f"{_option(name)} {value} is out of range: it must be at least {bound}, and finite")
+        most = self.most_processes or (max(processes, MOST_PROCESSES) if processes >= ENOUGH_TO_COMPARE else processes)
+        if most < processes:
+            raise WrongUse(f"--most-processes {most} is fewer than --processes {processes}; give at least as many")
         require_seed(self.seed)
-        return self.model_copy(
-            update={"processes": processes, "most_processes": self.most_processes or max(processes, most)}
-        )
+        return self.model_copy(update={"processes": processes, "most_processes": most})
 
 
 def require_seed(seed: int) -> None:

@@ -90,6 +90,7 @@ BACKEND_OF_SUITE: dict[str, tuple[str, str]] = {
     "byte_units": ("suite", UTILITY),
     "uncollected": ("suite", UTILITY),
     "report": ("suite", REPORTED),
+    "report.concurrency": ("suite/draw", REPORTED),
     "report.recordings": ("suite", REPORTED),
     "stack_trace": ("suite", REPORTED),
     "torch_internals": ("suite", PRIVATE_NAMES),

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from suite.explain.records import Explanation
 from suite.measure.metrics import metrics
 from suite.micro.records import read_micro_run
 from suite.report import (
@@ -116,12 +115,14 @@ def build_report(
     names = () if readme is None else _names_to_renew(readme, published, has_run=run is not None)
     announce("comparing modes")
     ratios = compare.Ratios(run) if run else None
-    exhibits = _made(paper.EXHIBITS.values() if run else (), paper_results(ratios, further, published))
-    sections = [
-        *(_run_sections(ratios, published) if ratios is not None else ()),
-        *(_explain_sections(explained, published) if explained else ()),
-        *_paper_sections(exhibits, published),
-    ]
+    exhibits = _paper_sections(paper.EXHIBITS.values() if run else (), paper_results(ratios, further, published))
+    sections = [*(_run_sections(ratios, published) if ratios is not None else ())]
+    if explained:
+        found, origin = explain_tables.all_tables(explained, published), provenance.of_explanations(explained)
+        title = "What stands in the way of CUDA graphs (analysis without a GPU)"
+        sections.append(Section("explain", title, origin, (), found))
+    sections += [section for _, _, section in exhibits]
+    run_names = ", ".join(provenance.run_names(run)) if run else None
     warnings = tuple(dict.fromkeys(each.provenance.warning for each in sections if each.provenance.warning))
     throttled = cell_tables.throttling(run) if run else None
     for folder, option in ((out, "--out"), (out / "tables", "--out"), (figures_dir, "--figures")):
@@ -131,9 +132,7 @@ def build_report(
         figures, written = _draw_all(sections, figures_dir, announce)
         announce("writing tables and the page")
         page = Page(
-            title=f"Encore: run{'s' * (len(run.parts) > 1)} {_names(run)}"
-            if run
-            else "Encore: obstacles to CUDA graphs",
+            title=f"Encore: run{'s' * (len(run.parts) > 1)} {run_names}" if run else "Encore: obstacles to CUDA graphs",
             subject=_subject(run, len(explained)),
             conclusion=conclusion.of_run(ratios, published) if ratios else conclusion.of_explanations(explained),
             warnings=(*warnings, *([throttled] if throttled else ()), *(run.remarks if run else ())),
@@ -155,7 +154,7 @@ def build_report(
         html=html,
         tables=tables,
         figures=written,
-        run_id=_names(run) if run else None,
+        run_id=run_names,
         explained=len(explained),
         cells=len(run.cells) if run else 0,
         failed_cells=len(run.failed) if run else 0,
@@ -163,10 +162,6 @@ def build_report(
         missing_cells=len(run.missing) if run else 0,
         warning="; ".join((*warnings, *(run.remarks if run else ()))) or None,
     )
-
-
-def _names(run: Run) -> str:
-    return ", ".join(provenance.run_names(run))
 
 
 def _subject(run: Run | None, explained: int) -> str:
@@ -221,37 +216,17 @@ def _run_sections(ratios: compare.Ratios, published: Published) -> tuple[Section
     )
 
 
-_Exhibits = Sequence[tuple[paper.Exhibit, paper.Made]]
-
-
-def _made(exhibits: Iterable[paper.Exhibit], results: paper.Results) -> _Exhibits:
-    return [(exhibit, exhibit.make(results)) for exhibit in exhibits]
-
-
-def _paper_sections(exhibits: _Exhibits, published: Published) -> list[Section]:
-    """Return a section for each figure and table of the papers."""
-    return [
-        Section(
-            exhibit.stem,
-            f"{published.sources[exhibit.source].label} {exhibit.number}",
-            made.provenance,
-            (made.chart,) if made.chart is not None else (),
-            (made.table,),
-        )
-        for exhibit, made in exhibits
-    ]
-
-
-def _explain_sections(explanations: tuple[Explanation, ...], published: Published) -> tuple[Section, ...]:
-    return (
-        Section(
-            "explain",
-            "What stands in the way of CUDA graphs (analysis without a GPU)",
-            provenance.of_explanations(explanations),
-            (),
-            explain_tables.all_tables(explanations, published),
-        ),
-    )
+def _paper_sections(
+    exhibits: Iterable[paper.Exhibit], results: paper.Results
+) -> list[tuple[paper.Exhibit, paper.Made, Section]]:
+    """Make these exhibits, each with a section of its own."""
+    made = []
+    for exhibit in exhibits:
+        one = exhibit.make(results)
+        title = f"{results.published.sources[exhibit.source].label} {exhibit.number}"
+        charts = (one.chart,) if one.chart is not None else ()
+        made.append((exhibit, one, Section(exhibit.stem, title, one.provenance, charts, (one.table,))))
+    return made
 
 
 def paper_results(ratios: compare.Ratios | None, further: Further, published: Published) -> paper.Results:
@@ -300,7 +275,8 @@ def build_exhibits(
         raise WrongUse(f"nothing to draw: {'; '.join(recorded.remarks)}")
     published = load_published()
     ratios = None if recorded is None else compare.Ratios(recorded)
-    sections = _paper_sections(_made(exhibits, paper_results(ratios, further, published)), published)
+    made = _paper_sections(exhibits, paper_results(ratios, further, published))
+    sections = [section for _, _, section in made]
     figures_dir = figures_dir or out / "figures"
     make_folder(out / "tables", "--out")
     make_folder(figures_dir, "--figures")
@@ -323,10 +299,12 @@ def _names_to_renew(readme: Path, published: Published, *, has_run: bool) -> tup
     return names
 
 
-def _page_part(name: str, sections: Iterable[Section], exhibits: _Exhibits) -> str:
+def _page_part(
+    name: str, sections: Iterable[Section], exhibits: Iterable[tuple[paper.Exhibit, paper.Made, Section]]
+) -> str:
     """Return a generated part of a page: the README's table, or a paper's numbers."""
     if name != HEADLINE:
-        return paper_part([(exhibit, made) for exhibit, made in exhibits if exhibit.source == name])
+        return paper_part([(exhibit, made) for exhibit, made, _ in exhibits if exhibit.source == name])
     tables = [(table, each.provenance) for each in sections for table in each.tables if table.name == HEADLINE]
     return headline_part(*tables[0])
 

@@ -78,16 +78,15 @@ def host_median_us(cell: Cell) -> float | None:
 
 def replay_peak_bytes(cell: Cell | None) -> int | None:
     """Return the peak bytes that the allocator reserved in steady replay, of a cell that passed."""
-    if cell is None or cell.status is not Status.PASS or cell.metrics is None or cell.metrics.memory is None:
-        return None
-    return cell.metrics.memory.replay_peak_reserved_bytes
+    passed = cell is not None and cell.status is Status.PASS
+    return cell.at("metrics.memory.replay_peak_reserved_bytes") if cell is not None and passed else None
 
 
 def _times_of(cell: Cell) -> Row:
     host, median = _all_samples(cell, lambda block: block.host_us), host_median_us(cell)
     device = _all_samples(cell, lambda block: block.device_us or [])
     throughput = [block.throughput_us for block in cell.blocks if block.throughput_us is not None]
-    kernel = cell.metrics.kernel_time_us if cell.metrics else None
+    kernel = cell.at("metrics.kernel_time_us")
     low, high = map(float, np.quantile(host, [0.05, 0.95])) if host else (None, None)
     return {
         "host_us": median,
@@ -105,23 +104,27 @@ def _times_of(cell: Cell) -> Row:
     }
 
 
+def _fields_of(cell: Cell, path: str, *excluded: str) -> Row:
+    """Return the fields of the record at this path, empty where it was not measured."""
+    found = cell.at(path)
+    return found.model_dump(exclude=set(excluded)) if found is not None else {}
+
+
+_COVERAGE = {"coverage_percent": "percent"} | {
+    column: column.replace("other", "eager") for column in ("graph_kernels", "other_kernels", "graph_launches")
+}
+
+
 def _coverage_of(cell: Cell) -> Row:
-    measured, graphs = (cell.metrics.coverage, cell.metrics.graphs) if cell.metrics else (None, None)
-    row: Row = {
-        "coverage_percent": measured and measured.percent,
-        "graph_kernels": measured and measured.graph_kernels,
-        "other_kernels": measured and measured.eager_kernels,
-        "graph_launches": measured and measured.graph_launches,
-    }
-    return row | (graphs.model_dump(exclude={"not_captured"}) if graphs else {})
+    row = {column: cell.at(f"metrics.coverage.{field}") for column, field in _COVERAGE.items()}
+    return row | _fields_of(cell, "metrics.graphs", "not_captured")
 
 
 def _copies_of(cell: Cell) -> Row:
-    measured = cell.metrics.copies if cell.metrics else None
-    if measured is None:
+    transfers = cell.at("metrics.copies.host_to_device")
+    if transfers is None:
         return {}
-    transfers = measured.host_to_device
-    return measured.model_dump(exclude={"host_to_device"}) | {
+    return _fields_of(cell, "metrics.copies", "host_to_device") | {
         "host_to_device_bytes": sum(transfer.copied_bytes for transfer in transfers),
         "host_to_device_copies": sum(transfer.count for transfer in transfers),
         "blocking_copies": sum(transfer.count for transfer in transfers if transfer.blocking),
@@ -132,9 +135,7 @@ def _compile_times_of(cell: Cell) -> Row:
     if cell.compile is None:
         return {}
     return {
-        "first_call_s": cell.compile.first_call_s,
-        "warm_up_s": cell.compile.warm_up_s,
-        "waited_s": cell.compile.waited_s,
+        **{name: cell.at(f"compile.{name}") for name in ("first_call_s", "warm_up_s", "waited_s")},
         "measured": compile_conditions(cell.compile),
         **{f"{part}_s": s for part, s in sorted(cell.compile.parts.items())},
     }
@@ -221,7 +222,7 @@ TABLES: dict[str, RunTable] = {
     "memory": RunTable(
         "Peak memory",
         "Of PyTorch's allocator, while compiling and recording, and in steady replay. Graph pools show in reserved.",
-        lambda cell: cell.metrics.memory.model_dump() if cell.metrics and cell.metrics.memory else {},
+        lambda cell: _fields_of(cell, "metrics.memory"),
     ),
     "compile_times": RunTable(
         "Compile time",
@@ -247,10 +248,7 @@ TABLES: dict[str, RunTable] = {
     "not_captured": RunTable(
         "Not captured, and why",
         "Inductor's own reason and the user's source line, per graph mode.",
-        lambda cell: (
-            reason.model_dump()
-            for reason in (cell.metrics.graphs.not_captured if cell.metrics and cell.metrics.graphs else ())
-        ),
+        lambda cell: (reason.model_dump() for reason in cell.at("metrics.graphs.not_captured") or ()),
         only_passed=False,
     ),
     "shortages": RunTable(

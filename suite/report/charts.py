@@ -105,7 +105,7 @@ def time_split(run: Run) -> Chart:
 def _split_bar(run: Run, cell: Cell) -> Bar:
     reference = run.find(cell_label(cell), REFERENCE_MODE)
     whole = host_median_us(reference) if reference and reference.status is Status.PASS else None
-    host, kernel = host_median_us(cell), cell.metrics.kernel_time_us if cell.metrics else None
+    host, kernel = host_median_us(cell), cell.at("metrics.kernel_time_us")
     if whole is None or host is None or kernel is None:
         return Bar()
     return Bar(value=100 * kernel / whole, total=100 * host / whole)

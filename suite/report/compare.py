@@ -249,7 +249,7 @@ def compare_kernels(cell: Cell, reference: Cell) -> Kernels:
         return Kernels.EAGER
     if cell.other_kernels or reference.other_kernels:
         return Kernels.RETUNED
-    ours, theirs = (side.metrics.kernels if side.metrics else None for side in (cell, reference))
+    ours, theirs = (side.at("metrics.kernels") for side in (cell, reference))
     if not ours or not theirs or _unseen(cell, reference):
         return Kernels.UNSEEN
     found = difference(ours, theirs)

@@ -218,7 +218,7 @@ def _advice(over_compile: Comparison | None, over_graph: Comparison | None, cell
     if ours.status is not Status.PASS:
         return f"Encore cannot run it ({_state(ours)}); docs/troubleshooting.md lists what to do"
     verdicts = [None if item is None else item.verdict for item in (over_compile, over_graph)]
-    kernels_us, call_us = ours.metrics.kernel_time_us if ours.metrics else None, host_median_us(ours)
+    kernels_us, call_us = ours.at("metrics.kernel_time_us"), host_median_us(ours)
     if kernels_us is not None and call_us and kernels_us >= BUSY_SHARE * call_us and verdicts[0] is not Verdict.FAST:
         return f"little: kernels take {100 * kernels_us / call_us:.0f} % of a call, so the GPU is the limit"
     if verdicts[0] is Verdict.FAST and verdicts[1] in (Verdict.SAME, Verdict.SLOW):

@@ -46,7 +46,7 @@ def rows_frame(run: Run) -> pd.DataFrame:
 
 
 def _row(run: Run, cell: Cell, ratios: Ratios) -> dict[str, object]:
-    environment, metrics = run.environment, cell.metrics
+    environment = run.environment
     row: dict[str, object] = {
         "run": environment.run_id,
         "created_at": environment.created_at[:19],
@@ -59,24 +59,21 @@ def _row(run: Run, cell: Cell, ratios: Ratios) -> dict[str, object]:
         "status": cell.status.value,
         "processes": len({block.process for block in cell.blocks}),
         "host_us": _rounded(host_median_us(cell) if cell.status is Status.PASS else None),
-        "kernel_us": _rounded(metrics.kernel_time_us if metrics else None),
+        "kernel_us": _rounded(cell.at("metrics.kernel_time_us")),
     }
     for mode in BASELINES:
         found = ratios.gain(cell_label(cell), cell.mode, mode) if mode in baselines(cell) else None
         numbers = (found.value, *found.interval()) if found is not None else (None,) * 3
         row |= {f"over_{mode}{end}": _rounded(one) for end, one in zip(("", "_low", "_high"), numbers, strict=True)}
-    graphs, coverage, copies, memory = (
-        (metrics.graphs, metrics.coverage, metrics.copies, metrics.memory) if metrics else (None,) * 4
-    )
     return row | {
         "batch": cell.batch,
         "settled": has_settled(cell),
         "error": cell.error,
-        "cuda_graphs": graphs and graphs.cuda_graphs,
-        "coverage_percent": coverage and coverage.percent,
-        "placeholder_bytes": copies and copies.placeholder_bytes,
-        "peak_reserved_bytes": memory and memory.replay_peak_reserved_bytes,
-        "first_call_s": cell.compile and cell.compile.first_call_s,
+        "cuda_graphs": cell.at("metrics.graphs.cuda_graphs"),
+        "coverage_percent": cell.at("metrics.coverage.percent"),
+        "placeholder_bytes": cell.at("metrics.copies.placeholder_bytes"),
+        "peak_reserved_bytes": cell.at("metrics.memory.replay_peak_reserved_bytes"),
+        "first_call_s": cell.at("compile.first_call_s"),
     }
 
 

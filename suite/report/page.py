@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from suite.report.provenance import Provenance, facts
 from suite.report.published import Source
 from suite.report.runs import cell_label
 from suite.report.table import Detailed, Table, printed_rows
-from suite.report.units import NOTHING, format_heading, is_missing, sort_key
+from suite.report.units import NOTHING, format_heading, is_missing
 from suite.results import stats
 from suite.results.schema import Cell, Environment, Status
 
@@ -32,6 +33,7 @@ _PAGE = Path(__file__).parent / "page"
 LONG_TABLE = 260
 SHOWN_OF_LONG = 50
 """The page shows 25 workloads in ten modes whole. Of longer tables it shows the first rows; the CSV has all."""
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?")
 _SHORT = 44
 """Texts up to this length are not wrapped."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
@@ -183,7 +185,7 @@ def _cell(column: str, value: object, text: str) -> dict[str, Any]:
     missing = is_missing(value)
     is_text = isinstance(value, str | bool) or missing
     parts = _parts(value) if isinstance(value, Detailed) else None
-    verdict = next((word for word in _words(text) if word in stats.Verdict.__members__), None)
+    verdict = next((word for word in text.replace(",", " ").split() if word in stats.Verdict.__members__), None)
     failure = column != "error" and text.rpartition(": ")[2] in _BAD_STATUSES
     has_verdict = isinstance(value, Detailed) and "verdict" in value.values
     classes = {
@@ -195,7 +197,7 @@ def _cell(column: str, value: object, text: str) -> dict[str, Any]:
         "failure": failure and verdict is None,
         "undecided": has_verdict and not failure and verdict is None,
     }
-    sort = _sort_key(value)
+    sort = sort_key(value)
     return {
         "text": text,
         "sort": sort,
@@ -214,14 +216,14 @@ def _parts(value: Detailed) -> tuple[str, str, str] | None:
     return number, interval + bracket, said.lstrip()
 
 
-def _sort_key(value: object) -> str | None:
-    """Return the number that the page sorts by, in as many digits as matter there."""
+def sort_key(value: object) -> str | None:
+    """Return the number that the page sorts a cell by, in as many digits as matter there: itself, or the one its text
+    begins with; None where it is plain text."""
     if isinstance(value, Detailed):
-        speedup = value.values.get("speedup")
-        return f"{speedup:.7g}" if isinstance(speedup, float) else None
-    key = None if isinstance(value, bool) else sort_key(value)
-    return None if key is None else f"{key:.7g}"
-
-
-def _words(text: str) -> Sequence[str]:
-    return text.replace(",", " ").split()
+        value = value.values.get("speedup")
+    if is_missing(value) or isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        leading = _NUMBER.match(value)
+        value = float(leading.group().replace(",", "")) if leading else None
+    return f"{value:.7g}" if isinstance(value, int | float) else None

@@ -181,7 +181,8 @@ def _smoke_warning(run: Run) -> str | None:
 def of_environment(environment: Environment, smoke: str | None = None) -> Provenance:
     """Return the provenance of results that are not a run of the suite; `smoke` says why they say nothing about
     performance."""
-    device = environment.gpu.name if environment.gpu else f"CPU {environment.cpu.model}"
     commit = short_commit(environment) or "unknown"
     warning = f"SMOKE RUN {smoke}: these numbers say nothing about performance" if smoke else None
-    return Provenance(f"run {environment.run_id}", device, commit, environment.torch, warning, environment.driver)
+    return Provenance(
+        f"run {environment.run_id}", environment.device, commit, environment.torch, warning, environment.driver
+    )

@@ -212,13 +212,8 @@ def same_program_pairs(ratios: Ratios) -> list[Comparison]:
 
 def same_work(cell: Cell, other: Cell) -> bool:
     """Return whether both launched as much in as many graphs and copied as much."""
-    return (
-        cell.metrics is not None
-        and other.metrics is not None
-        and cell.metrics.coverage is not None
-        and cell.metrics.coverage == other.metrics.coverage
-        and cell.metrics.copies == other.metrics.copies
-    )
+    both = [[one.at("metrics.coverage"), one.at("metrics.copies")] for one in (cell, other)]
+    return both[0] == both[1] and both[0][0] is not None
 
 
 def false_findings(pairs: list[Comparison]) -> list[Comparison]:

@@ -89,9 +89,7 @@ def _rows(run: Run) -> Iterator[dict[str, object]]:
 
 def start_in(mode: str, cell: Cell, run: Run) -> Start | None:
     """Return the start of a cell's program in another mode, if both were compiled with the same things cached."""
-    for other in run.cells:
-        if other.mode != mode or mode == cell.mode or cell_label(other) != cell_label(cell):
-            continue
-        if other.compile is not None and cell.compile is not None:
-            return start_of(other) if other.compile.conditions == cell.compile.conditions else None
-    return None
+    other = run.find(cell_label(cell), mode)
+    if other is None or mode == cell.mode or other.compile is None or cell.compile is None:
+        return None
+    return start_of(other) if other.compile.conditions == cell.compile.conditions else None

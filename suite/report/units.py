@@ -6,7 +6,6 @@ Bytes are printed by `optimizations.byte_units`.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 
 from optimizations.byte_units import format_bytes
@@ -25,7 +24,6 @@ _PROPER_NAMES = {
     "sm": "SM",
     "gpus": "GPUs",
 }
-_NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?")
 
 
 def is_missing(value: object) -> bool:
@@ -52,16 +50,6 @@ def format_value(column: str, value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def sort_key(value: object) -> float | None:
-    """Return the number a cell is sorted by: itself, or the one its text begins with; None where it is plain text."""
-    if is_missing(value):
-        return None
-    if isinstance(value, int | float):
-        return float(value)
-    leading = _NUMBER.match(str(value))
-    return float(leading.group().replace(",", "")) if leading else None
 
 
 def format_heading(column: str) -> str:

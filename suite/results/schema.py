@@ -7,7 +7,7 @@ fields are refused, so that a file of another schema version cannot be read by m
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
@@ -363,6 +363,13 @@ class Cell(Record):
         """Return what makes a cell unique within a run: (workload, variant, size, mode)."""
         return (self.workload, self.variant, self.size, self.mode)
 
+    def at(self, path: str) -> Any:
+        """Return the value at a path of fields, as "metrics.coverage.percent"; None where a part was not measured."""
+        found: Any = self
+        for name in path.split("."):
+            found = None if found is None else getattr(found, name)
+        return found
+
     @property
     def first_error_line(self) -> str:
         """Return why the cell did not pass, in one line."""
@@ -411,3 +418,8 @@ class Environment(Record):
     cpu: CpuInfo
     settings: dict[str, JsonValue]
     """Options that shape the numbers: samples, blocks, input sets, seed, size, tf32, cache policy."""
+
+    @property
+    def device(self) -> str:
+        """Return the name of the GPU, or the CPU's model where there is none."""
+        return self.gpu.name if self.gpu else f"CPU {self.cpu.model}"

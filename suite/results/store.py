@@ -75,14 +75,6 @@ def describe(path: Path) -> str:
         return str(path)
 
 
-LONGEST_SHOWN = 80
-
-
-def shortened(name: str) -> str:
-    """Return a name as it is shown in a message about its length."""
-    return name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}..."
-
-
 _WHAT_TO_DO: dict[type[Record], str] = {
     Cell: "Take the line out, and `encore run --resume` of this run measures its cell again.",
     Environment: "Restore it: it says what the rows were measured with.",
@@ -262,7 +254,7 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
             if (candidate / ENVIRONMENT).is_file():
                 return candidate
         except OSError as error:  # its name is too long, or it may not be looked into
-            raise WrongUse(f"run {shortened(name)!r}: {error.strerror}") from error
+            raise WrongUse(f"run {name[:80]!r}: {error.strerror}") from error
     known = [path.parent.name for folder in folders for path in sorted(folder.glob(f"*/{ENVIRONMENT}"))]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     newest = f"known: {', '.join(known[-5:]) or 'none yet'}"
@@ -285,12 +277,10 @@ def make_folder(path: Path, option: str) -> Path:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise WrongUse(f"{option} {path}: a file is in the way; give a folder") from error
-    except (PermissionError, OSError) as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOENT):
-            raise
-        raise WrongUse(f"{option} {path}: {error.strerror}; give a folder that can be written to") from error
+    except OSError as error:
+        in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = "a file is in the way" if in_the_way else error.strerror
+        raise WrongUse(f"{option} {path}: {reason}; give a folder that can be written to") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise WrongUse(f"{option} {path}: nothing may be written there; give another folder")
     return path

@@ -165,13 +165,6 @@ def test_wrong_file_is_refused_with_the_place(tmp_path: Path, content: str, reas
     assert reason in str(refused.value)
 
 
-def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WrongUse, match="cannot be read"):
-        read_graphs(tmp_path / "none.json")
-    with pytest.raises(WrongUse, match="cannot be read"):
-        read_graphs(tmp_path)
-
-
 def test_command_draws_one_file_for_each_graph(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(as_json([drawn(), drawn(times_us=None)]))
     ran = CliRunner().invoke(

@@ -13,7 +13,7 @@ from suite.report.markdown_pages import update_page
 from suite.report.runs import load_run
 from suite.report.units import markdown_table
 from suite.results.errors import WrongUse
-from suite.results.schema import Cell, Environment
+from suite.results.schema import Cell
 from suite.results.store import (
     CELLS,
     ENVIRONMENT,
@@ -107,17 +107,12 @@ def _of_run(run: Path, recorded: Path) -> tuple[str, ...]:
     return (
         f"`{run.relative_to(recorded)}`",
         f"`encore run{with_optimizer}`",
-        _device(environment),
+        f"{environment.gpu_count} x " * (environment.gpu_count > 1) + environment.device,
         (environment.git_commit or "unknown")[:10],
         _named(row["workload"] for row in rows),
         _named(row["mode"] for row in rows),
         " to ".join(str(count) for count in sorted({min(processes, default=0), max(processes, default=0)})),
     )
-
-
-def _device(environment: Environment) -> str:
-    count = f"{environment.gpu_count} x " if environment.gpu_count > 1 else ""
-    return f"{count}{environment.gpu.name}" if environment.gpu else f"CPU {environment.cpu.model}"
 
 
 def _named(names: Iterable[str]) -> str:

@@ -27,8 +27,8 @@ def memory(exhibit: Exhibit, results: Results) -> Grid:
     whole = results.whole_mode
 
     def of(label: str, mode: str, phase: str) -> float | None:
-        name = f"{_PHASES[phase][0]}_peak_reserved_bytes"
-        return results.metric(label, mode, lambda found: getattr(found.memory, name) if found.memory else None)
+        found: float | None = results.metric(label, mode, f"memory.{_PHASES[phase][0]}_peak_reserved_bytes")
+        return found
 
     def measure(label: str, phase: str) -> Bar:
         ours, stock = of(label, whole, phase), of(label, GRAPH_MODE, phase)

@@ -25,7 +25,6 @@ from suite.report.chart import Bar, Line, LineChart, Scale
 from suite.report.paper.exhibit import NOT_HELD, NOT_MEASURED, Exhibit, Grid, Made, Point, Results, Series, known
 from suite.report.selected import judged_groups, selected_functions
 from suite.report.table import Row
-from suite.results.schema import Metrics
 
 
 def workloads(exhibit: Exhibit, results: Results) -> Made:
@@ -53,7 +52,7 @@ def coverage(exhibit: Exhibit, results: Results) -> Grid:
     systems = {UNPARTITIONED_MODE: "stock", PLACEMENT_MODE: "placement"}
 
     def measure(label: str, mode: str) -> Bar:
-        percent = results.metric(label, mode, lambda of: of.coverage.percent if of.coverage else None)
+        percent = results.metric(label, mode, "coverage.percent")
         return known(percent, results.state(label, mode))
 
     def published(label: str, mode: str) -> float:
@@ -88,21 +87,16 @@ def copies(exhibit: Exhibit, results: Results) -> Grid:
     printed = results.published.bytes_copied.get(exhibit.source, {})
     labels = exhibit.labels(results)
 
-    def moved(metrics: Metrics) -> float | None:
-        counted = metrics.copies
-        if counted is None or counted.placeholder_bytes is None:
-            return None
-        return counted.placeholder_bytes + (counted.pointer_bytes or 0)
-
     def measure(label: str, mode: str) -> Bar:
-        return known(results.metric(label, mode, moved), results.state(label, mode))
+        copied, pointers = (results.metric(label, mode, f"copies.{of}_bytes") for of in ("placeholder", "pointer"))
+        return known(None if copied is None else copied + (pointers or 0), results.state(label, mode))
 
     def paper(label: str, when: str) -> float | None:
         return parse_bytes(str(printed[label][when])) if label in printed else None
 
     def more(label: str) -> Row:
         row = printed.get(label)
-        graphs = results.metric(label, INDIRECTION_MODE, lambda of: of.graphs.cuda_graphs if of.graphs else None)
+        graphs = results.metric(label, INDIRECTION_MODE, "graphs.cuda_graphs")
         return {"graphs": graphs, "published_graphs": row and row["graphs"]}
 
     pairs = [(paper(label, "before"), paper(label, "after")) for label in labels]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from suite.measure.modes import DEFAULT_MODE, INDIRECTION_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.micro.records import MicroRun
@@ -19,7 +20,7 @@ from suite.report.provenance import Provenance
 from suite.report.published import Published
 from suite.report.runs import Run
 from suite.report.table import Row, Table, make_table
-from suite.results.schema import Cell, Metrics, Status
+from suite.results.schema import Cell, Status
 from suite.results.stats import Ratio, Verdict
 
 NOT_MEASURED = "not measured"
@@ -101,10 +102,10 @@ class Results:
             return NOT_MEASURED
         return None if cell.status is Status.PASS else cell.status.value
 
-    def metric(self, label: str, mode: str, get: Callable[[Metrics], float | None]) -> float | None:
-        """Return a number that was measured once of this row; None where it was not, or the row has not passed."""
+    def metric(self, label: str, mode: str, path: str) -> Any:
+        """Return what was measured once of this row, at a path of fields; None where it was not, or has not passed."""
         cell = self.passed(label, mode)
-        return get(cell.metrics) if cell is not None and cell.metrics is not None else None
+        return None if cell is None else cell.at(f"metrics.{path}")
 
     def ratio(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> Bar:
         """Return how many times faster than the baseline the mode is by host time.

@@ -165,8 +165,7 @@ def _modes(results: Results) -> tuple[str, ...]:
 
 def _decode(results: Results, one: Configuration, mode: str) -> Mapping[str, float | None]:
     """Return what the metric found in this mode; nothing where the row has not passed."""
-    cell = results.passed(_label(results, one) or one.workload, mode)
-    return {} if cell is None or cell.metrics is None else cell.metrics.more.get("decode", {})
+    return (results.metric(_label(results, one) or one.workload, mode, "more") or {}).get("decode", {})
 
 
 def _bases(mode: str, modes: tuple[str, ...]) -> list[str]:

@@ -56,7 +56,7 @@ class WithinRuns:
 
     def __init__(self, base: Run, new: Run, metric: TimeKind) -> None:
         self._rows = [{(cell_label(cell), cell.mode): cell for cell in run.cells} for run in (base, new)]
-        self._metric = metric
+        self.metric = metric
         self._of_run = functools.cache(self._ratios_of_run)
         self._spread = functools.cache(self._spread_of_both)
 
@@ -91,9 +91,9 @@ class WithinRuns:
             return f"{baseline}: {reference.status.value}"
         if not (has_settled(cell) and has_settled(reference)):
             return NOT_SETTLED
-        ratios = ratios_by_process(cell, reference, self._metric)
+        ratios = ratios_by_process(cell, reference, self.metric)
         if ratios is None:
-            return f"no {self._metric.value} samples"
+            return f"no {self.metric.value} samples"
         if compare_kernels(cell, reference) is Kernels.RETUNED:
             return f"{OTHER_KERNELS} {baseline}"
         return ratios

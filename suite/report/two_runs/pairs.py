@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
+from typing import NamedTuple
 
 from suite.measure.kernels import difference
 from suite.measure.modes import GRAPH_MODE, MODES, REFERENCE_MODE
@@ -64,8 +65,7 @@ STOCK_SOFTWARE = ("PyTorch", "CUDA of PyTorch", "cuDNN", "driver", "Python", "pa
 _NOT_SETTINGS = ("workloads", "modes", "shard")
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """Hold something that the two runs do not have in common, as text."""
 
     what: str
@@ -200,9 +200,12 @@ def compare_sides(
         raise WrongUse(_nothing_in_common(base, new))
     differ = differences(base.run, new.run)
     other_programs = [each.what for each in differ if each.what in STOCK_SOFTWARE]
-    rows = _Compared(base.run, new.run, metric, threshold, other_programs=bool(other_programs))
+    controls = {mode for mode in MODES if not other_programs and not MODES[mode].is_encores}
+    drift = [_kernel_change(ours, theirs) for _, ours, theirs in matched if ours and theirs and ours.mode in controls]
+    kernel_drift = median([each for each in drift if each is not None] or [1.0])
+    within = WithinRuns(base.run, new.run, metric)
     pairs = [
-        rows.pair(label, ours, theirs)
+        _pair(within, ours, theirs, threshold, kernel_drift, control=ours.mode in controls)
         if ours and theirs and _comparable(ours, theirs)
         else _without_ratio(label, base, new, ours, theirs)
         for label, ours, theirs in matched
@@ -216,44 +219,25 @@ def compare_sides(
     )
 
 
-class _Compared:
-    """Compare rows that passed in both runs."""
-
-    def __init__(self, base: Run, new: Run, metric: TimeKind, threshold: float, *, other_programs: bool) -> None:
-        self._within = WithinRuns(base, new, metric)
-        self._metric, self._threshold, self._other_programs = metric, threshold, other_programs
-        after = {(cell_label(cell), cell.mode): cell for cell in new.cells}
-        both = ((cell, after.get((cell_label(cell), cell.mode))) for cell in base.cells if self._is_control(cell.mode))
-        drift = (_kernel_change(ours, theirs) for ours, theirs in both if theirs)
-        self._kernel_drift = median([each for each in drift if each is not None] or [1.0])
-
-    def pair(self, label: str, ours: Cell, theirs: Cell) -> Pair:
-        """Compare `ours` of BASE with `theirs` of NEW."""
-        found = self._within.change(label, ours.mode)
-        outcome, reason = _outcome(found.change, self._threshold), found.reason
-        kernels = _kernel_change(ours, theirs)
-        kernels = kernels and kernels / self._kernel_drift
-        if self._is_control(ours.mode):
-            outcome = Outcome.CONTROL
-        elif kernels is not None and kernels < 1 / (1 + self._threshold):
-            outcome, reason = Outcome.REGRESSION, f"the same kernels take {1 / kernels - 1:.0%} longer"
-        return Pair(
-            label,
-            ours.mode,
-            outcome,
-            found.baseline,
-            found.ratios,
-            found.change,
-            kernels,
-            _median_us(ours, self._metric),
-            _median_us(theirs, self._metric),
-            reason,
-            _remarks(ours, theirs),
-        )
-
-    def _is_control(self, mode: str) -> bool:
-        """Tell whether a mode is the same program in both runs: see Note [Controls]."""
-        return not self._other_programs and mode in MODES and not MODES[mode].is_encores
+def _pair(
+    within: WithinRuns, ours: Cell, theirs: Cell, threshold: float, kernel_drift: float, *, control: bool
+) -> Pair:
+    """Compare a row of BASE with that of NEW, which both passed. `control`: see Note [Controls]."""
+    label = cell_label(ours)
+    found = within.change(label, ours.mode)
+    outcome, reason = _outcome(found.change, threshold), found.reason
+    kernels = _kernel_change(ours, theirs)
+    kernels = kernels and kernels / kernel_drift
+    if control:
+        outcome = Outcome.CONTROL
+    elif kernels is not None and kernels < 1 / (1 + threshold):
+        outcome, reason = Outcome.REGRESSION, f"the same kernels take {1 / kernels - 1:.0%} longer"
+    base_us, new_us = (_median_us(cell, within.metric) for cell in (ours, theirs))
+    return Pair(
+        label, ours.mode, outcome, found.baseline, found.ratios, found.change, kernels, base_us, new_us,
+        reason,
+        _remarks(ours, theirs),
+    )  # fmt: skip
 
 
 def _outcome(change: Ratio | None, threshold: float) -> Outcome:

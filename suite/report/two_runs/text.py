@@ -66,7 +66,7 @@ def to_json(comparison: Comparison) -> dict[str, JsonValue]:
         "exit_code": comparison.exit_code,
         "regressions": list(comparison.regressions),
         "advice": list(comparison.advice),
-        "differences": [{"what": each.what, "base": each.base, "new": each.new} for each in comparison.differences],
+        "differences": [each._asdict() for each in comparison.differences],
         "remarks": list(comparison.remarks),
         "cells": [_pair_json(pair) for pair in comparison.pairs],
         "geomeans": [

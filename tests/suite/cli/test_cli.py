@@ -213,7 +213,7 @@ LONG = "n" * 300
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("report", LONG), "run 'nnn.*\\.\\.\\.': File name too long"),
+        (("report", LONG), "run 'nnn.*': File name too long"),
         (("report", ""), "'' names nothing"),
         (("report", "a file"), "unknown run 'a file'; this is a file, give the folder"),
         (("report", "folders"), "folders/cells.jsonl cannot be read: Is a directory"),

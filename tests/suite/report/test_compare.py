@@ -97,28 +97,6 @@ def test_processes_that_agree_by_chance_do_not_decide(passed: bool):
     assert compare.Ratios(run).against(placement, "graph").ratio == item.ratio
 
 
-def test_mode_with_one_process_shows_no_difference_of_processes():
-    """It ran out of memory before its second one, and the ratios of others are not known better for it."""
-
-    def in_turn(mode, *times):
-        blocks = [block(i, [t] * 3, i).model_copy(update={"process": p}) for p, t in enumerate(times) for i in range(5)]
-        return cell(mode=mode, blocks=blocks)
-
-    others = [in_turn("compile", 100, 103, 98), in_turn("graph", 99, 101, 101), in_turn("placement", 101, 98, 100)]
-    without = compare.spread_of(others, TimeKind.LATENCY)
-    assert compare.spread_of([in_turn("eager", 300), *others], TimeKind.LATENCY) == without
-
-
-def test_throughput_is_compared_apart():
-    run = run_of(
-        cell(mode="compile", blocks=[block(i, [100.0], i, 90.0) for i in range(6)]),
-        cell(mode="graph", blocks=[block(i, [100.0], i, 30.0) for i in range(6)]),
-    )
-    comparisons = compare.Ratios(run)
-    assert only(comparisons, "graph", "compile").ratio.value == pytest.approx(1)
-    assert only(comparisons, "graph", "compile", TimeKind.THROUGHPUT).ratio.value == pytest.approx(3)
-
-
 def test_paired_modes_use_the_baselines_blocks_of_their_pair():
     run = run_of(
         cell(mode="compile", grouping=Grouping.PAIRS, group=["compile", "eager"], **steady([900] * 6)),
@@ -229,11 +207,6 @@ def test_unprofiled_process_leaves_its_ratios_without_verdict(
 def test_without_two_good_cells_there_is_a_reason_and_no_ratio(cells, missing):
     item = only(compare.Ratios(run_of(*cells)), "graph", "compile")
     assert (item.ratio, item.verdict, item.missing) == (None, None, missing)
-
-
-def test_variants_and_sizes_of_a_workload_are_not_mixed():
-    run = run_of(cell(mode="compile", variant="current", **steady([500] * 6)), cell(mode="graph"))
-    assert only(compare.Ratios(run), "graph", "compile").missing == "compile: not run"
 
 
 def test_a_time_that_is_no_time_is_an_error_that_names_the_cell():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -13,10 +12,10 @@ from fixtures.synthetic_results import (
     environment,
     failed_cell,
     in_processes,
-    large_run_cells,
 )
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
+from recorded_runs import comparisons
 
 from suite.measure.modes import MODES
 from suite.report import charts, compare
@@ -130,13 +129,6 @@ def test_a_tick_is_near_both_ends_of_a_ratio_axis(values):
     assert min(axes.get_yticks()) < 2 * low and max(axes.get_yticks()) > high / 2
 
 
-def test_a_single_block_has_no_interval_to_draw():
-    one = {"blocks": [block(0, [50.0, 51.0])]}
-    chart = charts_of(cell("EOS", "compile", **one), cell("EOS", "graph", **one))["over_compile"]
-    assert chart.bars["EOS", "graph"].interval is None
-    assert math.isfinite(draw(chart, ORIGIN).axes[0].get_ylim()[1])
-
-
 def test_time_split_is_relative_to_the_reference():
     chart = charts_of(cell("EOS", "compile", 100.0), cell("EOS", "graph", 80.0))["time_split"]
     # kernels 40 us in both, of compile's 100 us
@@ -182,16 +174,6 @@ def test_title_has_the_warning_the_card_and_the_number_of_runs():
     ]
 
 
-def test_long_titles_stay_inside_the_figure():
-    long = Provenance("run " + "r" * 40, "GPU " + "x" * 40, "c" * 10, "0.0+cu130", "SMOKE RUN " + "really " * 20)
-    bars = {("a", series): Bar(1.0, published=2.0) for series in ("graph", "a series with quite a long name", "c", "d")}
-    figure = draw(chart_of(bars, published="a source"), long)
-    figure.draw_without_rendering()
-    for item in (figure._suptitle, figure.legends[0]):
-        box = item.get_window_extent()
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
-
-
 def test_published_marks_are_drawn_only_where_there_are_some():
     marked = chart_of({("a", "graph"): Bar(1.0, published=3.0)}, published="GraCE: H100")
     with_mark = draw(marked, ORIGIN)
@@ -203,8 +185,8 @@ def test_published_marks_are_drawn_only_where_there_are_some():
 
 
 def test_workloads_in_many_modes_do_not_overlap():
-    cells = large_run_cells()
-    figure = draw(charts_of(*cells)["time_split"], ORIGIN)
+    groups, series = [f"W{number}" for number in range(13)], ("eager", "compile", "graph", "placement", "encore")
+    figure = draw(chart_of({(group, mode): Bar(50.0, total=90.0) for group in groups for mode in series}), ORIGIN)
     figure.draw_without_rendering()
     for axes in figure.axes:
         edges = sorted({(patch.get_x(), patch.get_x() + patch.get_width()) for patch in axes.patches})
@@ -217,14 +199,14 @@ def test_workloads_in_many_modes_do_not_overlap():
 
 def test_text_of_a_wide_figure_is_legible_at_a_thousand_pixels():
     """Where a page shows it so wide, the smallest letters are ten pixels high."""
-    for name, chart in charts_of(*large_run_cells()).items():
+    for chart in charts.of_run(comparisons(), PUBLISHED)[:2]:
         figure = draw(chart, ORIGIN)
         sizes = [
             text.get_fontsize()
             for axes in figure.axes
             for text in (*axes.texts, *axes.get_xticklabels(), axes.yaxis.label)
         ]
-        assert min(sizes) * 1000 / (72 * figure.get_figwidth()) >= 10, name
+        assert min(sizes) * 1000 / (72 * figure.get_figwidth()) >= 10, chart.name
 
 
 def test_modes_have_colours_of_their_own_in_every_figure():
@@ -315,13 +297,6 @@ def test_a_reason_that_a_whole_group_has_is_written_once() -> None:
     }
     figure = draw(Chart("test", "Title", "axis", Scale.LINEAR, ("A", "B"), ("x", "y"), bars), ORIGIN)
     assert [text.get_text() for text in figure.axes[0].texts] == ["\N{BALLOT X} oom"] * 2
-
-
-def test_labels_stand_beyond_bar_interval_and_mark() -> None:
-    bars = {("A", "x"): Bar(50, (40, 60), published=62, label="fifty"), ("A", "y"): Bar(0.0, label="none")}
-    figure = draw(Chart("test", "Title", "axis", Scale.PERCENT, ("A",), ("x", "y"), bars), ORIGIN)
-    places = {text.get_text(): text.xy[1] for text in figure.axes[0].texts}  # type: ignore[attr-defined]
-    assert places == {"fifty": 62, "none": 0}
 
 
 def test_lines_are_in_the_legend_and_ratios_logarithmic() -> None:

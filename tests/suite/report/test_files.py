@@ -29,13 +29,6 @@ def test_report_keeps_other_files_of_a_folder_of_figures(tmp_path):
     assert (figures / "over_compile.png").read_text() == "over_compile"
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_report_without_a_folder_of_figures_writes_none(tmp_path):
-    report = build_report([write_run(tmp_path / "run", [cell("EOS", "compile")])], None, tmp_path / "out")
-    assert report.figures == [] and "<svg>" in report.html.read_text()
-    assert not (tmp_path / "out" / "figures").exists()
-
-
 @pytest.mark.parametrize("wrong", ["out", "out/below", "figures", "tables"])
 def test_a_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeypatch, wrong):
     monkeypatch.setattr(build, "draw", lambda *_: pytest.fail("drawn before the folders were looked at"))

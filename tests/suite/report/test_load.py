@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from fixtures.synthetic_results import GPU, cell, environment, explanation, failed_cell, write_explanations, write_run
+from fixtures.synthetic_results import GPU, cell, environment, explanation, failed_cell, write_run
 
 from suite.report import provenance
 from suite.report.runs import (
@@ -14,7 +14,6 @@ from suite.report.runs import (
     load_recorded,
     load_run,
     load_runs,
-    row_label,
 )
 from suite.results.errors import WrongUse
 from suite.results.schema import HostUse, Status
@@ -37,19 +36,6 @@ def test_cells_come_by_workload_and_mode_in_any_order(tmp_path):
 def test_unknown_mode_is_kept_and_comes_last(tmp_path):
     run = load_run(write_run(tmp_path, [cell("EOS", "a-new-mode"), cell("EOS", "graph")]))
     assert run.modes == ("graph", "a-new-mode")
-
-
-@pytest.mark.parametrize(
-    ("parts", "label"),
-    [
-        (("ST", "published", "full"), "ST"),
-        (("ST", "current", "full"), "ST (current)"),
-        (("ST", "current", "tiny"), "ST (current, tiny)"),
-        (("ST", None), "ST"),
-    ],
-)
-def test_labels_name_what_differs_from_the_published_program(parts, label):
-    assert row_label(*parts) == label
 
 
 def test_published_values_belong_to_published_full_size_programs():
@@ -208,12 +194,6 @@ def test_runs_of_different_machines_are_refused(tmp_path, changes, message):
         load_runs(runs)
 
 
-def test_cpu_run_does_not_join_a_gpu_run_of_its_machine(tmp_path):
-    runs = [made_at(tmp_path, "a", 1, [cell()]), made_at(tmp_path, "b", 2, [cell("ST", device="cpu")])]
-    with pytest.raises(WrongUse, match=r"GPU \(SYNTHETIC GPU and CPU SYNTHETIC CPU\)"):
-        load_runs(runs)
-
-
 def test_packages_of_one_pytorch_release_go_together(tmp_path):
     """A wheel of the index and one of a distribution spell the version differently."""
     runs = [
@@ -275,15 +255,6 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path):
 def test_analyses_of_tiny_models_are_labelled():
     assert provenance.of_explanations((explanation(),)).warning is None
     assert "TINY MODELS" in provenance.of_explanations((explanation(), explanation("EOS", size="tiny"))).warning
-
-
-def test_explanations_come_by_target(tmp_path):
-    write_explanations(tmp_path, [explanation("ST"), explanation("EOS"), explanation("ST", variant="current")])
-    assert [(item.target, item.variant) for item in load_explanations(tmp_path)] == [
-        ("EOS", "published"),
-        ("ST", "current"),
-        ("ST", "published"),
-    ]
 
 
 def test_an_empty_or_missing_folder_of_explanations_is_refused(tmp_path):

@@ -9,12 +9,10 @@ import pytest
 from fixtures.report_pages import few_exhibits, page_of, undrawn  # noqa: F401  # fixtures are used by their names
 from fixtures.synthetic_results import (
     cell,
-    environment,
     failed_cell,
 )
 
 from suite.report import build
-from suite.report.page import environment_facts
 from suite.results.schema import Status
 
 
@@ -92,15 +90,3 @@ def test_the_script_sorts_numbers_and_keeps_missing_values_last(tmp_path):
     """
     lines = subprocess.run(["node", "-e", program, script], capture_output=True, text=True, check=True).stdout
     assert lines.splitlines() == ["9 10 1,000 oom -", "1,000 10 9 oom -"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "shown"),
-    [
-        ({}, "f" * 40),
-        ({"git_dirty": True}, "f" * 40 + ", with uncommitted changes"),
-    ],
-)
-def test_the_commit_of_a_run_stands_with_its_code(changes, shown):
-    facts = environment_facts(environment(**{"git_commit": "f" * 40, "git_dirty": False} | changes))
-    assert facts["commit"] == shown

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-
 import pytest
 from fixtures.synthetic_results import (
     block,
@@ -19,11 +16,10 @@ from fixtures.synthetic_results import (
 from suite.report import cell_tables, compare, provenance, runs, speedup_tables
 from suite.report.published import load_published
 from suite.report.runs import Run
-from suite.report.table import make_table, to_csv, to_markdown
+from suite.report.table import make_table, to_markdown
 from suite.results.schema import (
     Cell,
     HostUse,
-    NotCaptured,
     Shortage,
     Status,
 )
@@ -203,23 +199,6 @@ def test_simultaneous_workloads_are_among_the_conditions():
     assert runs.at_the_same_time(Run(environment(), cells, parts=shards)) == ("BERT", "DBV2")
 
 
-def test_reasons_for_not_capturing_are_listed(run):
-    reason = NotCaptured(reason="cpu device (primals_1)", source_line="model.py:12", count=3)
-    table = cell_tables.table(
-        "not_captured",
-        Run(run.environment, (cell("EOS", "graph", metrics=metrics(not_captured=[reason])), cell("ST", "graph"))),
-    )
-    assert rows(table) == [
-        {
-            "workload": "EOS",
-            "mode": "graph",
-            "reason": "cpu device (primals_1)",
-            "source_line": "model.py:12",
-            "count": 3,
-        }
-    ]
-
-
 def test_failed_and_missing_cells_are_listed_with_their_error(run):
     assert rows(cell_tables.table("failed", run)) == [
         {"workload": "ST", "mode": "graph", "status": "oom", "error": "CUDA out of memory | tried 2 GB"},
@@ -235,34 +214,12 @@ def test_a_failed_cell_has_its_status_in_every_table_of_cells(run, comparisons):
             assert [name for name, value in found.items() if value is not None] == ["workload", "mode"], table.name
 
 
-def test_csv_reads_back_with_raw_values_and_provenance(run):
-    text = to_csv(cell_tables.table("times", run), provenance.of_run(run))
-    first = next(entry for entry in csv.DictReader(io.StringIO(text)) if entry["mode"] == "compile")
-    assert (first["workload"], first["host_us"], first["samples"]) == ("EOS", "100.0", "54")
-    assert (first["device"], first["commit"], first["warning"]) == ("SYNTHETIC GPU", "0123456789", "")
-
-
-def test_every_table_of_a_smoke_run_says_so(run, comparisons):
-    smoke = Run(run.environment, tuple(item.model_copy(update={"device": "cpu"}) for item in run.cells))
-    origin = provenance.of_run(smoke)
-    entries = []
-    for table in all_run_tables(smoke, compare.Ratios(smoke)):
-        assert "SMOKE RUN on the CPU" in to_markdown(table, origin)
-        entries += csv.DictReader(io.StringIO(to_csv(table, origin)))
-    assert entries and all("SMOKE RUN" in entry["warning"] for entry in entries)
-
-
 def test_markdown_escapes_what_would_break_a_table_or_be_html():
     table = make_table("t", "A <b>", "", [{"workload": "a|b\n<script>", "host_us": None}])
     run = Run(environment(), (cell(),))
     lines = to_markdown(table, provenance.of_run(run)).splitlines()
     assert lines[0] == "### A &lt;b>"
     assert lines[-1] == "| a\\|b &lt;script> | \N{EN DASH} |"
-
-
-def test_counts_beside_missing_values_stay_counts():
-    table = make_table("t", "T", "", [{"kernels": 3}, {}])
-    assert to_csv(table, provenance.of_run(Run(environment(), (cell(),)))).splitlines()[1].startswith("3,")
 
 
 def test_what_rows_lack_for_want_of_memory_is_told():

@@ -248,16 +248,6 @@ def test_workloads_and_modes_of_one_run_alone_are_named(compare: Callable[..., C
     }
 
 
-def test_a_line_cut_short_is_said_to_be_one(tmp_path: Path) -> None:
-    base = write_run(tmp_path / "a", cells(), environment(run_id="a"))
-    new = write_run(tmp_path / "b", cells(), environment(run_id="b"))
-    whole = (new / "cells.jsonl").read_bytes()
-    (new / "cells.jsonl").write_bytes(whole[:-40])
-    made = compare_sides(find_side(str(base)), find_side(str(new)))
-    assert any(remark.startswith("NEW: ") and "cut" in remark for remark in made.remarks), made.remarks
-    assert pair(made, "placement").reason == "only in BASE"
-
-
 def test_runs_of_different_devices_are_refused(compare: Callable[..., Comparison]) -> None:
     other = environment(run_id="new", gpu=GPU.model_copy(update={"name": "ANOTHER GPU"}))
     with pytest.raises(WrongUse, match=r"measured on SYNTHETIC GPU and .* on ANOTHER GPU"):
