@@ -122,6 +122,8 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
         (),
         "reaches a sparse tensor",
     ),
+    "a value is read on the host": (lambda: lambda x: x * x.sum().item(), (), "reads a value of the GPU on the host"),
+    "hooks on itself": (lambda: hooked(), (), "callable 1 has hooks on itself"),
     "compiled in place": (lambda: in_place(), (), "is compiled in place"),
 }
 
@@ -152,6 +154,12 @@ class Older(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.condition
+
+
+def hooked() -> nn.Module:
+    module = nn.Linear(3, 3)
+    module.register_forward_hook(lambda module, args, out: out)
+    return module
 
 
 def in_place() -> nn.Module:

@@ -203,23 +203,6 @@ def test_results_in_memory_of_the_program_stay_there(outputs: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
-@pytest.mark.parametrize("outputs", ["static", "copied"])
-def test_kept_results_that_share_memory_stay_valid(outputs: str) -> None:
-    class Twice(nn.Linear):
-        def forward(self, x: torch.Tensor) -> Any:
-            result = super().forward(x)
-            return result.detach(), result.detach()[0], result.sum()
-
-    module = Twice(3, 3)
-    call = graphed(module, batches(1), outputs=outputs)
-    xs = batches(4)
-    kept = [module(x) for x in xs if call.restart() is None]
-    for x, (whole, row, _) in zip(xs, kept, strict=True):
-        assert torch.equal(whole, plain_linear(module, x)) and torch.equal(row, whole[0])
-    assert call.calls_without_graph == (3 if outputs == "static" else 0)
-
-
-@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
 @pytest.mark.parametrize("order", [None, [1, 1, -1, -1]])
 def test_a_view_that_a_variable_of_the_loop_holds_costs_one_call(order: list[int] | None) -> None:
     module, eager = nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())
@@ -291,15 +274,6 @@ def test_hooks_of_what_gets_no_gradient_are_not_called() -> None:
         found.append(gradients(one))
     assert same(*found)
     assert call.calls_without_graph == 0
-
-
-def test_own_leaves_mean_that_nothing_is_differentiated() -> None:
-    def scaled(x: torch.Tensor) -> torch.Tensor:
-        return torch.ones(3, requires_grad=True) * x.detach()
-
-    call = graphed(scaled, batches(1, requires_grad=True))
-    for x in batches(3, requires_grad=True):
-        assert torch.equal(call[0](x), x)
 
 
 class Views(nn.Linear):
