@@ -16,6 +16,7 @@ not take None: such a leaf gets the zeros, and so does an argument that was comp
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class BackwardRefused(RuntimeError):
 
 
 class Pool:
-    """Hold a memory pool's handle, the slots in it, and the forwards whose backwards read memory of it."""
+    """Hold a memory pool's handle, its slots in the order of their captures, and forwards whose backwards read it."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -118,9 +119,10 @@ class Slot:
         """Return why the forward cannot be launched for these inputs; None if it can. Held results move out then."""
         if self.written_memory.holds_one_of(inputs):
             return ARGUMENT_WRITTEN
-        # Those of the pool lie where this graph may write on its way, if that memory was free when they were captured.
-        others = [slot.results for slot in self.pools[0].slots if slot is not self and slot.results.out]
-        return None if all(one.move_out() for one in [self.results, *others]) else RESULT_HELD
+        # Slots captured later have results where this graph may write on its way: that memory was free then.
+        own_and_later = itertools.dropwhile(lambda slot: slot is not self, self.pools[0].slots)
+        held = [slot.results for slot in own_and_later if slot is self or slot.results.out]
+        return None if all(one.move_out() for one in held) else RESULT_HELD
 
     # A forward.
 
@@ -181,6 +183,7 @@ class Slot:
         """Free the graphs."""
         for pool in self.pools:
             pool.give_up("comes after its graphs were freed; call close() after it")
+            pool.slots.clear()
         self.forward.reset()
         if self.backward is not None:
             self.backward.reset()
