@@ -18,10 +18,10 @@ from optimizations.calls.bound import bound, release_bindings
 from optimizations.calls.double_backward import double_backwards_refused
 from optimizations.calls.shortcut import shortcuts
 from optimizations.calls.turns import LENT, inside_a_function
-from optimizations.one_line import one_line
 from optimizations.options import Options
 from optimizations.placement import Feeds, Placement, place, untouched
 from optimizations.report import LEDGER, BindingReport, Entry
+from optimizations.stack_trace import one_line
 from optimizations.torch_internals.cpu_results import corrected, settings_for
 from optimizations.torch_internals.left_out import SPLITTING, with_operators_left_out
 from optimizations.torch_internals.outcome import watched

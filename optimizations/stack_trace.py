@@ -1,4 +1,4 @@
-"""Parse the frames of a stack trace as Python prints it, and find the user's."""
+"""Parse the frames of a stack trace as Python prints it, find the user's, and write an error in one line."""
 
 from __future__ import annotations
 
@@ -52,3 +52,8 @@ def frame_of_program(found: Sequence[Frame]) -> Frame | None:
     """Return the last of these frames that is outside PyTorch, or the last of all if none is; None if there is none."""
     outside = [frame for frame in found if not _TORCH.match(frame.path)]
     return (outside or found)[-1] if found else None
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first line of an error, after its name, for reasons in reports and warnings."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]

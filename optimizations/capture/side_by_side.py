@@ -26,8 +26,8 @@ from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF
 from optimizations.in_place.generated import COLLECTIVE_OPERATORS
-from optimizations.one_line import one_line
 from optimizations.report.concurrency import ConcurrencyReport
+from optimizations.stack_trace import one_line
 from optimizations.torch_internals.generated_modules import loaded_modules
 
 

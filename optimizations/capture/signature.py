@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal
+from optimizations.torch_internals.geometry import is_lazy_view
 
 NUMPY: tuple[type, ...] = ()
 """Numbers of NumPy, which PyTorch has imported if it is installed."""

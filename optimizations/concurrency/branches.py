@@ -30,9 +30,9 @@ from optimizations.graph.records import (
     Node,
     OtherNode,
 )
-from optimizations.one_line import one_line
 from optimizations.race import Race
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
+from optimizations.stack_trace import one_line
 from optimizations.torch_internals.generated_modules import source_line
 
 CHAIN, BRANCHES = "chain", "branches"

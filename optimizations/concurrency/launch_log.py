@@ -32,7 +32,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.concurrency.order import Launch, Span
 from optimizations.graph.memory import memory_of, storage_of
-from optimizations.one_line import one_line
+from optimizations.stack_trace import one_line
 from optimizations.torch_internals.generated_modules import current_line
 from optimizations.written_operands import operands, tensors_in, written
 

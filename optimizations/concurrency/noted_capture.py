@@ -12,7 +12,7 @@ from optimizations.concurrency.branches import Noted
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.pools import SmallSegments, used_blocks
 from optimizations.graph.read import captured_nodes
-from optimizations.one_line import one_line
+from optimizations.stack_trace import one_line
 
 KEPT_SHARE = 0.02
 """The share of PyTorch's reserved memory that a recording may keep from being used again, up to an eighth of what is

@@ -20,7 +20,7 @@ from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import WORD_BYTES, CapturedGraph, KernelNode
 from optimizations.graph.table import CAPACITIES, KERNEL_NAME, build_table_kernel
-from optimizations.one_line import one_line
+from optimizations.stack_trace import one_line
 
 NUMBER = 0x5EED
 

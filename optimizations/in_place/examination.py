@@ -34,7 +34,7 @@ from optimizations.in_place import budget
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.lazy_view import is_lazy_view
+from optimizations.torch_internals.geometry import is_lazy_view
 
 SHIFT_BYTES = 4096
 """The distance by which all inputs move once more for the last capture; it keeps their alignment."""

@@ -22,7 +22,6 @@ call.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
 from itertools import pairwise
@@ -49,8 +48,8 @@ from optimizations.in_place.examination import (
     ineligible_reason,
 )
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.one_line import one_line
 from optimizations.selection import CopiedInput, reason_to_copy
+from optimizations.stack_trace import one_line
 
 REPLAYS_AFTER_A_RACE = 8
 """Replays in which the graph may be worked on after a race, however long the race took."""
@@ -107,7 +106,6 @@ class Session:
         tools: Callable[[], DeviceTools],
         alone: Callable[[], bool] = lambda: True,
         inside: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.perf_counter,
         is_seldom: Callable[[], bool] = lambda: False,
         selects: bool = False,
         branches: Branches | None = None,
@@ -117,9 +115,7 @@ class Session:
         self.examination = Examination(recorded, host, code, capture, tools, alone)
         self._choice = choice
         self.inside = inside
-        self._clock = clock
         self.use = Use()
-        self.spent_s = 0.0
         self._is_seldom = is_seldom
         self._counted = False
         self._eligible = [one for one in recorded.copied if ineligible_reason(recorded.inputs[one]) is None]
@@ -154,13 +150,10 @@ class Session:
         if self.stage is Stage.RACING:
             return self._racing_call(inputs, replay)
         if self.stage is Stage.WAITING:
-            started = self._clock()
             if (undecided := self._undecided) is not None:
                 self._order_launches(undecided)
             else:
                 self._guarded(self._examine)
-            self.spent_s += self._clock() - started
-            return replay(inputs)
         return replay(inputs)
 
     def rests(self, inputs: Sequence[Any]) -> bool:
@@ -306,7 +299,6 @@ class Session:
 
     def settle_by_name(self) -> None:
         """Carry the plan out right after the recording; `unusable` says why it failed. See `without_placeholder`."""
-        started = self._clock()
         self.unusable, self._declined = "its inputs have no placeholders, and it cannot be led to them", True
         try:
             examination = self.examination
@@ -323,7 +315,6 @@ class Session:
                 self._end()
         except Exception as error:
             self._give_up(one_line(error))
-        self.spent_s += self._clock() - started
 
     # Stage 2
 

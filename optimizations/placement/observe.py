@@ -17,7 +17,6 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
-from optimizations.lazy_view import is_lazy_view
 from optimizations.placement.operators import (
     OTHER_MEMORY,
     STRIDED,
@@ -25,6 +24,7 @@ from optimizations.placement.operators import (
     gpu_obstacle,
     needs_values,
 )
+from optimizations.torch_internals.geometry import is_lazy_view
 from optimizations.written_operands import tensors_in, written
 
 _STREAM_METHODS = frozenset(

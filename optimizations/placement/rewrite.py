@@ -14,13 +14,13 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
-from optimizations.lazy_view import is_lazy_view
 from optimizations.placement.connections import Connections, feed_plan
 from optimizations.placement.feed_plan import FeedPlan, Source, TensorLayout
 from optimizations.placement.observe import CannotObserve, Observation, observe
 from optimizations.placement.original import Original
 from optimizations.placement.plan import Hoist, PlacementPlan
 from optimizations.placement.twin import RewriteFailed, check_kept, check_passed, compare, new_alias
+from optimizations.torch_internals.geometry import is_lazy_view
 
 ADDED = "encore_"
 HOISTED = f"{ADDED}hoisted"

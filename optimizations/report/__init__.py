@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from optimizations.report.recordings import CountedCalls, Direction, KeptResults, RecordingReport
-from optimizations.report.selection import SelectionReport
+from optimizations.report.recordings import CountedCalls, Direction, KeptResults, RecordingReport, SelectionReport
 
 CpuKind = Literal["constant", "attribute", "argument", "computed"]
 Size = int | str

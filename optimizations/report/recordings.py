@@ -1,4 +1,4 @@
-"""Define the records of what replay does with the inputs of one recording. See `report`."""
+"""Define the records of recordings, and of how the calls of one function run. See `report`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from optimizations.report.concurrency import ConcurrencyReport
+from optimizations.selection import Decision
 
 Direction = Literal["inference", "forward", "backward"]
 
@@ -49,10 +50,8 @@ class RecordingReport:
         pointer_bytes: written instead, in a replay in which every indirect input has moved.
         fallbacks: node by node, why an updater that was tried earlier was not used.
         off: why nothing was indirected at all, where that is not for reasons of single inputs.
-        indirection_s: host time spent on all of it, beyond the recording itself.
         stage: "waiting" (not examined yet), "racing" (a chain is timed against branches), or "done".
         waiting: what is being waited for; None where nothing is.
-        recording_s: how long the recording took.
         replays: calls served by the graph so far; `steady_replays` of them without what a call of stock's does.
         moves: those in which an input that is read in place had moved.
         total_copied_bytes, total_pointer_bytes: copied, and written, by all replays so far.
@@ -67,10 +66,8 @@ class RecordingReport:
     pointer_bytes: int
     fallbacks: tuple[str, ...]
     off: str | None
-    indirection_s: float
     stage: str = "done"
     waiting: str | None = None
-    recording_s: float = 0.0
     replays: int = 0
     moves: int = 0
     total_copied_bytes: int = 0
@@ -108,3 +105,26 @@ class CountedCalls:
     direction: Direction
     reason: str
     calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionReport:
+    """Tell how calls of one function of Inductor's run, and why.
+
+    Attributes:
+        decision: "no graph", "copies" (a graph that copies its inputs) or "in place" (one that reads some where they
+            are); None where that is not decided yet, or the function cannot be recorded.
+        why: the numbers that decided it, or what is being waited for.
+        kernels: kernels of its graph, or of the generated code where none was read; None where neither is known.
+        copied_bytes: data that each replay copies; None where no graph was recorded.
+        nodes: nodes of the graph that get new addresses when all inputs that are read in place have moved.
+        median_us: measured time of each alternative, with `selection="measure"`.
+    """
+
+    direction: Direction
+    decision: Decision | None
+    why: str
+    kernels: int | None
+    copied_bytes: int | None
+    nodes: int
+    median_us: tuple[tuple[str, float], ...] = ()

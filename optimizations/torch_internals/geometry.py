@@ -27,6 +27,14 @@ def picker(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
     return lambda values: tuple([values[place] for place in places])
 
 
+def is_lazy_view(tensor: torch.Tensor) -> bool:
+    """Return whether a flag says that a tensor is the conjugate or negative of its memory's values.
+
+    Generated code, and whatever knows of a tensor where it lies and its geometry only, does not see that flag.
+    """
+    return tensor.is_conj() or tensor.is_neg()
+
+
 def geometry_of(tensor: torch.Tensor) -> Geometry:
     """Return dtype, shape, and the strides of dimensions that have more than one element."""
     steps = tuple(step for extent, step in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1)

@@ -17,8 +17,7 @@ from optimizations.in_place.budget import most_calls_between
 from optimizations.in_place.generated import GeneratedCode, read_generated
 from optimizations.in_place.session import Session
 from optimizations.options import Options
-from optimizations.report.recordings import CountedCalls, Direction, KeptResults, RecordingReport
-from optimizations.report.selection import SelectionReport
+from optimizations.report.recordings import CountedCalls, Direction, KeptResults, RecordingReport, SelectionReport
 from optimizations.selection import Decision, copies_cost_more, without_graph
 from optimizations.torch_internals.geometry import FixedGeometry
 

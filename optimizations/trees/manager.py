@@ -58,7 +58,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.calls.turns import is_lent
 from optimizations.graph.pools import Pool, claim, end_failed_capture, failed_in_cusolver, give_back, pool_memory
-from optimizations.one_line import one_line
+from optimizations.stack_trace import one_line
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.stock_trees import forget_places, with_globals
 from optimizations.trees import moved_inputs

@@ -43,9 +43,9 @@ from optimizations.in_place.description import RESTING, Counted, describe
 from optimizations.in_place.examination import Recorded
 from optimizations.in_place.session import Session, Stage
 from optimizations.in_place.without_placeholder import without_placeholder
-from optimizations.one_line import one_line
 from optimizations.race import Race, mark
 from optimizations.report.recordings import RecordingReport
+from optimizations.stack_trace import one_line
 from optimizations.torch_internals.stock_trees import INPUT_COPY_IDXS, checks_deaths_when_running, compared_inputs
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.liveness import MANY, Many, Reference, rearranged

@@ -30,7 +30,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.one_line import one_line
+from optimizations.stack_trace import one_line
 from optimizations.trees import containers
 
 PATIENCE_S = 3.0

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.lazy_view import is_lazy_view
+from optimizations.torch_internals.geometry import is_lazy_view
 from optimizations.torch_internals.thread_state import apart_from_the_program
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.live_results import LiveResults

@@ -17,7 +17,7 @@ from optimizations import selection
 from optimizations.in_place import budget
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.race import CALLS
-from optimizations.report.selection import SelectionReport
+from optimizations.report.recordings import SelectionReport
 from optimizations.trees import measured
 from optimizations.trees.containers import free_all
 from optimizations.trees.function import TRIED_WITHOUT_GRAPH

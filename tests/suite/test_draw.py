@@ -114,7 +114,7 @@ def test_graph_without_an_order_gives_its_reason(times_us: tuple[float, ...] | N
 
 
 def recording(concurrency: ConcurrencyReport | None) -> RecordingReport:
-    return RecordingReport("inference", 1, 1, (), 0, 0, (), None, 0, 0.0, concurrency=concurrency)
+    return RecordingReport("inference", 1, 1, (), 0, 0, (), None, concurrency=concurrency)
 
 
 def test_reports_of_a_program_become_graphs() -> None:

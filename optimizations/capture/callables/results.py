@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from optimizations import torch_internals
-from optimizations.lazy_view import is_lazy_view
+from optimizations.torch_internals.geometry import is_lazy_view
 
 
 class StaticResults:

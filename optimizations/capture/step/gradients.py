@@ -32,8 +32,8 @@ from optimizations.capture.step.gradient_references import GradientReferences, O
 from optimizations.capture.step.tensor_marks import Metadata, look
 from optimizations.graph.memory import MemoryRanges, size_bytes
 from optimizations.graph.records import MemoryRange
-from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal, StepRefused
+from optimizations.torch_internals.geometry import is_lazy_view
 from optimizations.torch_internals.tensor_guard import same_gradients
 
 _get: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("grad")

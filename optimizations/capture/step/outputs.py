@@ -19,7 +19,7 @@ from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.observer import storage
 from optimizations.graph.memory import data_of, is_expanded, size_bytes
-from optimizations.lazy_view import is_lazy_view
+from optimizations.torch_internals.geometry import is_lazy_view
 
 MOST_GAP_BYTES = 65536
 """Results whose elements lie apart are copied as the memory from the first to the last, up to this size."""

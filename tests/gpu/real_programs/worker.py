@@ -212,7 +212,7 @@ def _encore() -> dict[str, Any] | None:
     kept = [one for graph in graphs for one in graph.kept]
     told: dict[str, Any] = {"recordings": len(recordings)}
     bytes_copied = "copied_bytes", "total_copied_bytes"
-    for name in ("recording_s", "indirection_s", "replays", "steady_replays", "moves", *bytes_copied):
+    for name in ("replays", "steady_replays", "moves", *bytes_copied):
         told[name] = sum(getattr(recording, name) for recording in recordings)
     for name, field in (("stages", "stage"), ("waiting", "waiting"), ("off", "off")):
         told[name] = dict(Counter(value for one in recordings if (value := getattr(one, field))))

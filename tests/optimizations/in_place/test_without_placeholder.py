@@ -50,7 +50,6 @@ def test_large_named_inputs_get_no_placeholder(
     assert placeholders(cuda_on_cpu) == 0 and model.runs == ["plain", "captured"]
     assert (report.stage, report.total_copied_bytes) == ("done", 0)
     assert [(one.indirect, one.has_placeholder) for one in report.inputs] == [(True, False)] * 2
-    assert report.indirection_s > 0
     assert report.moves == 4, "it follows the inputs from the first replay on"
 
 

@@ -47,7 +47,7 @@ class FakeEncore(FakeMaker):
     def __init__(self, options: Options, report: Callable[[Any], None]) -> None:
         super().__init__()
         self.made_with.append(options.indirection)
-        report(FakeFunction(RecordingReport("inference", 3, 2, (), 0, 16, (), None, 6, 0.5)))
+        report(FakeFunction(RecordingReport("inference", 3, 2, (), 0, 16, (), None)))
 
 
 @pytest.fixture

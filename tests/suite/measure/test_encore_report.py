@@ -11,8 +11,7 @@ import pytest
 
 from optimizations.report import LEDGER, CompiledGraph, Copy, Entry, Left, PlacementReport
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
-from optimizations.report.recordings import CountedCalls, KeptResults, RecordingReport, ReplayedInput
-from optimizations.report.selection import SelectionReport
+from optimizations.report.recordings import CountedCalls, KeptResults, RecordingReport, ReplayedInput, SelectionReport
 from suite.measure.encore_report import encore_report
 from suite.results.schema import Metrics
 
@@ -76,7 +75,6 @@ def test_recordings_stand_in_the_row_and_are_read_back() -> None:
         pointer_bytes=24,
         fallbacks=(),
         off=None,
-        indirection_s=1.5,
         concurrency=ConcurrencyReport("chain", "it is faster", order=(OrderedLaunch("mm", ("gemm",), ()),)),
     )
     kept = KeptResults("backward", (0,), copies=3, copied_bytes=96)
