@@ -6,21 +6,20 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from models.registry import Workload
 from suite.results import stats
-from suite.run.group import Bench
+from suite.run.group import GroupSession
 from suite.run.member import Member
-from suite.run.process import converse
 from suite.run.schedule import THROUGHPUT_EVERY, least_blocks, orders, sampling_for
 from suite.settings import RunSettings
-from suite.worker.protocol import BLOCKS_PER_CORE, Failed, Measure, Measured, core_for
+from suite.worker.protocol import BLOCKS_PER_CORE, Measure, core_for
 
 
-def measure_blocks(bench: Bench, workload: Workload, members: Sequence[Member]) -> None:
+def measure_blocks(session: GroupSession, members: Sequence[Member]) -> None:
     """Measure blocks of all members, in an order that changes from block to block. A member that fails drops out.
 
     At least as many as the settings say, then more until every ratio would be narrow enough or the time is over.
     """
+    bench, workload = session.bench, session.workload
     settings = bench.settings
     cores = sorted(os.sched_getaffinity(0)) if settings.device == "cuda" else []
     by_name = {member.mode.name: member for member in members}
@@ -37,10 +36,8 @@ def measure_blocks(bench: Bench, workload: Workload, members: Sequence[Member]) 
         for member in asked:
             if index == 0:
                 bench.display.phase(member.mode.name, "measure")
-            ask = _measure_command(settings, member, index, turn, cores)
+            session.converse({member: _measure_command(settings, member, index, turn, cores)})
             turn += 1
-            if (answer := _ask(bench, member, ask)) is not None:
-                member.blocks.append(answer.block)
     for member in members:
         if member.failure is None:
             bench.display.measured(member.mode.name, len(member.blocks))
@@ -99,13 +96,3 @@ def _measure_command(
         )
         for rank in range(ranks)
     ]
-
-
-def _ask(bench: Bench, member: Member, commands: Sequence[Measure]) -> Measured | None:
-    answer = converse({member.worker: commands}, bench.timeout_s)[member.worker]
-    member.by_rank.append(answer.by_rank)
-    if isinstance(answer.whole, Failed):
-        member.failure, member.failed_rank = answer.whole, answer.failed_rank
-        return None
-    assert isinstance(answer.whole, Measured), "converse lets only the answer to the command through"
-    return answer.whole

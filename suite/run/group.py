@@ -40,6 +40,7 @@ from suite.worker.protocol import (
     Command,
     Compile,
     Failed,
+    Measured,
     Prepare,
     Prepared,
     Settle,
@@ -207,8 +208,8 @@ class GroupSession:
         compiling = [member for member in members if member.mode.backend is not None]
         if compiling and not self.bench.toolchain.asked:
             self.bench.toolchain.asked = True
-            self._converse(self._start_commands(compiling[:1], modes, cache))
-        self._converse(
+            self.converse(self._start_commands(compiling[:1], modes, cache))
+        self.converse(
             {member: self._prepare_commands(member, modes, cache) for member in members if not member.failure}
         )
         if do_not_fit(members):
@@ -242,7 +243,7 @@ class GroupSession:
         cold = [member for member in cold if not member.failure]
         conditions = cache.conditions(len(cold))
         told = {**dict.fromkeys(cold, conditions), **dict.fromkeys(warm, CompileConditions.WARM)}
-        self._converse(
+        self.converse(
             {
                 **self._start_waiting(),
                 **{m: [Compile(conditions=told[m])] * len(m.worker.ranks) for m in told if not m.failure},
@@ -261,9 +262,9 @@ class GroupSession:
 
     def _tell(self, members: Sequence[Member], command: Command) -> None:
         """Send the same command to all members that have not failed, at the same time."""
-        self._converse({m: [command] * len(m.worker.ranks) for m in members if m.failure is None})
+        self.converse({m: [command] * len(m.worker.ranks) for m in members if m.failure is None})
 
-    def _converse(self, commands: Mapping[Member, Sequence[Command]]) -> None:
+    def converse(self, commands: Mapping[Member, Sequence[Command]]) -> None:
         """Send each member its command (one for each rank), all at the same time, and keep the answers."""
         members = {member.worker: member for member in commands}
         answers = converse(
@@ -278,6 +279,8 @@ class GroupSession:
                 case Prepared() as prepared:
                     member.prepared = prepared
                     self._iteration_us.setdefault(member.mode.name, prepared.iteration_us)
+                case Measured(block=block):
+                    member.blocks.append(block)
                 case Collected(metrics=metrics):
                     member.metrics = metrics or member.metrics
                 case Built() as built:

@@ -217,7 +217,7 @@ def _measure_in_turn(
         for member in turn:
             processes[member.mode.name].append(member)
         before = look()
-        measure_blocks(session.bench, session.workload, turn)
+        measure_blocks(session, turn)
         others = between(before, look())
         for member in turn:
             member.others = others

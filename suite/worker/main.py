@@ -46,17 +46,8 @@ if TYPE_CHECKING:
 ORPHAN_GRACE_S = 5.0
 """Time for the current command to end by itself once the runner is gone; then the whole process group is killed."""
 
-_STATUS_OF_PHASE = {
-    "build": Status.MODEL_FAIL_TO_LOAD,
-    "check": Status.RUN_ERROR,
-    "wait": Status.RUN_ERROR,
-    "compare": Status.RUN_ERROR,
-    "compile": Status.COMPILE_ERROR,
-    "warm-up": Status.RUN_ERROR,
-    "settle": Status.RUN_ERROR,
-    "measure": Status.RUN_ERROR,
-    "metrics": Status.RUN_ERROR,
-}
+_STATUS_OF_PHASE = {"build": Status.MODEL_FAIL_TO_LOAD, "compile": Status.COMPILE_ERROR}
+"""Statuses that an exception in a phase stands for; in any other it is `run_error`."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,15 +73,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Server:
-    """Carry out the commands of one runner, one after another."""
+    """Carry out the commands of one runner, one after another. `leaves_at_once`: this process ends without taking apart
+    what it holds, see `_leave`."""
 
     def __init__(self, commands: IO[bytes], replies: IO[bytes]) -> None:
         self._commands = commands
         self._replies = replies
         self._phase = "build"
         self._cell: LiveCell | None = None
-        self._leaves_at_once = False
-        self._entered = False
+        self.leaves_at_once = False
+        self._started = False
 
     def serve(self) -> int:
         try:
@@ -109,13 +101,15 @@ class Server:
         for line in self._commands:
             match COMMANDS.validate_json(line):
                 case Start(spec=spec):
-                    self._enter(spec)
+                    enter_environment(spec)
                     from suite.worker.live_cell import start
 
+                    self._started = True
                     yield start(spec)
                 case Prepare(spec=spec):
-                    self._leaves_at_once = spec.device == "cuda" or (spec.tp or 1) > 1
-                    self._enter(spec)
+                    self.leaves_at_once = spec.device == "cuda" or (spec.tp or 1) > 1
+                    if not self._started:
+                        enter_environment(spec)
                     from suite.worker.live_cell import LiveCell
 
                     self._cell = LiveCell(spec, self._announce)
@@ -134,16 +128,6 @@ class Server:
                     yield Collected(metrics=self._built.once.take(step))
                 case Stop():
                     return
-
-    def _enter(self, spec: CellSpec) -> None:
-        if not self._entered:
-            enter_environment(spec)
-            self._entered = True
-
-    @property
-    def leaves_at_once(self) -> bool:
-        """Return whether this process ends without taking apart what it holds: see `_leave`."""
-        return self._leaves_at_once
 
     @property
     def _built(self) -> LiveCell:
@@ -217,7 +201,7 @@ def status_of(error: BaseException, phase: str) -> Status:
 
         if isinstance(error, torch_internals.TorchDynamoException):
             return Status.COMPILE_ERROR
-    return _STATUS_OF_PHASE[phase]
+    return _STATUS_OF_PHASE.get(phase, Status.RUN_ERROR)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
