@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fixtures.fake_command import COMMANDS_STARTED, Fake
-
-
-@pytest.fixture(scope="package", autouse=True)
-def no_server_is_left() -> Iterator[None]:
-    yield
-    COMMANDS_STARTED.stop()
+from fixtures.fake_command import Fake
 
 
 @pytest.fixture

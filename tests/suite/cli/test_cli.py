@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fixtures.fake_command import COMMANDS_STARTED, CPU, Fake, made_run, workloads_of
+from fixtures.fake_command import CPU, Fake, made_run, run_command, workloads_of
 from fixtures.synthetic_results import environment, explanation, write_explanations, write_run
 from typer.testing import CliRunner
 
@@ -27,8 +27,7 @@ COMMANDS = ("list", "run", "report", "compare", "record", "history", "explain", 
 
 
 def encore(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The real command, as `python -m suite`."""
-    return COMMANDS_STARTED.run("suite", arguments, {**os.environ, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"})
+    return run_command(arguments, {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"})
 
 
 def test_help_imports_no_torch_and_answers_at_once() -> None:
