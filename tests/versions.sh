@@ -65,6 +65,9 @@ else
         cp -- "$root/pyproject.toml" "$environment/made-from"
     fi
 fi
+"$python" -c 'import sys, torch; torch.version.cuda or sys.exit(
+    f"versions: PyTorch {torch.__version__} was built without CUDA, whose names the tests use: install a wheel with CUDA")' ||
+    exit
 echo "versions: the environment is there after $((SECONDS - start)) s" >&2
 
 failed=()

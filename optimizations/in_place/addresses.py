@@ -100,6 +100,7 @@ class AddressTracker:
         self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder, one.size_bytes) for one in inputs]
         self._all_checks = self._checks
         self._pointers = pointers
+        self._data_ptrs_equal = torch_internals.data_ptrs_equal  # which a PyTorch without CUDA does not have
         self._overwritten = owned.joined((written or {}).values())
         self._fill = fill
         # Note [What a launch has done]: written for the next launch; or written by one, so that they need not be again.
@@ -119,7 +120,7 @@ class AddressTracker:
 
     def follow(self, inputs: Sequence[Any]) -> None:
         """Make the graph read these inputs. One comparison in C++ where nothing moved."""
-        if not _data_ptrs_equal(inputs, self.addresses, self.indices):
+        if not self._data_ptrs_equal(inputs, self.addresses, self.indices):
             self._move(inputs)
         elif self._launched:
             self._pointers.settle()
@@ -191,9 +192,6 @@ class AddressTracker:
         """Note that the graph was launched, after each launch."""
         if self.pending:
             self.pending, self._launched = False, True
-
-
-_data_ptrs_equal = torch_internals.data_ptrs_equal
 
 
 def is_readable(one: TrackedInput, address: int, overwritten: MemoryRanges) -> bool:

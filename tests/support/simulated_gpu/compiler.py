@@ -16,6 +16,7 @@ import torch
 
 import optimizations
 from optimizations import torch_internals
+from optimizations.graph.memory import size_bytes
 from optimizations.in_place.generated import GeneratedCode, read_generated
 from optimizations.trees.maker import EncoreMaker
 from simulated_gpu.driver import Function, Node, word
@@ -68,7 +69,12 @@ class Capturable:
                     made[place] = len(made)
                 output = _like(output, memory[place], output.storage_offset())
             results.append(output)
-        copied = [made.get(_place(one)) if isinstance(one, torch.Tensor) else None for one in outputs]
+        copied = [
+            (made[_place(one)], one.storage_offset() * one.element_size())
+            if isinstance(one, torch.Tensor) and _place(one) in made
+            else None
+            for one in outputs
+        ]
         addresses = [tensor.data_ptr() for tensor in tensors]
         addresses += [storage.data_ptr() for place, storage in memory.items() if place in made]
         kernel = self._kernel([_geometry(value) for value in given], copied, len(addresses))
@@ -96,7 +102,8 @@ class Capturable:
         finally:
             torch.set_rng_state(random)
 
-    def _kernel(self, geometry: list[Any], copied: list[int | None], pointers: int) -> Function:
+    def _kernel(self, geometry: list[Any], copied: list[tuple[int, int] | None], pointers: int) -> Function:
+        """Return the kernel; `copied` has, by output, the number of its memory and its offset there in bytes."""
         key = f"{geometry} {copied}"
         if key in self._kernels:
             return self._kernels[key]
@@ -108,10 +115,10 @@ class Capturable:
             arguments = [_at(next(places), *one) if isinstance(one, tuple) else one for one in geometry]
             with torch.no_grad():
                 found = self._model(arguments)
-            for output, number in zip(found, copied, strict=True):
-                if number is not None:
-                    storage = output.untyped_storage()
-                    ctypes.memmove(addresses[inputs + number], storage.data_ptr(), storage.nbytes())
+            for output, place in zip(found, copied, strict=True):
+                if place is not None:
+                    number, offset = place
+                    ctypes.memmove(addresses[inputs + number] + offset, output.data_ptr(), size_bytes(output))
 
         kernel = self._kernels[key] = Function(f"function {id(self)}", (8,) * pointers, body)
         self._cuda.driver.add_function(kernel)
