@@ -62,19 +62,10 @@ def patches_of(mode: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         WrongOption: a mode, or an option, is unknown, or has a value it cannot have.
     """
-    return {**settings_of(mode), "triton.cudagraphs": True, **checked(given)}
-
-
-def settings_of(mode: str | None) -> Mapping[str, Any]:
-    """Return Inductor's settings of one of its modes.
-
-    Raises:
-        WrongOption: Inductor has no such mode.
-    """
     modes: Mapping[str, Mapping[str, Any]] = torch_internals.list_mode_options()
     if mode is not None and mode not in modes:
         raise WrongOption(f"mode {mode!r} is not one of Inductor's; allowed: {', '.join(map(repr, modes))}.")
-    return modes[mode or "default"]
+    return {**modes[mode or "default"], "triton.cudagraphs": True, **checked(given)}
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ bytecode loads the module alone (the *root*), and `calls.bound` fills in what it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +15,6 @@ from optimizations import torch_internals
 from optimizations.report import BindingReport
 from optimizations.torch_internals.dynamo_call import PARAMETERS, held_by_module, pass_instead, tracing_of
 from optimizations.torch_internals.identity_guard import HeldTensors
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Say how a root holds one argument: the path of submodules, the dictionary of the last one, and the name in it."""
-
-    root: int
-    modules: tuple[str, ...]
-    dictionary: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,44 +47,29 @@ def bind(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, BindingRep
     if output is None:
         return None, BindingReport(0, "Dynamo does not call this graph as it is")
     placeholders = graph_module.graph.find_nodes(op="placeholder")
-    held: dict[int, Held] = {}
-    roots: dict[Any, int] = {}
+    held: set[int] = set()
+    roots: dict[Any, HeldTensors] = {}
     for position, node in enumerate(placeholders):
         found = held_by_module(torch_internals.dynamo_source(node))
         if found is not None and torch_internals.static_input_type(node) is not None:
             root, modules, dictionary, name = found
-            held[position] = Held(roots.setdefault(root, len(roots)), modules, dictionary, name)
+            module = roots.setdefault(root, HeldTensors())
+            for inner in modules:
+                module = module.modules.setdefault(inner, HeldTensors())
+            (module.parameters if dictionary == PARAMETERS else module.buffers)[name] = position
+            held.add(position)
     if len(held) <= len(roots):
         return None, BindingReport(0, "loading the modules would cost as much as loading what they hold")
     kept = tuple(position for position in range(len(placeholders)) if position not in held)
     pass_instead(output, [placeholders[position] for position in kept], list(roots))
-    trees = tuple(_tree({p: h for p, h in held.items() if h.root == root}) for root in range(len(roots)))
-    return Binding(len(placeholders), kept, trees), BindingReport(len(held), None)
-
-
-def _tree(held: Mapping[int, Held], depth: int = 0) -> HeldTensors:
-    """Return what one module holds, from what is known of each tensor; `depth` modules lie above it."""
-    own = {position: entry for position, entry in held.items() if len(entry.modules) == depth}
-    below: dict[str, dict[int, Held]] = {}
-    for position, entry in held.items():
-        if position not in own:
-            below.setdefault(entry.modules[depth], {})[position] = entry
-    return HeldTensors(
-        _names(own.items(), parameters=True),
-        _names(own.items(), parameters=False),
-        tuple((name, _tree(inner, depth + 1)) for name, inner in below.items()),
-    )
-
-
-def _names(held: Iterable[tuple[int, Held]], *, parameters: bool) -> tuple[tuple[str, int], ...]:
-    return tuple((entry.name, position) for position, entry in held if (entry.dictionary == PARAMETERS) is parameters)
+    return Binding(len(placeholders), kept, tuple(roots.values())), BindingReport(len(held), None)
 
 
 def fetch(module: Any, held: HeldTensors, into: list[Any]) -> None:
     """Read what a module holds now, as Dynamo's bytecode would, to its places in `into`."""
-    for name, position in held.parameters:
+    for name, position in held.parameters.items():
         into[position] = module._parameters[name]
-    for name, position in held.buffers:
+    for name, position in held.buffers.items():
         into[position] = module._buffers[name]
-    for name, inner in held.modules:
+    for name, inner in held.modules.items():
         fetch(module._modules[name], inner, into)

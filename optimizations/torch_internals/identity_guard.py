@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,13 +29,13 @@ from optimizations.torch_internals.dynamo_call import BUFFERS, MODULES, PARAMETE
 from optimizations.torch_internals.held_values import Held, comparison
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeldTensors:
-    """List what is read from a module: (name, index in the list of all tensors) of its own, and its submodules."""
+    """List what is read from a module, by name: indices of its own tensors in the list of all, and its submodules."""
 
-    parameters: tuple[tuple[str, int], ...]
-    buffers: tuple[tuple[str, int], ...]
-    modules: tuple[tuple[str, HeldTensors], ...]
+    parameters: dict[str, int] = field(default_factory=dict)
+    buffers: dict[str, int] = field(default_factory=dict)
+    modules: dict[str, HeldTensors] = field(default_factory=dict)
 
 
 class NotGuarded(Exception):
@@ -65,15 +65,17 @@ def _dictionaries(module: torch.nn.Module, held: HeldTensors, tensors: Sequence[
     found = {name: _dictionary(module, name) for name, names in used if names}
     yield Held(module.__dict__, tuple(found.items()), is_written=True)
     if held.parameters:
-        expected = tuple((name, tensors[index]) for name, index in held.parameters)
+        expected = tuple((name, tensors[index]) for name, index in held.parameters.items())
         if any(found[PARAMETERS].get(name) is not value for name, value in expected):
             raise Exchanged
         yield Held(found[PARAMETERS], expected)
     if held.buffers:
-        yield Held(found[BUFFERS], tuple((name, tensors[index]) for name, index in held.buffers), is_written=True)
+        yield Held(
+            found[BUFFERS], tuple((name, tensors[index]) for name, index in held.buffers.items()), is_written=True
+        )
     if held.modules:
-        yield Held(found[MODULES], tuple((name, found[MODULES][name]) for name, _ in held.modules))
-        for name, inner in held.modules:
+        yield Held(found[MODULES], tuple((name, found[MODULES][name]) for name in held.modules))
+        for name, inner in held.modules.items():
             yield from _dictionaries(found[MODULES][name], inner, tensors)
 
 

@@ -36,7 +36,7 @@ WRITES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 def of_linear(made: nn.Linear) -> ComparedAfterWrites:
-    return same_tensors([(made, HeldTensors((("weight", 0),), (), ()))], [made.weight])
+    return same_tensors([(made, HeldTensors({"weight": 0}))], [made.weight])
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="3.13.0 leaves out some writes, so each process tries it out")
@@ -129,7 +129,7 @@ def test_threads_that_write_and_compare() -> None:
             now = made.weight
             if not held:
                 try:
-                    state[0] = (same_tensors([(made, HeldTensors((("weight", 0),), (), ()))], [now]), now)
+                    state[0] = (same_tensors([(made, HeldTensors({"weight": 0}))], [now]), now)
                 except Exception:  # exchanged since
                     continue
             elif now is not weight and (same.seen == writes_left() or same.holds()):

@@ -22,17 +22,13 @@ def model() -> Any:
 
 
 def held_by(module: nn.Module, tensors: list[Any]) -> HeldTensors:
-    def numbered(found: Any) -> tuple[tuple[str, int], ...]:
-        named = []
-        for name, tensor in found.items():
-            named.append((name, len(tensors)))
-            tensors.append(tensor)
-        return tuple(named)
+    def numbered(found: Any) -> dict[str, int]:
+        first = len(tensors)
+        tensors.extend(found.values())
+        return {name: first + place for place, name in enumerate(found)}
 
     parameters, buffers = numbered(module._parameters), numbered(module._buffers)
-    return HeldTensors(
-        parameters, buffers, tuple((name, held_by(one, tensors)) for name, one in module._modules.items())
-    )
+    return HeldTensors(parameters, buffers, {name: held_by(one, tensors) for name, one in module._modules.items()})
 
 
 def comparison(*modules: nn.Module) -> Callable[[], bool]:
