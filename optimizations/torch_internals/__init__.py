@@ -124,6 +124,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
     "compare tensors and settings in C++": {
         "GuardManagerType": "torch._dynamo.guards:GuardManagerType",
         "RootGuardManager": "torch._C._dynamo.guards:RootGuardManager",
+        "TensorGuards": "torch._C._dynamo.guards:TensorGuards",
         "dispatch_keys": "torch:_C._dispatch_keys",
     },
     "bind the parameters of modules": {

@@ -13,6 +13,9 @@ import torch
 
 from optimizations import torch_internals
 
+FEW = 16
+"""Tensors up to which a check without a tree of nodes is faster, by 0.2 to 0.5 us."""
+
 CHECKS_KEPT = 4
 """Comparisons that are kept for the same tensors. They also compare what programs switch on and off between calls:
 autocast, and inference mode, which changes dispatch keys."""
@@ -23,9 +26,18 @@ CHECKS_MADE = 16
 
 def same_metadata(tensors: Sequence[torch.Tensor]) -> Callable[[tuple[Any, ...]], bool]:
     """Return a function that checks whether a tuple holds tensors with the metadata of these, in the same order."""
+    count = len(tensors)
+    if 0 < count <= FEW:
+        guards = torch_internals.TensorGuards(
+            *tensors,
+            dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+            dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+        )
+        check_each: Callable[..., bool] = guards.check
+        return lambda given: len(given) == count and check_each(*given)
     tree = torch_internals.RootGuardManager()
     kind = torch_internals.GuardManagerType.GUARD_MANAGER
-    tree.add_length_check_guard(len(tensors), ("length",), None)
+    tree.add_length_check_guard(count, ("length",), None)
     for index, tensor in enumerate(tensors):
         name = f"tensor {index}"
         tree.tuple_getitem_manager(index, name, tensor, kind).add_tensor_match_guard(
