@@ -96,71 +96,55 @@ def test_all_rows_of_a_workload_are_of_its_newest_run(tmp_path):
         assert [part.labels for part in run.parts] == [("EOS",), ("MMC", "ST")]
 
 
-def beside(folder, day, *cells):
-    """A run of two shards at the same time: of these cells, and of another workload."""
-    return made_at(folder, "beside", day, [*cells, cell("MMC", "compile")], settings={"parts": ["1/2", "2/2"]})
-
-
 def taken_of(runs, workload="ST"):
     joined = load_runs(runs)
     return next(part.environment.run_id for part in joined.parts if workload in part.labels)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "taken"),
-    [
-        ([cell("ST", "compile")], [cell("ST", "compile")], "alone"),
-        ([cell("ST", "compile"), cell("ST", "graph")], [cell("ST", "compile")], "alone"),
-        ([cell("ST", "compile")], [cell("ST", "compile"), cell("ST", "graph")], "beside"),
-        ([cell("ST", "compile")], [failed_cell("ST", "compile", Status.OOM)], "beside"),
-        ([failed_cell("ST", "compile", Status.OOM)], [failed_cell("ST", "compile", Status.OOM)], "alone"),
-        ([failed_cell("ST", "compile", Status.OOM)], [cell("ST", "compile")], "beside"),
-    ],
-    ids=["both", "more before", "a mode more since", "failed since", "failed in both", "failed before"],
+def st(*modes, failed=(), others=None):
+    cells = [cell("ST", mode, others=others if mode == modes[0] else None) for mode in modes if mode not in failed]
+    return [*cells, *(failed_cell("ST", mode, Status.OOM) for mode in failed)]
+
+
+SHARDS = {"parts": ["1/2", "2/2"]}
+"""Settings of a run of two shards at the same time."""
+CORES, GPU_AT_WORK, IDLE, UNKNOWN = (
+    HostUse(cpu_cores=cores, gpus_at_work=gpus, gpu_processes=None)
+    for cores, gpus in ((1.2, None), (0.1, 1), (0.4, 0), (None, None))
 )
-def test_shared_rows_replace_undisturbed_ones_only_if_fuller(tmp_path, old, new, taken):
-    runs = [made_at(tmp_path, "alone", 1, old), beside(tmp_path, 2, *new)]
-    assert taken_of(runs) == taken_of(runs[::-1]) == taken
-    later = made_at(tmp_path, "later", 3, [cell("ST", "compile")])
-    assert taken_of([*runs, later]) == "later"
-    assert taken_of(runs, "MMC") == "beside"
 
 
 @pytest.mark.parametrize(
-    ("others", "taken"),
+    ("old", "new", "settings", "taken"),
     [
-        (None, "new"),
-        (HostUse(cpu_cores=0.4, gpus_at_work=0, gpu_processes=1), "new"),
-        (HostUse(cpu_cores=None, gpus_at_work=None, gpu_processes=None), "new"),
-        (HostUse(cpu_cores=1.2, gpus_at_work=None, gpu_processes=None), "old"),
-        (HostUse(cpu_cores=0.1, gpus_at_work=1, gpu_processes=0), "old"),
+        (st("compile"), st("compile"), SHARDS, "old"),
+        (st("compile", "graph"), st("compile"), SHARDS, "old"),
+        (st("compile"), st("compile", "graph"), SHARDS, "new"),
+        (st("compile"), st("compile", failed=["compile"]), SHARDS, "new"),
+        (st("compile", failed=["compile"]), st("compile", failed=["compile"]), SHARDS, "old"),
+        (st("compile", failed=["compile"]), st("compile"), SHARDS, "new"),
+        # One of its modes next to other programs is enough: ratios are of all.
+        (st("compile", "graph"), st("compile", "graph"), {}, "new"),
+        (st("compile", "graph"), st("compile", "graph", others=IDLE), {}, "new"),
+        (st("compile", "graph"), st("compile", "graph", others=UNKNOWN), {}, "new"),
+        (st("compile", "graph"), st("compile", "graph", others=CORES), {}, "old"),
+        (st("compile", "graph"), st("compile", "graph", others=GPU_AT_WORK), {}, "old"),
+        # Modes that capture whole iterations run next to a few others.
+        (st("compile", "graph"), st("compile", "step"), {}, "old"),
+        (st("compile", "graph"), st("compile", "graph", "callables"), {}, "new"),
+        (st("compile", "graph", "step"), st("compile", "step"), {}, "new"),
+        (st("compile", "graph"), st("compile"), {}, "new"),
+        (st("compile", "graph"), st("compile", "of another version"), {}, "new"),
     ],
-    ids=["not known", "idle", "nothing known", "cores", "another GPU"],
 )
-def test_rows_next_to_other_programs_replace_no_undisturbed_ones(tmp_path, others, taken):
-    old = made_at(tmp_path, "old", 1, [cell("ST", "compile"), cell("ST", "graph")])
-    # One of its modes is enough: ratios are of all.
-    new = made_at(tmp_path, "new", 2, [cell("ST", "compile", others=others), cell("ST", "graph")])
-    assert taken_of([old, new]) == taken
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "taken"),
-    [
-        (["compile", "graph"], ["compile", "step"], "old"),
-        (["compile", "graph"], ["compile", "graph", "callables"], "new"),
-        (["compile", "graph", "step"], ["compile", "step"], "new"),
-        (["compile", "graph"], ["compile"], "new"),
-        (["compile", "graph"], ["compile", "of another version"], "new"),
-    ],
-    ids=["fewer others", "all others", "captured before", "none captured", "unknown"],
-)
-def test_rows_with_whole_captures_replace_older_without_a_loss(tmp_path, old, new, taken):
+def test_newer_rows_replace_older_ones_without_a_loss(tmp_path, old, new, settings, taken):
     runs = [
-        made_at(tmp_path, name, day, [cell("ST", mode) for mode in modes])
-        for day, (name, modes) in enumerate([("old", old), ("new", new)], start=1)
+        made_at(tmp_path, "old", 1, old),
+        made_at(tmp_path, "new", 2, [*new, cell("MMC", "compile")], settings=settings),
     ]
     assert taken_of(runs) == taken_of(runs[::-1]) == taken
+    assert taken_of(runs, "MMC") == "new"
+    assert taken_of([*runs, made_at(tmp_path, "later", 3, old)]) == "later"
 
 
 def test_variants_of_a_workload_may_be_of_different_runs(tmp_path):

@@ -21,6 +21,7 @@ from suite.results.schema import Cell, Environment, Status
 
 STOCK = ("eager", "compile", "graph", "graph-unpartitioned")
 SEED = 7
+Compare = Callable[..., Comparison]
 
 
 def cells(factors: dict[str, float] | None = None, drift: float = 1.0, workload: str = "EOS") -> list[Cell]:
@@ -32,7 +33,7 @@ def cells(factors: dict[str, float] | None = None, drift: float = 1.0, workload:
 
 
 @pytest.fixture
-def compare(tmp_path: Path) -> Callable[..., Comparison]:
+def compare(tmp_path: Path) -> Compare:
     """Writes two runs and compares them."""
 
     def work(base: Iterable[Cell], new: Iterable[Cell], of: Environment | None = None, **options: Any) -> Comparison:
@@ -48,7 +49,7 @@ def pair(comparison: Comparison, mode: str, label: str = "EOS") -> Pair:
     return found
 
 
-def test_slower_mode_is_a_regression(compare: Callable[..., Comparison]) -> None:
+def test_slower_mode_is_a_regression(compare: Compare) -> None:
     made = compare(cells(), cells({"placement": 1.3}))
     assert made.regressions == ("EOS placement",) and made.exit_code == EXIT_FINDING
     worse = pair(made, "placement")
@@ -59,14 +60,14 @@ def test_slower_mode_is_a_regression(compare: Callable[..., Comparison]) -> None
 
 
 @pytest.mark.parametrize("torch", ["0.0+synthetic", "9.9"])
-def test_drift_of_a_whole_run_cancels(compare: Callable[..., Comparison], torch: str) -> None:
+def test_drift_of_a_whole_run_cancels(compare: Compare, torch: str) -> None:
     made = compare(cells(), cells(drift=1.3), environment(run_id="new", torch=torch))
     assert made.regressions == () and pair(made, "placement").outcome is Outcome.SAME
     still = compare(cells(), cells({"placement": 1.1}, drift=1.3), environment(run_id="new", torch=torch))
     assert still.regressions == ("EOS placement",)
 
 
-def test_stock_modes_are_controls(compare: Callable[..., Comparison]) -> None:
+def test_stock_modes_are_controls(compare: Compare) -> None:
     """With the same software they are the same program, so what they differ by is no finding."""
     made = compare(cells(), cells({"graph-unpartitioned": 1.3}))
     assert pair(made, "graph-unpartitioned").outcome is Outcome.CONTROL and made.exit_code == EXIT_OK
@@ -77,16 +78,14 @@ def test_stock_modes_are_controls(compare: Callable[..., Comparison]) -> None:
     ("changes", "what"),
     [({"torch": "9.9"}, "PyTorch"), ({"driver": "600.1"}, "driver"), ({"packages": {"triton": "9"}}, "package triton")],
 )
-def test_stock_modes_are_judged_with_other_software(
-    compare: Callable[..., Comparison], changes: dict[str, Any], what: str
-) -> None:
+def test_stock_modes_are_judged_with_other_software(compare: Compare, changes: dict[str, Any], what: str) -> None:
     made = compare(cells(), cells({"graph-unpartitioned": 1.3}), environment(run_id="new", **changes))
     assert made.regressions == ("EOS graph-unpartitioned",)
     assert any(remark.startswith(what) for remark in made.remarks)
     assert what in [each.what for each in made.differences]
 
 
-def test_mean_finds_what_no_row_tells(compare: Callable[..., Comparison]) -> None:
+def test_mean_finds_what_no_row_tells(compare: Compare) -> None:
     """Every workload is 4 % slower, which is within the threshold of a row and beyond half of it."""
     names = ("EOS", "ST", "DNET")
     made = compare(
@@ -98,7 +97,7 @@ def test_mean_finds_what_no_row_tells(compare: Callable[..., Comparison]) -> Non
     assert made.means["placement"].change.value == pytest.approx(1 / 1.04, rel=0.01)
 
 
-def test_same_kernels_that_take_longer_are_a_regression(compare: Callable[..., Comparison]) -> None:
+def test_same_kernels_that_take_longer_are_a_regression(compare: Compare) -> None:
     """The host hides it: the times of iterations are the same."""
     kernel = kernel_key("triton_poi_fused_0", (1, 1, 1), (128, 1, 1))
 
@@ -128,7 +127,7 @@ def test_same_kernels_that_take_longer_are_a_regression(compare: Callable[..., C
     assert made.exit_code == EXIT_OK and pair(made, "placement").kernel_change is None, "other kernels"
 
 
-def test_kernels_tuned_apart_are_compared_by_ratio(compare: Callable[..., Comparison]) -> None:
+def test_kernels_tuned_apart_are_compared_by_ratio(compare: Compare) -> None:
     """Every mode of NEW runs kernels that were tuned anew, and is slower by 20 %; placement alone by 20 % more."""
     first, second = ({kernel_key("triton_poi_fused_0", (count, 1, 1), (128, 1, 1)): 3} for count in (1, 2))
     made = compare(with_kernels(cells(), first), with_kernels(cells({"placement": 1.2}, drift=1.2), second))
@@ -136,7 +135,7 @@ def test_kernels_tuned_apart_are_compared_by_ratio(compare: Callable[..., Compar
 
 
 @pytest.mark.parametrize("side", ["BASE", "NEW"])
-def test_other_kernels_within_a_run_are_not_decided(compare: Callable[..., Comparison], side: str) -> None:
+def test_other_kernels_within_a_run_are_not_decided(compare: Compare, side: str) -> None:
     first, second = ({kernel_key("triton_poi_fused_0", (count, 1, 1), (128, 1, 1)): 3} for count in (1, 2))
     plain = with_kernels(cells(), first)[1:]
     changed = [*plain[:-1], *with_kernels(cells({"placement": 1.3}), second)[-1:]]
@@ -149,7 +148,7 @@ def test_other_kernels_within_a_run_are_not_decided(compare: Callable[..., Compa
     assert "placement" not in made.means and made.exit_code == EXIT_UNDECIDED
 
 
-def test_row_that_had_not_settled_is_not_decided(compare: Callable[..., Comparison]) -> None:
+def test_row_that_had_not_settled_is_not_decided(compare: Compare) -> None:
     slower = [
         each.model_copy(update={"compile": each.compile.model_copy(update={"settled": False})})
         if each.mode == "placement" and each.compile
@@ -163,14 +162,14 @@ def test_row_that_had_not_settled_is_not_decided(compare: Callable[..., Comparis
         assert "1 row has no ratio, because Encore had not settled" in compare(*sides).advice[0]
 
 
-def test_without_a_common_baseline_nothing_is_decided(compare: Callable[..., Comparison]) -> None:
+def test_without_a_common_baseline_nothing_is_decided(compare: Compare) -> None:
     alone = [each for each in cells() if each.mode == "placement"]
     made = compare(alone, alone)
     assert made.exit_code == EXIT_UNDECIDED
     assert made.advice == ("1 row has no common baseline: measure with --modes compile,graph,MODE.",)
 
 
-def test_one_process_on_each_side_decides_nothing(compare: Callable[..., Comparison]) -> None:
+def test_one_process_on_each_side_decides_nothing(compare: Compare) -> None:
     base, new = (
         [cell("EOS", "graph", blocks=processes([1.0])), cell("EOS", "placement", blocks=processes([factor]))]
         for factor in (1.0, 1.1)
@@ -181,9 +180,7 @@ def test_one_process_on_each_side_decides_nothing(compare: Callable[..., Compari
 
 
 @pytest.mark.parametrize(("noise", "more"), [(0.03, True), (0.1, False)])
-def test_wide_intervals_say_how_many_processes_would_do(
-    compare: Callable[..., Comparison], noise: float, more: bool
-) -> None:
+def test_wide_intervals_say_how_many_processes_would_do(compare: Compare, noise: float, more: bool) -> None:
     base, new = (
         [cell("EOS", "graph", blocks=processes([1.0] * 3)), cell("EOS", "placement", blocks=processes(factors))]
         for factors in ([1.0, 1 + noise, 1 - noise], [1 + noise, 1 - noise, 1.0])
@@ -197,7 +194,7 @@ def test_wide_intervals_say_how_many_processes_would_do(
     assert "use a quiet host" in advice
 
 
-def test_all_differences_of_the_environment_are_named(compare: Callable[..., Comparison]) -> None:
+def test_all_differences_of_the_environment_are_named(compare: Compare) -> None:
     cpu = environment().cpu.model_copy(update={"governor": "powersave"})
     other = environment(run_id="new", cpu=cpu, git_commit="f" * 40, settings={"samples": 50}, packages={"numpy": "2"})
     made = compare(cells(), cells(), other)
@@ -214,9 +211,7 @@ def test_all_differences_of_the_environment_are_named(compare: Callable[..., Com
     assert (difference.what, difference.base, difference.new) == ("code", "unknown", "cccccccccccc")
 
 
-def test_row_that_fails_now_is_a_regression(
-    compare: Callable[..., Comparison],
-) -> None:
+def test_row_that_fails_now_is_a_regression(compare: Compare) -> None:
     broken = [*cells()[:-1], failed_cell("EOS", "placement", Status.CRASH)]
     made = compare(cells(), broken)
     assert made.regressions == ("EOS placement",)
@@ -227,7 +222,7 @@ def test_row_that_fails_now_is_a_regression(
 
 
 @pytest.mark.parametrize("field", ["batch", "dtype_policy", "task", "parameters", "input_bytes"])
-def test_another_workload_under_the_same_name_is_not_compared(compare: Callable[..., Comparison], field: str) -> None:
+def test_another_workload_under_the_same_name_is_not_compared(compare: Compare, field: str) -> None:
     other = {"batch": 4, "dtype_policy": "fp32", "task": "training", "parameters": 5, "input_bytes": 1}[field]
     changed = [each.model_copy(update={field: other}) if each.mode == "placement" else each for each in cells()]
     made = compare(cells(), changed)
@@ -237,7 +232,7 @@ def test_another_workload_under_the_same_name_is_not_compared(compare: Callable[
     assert pair(made, "graph").change is not None, "the rest is compared"
 
 
-def test_workloads_and_modes_of_one_run_alone_are_named(compare: Callable[..., Comparison]) -> None:
+def test_workloads_and_modes_of_one_run_alone_are_named(compare: Compare) -> None:
     base = [*cells(), cell("ST", "compile"), cell("EOS", "indirection")]
     made = compare(base, [*cells(), cell("EOS (new)", "compile")])
     reasons = {(each.label, each.mode): each.reason for each in made.pairs if each.base_us is None}
@@ -248,13 +243,13 @@ def test_workloads_and_modes_of_one_run_alone_are_named(compare: Callable[..., C
     }
 
 
-def test_runs_of_different_devices_are_refused(compare: Callable[..., Comparison]) -> None:
+def test_runs_of_different_devices_are_refused(compare: Compare) -> None:
     other = environment(run_id="new", gpu=GPU.model_copy(update={"name": "ANOTHER GPU"}))
     with pytest.raises(WrongUse, match=r"measured on SYNTHETIC GPU and .* on ANOTHER GPU"):
         compare(cells(), cells(), other)
 
 
-def test_runs_without_a_common_row_are_refused_and_described(compare: Callable[..., Comparison]) -> None:
+def test_runs_without_a_common_row_are_refused_and_described(compare: Compare) -> None:
     with pytest.raises(WrongUse, match=r"no row in common: BASE has EOS in eager, .*, NEW has ST in compile"):
         compare(cells(), [cell("ST", "compile")])
     with pytest.raises(WrongUse, match="NEW has no workload in no mode"):
@@ -278,9 +273,7 @@ def processes(factors: Sequence[float], blocks: int = 12) -> list[Any]:
         ([1.2, 1.06, 1.0], Outcome.UNDECIDED),
     ],
 )
-def test_ratios_are_compared_by_process(
-    compare: Callable[..., Comparison], factors: Sequence[float], outcome: Outcome
-) -> None:
+def test_ratios_are_compared_by_process(compare: Compare, factors: Sequence[float], outcome: Outcome) -> None:
     """Processes of one mode differ by up to 5 %; what a process has of its own is not counted for each block."""
     stock = cell("EOS", "graph", blocks=processes([1.0, 1.0, 1.0]))
     ours, theirs = (cell("EOS", "placement", blocks=processes(of)) for of in ([1.0, 1.03, 0.98], factors))
@@ -305,7 +298,7 @@ def test_shards_of_a_run_are_compared_together(tmp_path: Path) -> None:
     assert compare_sides(base, new).regressions == ("EOS placement", "ST placement")
 
 
-def test_throughput_is_compared_when_asked_for(compare: Callable[..., Comparison]) -> None:
+def test_throughput_is_compared_when_asked_for(compare: Compare) -> None:
     def with_throughput(placement_us: float | None) -> list[Cell]:
         return [
             each.model_copy(
@@ -332,7 +325,7 @@ def with_kernels(cells: Sequence[Cell], kernels: dict[str, int] | None) -> list[
     ]
 
 
-def test_other_bits_are_remarked(compare: Callable[..., Comparison]) -> None:
+def test_other_bits_are_remarked(compare: Compare) -> None:
     base = cells()
     correctness = base[-1].correctness
     assert correctness
