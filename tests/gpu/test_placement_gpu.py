@@ -20,9 +20,8 @@ WARM_UP = 4
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
-def encore(function: Any, *, attributes: str = "hoist", **settings: Any) -> Any:
-    options = {"indirection": "off", "attributes": attributes}
-    return torch.compile(function, backend="encore", options=options, **settings)
+def encore(function: Any, **settings: Any) -> Any:
+    return torch.compile(function, backend="encore", options={"indirection": "off"}, **settings)
 
 
 def _text(seed: int) -> list[torch.Tensor]:
