@@ -1,6 +1,6 @@
 """Decide by rules which functions run without a CUDA graph, and which inputs a graph reads in place.
 
-Every rule is a pure function of numbers that are known when it is asked. Nothing is timed, and no decision changes.
+Every rule is a pure function of numbers that are known when it is called. Nothing is timed, and no decision changes.
 
 1. `without_graph`: an inference function of at most `MOST_TINY_KERNELS` kernels gets no graph. This is decided from the
    generated code, before the first recording. It keeps its graph where a later partition of the same program reads its
@@ -33,7 +33,7 @@ Selection = Literal["rule", "measure", "off"]
 """The values of the option `selection`."""
 
 Decision = Literal["no graph", "copies", "in place"]
-"""How a function is served: without a graph, by one that copies its inputs, or by one that reads inputs in place."""
+"""How a function runs: without a graph, by one that copies its inputs, or by one that reads inputs in place."""
 
 MOST_TINY_KERNELS = 2
 """An inference function of at most so many kernels runs without a graph."""
@@ -68,8 +68,8 @@ class CopiedInput:
         data_bytes: size of its data.
         updates: nodes that the CPU sets when the input has moved; 1 at least where they are not known yet.
         through_table: whether some of its nodes read its address from the pointer table.
-        moves: calls in which its address was another one than in the call before.
-        calls: calls in which that was looked at.
+        moves: calls in which its address differed from that in the call before.
+        calls: calls in which its address was compared.
         copied_inputs: inputs that one launch copies together, this one included.
     """
 

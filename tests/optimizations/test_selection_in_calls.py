@@ -24,11 +24,11 @@ from optimizations.trees.function import TRIED_WITHOUT_GRAPH
 from optimizations.trees.maker import release_recordings
 
 W = values(7)
-TINY = GeneratedCode(None, kernels=2)
-PRODUCTS = GeneratedCode(None, kernels=3, products=frozenset({0, 1}))
+TINY = GeneratedCode(None, kernels=selection.MOST_TINY_KERNELS)
+PRODUCTS = GeneratedCode(None, kernels=selection.MOST_TINY_KERNELS + 1, products=frozenset({0, 1}))
 """Code whose inputs are read in place without trials."""
 
-REFUSED = GeneratedCode("it calls a custom operator, mine::add", kernels=3)
+REFUSED = GeneratedCode("it calls a custom operator, mine::add", kernels=selection.MOST_TINY_KERNELS + 1)
 """Code that is not captured again, so that its inputs stay copied."""
 
 
@@ -45,7 +45,7 @@ def run(compiled: Compiled, calls: int, *, moving: bool = True) -> None:
         assert torch.equal(compiled(x, y, W)[0], 2 * x + y * W), step
 
 
-def told(compiled: Compiled) -> SelectionReport:
+def selection_of(compiled: Compiled) -> SelectionReport:
     found: SelectionReport = compiled.functions[-1].selection()
     return found
 
@@ -60,8 +60,9 @@ def test_tiny_inference_is_never_recorded(cuda_on_cpu: CudaOnCpu) -> None:
     run(compiled, 5)
     assert model.runs == ["plain"] * 5
     assert nodes() == []
-    why = "launching a graph costs more than launching its kernels (2)"
-    assert told(compiled) == SelectionReport("inference", "no graph", why, 2, None, 0)
+    kernels = selection.MOST_TINY_KERNELS
+    why = f"launching a graph costs more than launching its kernels ({kernels})"
+    assert selection_of(compiled) == SelectionReport("inference", "no graph", why, kernels, None, 0)
     assert reasons(compiled) == {f"selection: {why}": 5}
     assert optimizations.settled()
 
@@ -97,7 +98,7 @@ def test_tiny_partition_with_large_results_is_recorded(
     run(compiled, 5)
     assert ("captured" in model.runs) is is_recorded
     assert len(compiled.functions) == 1
-    assert (told(compiled).decision == "no graph") is not is_recorded
+    assert (selection_of(compiled).decision == "no graph") is not is_recorded
 
 
 def test_graph_goes_where_its_copies_cost_more(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +108,10 @@ def test_graph_goes_where_its_copies_cost_more(cuda_on_cpu: CudaOnCpu, monkeypat
     run(compiled, 8)
     assert model.runs.count("captured") == 1
     assert model.runs[-4:] == ["plain"] * 4
-    found = told(compiled)
+    found = selection_of(compiled)
     assert found.decision == "no graph"
-    assert found.why == "copying its inputs would take 128 us, and the graph saves 15 us of launches"
+    saved = REFUSED.kernels * selection.LAUNCH_US
+    assert found.why == f"copying its inputs would take 128 us, and the graph saves {saved:.0f} us of launches"
     assert nodes() == [], "its memory is given back"
 
 
@@ -127,7 +129,7 @@ def test_collectives_and_training_keep_their_graphs(
     monkeypatch.setattr(selection, "COPY_BYTES_PER_US", 1.0)
     compiled = Compiled(Model(cuda_on_cpu, code=code), selection="rule", **settings)
     run(compiled, 8)
-    assert told(compiled).decision != "no graph"
+    assert selection_of(compiled).decision != "no graph"
     assert cuda_on_cpu.replays > 4
 
 
@@ -136,7 +138,7 @@ def test_graph_is_not_given_up_while_memory_is_short(cuda_on_cpu: CudaOnCpu, mon
     compiled = Compiled(Model(cuda_on_cpu, code=REFUSED), selection="rule")
     monkeypatch.setattr(type(cuda_on_cpu.tools), "free_bytes", lambda tools: 0)
     run(compiled, 8)
-    assert told(compiled).decision != "no graph"
+    assert selection_of(compiled).decision != "no graph"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_inputs_are_read_in_place_where_that_is_cheaper(
     monkeypatch.setattr(budget, "FEWEST_REPLAYS", 8)
     compiled = Compiled(Model(cuda_on_cpu, code=PRODUCTS), selection="rule")
     run(compiled, 14, moving=moving)
-    assert told(compiled).decision == decision
+    assert selection_of(compiled).decision == decision
     (report,) = compiled.reports
     moved = "7 of 7" if moving else "0 of 7"
     for one in report.inputs:
@@ -211,7 +213,7 @@ def test_measured_function_is_served_by_the_fastest(
 ) -> None:
     model, compiled = measure(*prices)
     run(compiled, 3 * (CALLS + 1) + 8)
-    found = told(compiled)
+    found = selection_of(compiled)
     assert found.decision == decision
     assert [name for name, _ in found.median_us] == ["in place", "copies", "no graph"]
     assert found.why.startswith("measured: in place ")
@@ -236,15 +238,15 @@ def test_race_is_over_after_a_bounded_number_of_calls(measure: Measure) -> None:
 def test_training_is_never_measured_without_a_graph(measure: Measure) -> None:
     _model, compiled = measure(0.1, 1.0, 0.0, is_inference=False)
     run(compiled, 2 * (CALLS + 1) + 8)
-    assert [name for name, _ in told(compiled).median_us] == ["in place", "copies"]
+    assert [name for name, _ in selection_of(compiled).median_us] == ["in place", "copies"]
 
 
 def test_function_with_collectives_is_never_measured(measure: Measure) -> None:
     code = GeneratedCode(None, collective=True, products=frozenset({0, 1}))
     _model, compiled = measure(0.1, 1.0, 0.0, code=code)
     run(compiled, 12)
-    assert told(compiled).median_us == ()
-    assert told(compiled).decision in ("in place", "copies")
+    assert selection_of(compiled).median_us == ()
+    assert selection_of(compiled).decision in ("in place", "copies")
 
 
 def test_measured_decision_outlives_a_reset(measure: Measure) -> None:
@@ -253,7 +255,7 @@ def test_measured_decision_outlives_a_reset(measure: Measure) -> None:
     release_recordings()
     free_all()
     run(compiled, 6)
-    assert (told(compiled).decision, len(compiled.functions)) == ("copies", 2)
+    assert (selection_of(compiled).decision, len(compiled.functions)) == ("copies", 2)
     assert optimizations.settled()
     assert compiled.reports[-1].copied_bytes == 128
 
