@@ -43,21 +43,17 @@ class Pool:
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.slots: list[Slot] = []
-        self._left: list[weakref.ref[Left]] = []
+        self.left: list[weakref.ref[Left]] = []
 
     @property
     def is_awaited(self) -> bool:
         """Return whether a backward that reads this memory may still come."""
-        self._left = [one for one in self._left if (left := one()) is not None and left.over is None]
-        return bool(self._left)
-
-    def await_backward(self, left: Left) -> None:
-        """Keep the pool's memory until the backward of this forward has run, or cannot come any more."""
-        self._left.append(weakref.ref(left))
+        self.left = [one for one in self.left if (left := one()) is not None and left.over is None]
+        return bool(self.left)
 
     def give_up(self, why: str) -> None:
         """Let the memory be overwritten. A backward that comes all the same raises `BackwardRefused`."""
-        for one in self._left:
+        for one in self.left:
             if (left := one()) is not None:
                 left.over = left.over or why
 
@@ -216,7 +212,7 @@ class Left:
         probes += [version_of(inputs[index]) for index in slot.shared]
         self._versions = [(one, one._version) for one in [*slot.read_back, *probes]]
         for pool in slot.pools:
-            pool.await_backward(self)
+            pool.left.append(weakref.ref(self))
 
     def check(self) -> None:
         """Check, before the backward, that all it needs is there.

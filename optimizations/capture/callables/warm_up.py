@@ -21,7 +21,7 @@ from optimizations.capture.callables.arguments import Sample
 from optimizations.capture.callables.slot import Slot
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, with_classes_of
-from optimizations.capture.signature import Same, flatten, replaced
+from optimizations.capture.signature import flatten, objects, replaced
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
@@ -190,7 +190,7 @@ def _run_once(member: Member, training: bool, observer: Observer) -> list[Refusa
     findings = [*containers.changes(*given)]
     results: list[torch.Tensor] = []
     member.structure = flatten(returned, results)
-    findings += _strange_results(member.structure, results)
+    findings += _strange_results([*results, *(one for _, one in objects(returned, ""))])
     arguments = set(map(id, marks))
     outputs = [tensor for tensor in results if tensor.requires_grad and id(tensor) not in arguments]
     if not (training and outputs):
@@ -227,9 +227,9 @@ def _overlapping(results: Sequence[torch.Tensor]) -> set[int]:
     return found
 
 
-def _strange_results(structure: Hashable, results: Sequence[torch.Tensor]) -> Iterator[Refusal]:
+def _strange_results(results: Sequence[Any]) -> Iterator[Refusal]:
     """Yield a refusal for each result that cannot be one of a graph."""
-    for value in [*_objects_in(structure), *results]:
+    for value in results:
         if not isinstance(value, torch.Tensor):
             advice = "return tensors, numbers, and containers of such: what an object holds would be overwritten"
             yield Refusal(f"returns a {type(value).__qualname__}", advice)
@@ -237,15 +237,6 @@ def _strange_results(structure: Hashable, results: Sequence[torch.Tensor]) -> It
             yield Refusal(f"returns a {type(value).__qualname__}", "return plain tensors")
         elif value.layout is not torch.strided:
             yield Refusal(f"returns a tensor of layout {value.layout}", "return strided tensors")
-
-
-def _objects_in(structure: Any) -> Iterator[Any]:
-    """Yield the objects in a structure that are neither numbers nor containers."""
-    if isinstance(structure, Same):
-        yield structure.value
-    elif isinstance(structure, tuple):
-        for member in structure:
-            yield from _objects_in(member)
 
 
 def gradients_of(

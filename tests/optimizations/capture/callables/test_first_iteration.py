@@ -14,23 +14,7 @@ from torch import nn
 
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
 from optimizations.capture.step.observer import StepRefused
-
-
-class Stage(nn.Module):
-    """A layer with a number that it takes of the first micro-batch, as FP8 weights are cast once a step."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("cast", self.linear.weight.detach().clone())
-
-    def forward(self, x: torch.Tensor, *, is_first_microbatch: bool = False) -> torch.Tensor:
-        if is_first_microbatch:
-            with torch.no_grad():
-                self.cast.copy_(self.linear.weight.round(decimals=2))
-        return nn.functional.dropout((x @ self.cast + self.linear(x)).tanh(), 0.1, self.training)
-
+from tests.optimizations.capture.callables.test_callables import Stage, steps
 
 SCHEDULES = {
     "GPipe": [1, 1, 1, 2, 2, 2, -2, -2, -2, -1, -1, -1],
@@ -38,43 +22,6 @@ SCHEDULES = {
     "interleaved": [1, 1, 2, 2, 1, -2, 2, -1, -2, -1, -2, -1],
     "one at a time": [1, 2, -2, -1] * 3,
 }
-
-
-def iteration(stages: Sequence[Any], order: Sequence[int], *, flags: bool) -> list[torch.Tensor]:
-    """Losses of an iteration of this order. The last micro-batch's backward comes first in no schedule."""
-    waiting: dict[int, list[Any]] = {1: [], 2: []}
-    between, slopes, losses, counts = [], [], [], {1: 0, 2: 0}
-    for entry in order:
-        words = {"is_first_microbatch": counts[abs(entry)] == 0} if flags else {}
-        if entry == 1:
-            out = stages[0](torch.randn(3, 4), **words)
-            waiting[1].append(out)
-            between.append(out.detach().requires_grad_())
-        elif entry == 2:
-            given = between.pop(0)
-            waiting[2].append((given, stages[1](given, **words).square().mean()))
-        elif entry == -2:
-            given, loss = waiting[2].pop(0)
-            losses.append(loss.detach().clone())
-            loss.backward()
-            slopes.append(given.grad)
-        else:
-            waiting[1].pop(0).backward(slopes.pop(0))
-        counts[abs(entry)] += entry > 0
-    return losses
-
-
-def trained(
-    stages: list[Stage], call: Sequence[Any], order: Sequence[int], *, flags: bool, iterations: int = 4
-) -> list[Any]:
-    torch.manual_seed(5)
-    optimizer = torch.optim.SGD([one for stage in stages for one in stage.parameters()], lr=0.1)
-    found: list[Any] = []
-    for _ in range(iterations):
-        found += iteration(call, order, flags=flags)
-        optimizer.step()
-        optimizer.zero_grad()
-    return [*found, *(one.detach() for stage in stages for one in [*stage.parameters(), *stage.buffers()])]
 
 
 def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
@@ -87,10 +34,10 @@ def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> boo
 def test_first_iteration_tells_the_order(name: str, flags: bool) -> None:
     order = SCHEDULES[name]
     plain = [Stage(1), Stage(2)]
-    expected = trained(plain, plain, order, flags=flags)
+    expected = steps(plain, plain, order, flags=flags, iterations=4)
     stages = [Stage(1), Stage(2)]
     group = graph_callables(stages, device=CpuDevice())
-    assert same(trained(stages, group, order, flags=flags), expected)
+    assert same(steps(group, stages, order, flags=flags, iterations=4), expected)
     reports = group.report()
     assert sum(one.replays for one in reports) + 2 * group.calls_without_graph == 3 * len(order)
     assert group.calls_without_graph <= 4, "variables of the loop hold views of results"
@@ -108,7 +55,7 @@ def test_as_many_graphs_are_made_as_are_alive_at_once() -> None:
     ):
         stages = [Stage(1), Stage(2)]
         group = graph_callables(stages, device=CpuDevice())
-        trained(stages, group, order, flags=False, iterations=2)
+        steps(group, stages, order, iterations=2)
         assert sorted(places(group)) == expected
 
 
