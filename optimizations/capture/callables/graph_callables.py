@@ -176,19 +176,17 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def _watch(self, member: Member) -> Watch:
         """Return a watch of what the graphs of a callable were made with: they serve it as long as that stands."""
-        reached = {id(tensor) for tensor in member.state.tensors.values()}
         replaced_here = {id(vars(one)) for one in self._callables if isinstance(one, torch.nn.Module)}
         function = self._callables[member.number - 1]
         # Hooks of its own run around its graphs. Those of other callables that it calls are part of it.
         around = id(vars(function)) if isinstance(function, torch.nn.Module) else 0
-        assert self._device is not None
         return Watch(
             member.state,
             lambda held, key: (
                 (key == "forward" and id(held) in replaced_here) or (key in MODULE_HOOKS and id(held) == around)
             ),
             lambda tensor: True,
-            [parameter for parameter in member.parameters if id(parameter) not in reached],
+            member.parameters,
             hooks_of_tensors=False,  # they run after the graph
         )
 
