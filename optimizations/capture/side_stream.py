@@ -134,11 +134,15 @@ class SideStreams:
         self._keeps = True
 
     @property
-    def current(self) -> torch.cuda.Stream:
-        """Return the stream to warm up and to capture on."""
+    def _last(self) -> SideStream:
         if not self._used:
             self._take()
-        return self._used[-1].stream
+        return self._used[-1]
+
+    @property
+    def current(self) -> torch.cuda.Stream:
+        """Return the stream to warm up and to capture on."""
+        return self._last.stream
 
     def ready(self) -> bool:
         """Keep its workspaces; return False if that took another stream than the current one.
@@ -146,22 +150,18 @@ class SideStreams:
         Raises:
             torch.OutOfMemoryError: the GPU's memory does not suffice for them.
         """
-        if not self._used:
-            self._take()
-        if not self._keeps or self._used[-1].keep_workspaces():
+        if not self._keeps or self._last.keep_workspaces():
             return True
         for left in reversed(range(ATTEMPTS)):  # graphs may write to the workspaces of the one before, so it stays
             self._take(new=not left)
-            if self._used[-1].keep_workspaces():
+            if self._last.keep_workspaces():
                 return False
         self._keeps = False
         return False
 
     def follow(self) -> None:
         """Call `SideStream.follow` of the stream to warm up on."""
-        if not self._used:
-            self._take()
-        self._used[-1].follow()
+        self._last.follow()
 
     def keeps_workspace(self) -> bool:
         """Return whether a product of matrices that runs now computes in a workspace that is kept."""

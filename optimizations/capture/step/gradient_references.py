@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.sole_references import have_no_other_reference
+from optimizations.capture.inputs import have_no_other_reference
 from optimizations.torch_internals.reference_counts import ReferenceCounts
 
 TURNS = 8

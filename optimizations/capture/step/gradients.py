@@ -26,8 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from optimizations.capture.inputs import copy_all
-from optimizations.capture.sole_references import is_plain
+from optimizations.capture.inputs import copy_all, is_plain
 from optimizations.capture.step.gradient_references import GradientReferences, Owned, held_gradient, own
 from optimizations.capture.step.tensor_marks import Metadata, look
 from optimizations.graph.memory import MemoryRanges, size_bytes

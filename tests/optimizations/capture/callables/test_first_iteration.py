@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from torch import nn
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
 from optimizations.capture.step.observer import StepRefused
 from tests.optimizations.capture.callables.test_callables import Stage, steps
+from tests.optimizations.capture.callables.test_differentiation import same
 
 SCHEDULES = {
     "GPipe": [1, 1, 1, 2, 2, 2, -2, -2, -2, -1, -1, -1],
@@ -22,10 +22,6 @@ SCHEDULES = {
     "interleaved": [1, 1, 2, 2, 1, -2, 2, -1, -2, -1, -2, -1],
     "one at a time": [1, 2, -2, -1] * 3,
 }
-
-
-def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-    return len(found) == len(expected) and all(map(torch.equal, found, expected))
 
 
 @pytest.mark.filterwarnings("ignore:callable . runs without its graphs. a result of an earlier call")

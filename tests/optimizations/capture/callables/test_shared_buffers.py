@@ -13,6 +13,7 @@ from torch import nn
 
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.callables.slot import BackwardRefused
+from tests.optimizations.capture.callables.test_differentiation import gradients, same
 
 
 def layers(count: int = 3) -> list[nn.Module]:
@@ -32,15 +33,6 @@ def forward(modules: Sequence[Any], x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def gradients(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
-    found = [one.grad for module in modules for one in module.parameters()]
-    return [one for one in found if one is not None]
-
-
-def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-    return len(found) == len(expected) > 0 and all(map(torch.equal, found, expected))
-
-
 @pytest.mark.parametrize("order", [None, [1, 1, 2, 2, 3, 3, -3, -3, -2, -2, -1, -1]])
 def test_chain_computes_what_it_does_and_copies_one_input(order: list[int] | None) -> None:
     modules = layers()
@@ -53,7 +45,7 @@ def test_chain_computes_what_it_does_and_copies_one_input(order: list[int] | Non
             for loss in losses:
                 loss.backward()
             del losses, loss
-        assert same(gradients(modules), gradients(reference))
+        assert same(gradients(*modules), gradients(*reference))
     assert group.calls_without_graph == 0
     copied = {one.callable: one.copied_tensors for one in group.report() if one.direction == "forward"}
     assert copied == {1: 1, 2: 0, 3: 0}
