@@ -247,8 +247,7 @@ class CallRecorder:
                 "write new values into the same tensors (`copy_`, `load_state_dict`), or pass them as arguments",
             )
             return self._refuse_all(refusal, args, kwargs)
-        read = self._options.learning_rate == "number" or self._changes.names.has_key(RATE)
-        if self._rates.changed(state.optimizers.values(), numbers_only=read):
+        if self._rates.changed(state.optimizers.values(), numbers_only=self._changes.names.has_key(RATE)):
             self.recordings.drop_all()
             self._plan.forget()
         call = call_of(args, kwargs, tensors, state)
@@ -427,7 +426,6 @@ class CallRecorder:
                     progress,
                     self._options,
                     in_place=progress.in_place(call.tensors),
-                    pool_bytes_elsewhere=sum(map(device.pool_bytes, self.recordings.pools(but=pool))),
                     follow=self._follows,
                     marks=marks,
                     dropped=self._changes.dropped,

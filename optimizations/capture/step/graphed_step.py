@@ -55,11 +55,6 @@ class GraphedStep:
         self._recorder = CallRecorder(step, device, self._options)
         _steps.add(self)
 
-    @property
-    def __isabstractmethod__(self) -> bool:
-        """Return whether a class that has it can have no objects, as Python asks."""
-        return bool(getattr(self._step, "__isabstractmethod__", False))
-
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Return, of a decorated method, the method of an object, which is an argument like others."""
         return self if instance is None or self._no_method else types.MethodType(self, instance)
@@ -144,8 +139,6 @@ def graph_step(
     *,
     warm_up: int = DEFAULT_WARM_UP,
     limit: int = DEFAULT_LIMIT,
-    memory_budget_bytes: int | None = None,
-    learning_rate: Literal["auto", "number"] = "auto",
     on_refusal: Literal["run", "raise"] = "run",
     host_draws: Literal["refused", "unused"] = "refused",
     key: Callable[[], Hashable] | None = None,
@@ -172,9 +165,6 @@ def graph_step(
         step: a function or method, its modules and optimizers reached through its variables and attributes.
         warm_up: calls before the first recording, at least 3; DistributedDataParallel gets 11.
         limit: recordings alive at one time, at least 1; calls of further signatures run as they are.
-        memory_budget_bytes: most memory that the graphs' pool may hold; None for what is free.
-        learning_rate: "auto" hands a learning rate that changes to the graph as a float32 tensor, where the optimizer
-            takes one (`capturable=True`, `fused=True`); "number" never does, and such a step is not recorded.
         on_refusal: "run" runs a refused step as it is, "raise" raises `StepRefused` before it does anything.
         host_draws: "refused" refuses a step that draws random numbers on the host (PyTorch's CPU generator, `random`,
             NumPy). "unused" is your word that these numbers decide nothing, as those of LayerDrop at rate 0: launches
@@ -196,8 +186,6 @@ def graph_step(
         GraphedStep,
         warm_up=warm_up,
         limit=limit,
-        memory_budget_bytes=memory_budget_bytes,
-        learning_rate=learning_rate,
         on_refusal=on_refusal,
         host_draws=host_draws,
         key=key,

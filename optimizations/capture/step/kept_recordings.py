@@ -62,14 +62,6 @@ class KeptRecordings:
         """Return how often recordings were launched, those included that are freed."""
         return self._freed_replays + sum(recording.replays for recording in self)
 
-    def pools(self, but: Any) -> list[Any]:
-        """Return the memory pools of all, each once, `but` this one."""
-        found: list[Any] = []
-        for recording in self:
-            if recording.pool not in [but, *found]:
-                found.append(recording.pool)
-        return found
-
     def pool_for(self, parameters: Sequence[torch.Tensor]) -> Any:
         """Return the pool of those for the very same parameters; None if there is none. Note [Who shares a pool]."""
         wanted = set(map(id, parameters))

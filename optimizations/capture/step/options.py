@@ -39,8 +39,6 @@ class StepOptions:
 
     warm_up: int = DEFAULT_WARM_UP
     limit: int = DEFAULT_LIMIT
-    memory_budget_bytes: int | None = None
-    learning_rate: Literal["auto", "number"] = "auto"
     on_refusal: Literal["run", "raise"] = "run"
     host_draws: Literal["refused", "unused"] = "refused"
     key: Callable[[], Hashable] | None = None
@@ -50,21 +48,16 @@ class StepOptions:
     concurrency: Concurrency = CONCURRENCY
 
     def __post_init__(self) -> None:
-        for name in ("warm_up", "limit", "memory_budget_bytes"):
+        for name in ("warm_up", "limit"):
             number = getattr(self, name)
-            if type(number) is not int and not (number is None and name == "memory_budget_bytes"):
+            if type(number) is not int:
                 raise TypeError(f"{name}={number!r} must be a whole number, not {type(number).__name__}")
-        if self.memory_budget_bytes is not None and self.memory_budget_bytes < 1:
-            raise ValueError(
-                f"memory_budget_bytes={self.memory_budget_bytes}: give a number of bytes, or None for no budget"
-            )
         if self.warm_up < OBSERVED + 1:
             raise ValueError(
                 f"warm_up={self.warm_up} is too few: one call as it is and {OBSERVED} observed ones are needed"
             )
         if self.limit < 1:
             raise ValueError(f"limit={self.limit}: at least one recording must be allowed")
-        require_one_of("learning_rate", self.learning_rate, ("auto", "number"))
         require_one_of("on_refusal", self.on_refusal, ("run", "raise"))
         require_one_of("host_draws", self.host_draws, HOST_DRAWS)
         require_one_of("concurrency", self.concurrency, ("off", "auto"))

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.byte_units import format_bytes
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, NotLaunched, with_classes_of
 from optimizations.capture.side_by_side import SideBySide, side_by_side
@@ -181,7 +180,6 @@ def capture(
     options: StepOptions,
     *,
     in_place: Collection[int],
-    pool_bytes_elsewhere: int,
     follow: bool,
     marks: TensorMarks,
     dropped: set[str],
@@ -189,7 +187,7 @@ def capture(
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
     `follow`: inputs are read where they lie, if it is known how. `marks` are of the tensors that the step reaches, and
-    of the gradients that it finds, from before the call. `pool_bytes_elsewhere`: of the step's other graphs. `dropped`:
+    of the gradients that it finds, from before the call. `dropped`:
     names of entries that are not compared.
 
     Raises:
@@ -198,7 +196,7 @@ def capture(
         Exception: what the capture raised.
     """
     assert progress.last is not None
-    seen, budget = progress.last, options.memory_budget_bytes
+    seen = progress.last
     concurrency = options.concurrency if follow else "off"
     with device.here():
         inputs = CopiedInputs(call.tensors, in_place)
@@ -245,10 +243,6 @@ def capture(
         raise StepRefused(refusal)
     check_unread(device, graph, results, call.state.code)
     pool_bytes = device.pool_bytes(pool)
-    needed = pool_bytes + pool_bytes_elsewhere
-    if budget is not None and needed > budget:
-        what = f"its graphs need {format_bytes(needed)}, and memory_budget_bytes is {format_bytes(budget)}"
-        raise StepRefused(Refusal(what, "raise the budget, or make the batch smaller"))
     after = gradients(call.parameters)
     uses = uses_of(device, graph, observer, launches, call.before, after, writes.include)
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}

@@ -112,19 +112,6 @@ def test_a_pool_that_a_capture_failed_in_is_not_used_again() -> None:
     assert len(device.pools) == 2
 
 
-def test_the_budget_is_for_all_pools_of_a_step() -> None:
-    free = GraphedStep(train, device=CpuDevice())
-    compare(free, two_models(), two_models(), TURNS)
-    sizes = [recording.pool_bytes for recording in free.report().recordings]
-    step = GraphedStep(train, device=CpuDevice(), memory_budget_bytes=sum(sizes) - 1)
-    with pytest.warns(UserWarning, match="its graphs need"):
-        compare(step, two_models(), two_models(), TURNS)
-    assert len(step.report().recordings) == 1
-    step = GraphedStep(train, device=CpuDevice(), memory_budget_bytes=sum(sizes))
-    compare(step, two_models(), two_models(), TURNS)
-    assert len(step.report().recordings) == 2
-
-
 def gradients_come_from_elsewhere(step_of: Callable[[Any], Any]) -> list[Any]:
     """The step throws its own gradients away; those of another model are none of its business."""
     torch.manual_seed(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import copy
 import functools
 import pickle
@@ -191,20 +190,6 @@ def test_what_a_step_reads_through_another_step_is_noticed(make: Callable[[Decor
                 torch.manual_seed(1)
                 one.model[0] = nn.Linear(8, 16)
     assert step.report().replays >= 5
-
-
-def test_step_to_be_overridden_keeps_its_class_abstract() -> None:
-    class Plain(abc.ABC):
-        @graphed
-        @abc.abstractmethod
-        def train(self, batch: dict[str, torch.Tensor]) -> torch.Tensor: ...
-
-    class Trainer(Base, Plain):
-        train = graphed(Base.train)
-
-    with pytest.raises(TypeError, match="abstract"):
-        Plain()  # type: ignore[abstract]
-    assert Trainer().train(*batches("cpu", 1)[0]).ndim == 0
 
 
 class Learner:
