@@ -86,7 +86,7 @@ def activations_collected_by_a_hook(model: Any, train: Step) -> Step:
     return train
 
 
-@refused("changes Python's state")
+@refused("changes Python's state", advice="call the scheduler after the step")
 def scheduler_inside(model: nn.Module) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)

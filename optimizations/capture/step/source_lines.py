@@ -151,5 +151,4 @@ def _is_users(frame: types.FrameType) -> bool:
 
 
 def _is_outside(path: str) -> bool:
-    """Return whether a file is none of a library's, or of Encore's."""
-    return is_users_file(path) and not path.startswith((ENCORE, "<"))
+    return is_users_file(path) and not path.startswith("<")

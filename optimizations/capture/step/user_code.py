@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ENCORE = str(Path(__file__).resolve().parents[2])
 """The folder of Encore's code."""
-_LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PYTHONS = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+_LIBRARIES = (*_PYTHONS, str(Path(torch.__file__).parent), ENCORE, "<frozen")
 _STEPS = "optimizations.capture.step."
 
 
@@ -99,9 +102,7 @@ def is_users(module: Any) -> bool:
     if not isinstance(module, str):
         return False
     root = module.split(".")[0]
-    if root in sys.stdlib_module_names and root != "__main__":
-        return False
-    if root in ("torch", "optimizations", "numpy"):
+    if root in ("torch", "optimizations", "numpy") or (root in sys.stdlib_module_names and root != "__main__"):
         return False
     path = getattr(sys.modules.get(module), "__file__", None)
     return path is None or is_users_file(path)
@@ -109,8 +110,8 @@ def is_users(module: Any) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def is_users_file(path: str) -> bool:
-    """Return whether a file holds the program's own code, and not Python's or an installed library's."""
-    return not (path.startswith((*_LIBRARIES, "<frozen")) or "-packages/" in path)
+    """Return whether a file holds the program's own code, and not Python's, Encore's or an installed library's."""
+    return not path.startswith(_LIBRARIES) and "-packages/" not in path
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:

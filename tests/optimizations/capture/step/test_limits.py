@@ -111,33 +111,6 @@ def test_mostly_refused_calls_are_not_observed_repeatedly() -> None:
     assert graphed.report().replays == 7 + 35
 
 
-def scheduled(*, graphs: bool) -> tuple[list[torch.Tensor], GraphedStep | None]:
-    model = network("cpu")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-    step = training_step(model, optimizer)
-    graphed = GraphedStep(step, device=CpuDevice()) if graphs else None
-    losses = []
-    for batch in batches("cpu", 12):
-        losses.append((graphed or step)(*batch).detach())
-        assert isinstance(optimizer.param_groups[0]["lr"], float)  # the program keeps its number
-        scheduler.step()
-    return losses, graphed
-
-
-def test_scheduled_learning_rate_reaches_the_graph() -> None:
-    expected, _ = scheduled(graphs=False)
-    found, step = scheduled(graphs=True)
-    assert step is not None
-    report = step.report()
-    assert report.refusals == ()
-    assert (report.patched_learning_rates, len(report.recordings), report.dropped_recordings) == (1, 1, 0)
-    assert report.replays == 9
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(expected[-1], expected[0])
-
-
 def test_a_rate_that_changes_after_the_recording_is_followed() -> None:
     """The recording was made with a number: it is dropped, and the next one has a tensor."""
     model = network("cpu")
