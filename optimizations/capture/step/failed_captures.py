@@ -12,7 +12,7 @@ from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import put
 from optimizations.capture.step.host_random import HostRandom
-from optimizations.capture.step.observer import StepRefused, operator_that_raised
+from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.source_lines import line_of
 from optimizations.report.steps import Refusal
 
@@ -49,12 +49,12 @@ def why(error: Exception) -> Refusal:
     text = str(error).strip().split("\n")[0][:300]
     if "legacy stream depend on a capturing" in text:
         return HELD_NODES
-    operator, what = operator_that_raised(error), f"{type(error).__name__}: {text}"
-    advice = "see docs/capture.md for what a graph cannot hold"
-    if operator is not None:
-        what = f"{operator} raised {what}"
-        advice = f"compute it outside of the step, or make graphs of the modules with graph_callables; {advice}"
-    return Refusal(f"could not be captured ({what})", advice, line_of(error))
+    return Refusal(
+        f"could not be captured ({type(error).__name__}: {text})",
+        "compute it outside of the step, or make graphs of the modules with graph_callables; see docs/capture.md for "
+        "what a graph cannot hold",
+        line_of(error),
+    )
 
 
 def do_all(actions: list[Callable[[], Any]]) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -146,9 +145,9 @@ class Observer(torch_internals.TorchDispatchMode):
 
     def _noted(self, func: Any, args: Any, kwargs: Any, storages: set[int]) -> Any:
         if self.log is None:
-            return _run(func, args, kwargs)
+            return func(*args, **kwargs)
         given = chain(storages, numbers_of([*args, *kwargs.values()], self.holds))
-        return self.log.operator(func, args, kwargs, lambda: _run(func, args, kwargs), given)
+        return self.log.operator(func, args, kwargs, lambda: func(*args, **kwargs), given)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -379,19 +378,6 @@ _COPY_NUMBERS = (*_INDEXING[1:], "aten.where.")
 
 _LIFTS = "aten.lift_fresh."
 """Operators by which PyTorch turns numbers of Python into tensors."""
-
-
-def _run(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
-
-
-def operator_that_raised(error: BaseException) -> str | None:
-    """Return the operator of a step that raised this, if one did; the innermost one."""
-    found: str | None = None
-    for frame, _ in traceback.walk_tb(error.__traceback__):  # the program's exception is as it was raised
-        if frame.f_code is _run.__code__:
-            found = _short(str(frame.f_locals["func"]))
-    return found
 
 
 def storage(tensor: torch.Tensor) -> int:
