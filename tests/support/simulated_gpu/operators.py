@@ -163,7 +163,7 @@ class CpuDevice(Device):
         self._numbers = itertools.count(1)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        return storage_address(tensor) not in self.host
+        return not tensor.is_meta and storage_address(tensor) not in self.host
 
     def is_capturing(self) -> bool:
         return self.capture_now
