@@ -135,14 +135,14 @@ def reset() -> None:
     """
     from optimizations.calls.bound import release_bindings
     from optimizations.compiled_graph import release_feeds
-    from optimizations.report import LEDGER
+    from optimizations.report import ENTRIES
     from optimizations.trees.maker import release_recordings
 
     if steps := sys.modules.get("optimizations.capture.step.graphed_step"):
         steps.release_steps()
     if callables := sys.modules.get("optimizations.capture.callables.graph_callables"):
         callables.release_callables()
-    LEDGER.clear()
+    ENTRIES.clear()
     release_bindings()
     release_recordings()
     release_feeds()

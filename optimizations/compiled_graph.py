@@ -20,7 +20,7 @@ from optimizations.calls.shortcut import shortcuts
 from optimizations.calls.turns import LENT, inside_a_function
 from optimizations.options import Options
 from optimizations.placement import Feeds, Placement, place, untouched
-from optimizations.report import LEDGER, BindingReport, Entry
+from optimizations.report import ENTRIES, BindingReport, Entry
 from optimizations.stack_trace import one_line
 from optimizations.torch_internals.cpu_results import corrected, settings_for
 from optimizations.torch_internals.left_out import SPLITTING, with_operators_left_out
@@ -85,7 +85,7 @@ def _compiled(
         compiled = torch_internals.compile_fx.compile_fx(
             placement.graph_module, inputs, inner_compile=compile_inner, config_patches=inductor
         )
-    LEDGER.add(entry)
+    ENTRIES.append(entry)
     if placement.feeds is not None:
         original = graph_module.forward
         feeds = Feeds(placement.feeds, original if placement.feeds.apart else None)

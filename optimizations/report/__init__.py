@@ -249,31 +249,15 @@ class Entry:
         )
 
 
-class Ledger:
-    """Hold the entries of one process, in order of compilation."""
-
-    def __init__(self) -> None:
-        self._entries: list[Entry] = []
-
-    def add(self, entry: Entry) -> None:
-        """Keep the entry of a graph that was compiled. One that Dynamo asks for again with other guesses is not."""
-        self._entries.append(entry)
-
-    def snapshot(self) -> tuple[GraphReport, ...]:
-        return tuple(entry.snapshot(index) for index, entry in enumerate(self._entries))
-
-    def clear(self) -> None:
-        self._entries.clear()
-
-
-LEDGER = Ledger()
+ENTRIES: list[Entry] = []
+"""One for each graph that was compiled since the last `reset`. Dynamo may ask for a graph twice: one counts."""
 
 
 def recordings() -> tuple[RecordingReport, ...]:
     """Return all CUDA graphs recorded since the start of the process or the last `reset`, with their counters."""
-    return tuple(recording for graph in LEDGER.snapshot() for recording in graph.recordings)
+    return tuple(recording for graph in report() for recording in graph.recordings)
 
 
 def report() -> tuple[GraphReport, ...]:
     """Return what the backend did with each FX graph since the start of the process or the last `reset`."""
-    return LEDGER.snapshot()
+    return tuple(entry.snapshot(index) for index, entry in enumerate(list(ENTRIES)))

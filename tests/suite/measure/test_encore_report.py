@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from optimizations.report import LEDGER, CompiledGraph, Copy, Entry, Left, PlacementReport
+from optimizations.report import ENTRIES, CompiledGraph, Copy, Entry, Left, PlacementReport
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
 from optimizations.report.recordings import CountedCalls, KeptResults, RecordingReport, ReplayedInput, SelectionReport
 from suite.measure.encore_report import encore_report
@@ -18,9 +18,9 @@ from suite.results.schema import Metrics
 
 @pytest.fixture(autouse=True)
 def empty_ledger() -> Iterator[None]:
-    LEDGER.clear()
+    ENTRIES.clear()
     yield
-    LEDGER.clear()
+    ENTRIES.clear()
 
 
 def test_nothing_compiled_is_an_empty_list() -> None:
@@ -31,7 +31,7 @@ def test_source_lines_hold_no_path_of_this_machine() -> None:
     root = Path(__file__).resolve().parents[3]
     line = f"{root}/models/networks/clip.py:144 in forward: mask = self.mask.to(x.device)"
     elsewhere = "/home/somebody/program.py:3 in <lambda>"
-    LEDGER.add(
+    ENTRIES.append(
         Entry(
             PlacementReport(
                 "cuda:0",
@@ -57,7 +57,7 @@ def test_what_others_say_holds_no_path_of_this_machine_either() -> None:
     entry = Entry(PlacementReport("cuda:0", f"placement failed: {root}/models/networks/clip.py is odd", 4))
     trace = f'  File "{root}/models/networks/clip.py", line 144, in forward\n    mask = self.mask'
     entry.compiled.append(CompiledGraph("inference", 1, (f"cpu ops. Found from : \n {trace}",)))
-    LEDGER.add(entry)
+    ENTRIES.append(entry)
     text = json.dumps(encore_report())
     assert str(root) not in text
     assert "cpu ops [models/networks/clip.py:144 in forward: mask = self.mask]" in text
@@ -65,7 +65,7 @@ def test_what_others_say_holds_no_path_of_this_machine_either() -> None:
 
 def test_recordings_stand_in_the_row_and_are_read_back() -> None:
     entry = Entry(PlacementReport("cuda:0", None, 4))
-    LEDGER.add(entry)
+    ENTRIES.append(entry)
     recording = RecordingReport(
         direction="backward",
         nodes=7,
