@@ -23,7 +23,7 @@ from optimizations.stack_trace import Frame
 from suite.explain.build import Program
 from suite.explain.fx_graph import lower_placed, placed, read_fx_graph
 from suite.explain.generated_code import Body
-from suite.explain.lowering import LoweredGraph, LoweredPair, LoweringFailed, lower, lower_pair
+from suite.explain.lowering import LoweredGraph, LoweredPair, LoweringFailed, lower
 from suite.explain.pretended_gpu import TARGET, pretended_gpu
 from suite.explain.records import TO_THE_END, FxGraph, GraphBreak, Lowering
 from suite.measure.known_values import UnknownValue
@@ -197,16 +197,10 @@ def _gradients_of_inputs(
     return tuple(torch.empty_like(each, requires_grad=create_graph) for each in inputs)
 
 
-def _lower_alone(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any]
-) -> LoweredPair:
-    return LoweredPair(lower(graph_module, example_inputs, options=options))
-
-
 def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, training: bool) -> Callable[..., Any]:
     def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # What runs without gradients, as an optimizer does, has no backward graph in a program that trains either.
-        lower_one = lower_pair if training and torch.is_grad_enabled() else _lower_alone
+        lower_one = functools.partial(lower, training=training and torch.is_grad_enabled())
         with torch.no_grad():
             return collect_lowered(graph_module, example_inputs, lower_one)
 
@@ -216,15 +210,12 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, tr
         lowered: dict[str, LoweredPair] = {}
         failures: dict[str, str] = {}
         placement = place(graph_module, example_inputs)
-        ways: dict[str, Callable[[], LoweredPair]] = {
-            name: functools.partial(lower_one, graph_module, example_inputs, options=options)
-            for name, options in settings.items()
-        }
-        if settings:
-            ways[PLACEMENT_MODE] = lambda: lower_placed(placement, example_inputs, lowered.get(GRAPH_MODE), lower_one)
-        for name, way in ways.items():
+        for name in (*settings, PLACEMENT_MODE) if settings else ():
             try:
-                lowered[name] = way()
+                if name == PLACEMENT_MODE:
+                    lowered[name] = lower_placed(placement, example_inputs, lowered.get(GRAPH_MODE), lower_one)
+                else:
+                    lowered[name] = lower_one(graph_module, example_inputs, options=settings[name])
             except LoweringFailed as error:
                 failures[name] = str(error)
         # Only now: Dynamo may have been asked to trace the frame again, and then this graph does not count.

@@ -68,24 +68,22 @@ def _residency(
 
 
 def _cpu_nodes(residency: Residency) -> Iterator[ExplainedCpuNode]:
-    for node in residency.cpu_nodes():
-        yield _cpu_node(node, residency.kind(node))
-    for name in residency.returned:
-        if residency.nodes[name].on_cpu and residency.nodes[name].tensors:
-            yield _cpu_node(residency.nodes[name], "output")
-
-
-def _cpu_node(node: ResidentNode, kind: CpuKind) -> ExplainedCpuNode:
-    sizes = [size for size in node.shape or () if isinstance(size, int)]
-    static = node.shape is not None and len(sizes) == len(node.shape)
-    return ExplainedCpuNode(
-        node=node.name,
-        operation=node.operation,
-        kind=kind,
-        shape=sizes if static else None,  # None too where a size depends on the call
-        dtype=node.dtype,
-        source_line=_short(node.source_line),
-    )
+    returned = (residency.nodes[name] for name in residency.returned)
+    found: list[tuple[ResidentNode, CpuKind]] = [
+        *((node, residency.kind(node)) for node in residency.cpu_nodes()),
+        *((node, "output") for node in returned if node.on_cpu and node.tensors),
+    ]
+    for node, kind in found:
+        sizes = [size for size in node.shape or () if isinstance(size, int)]
+        static = node.shape is not None and len(sizes) == len(node.shape)
+        yield ExplainedCpuNode(
+            node=node.name,
+            operation=node.operation,
+            kind=kind,
+            shape=sizes if static else None,  # None too where a size depends on the call
+            dtype=node.dtype,
+            source_line=_short(node.source_line),
+        )
 
 
 def _copies(residency: Residency) -> Iterator[ExplainedCopy]:
@@ -97,11 +95,6 @@ def _copies(residency: Residency) -> Iterator[ExplainedCopy]:
             blocking=copy.blocking,
             source_line=_short(copy.source_line),
         )
-
-
-def short_source_line(node: torch.fx.Node) -> str | None:
-    """Return the user's line of a node, written the same way on every machine."""
-    return _short(source_line(node))
 
 
 def _short(line: str | None) -> str | None:
@@ -125,12 +118,8 @@ def _input(node: torch.fx.Node) -> NonStaticInput:
     )
 
 
-Lower = Callable[..., LoweredPair]
-"""Lowers a graph with inputs under `options`, as `lowering.lower_pair` does."""
-
-
 def lower_placed(
-    placement: Placement, example_inputs: Sequence[Any], stock: LoweredPair | None, lower: Lower
+    placement: Placement, example_inputs: Sequence[Any], stock: LoweredPair | None, lower: Callable[..., LoweredPair]
 ) -> LoweredPair:
     """Return what Inductor makes of a graph after placement, under the options of stock CUDA graphs.
 
@@ -148,7 +137,7 @@ def lower_placed(
 
 def placed(graph_module: torch.fx.GraphModule, report: PlacementReport) -> Placed:
     """Return the record of a placement of `graph_module`, the graph before it."""
-    lines = {node.name: short_source_line(node) for node in graph_module.graph.nodes}
+    lines = {node.name: _short(source_line(node)) for node in graph_module.graph.nodes}
     blocking = sum(copy.blocking for copy in report.copies_after)
     return Placed(
         untouched=report.untouched,

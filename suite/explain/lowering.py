@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,37 +88,24 @@ class LoweringFailed(Exception):
 
 
 def lower(
-    graph_module: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    options: Mapping[str, Any],
-) -> LoweredGraph:
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any], training: bool
+) -> LoweredPair:
     """Lower a graph as Dynamo hands it to a backend, without changing it.
 
     Args:
         graph_module: the FX graph, with its fake inputs in `example_inputs`.
         options: Inductor settings as given to `torch.compile(options=...)`.
+        training: its backward is lowered, too, if it has one: Note [Backward graphs]. If it cannot be differentiated,
+            the forward is lowered without autograd.
 
     Raises:
-        LoweringFailed: something in Inductor raised.
+        LoweringFailed: something in Inductor raised, in the forward.
         Exception: Dynamo's own signal to trace the frame again, which must go back to Dynamo.
     """
     observer = _Observer()
-    _run(observer, graph_module, example_inputs, options)
-    return observer.forward.lowered()
-
-
-def lower_pair(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any]
-) -> LoweredPair:
-    """Lower a graph of a program that trains, and its backward if it has one. Note [Backward graphs].
-
-    If it cannot be differentiated, the forward is lowered without autograd.
-
-    Raises:
-        LoweringFailed: as `lower` does, for the forward.
-    """
-    observer = _Observer()
+    if not training:
+        _run(observer, graph_module, example_inputs, options)
+        return LoweredPair(observer.forward.lowered())
     try:
         with (
             torch.enable_grad(),
@@ -126,9 +113,9 @@ def lower_pair(
         ):
             _run(observer, graph_module, example_inputs, options)
     except LoweringFailed as error:
-        if not observer.forward.complete:
-            return LoweredPair(lower(graph_module, example_inputs, options=options), no_backward=str(error))
-        return LoweredPair(observer.forward.lowered(), no_backward=str(error))
+        if observer.forward.complete:
+            return LoweredPair(observer.forward.lowered(), no_backward=str(error))
+        return replace(lower(graph_module, example_inputs, options=options, training=False), no_backward=str(error))
     backward = observer.backward.lowered() if observer.backward.complete else None
     return LoweredPair(observer.forward.lowered(), backward)
 
