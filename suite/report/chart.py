@@ -412,7 +412,7 @@ def _is_near(axis: Axes, end: float, mark: float, text: str) -> bool:
     if axis.get_yscale() == "log" and min(end, mark) <= 0:
         return False
     places = (axis.transData + axis.transAxes.inverted()).transform([(0, end), (0, mark)])[:, 1]
-    return bool(abs(places[1] - places[0]) < _height(text))
+    return bool(abs(places[1] - places[0]) < 0.7 * _height(text))  # an axis has more room than it needs
 
 
 def _height(text: str) -> float:

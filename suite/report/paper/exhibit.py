@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from suite.measure.modes import DEFAULT_MODE, INDIRECTION_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
+from suite.measure.modes import DEFAULT_MODE, INDIRECTION_MODE, REFERENCE_MODE
 from suite.micro.records import MicroRun
 from suite.report import compare, provenance
 from suite.report.chart import Bar, Chart, LineChart, Scale
@@ -125,11 +125,9 @@ class Results:
         return {label: one.value for label, one in found.items() if one.value is not None and one.failure is None}
 
     def published_ratio(self, source: str, label: str, mode: str, baseline: str) -> float | None:
-        """Return the paper's ratio of two modes' counterparts: its CUDA graphs are `graph`, its whole system
-        `encore`."""
-        names = {UNPARTITIONED_MODE: "graph", self.whole_mode: "encore"}
-        key = f"{names.get(mode, mode)}_over_{names.get(baseline, baseline)}"
-        return self.published.speedups.get(source, {}).get(label, {}).get(key)
+        """Return the paper's ratio of two modes' counterparts: its whole system is `encore`."""
+        names = (DEFAULT_MODE if one == self.whole_mode else one for one in (mode, baseline))
+        return self.published.speedup(source, label, *names)
 
     def means(self, labels: Iterable[str], modes: Sequence[str], baseline: str) -> dict[str, Ratio]:
         """Return the means of these modes over the workloads that all of them have; see `Ratios.means`."""
@@ -298,7 +296,7 @@ class Grid:
         note: what a reader must know: of the figure, and with `noted` of the table.
         means: by series, a last group of bars and a last row of the table.
         footer: further last rows.
-        group: what a row is.
+        group: what a row is; origin: where the values are from, by default the rows of these workloads.
     """
 
     unit: str
