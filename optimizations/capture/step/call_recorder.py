@@ -54,7 +54,7 @@ from optimizations.capture.step.recording import Recording, capture
 from optimizations.capture.step.surroundings import alone, ambient, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.used_names import RanCode
-from optimizations.capture.step.watch import is_name_dropped, numbers_of
+from optimizations.capture.step.watch import is_dropped
 from optimizations.report.steps import Refusal, StepChanged, StepReport
 
 MOST_DROPPED = 4
@@ -294,16 +294,13 @@ class CallRecorder:
 
     def _told_by(self, numbers: Numbers) -> Hashable:
         """Return the numbers that distinguish calls of one signature. What is not compared now leaves all keys."""
-        dropped = self._changes.dropped
-        if dropped:
+        if dropped := self._changes.dropped:
 
             def without(key: Any) -> Any:
-                return *key[:-1], frozenset(item for item in key[-1] if not is_name_dropped(item[0], dropped))
+                return *key[:-1], frozenset(item for item in key[-1] if not is_dropped(item[0], dropped))
 
             self._plan.rekey(without)
-        return numbers_of(
-            {name: one for name, one in numbers.items() if not is_name_dropped(name, self._changes.dropped)}
-        )
+        return frozenset((name, one.token) for name, one in numbers.items() if not is_dropped(name, dropped))
 
     def _find_device(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Device | None:
         """Return the GPU of the batch, or of the tensors the step reaches; None also for an unknown PyTorch."""

@@ -48,7 +48,7 @@ class Changes:
         found = by_name(one for one in every if one.is_plain and not (one.key is SIZE and one.container.always_read))
         if self._ignored:
             self.dropped.update(name for name in found if self._is_ignored(name))
-        return {name: one for name, one in found.items() if not is_dropped(one, self.dropped)}
+        return {name: one for name, one in found.items() if not is_dropped(name, self.dropped)}
 
     def _is_ignored(self, name: str) -> bool:
         """Return whether an entry is one of `ignored`, in which `self` may stand for the first name."""
@@ -101,7 +101,7 @@ class Changes:
             added = old is None and new.container.is_attributes and not is_of_module(new.container)
             if added or (old and new.is_plain):
                 self.dropped.add(new.dropped_as)
-        return all(is_dropped(one, self.dropped) for old, new in left if (one := new or old) is not None)
+        return all(is_dropped(one.name, self.dropped) for old, new in left if (one := new or old) is not None)
 
     def _is_named(self, one: Value) -> bool:
         return one.container.always_read or self.names.has(one.container, one.key)

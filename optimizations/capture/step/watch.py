@@ -13,7 +13,7 @@ import functools
 import itertools
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,14 +144,9 @@ def _is_own(container: Container, key: Any, value: Any) -> bool:
     return not value if key in MODULE_HOOKS else is_own(key)
 
 
-def is_dropped(value: Value, dropped: Collection[str]) -> bool:
-    """Return whether an entry is left out of the comparison."""
-    return bool(dropped) and is_name_dropped(value.name, dropped)
-
-
-def is_name_dropped(name: str, dropped: Collection[str]) -> bool:
-    """Return whether this name, or that of what it stands in, is among those left out."""
-    return not _and_before(name).isdisjoint(dropped)
+def is_dropped(name: str, dropped: Collection[str]) -> bool:
+    """Return whether an entry, or what it stands in, is among the names left out of the comparison."""
+    return bool(dropped) and not _and_before(name).isdisjoint(dropped)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -212,7 +207,7 @@ class Watch:
 
     def _counts(self, name: str, one: Value) -> bool:
         """Return whether an entry is compared; a tensor only if the graph reads what stands there."""
-        return (one.container.always_read or name not in self._unread) and not is_dropped(one, self._dropped)
+        return (one.container.always_read or name not in self._unread) and not is_dropped(name, self._dropped)
 
     def _compare_these(self) -> None:
         """Make the comparison in C++, and find what is to be compared in Python."""
@@ -268,7 +263,7 @@ class Watch:
             (old, new)
             for old, new in pairs
             if (old.token if old else None) != (new.token if new else None)
-            and not (old and is_dropped(old, self._dropped))
+            and not (old and is_dropped(old.name, self._dropped))
         ]
 
     def stands_in(self, state: HostState) -> bool:
@@ -356,7 +351,7 @@ def _read_tensors(
         if container.always_read and isinstance(container.held, dict)
         for value in container.held.values()
     }
-    compared = [tensor for path, tensor in state.tensors.items() if not is_name_dropped(path, dropped)]
+    compared = [tensor for path, tensor in state.tensors.items() if not is_dropped(path, dropped)]
     reached = (tensor for tensor in compared if id(tensor) in held or reads(tensor))
     return list({id(tensor): tensor for tensor in [*reached, *extra]}.values())
 
@@ -368,8 +363,3 @@ def _kept_by_optimizers(state: HostState, among: Sequence[torch.Tensor]) -> list
     every = (kept for one in state.optimizers.values() for kept in one.state.values() if isinstance(kept, dict))
     found = [[left.pop(id(one)) for one in kept.values() if id(one) in left] for kept in every]
     return list(filter(None, found))
-
-
-def numbers_of(values: Mapping[str, Value]) -> frozenset[tuple[str, Hashable]]:
-    """Return the numbers, strings and the like among entries, by which calls of one signature are told apart."""
-    return frozenset((name, one.token) for name, one in values.items() if one.is_plain)
