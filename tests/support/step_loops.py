@@ -5,13 +5,10 @@ They belong to the programs of `step_programs`.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from fractions import Fraction
 from typing import Any
 
 import torch
-from step_parts import Program, batches, loss_of, network, program, sgd, state_of, training_step
+from step_parts import Program, batches, loss_of, network, program, state_of, training_step
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
@@ -141,25 +138,6 @@ def hyperparameters_that_change_one_by_one(device: str) -> Program:
 
 
 @program
-def parameters_that_join_and_are_exchanged(device: str) -> Program:
-    """A group is added, and later a state is loaded with `assign`, which the optimizer learns of."""
-    model = network(device)
-    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    saved = copy.deepcopy(model.state_dict())
-
-    def between(index: int) -> None:
-        if index == 5:
-            optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 0.01})
-        if index == 10:
-            model.load_state_dict(saved, assign=True)
-            for group, layer in zip(optimizer.param_groups, (model[0], model[2]), strict=True):
-                group["params"] = list(layer.parameters())
-
-    step = training_step(model, optimizer, zero=model.zero_grad)
-    return Program(step, batches(device, 16), lambda: state_of(model), between, replays=3 + 3 + 4)
-
-
-@program
 def folds_with_a_network_and_an_optimizer_each(device: str) -> Program:
     """As in cross-validation: the first call of each makes the states of its optimizer."""
 
@@ -208,62 +186,3 @@ def gradients_in_one_tensor(device: str) -> Program:
         return loss.detach(), whole.norm()
 
     return Program(step, batches(device), lambda: [*state_of(model), whole])
-
-
-class Padded(list):  # type: ignore[type-arg]
-    """Makes its members itself, and has a number next to them."""
-
-    def __init__(self, x: torch.Tensor, y: torch.Tensor, factor: float) -> None:
-        super().__init__([x, y])
-        self.factor = factor
-
-
-class Pair(tuple):  # type: ignore[type-arg]
-    """Two tensors with a name."""
-
-    name = ""
-
-
-@dataclasses.dataclass
-class Samples:
-    """`seen` is set by the program where it needs it."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-    seen: torch.Tensor = dataclasses.field(init=False)
-
-
-@program
-def batches_and_results_of_classes_of_ones_own(device: str) -> Program:
-    made = sgd(device)
-    train = made.step
-
-    def step(padded: Padded, samples: Samples) -> tuple[Pair, float]:
-        loss = train({"x": samples.x * padded.factor, "y": samples.y})
-        pair = Pair([loss.detach(), padded[0].sum()])
-        pair.name = "losses"
-        return pair, padded.factor
-
-    def checked(padded: Padded, samples: Samples) -> torch.Tensor:
-        pair, factor = step(padded, samples)
-        return torch.stack([*pair]) * factor * len(pair.name)
-
-    made.batches = [
-        (Padded(batch["x"], batch["y"], 2.0), Samples(batch["x"], batch["y"])) for (batch,) in batches(device)
-    ]
-    made.step = checked
-    return made
-
-
-@program
-def a_dict_that_is_filled_again_with_equal_keys(device: str) -> Program:
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train, weights = training_step(model, optimizer), {Fraction(1, 2): 1.0, Fraction(1, 3): 2.0}
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        weights.clear()
-        weights.update({Fraction(1, 2): 1.0, Fraction(1, 3): 2.0})
-        return train(batch)
-
-    return Program(step, batches(device), lambda: state_of(model))

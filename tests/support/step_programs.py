@@ -188,21 +188,6 @@ def scaler_that_overflows(device: str) -> Program:
 
 
 @program
-def moving_average_of_the_weights(device: str) -> Program:
-    model = network(device, norm=True)
-    average = [parameter.detach().clone() for parameter in model.parameters()]
-    train = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = train(batch)
-        with torch.no_grad():
-            torch._foreach_lerp_(average, [p.detach() for p in model.parameters()], 0.1)
-        return loss
-
-    return Program(step, batches(device), lambda: [*state_of(model), *average])
-
-
-@program
 def autocast_in_the_step(device: str) -> Program:
     model = network(device, dropout=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -243,62 +228,6 @@ def views_of_one_tensor(device: str) -> Program:
     calls = [(rows[:, :-1], rows[:, 1:]) for rows in text]
     calls[6] = torch.empty_strided((4, 8), (9, 1), dtype=torch.int64, device=device).copy_(text[6][:, :-1]), calls[6][1]
     return Program(step, calls, lambda: state_of(model))
-
-
-@program
-def a_tensor_without_elements(device: str) -> Program:
-    """As the caches of Hugging Face's models begin: nothing is copied to make one."""
-    made = sgd(device)
-    train = made.step
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        kept = torch.tensor([], device=device)
-        return train({**batch, "x": torch.cat([kept, batch["x"].flatten()]).view_as(batch["x"])})
-
-    made.step = step
-    return made
-
-
-@program
-def parts_of_a_batch_without_elements(device: str) -> Program:
-    """Boxes of samples that have none, as a view of those of all."""
-    made = sgd(device)
-    train = made.step
-
-    def step(batch: dict[str, torch.Tensor], boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return train(batch), boxes.square().sum() + boxes.shape[1]
-
-    made.step = step
-    made.batches = [(batch, batch["x"][6:, index % 3 : index % 3 + 4]) for index, (batch,) in enumerate(made.batches)]
-    return made
-
-
-class Empties:
-    """Tensors that have no elements: `kept` and `other` are bound to such in each call, `read` is read before."""
-
-    def __init__(self, device: str) -> None:
-        self.kept: torch.Tensor | None = None
-        self.other = torch.zeros(2, 3, device=device)[1:1]
-        self.read, self.stays = torch.zeros(0, device=device), torch.zeros(0, device=device)
-
-
-@program
-def attributes_without_elements(device: str) -> Program:
-    """They share no memory, as they have none."""
-    made = sgd(device)
-    train, empties = made.step, Empties(device)
-
-    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        none = batch["x"][:0] * 2
-        empties.kept, empties.other = none, none[:, :3].sin()
-        empties.read = torch.cat([empties.read, empties.stays, none[:, 0]])
-        return train(batch), empties.read.sum()
-
-    def state() -> list[torch.Tensor]:
-        return [*of_training(), *(one for one in (empties.kept, empties.other, empties.read) if one is not None)]
-
-    of_training, made.step, made.state = made.state, step, state
-    return made
 
 
 def checkpointing(
@@ -384,28 +313,6 @@ def model_and_optimizer_as_arguments(device: str) -> Program:
         calls,
         lambda: state_of(made),
     )
-
-
-@program
-def two_networks_in_turn(device: str) -> Program:
-    """As a generative adversarial network trains: each step uses both, and writes one."""
-    first, second = network(device), nn.Linear(4, 8).to(device)
-    one = torch.optim.SGD(first.parameters(), lr=0.1)
-    other = torch.optim.SGD(second.parameters(), lr=0.1)
-
-    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        one.zero_grad()
-        judged = first(second(first(batch["x"]).detach()).detach()).square().mean()
-        judged.backward()
-        one.step()
-        other.zero_grad()
-        made = second(first(batch["x"]).detach())
-        fooled = first(made).mean()
-        fooled.backward()
-        other.step()
-        return judged, fooled
-
-    return Program(step, batches(device), lambda: [*state_of(first), *state_of(second)])
 
 
 class Accelerator:

@@ -47,10 +47,10 @@ from optimizations.capture.callables.warm_up import Member
 from optimizations.capture.device import Device
 from optimizations.capture.side_by_side import concurrency_of
 from optimizations.capture.signature import signature
+from optimizations.capture.step.call import Arguments
 from optimizations.capture.step.changes import MOST_NAMES
 from optimizations.capture.step.host_state import MODULE_HOOKS
 from optimizations.capture.step.options import HOST_DRAWS, require_one_of
-from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.surroundings import ambient, saved_tensors_are_watched, watched_by_others
 from optimizations.capture.step.watch import Watch
 from optimizations.options import CONCURRENCY, Concurrency

@@ -8,7 +8,6 @@ batch to where the graph reads it, launches, and copies the results out.
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 import threading
@@ -37,13 +36,7 @@ _steps: WeakRegistry[GraphedStep] = WeakRegistry()
 class GraphedStep:
     """Replay a step function as CUDA graphs where that is possible. `options` are those of `graph_step`."""
 
-    def __init__(
-        self,
-        step: Callable[..., Any],
-        *,
-        device: Device | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, step: Callable[..., Any], *, device: Device | None = None, **options: Any) -> None:
         if not callable(step):
             raise TypeError(f"graph_step needs a function, not {type(step).__name__}")
         functools.update_wrapper(self, step, updated=("__dict__",) if isinstance(step, types.FunctionType) else ())
@@ -59,15 +52,8 @@ class GraphedStep:
         """Return, of a decorated method, the method of an object, which is an argument like others."""
         return self if instance is None or self._no_method else types.MethodType(self, instance)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GraphedStep:
-        """Return the step of the copied objects, which begins from its first call."""
-        return GraphedStep(copy.deepcopy(self._step, memo), **asdict(self._options))
-
-    def __copy__(self) -> GraphedStep:
-        return GraphedStep(self._step, **asdict(self._options))
-
     def __reduce__(self) -> Any:
-        """Return where to find the step: a function's name leads to it."""
+        """Return how a copy is made: by name, or by a step of its own that begins from its first call."""
         if not isinstance(self._step, types.MethodType):
             found: Any = sys.modules.get(str(getattr(self._step, "__module__", "")))
             for name in self._recorder.name().split("."):

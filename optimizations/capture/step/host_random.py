@@ -13,45 +13,37 @@ from optimizations.torch_internals.generator_identity import identity
 
 
 class HostRandom:
-    """Keep the states of Python's, NumPy's and PyTorch's CPU generators when this was made.
+    """Keep the states of Python's, NumPy's and PyTorch's CPU generators, and of the program's, when this was made.
 
-    `with_torch`: PyTorch's counts as the host's (it does not where the CPU stands for the GPU). `generators`: those of
+    `with_torch`: PyTorch's count as the host's (they do not where the CPU stands for the GPU). `generators`: those of
     the program's own, by name.
     """
 
-    def __init__(self, *, with_torch: bool, generators: Mapping[str, Any] | None = None) -> None:
-        self._own = [
+    def __init__(self, *, with_torch: bool, generators: Mapping[str, Any]) -> None:
+        found: dict[str, Any] = {**generators, "random": _owner(random.getstate)}
+        if (numpy := sys.modules.get("numpy")) is not None:
+            found["numpy.random"] = _owner(numpy.random.get_state)
+        found["torch's CPU generator"] = torch.default_generator
+        self._then = [
             (name, generator, _state(generator))
-            for name, generator in (generators or {}).items()
+            for name, generator in found.items()
             if with_torch or not isinstance(generator, torch.Generator)
         ]
-        self._python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self._numpy: Any = numpy.random.get_state() if numpy is not None else None
-        self._torch = torch.random.get_rng_state() if with_torch else None
 
     def drawn(self) -> Iterator[str]:
         """Yield the generators whose state is another now, as a program names them."""
-        yield from (name for name, generator, state in self._own if not _equal(_state(generator), state))
-        if random.getstate() != self._python:
-            yield "random"
-        if self._numpy is not None:
-            now: Any = sys.modules["numpy"].random.get_state()
-            if now[2:] != self._numpy[2:] or (now[1] != self._numpy[1]).any():
-                yield "numpy.random"
-        if self._torch is not None and not torch.equal(torch.random.get_rng_state(), self._torch):
-            yield "torch's CPU generator"
+        return (name for name, generator, state in self._then if not _equal(_state(generator), state))
 
     def restore(self) -> None:
         """Put the states back."""
-        for _, generator, state in self._own:
+        for _, generator, state in self._then:
             if not _equal(_state(generator), state):  # one of a GPU takes any state for a new seed: see `device.py`
                 _restore(generator, state)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
-        if self._torch is not None:
-            torch.random.set_rng_state(self._torch)
+
+
+def _owner(get_state: Any) -> Any:
+    """Return the generator whose bound method a module has as a function."""
+    return get_state.__self__
 
 
 def _state(generator: Any) -> Any:

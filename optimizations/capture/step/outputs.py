@@ -1,4 +1,4 @@
-"""Return results of a recorded step that stay valid, and tensors of the caller as they are.
+"""Return results of a recorded step that stay valid, and tensors of the caller as they are; bind what the step binds.
 
 A result lies in the memory of the graph and the next launch overwrites it, so it is copied out, all of a dtype by one
 fused copy. What is a parameter, or any tensor that was there before, is returned itself; what is an argument, or a view
@@ -8,8 +8,8 @@ of one, is the caller's.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,30 +17,16 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import flatten, replaced
+from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.observer import storage
-from optimizations.graph.memory import data_of, is_expanded, size_bytes
+from optimizations.graph.memory import data_of, overlaps
 from optimizations.torch_internals.geometry import is_lazy_view
-
-MOST_GAP_BYTES = 65536
-"""Results whose elements lie apart are copied as the memory from the first to the last, up to this size."""
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether its elements are what lies in its memory, and where its strides say."""
     strided = type(tensor) is torch.Tensor and tensor.layout is torch.strided
     return strided and not (is_lazy_view(tensor) or tensor.is_quantized)
-
-
-def _lies_in_a_run(tensor: torch.Tensor) -> bool:
-    """Return whether a copy of it is one of the memory from its first element to its last.
-
-    Of one that is expanded that is less than its elements, of a small one not much more. Element by element some could
-    not be written: PyTorch refuses one with a stride of 0, which a column of a matrix has once it is expanded, with
-    gaps between its rows.
-    """
-    if not _is_plain(tensor) or tensor.is_contiguous():
-        return False
-    return is_expanded(tensor) or size_bytes(tensor) <= MOST_GAP_BYTES
 
 
 class Outputs:
@@ -75,13 +61,13 @@ class Outputs:
                     copied[id(tensor)] = len(self._copied)
                     self._copied.append(tensor.detach())
                 self._plan.append(("copy", copied[id(tensor)]))
-        self._as_bytes = list(map(_lies_in_a_run, self._copied))
+        # Elements that share memory cannot be written one by one: the memory from the first to the last is copied.
+        self._as_bytes = [_is_plain(one) and overlaps(one) for one in self._copied]
         self._sources = [data_of(one) if run else one for one, run in zip(self._copied, self._as_bytes, strict=True)]
         self._fresh_copies = list(map(_allocator, self._copied))
         self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied)
         # Every result is copied, in order: what was prepared for them is what is given.
         self._as_prepared = bool(tensors) and self._plan == [("copy", place) for place in range(len(self._copied))]
-        self._nested = _maker(self._nest)
 
     def prepare(self) -> list[torch.Tensor]:
         """Return memory for copies of the next launch's results. If there is not enough, nothing was done yet."""
@@ -102,8 +88,8 @@ class Outputs:
         """Return the results of the launch before, for a call with these inputs, after `copy_out`. `fresh` was prepared
         for that launch."""
         if self._as_prepared:
-            return fresh[0] if self._single else self._nested(iter(fresh))
-        return self._nested(iter([_given(kind, what, fresh, inputs) for kind, what in self._plan]))
+            return fresh[0] if self._single else replaced(self._nest, iter(fresh))
+        return replaced(self._nest, iter([_given(kind, what, fresh, inputs) for kind, what in self._plan]))
 
 
 def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -112,36 +98,12 @@ def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
     An expanded result has no more memory than it is expanded from. On a machine with one GPU that takes no dispatcher:
     PyTorch's function for generated code allocates on the current device, which is not asked.
     """
-    if not (_lies_in_a_run(like) or (_is_plain(like) and like.is_contiguous())):
+    if not _is_plain(like):
         return functools.partial(torch.empty_like, like)
     shape, stride = tuple(like.shape), like.stride()
     if like.device.type == "cuda" and torch.cuda.device_count() == 1:
         return functools.partial(torch_internals.empty_strided_cuda, shape, stride, like.dtype)
     return functools.partial(torch.empty_strided, shape, stride, dtype=like.dtype, device=like.device)
-
-
-def _maker(nest: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
-    """Return what makes a nest like this one of tensors, in the order of `flatten`.
-
-    It has few functions where lists, tuples and dicts are all that it is nested in.
-    """
-    if isinstance(nest, torch.Tensor):
-        return next
-    kind = type(nest)
-    members: Sequence[Any] = list(nest.values()) if kind is dict else nest if kind in (list, tuple) else ()
-    if not members:
-        return lambda tensors: replaced(nest, tensors)
-    count = len(members)
-    makers = list(map(_maker, members))
-    only_tensors = all(isinstance(member, torch.Tensor) for member in members)
-
-    def take(tensors: Iterator[torch.Tensor]) -> Iterable[Any]:
-        return islice(tensors, count) if only_tensors else [make(tensors) for make in makers]
-
-    if kind is dict:
-        keys = tuple(nest)
-        return lambda tensors: dict(zip(keys, take(tensors), strict=True))
-    return lambda tensors: kind(take(tensors))
 
 
 def _given(kind: str, what: Any, copies: list[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -178,3 +140,37 @@ def view_like(
     if negatives:
         found = torch_internals.neg_view(found)
     return found
+
+
+def _kind(held: Any) -> tuple[torch.Size, torch.dtype] | None:
+    return (held.shape, held.dtype) if isinstance(held, torch.Tensor) else None
+
+
+class BoundResults:
+    """Bind the attributes and variables that a step binds to what a launch made, in the order of its results.
+
+    What entries held and were bound to is let go of. What they hold may be another tensor of that shape and dtype,
+    which the step's code may check.
+    """
+
+    def __init__(self, entries: Sequence[Rebound] = ()):
+        nothing = torch.empty(0, device="meta")
+        self._entries = [replace(entry, old=None, new=nothing) for entry in entries]
+        self._kinds = [_kind(entry.old) for entry in entries]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def fit(self) -> bool:
+        """Return whether each entry holds something of the kind it held."""
+        held = [entry.container.get(entry.key) for entry in self._entries]
+        return all(
+            now is None if kind is None else _kind(now) == kind for now, kind in zip(held, self._kinds, strict=True)
+        )
+
+    def bind(self, results: tuple[Any, tuple[Any, ...]]) -> Any:
+        """Bind the second of these, one for each entry; return the first, what the step returned."""
+        returned, values = results
+        for entry, value in zip(self._entries, values, strict=True):
+            entry.container.put(entry.key, value)
+        return returned

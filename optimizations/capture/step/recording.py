@@ -18,11 +18,9 @@ from optimizations.capture.side_by_side import SideBySide, side_by_side
 from optimizations.capture.signature import OTHER_RESULT, describe, flatten, replaced, without_objects
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.audit import Audits
-from optimizations.capture.step.bound_results import BoundResults
-from optimizations.capture.step.call import Call
+from optimizations.capture.step.call import Arguments, Call
 from optimizations.capture.step.following import plan_of, worth_reading
-from optimizations.capture.step.gradient_room import carves, room_for_gradients
-from optimizations.capture.step.gradients import Gradients, Use, gradients
+from optimizations.capture.step.gradients import Gradients, Use, carves, gradients, room_for_gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
@@ -40,9 +38,8 @@ from optimizations.capture.step.observing import (
 )
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.options import StepOptions
-from optimizations.capture.step.outputs import Outputs
+from optimizations.capture.step.outputs import BoundResults, Outputs
 from optimizations.capture.step.progress import Progress
-from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared, shared_with_written
@@ -109,15 +106,14 @@ class Recording:
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether one of these inputs lies in memory that the step writes, other than that input itself.
 
-        And whether one that it writes lies in memory that it reads otherwise. A gradient that is found elsewhere than
-        the graph's own counts as such.
+        And whether one that it writes lies in memory that it reads otherwise.
         """
         if self.written and (
             shared_with_written(tensors, self.written) is not None
             or self.read_memory.holds_one_of([tensors[index] for index in self._written_back])
         ):
             return True
-        return self.written_memory.holds_one_of(tensors) or self.gradients.shared_with(tensors)
+        return self.written_memory.holds_one_of(tensors)
 
     def moved_inputs(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Return inputs that lie elsewhere than where the graph reads them, if nothing else stands against a launch."""
@@ -192,7 +188,7 @@ def capture(
 
     Raises:
         StepDiffers: the captured call is not what was observed.
-        StepRefused: it cannot be repeated, or does not fit into the budget.
+        StepRefused: it cannot be repeated.
         Exception: what the capture raised.
     """
     assert progress.last is not None

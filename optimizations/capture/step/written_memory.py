@@ -1,8 +1,7 @@
 """Tell which memory a recording writes, and whether inputs of a call lie in it.
 
 Inputs are read from copies made before the graph runs. An input that lies in memory the graph writes would be read as
-it was before that, where the step itself reads what it has written. Addresses that were looked at are not looked at
-again.
+it was before that, where the step itself reads what it has written.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ import torch
 from optimizations.capture.step.observer import StepRefused, storage
 from optimizations.graph.memory import MemoryRanges, memory_of, overlaps, size_bytes
 from optimizations.report.steps import Refusal
-
-MOST_CLEAR = 256
-"""Calls whose inputs lay elsewhere are remembered up to so many: batches come from few places, in turn."""
 
 
 class Writes:
@@ -54,30 +50,14 @@ class WrittenMemory:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._ranges = MemoryRanges(memory_of(tensor) for tensor in tensors if _has_memory(tensor))
-        self._clear: set[tuple[int, ...]] = set()
-        self._sizes: list[int] = []
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether this one lies in it, wholly or in part."""
         return _has_memory(tensor) and self._ranges.overlap(tensor.data_ptr(), size_bytes(tensor))
 
     def holds_one_of(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Return whether one of these lies in it, wholly or in part. Their shapes and strides are always the same."""
-        return bool(self._ranges.borders) and self.holds_one_at(inputs, [tensor.data_ptr() for tensor in inputs])
-
-    def holds_one_at(self, inputs: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
-        """Return the same for inputs that lie at these addresses."""
-        if not self._ranges.borders or (places := tuple(addresses)) in self._clear:
-            return False
-        if len(self._sizes) != len(places):
-            self._sizes = list(map(size_bytes, inputs))
-        for at, size in zip(places, self._sizes, strict=True):
-            if self._ranges.overlap(at, size):
-                return True
-        if len(self._clear) >= MOST_CLEAR:
-            self._clear.clear()
-        self._clear.add(places)
-        return False
+        """Return whether one of these lies in it, wholly or in part."""
+        return bool(self._ranges.borders) and any(map(self.holds, inputs))
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
@@ -113,25 +93,10 @@ def refuse_shared(
     Raises:
         StepRefused: something does.
     """
-    if (pair := shared_with_written(tensors, written)) is not None:
-        index, other = pair
-        raise StepRefused(
-            Refusal(
-                f"writes into {labels[index]}, which shares memory with {labels[other]}",
-                "pass a copy (`clone()`) of one of them",
-            )
-        )
-    for index in written_back:
-        if read.holds(tensors[index]):
-            raise StepRefused(
-                Refusal(
-                    f"writes into {labels[index]}, which shares memory with a tensor that it reads from elsewhere",
-                    "pass a copy (`clone()`) of the argument",
-                )
-            )
-    written_elsewhere = WrittenMemory(mutated)
-    for tensor, label in zip(tensors, labels, strict=True):
-        if written_elsewhere.holds(tensor):
-            raise StepRefused(
-                Refusal(f"writes a tensor that shares memory with {label}", "pass a copy (`clone()`) of the argument")
-            )
+    found = [(labels[one], labels[other]) for one, other in filter(None, [shared_with_written(tensors, written)])]
+    found += [(labels[one], "a tensor that it reads") for one in written_back if read.holds(tensors[one])]
+    elsewhere = WrittenMemory(mutated)
+    found += [("a tensor", label) for one, label in zip(tensors, labels, strict=True) if elsewhere.holds(one)]
+    for one, other in found:
+        reason = f"writes into {one}, which shares memory with {other}"
+        raise StepRefused(Refusal(reason, "pass a copy (`clone()`) of the argument"))

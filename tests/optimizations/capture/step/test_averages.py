@@ -10,7 +10,7 @@ import torch
 from simulated_gpu.operators import CpuDevice
 from step_parts import batches, network, state_of, training_step
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from optimizations.capture.step.graphed_step import GraphedStep
 
@@ -19,9 +19,7 @@ Step = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
 AVERAGES: dict[str, Callable[[nn.Module], AveragedModel]] = {
     "equal": AveragedModel,
-    "equal, of lists": lambda model: AveragedModel(model, multi_avg_fn=get_swa_multi_avg_fn()),
     "exponential": lambda model: AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)),
-    "exponential, one by one": lambda model: AveragedModel(model, avg_fn=get_ema_avg_fn(0.9)),
     "exponential, of buffers too": lambda model: AveragedModel(
         model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True
     ),
@@ -84,17 +82,12 @@ def lerp(averages: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
         average.lerp_(weight, 0.1)
 
 
-def multiply_and_add(averages: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
-    for average, weight in zip(averages, weights, strict=True):
-        average.mul_(0.9).add_(weight, alpha=0.1)
-
-
 def copy_what_is_computed(averages: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
     for average, weight in zip(averages, weights, strict=True):
         average.copy_(0.9 * average + 0.1 * weight)
 
 
-@pytest.mark.parametrize("update", [lerp, multiply_and_add, copy_what_is_computed])
+@pytest.mark.parametrize("update", [lerp, copy_what_is_computed])
 def test_averages_that_are_written_by_hand_are_those_of_eager(
     update: Callable[[list[torch.Tensor], list[torch.Tensor]], None],
 ) -> None:

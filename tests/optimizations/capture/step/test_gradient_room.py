@@ -10,7 +10,7 @@ import torch
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
-from optimizations.capture.step.gradient_room import SMALL, carves
+from optimizations.capture.step.gradients import SMALL, carves
 from optimizations.capture.step.graphed_step import GraphedStep
 
 LARGE, OF_LARGE = 3 * SMALL // 4, 3 * SMALL

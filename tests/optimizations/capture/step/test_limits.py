@@ -7,7 +7,6 @@ import gc
 import itertools
 import types
 import weakref
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -18,7 +17,7 @@ from step_parts import batches, loss_of, network, sgd, training_step
 from step_programs import PROGRAMS
 
 from optimizations import torch_internals
-from optimizations.capture.step import call_recorder
+from optimizations.capture.step import call_recorder, kept_recordings
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.trees import hook
@@ -53,10 +52,11 @@ def decayed(per_rate: int) -> GraphedStep:
     return graphed
 
 
-def test_a_graph_that_is_used_no_more_makes_room_for_another() -> None:
-    report = decayed(70).report()
+def test_a_graph_that_is_used_no_more_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_recordings, "LONG_IN_USE", 6)
+    report = decayed(12).report()
     assert (len(report.recordings), report.dropped_recordings, report.refusals) == (2, 8, ())
-    assert report.replays == 10 * 70 - 3 - 9 * 2
+    assert report.replays == 10 * 12 - 3 - 9 * 2
 
 
 @pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
@@ -126,32 +126,6 @@ def test_a_rate_that_changes_after_the_recording_is_followed() -> None:
         assert moved == (index < 5)
     report = graphed.report()
     assert report.dropped_recordings == 1 and report.patched_learning_rates == 1 and report.replays > 5
-
-
-def of_a_tensor_later(graphs: bool) -> list[torch.Tensor]:
-    """A learning rate that is a number at first, then a tensor that is written in place, then a number again."""
-    model = network("cpu")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
-    (group,) = optimizer.param_groups
-    step: Any = training_step(model, optimizer)
-    step = GraphedStep(step, device=CpuDevice()) if graphs else step
-    losses, rate = [], torch.tensor(0.02)
-    for index, batch in enumerate(batches("cpu", 24)):
-        losses.append(step(*batch).detach())
-        if index < 10:
-            group["lr"] *= 0.9
-        elif index < 18:
-            group["lr"] = rate
-            rate.mul_(0.5)
-        else:
-            group["lr"] = 0.01
-    assert not graphs or (step.report().patched_learning_rates == 1 and step.report().replays >= 15)
-    return losses
-
-
-def test_a_tensor_in_the_place_of_a_changing_number_is_followed() -> None:
-    for found, expected in zip(of_a_tensor_later(True), of_a_tensor_later(False), strict=True):
-        torch.testing.assert_close(found, expected)
 
 
 def test_interrupted_write_of_a_rate_is_repeated() -> None:

@@ -112,43 +112,6 @@ def test_a_pool_that_a_capture_failed_in_is_not_used_again() -> None:
     assert len(device.pools) == 2
 
 
-def gradients_come_from_elsewhere(step_of: Callable[[Any], Any]) -> list[Any]:
-    """The step throws its own gradients away; those of another model are none of its business."""
-    torch.manual_seed(0)
-    own, other = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        own.zero_grad()
-        loss = own(other(x).detach()).square().sum()
-        loss.backward()
-        return loss
-
-    called, found = step_of(step), []
-    for index in range(16):
-        x = torch.randn(2, 3, generator=torch.Generator().manual_seed(index))
-        if index in (7, 12):
-            other(x).sum().backward()
-        if index == 9:
-            other.zero_grad()
-        found += [called(x).detach(), *(one.grad for one in [*own.parameters(), *other.parameters()])]
-        found = [one.clone() if isinstance(one, torch.Tensor) else one for one in found]
-    return found
-
-
-def test_gradients_that_came_after_the_recording_stay() -> None:
-    steps: list[GraphedStep] = []
-
-    def graph(step: Callable[..., Any]) -> GraphedStep:
-        steps.append(GraphedStep(step, device=CpuDevice()))
-        return steps[0]
-
-    expected = gradients_come_from_elsewhere(lambda step: step)
-    for index, (mine, theirs) in enumerate(zip(gradients_come_from_elsewhere(graph), expected, strict=True)):
-        assert (mine is None) == (theirs is None), index
-        assert mine is None or torch.equal(mine, theirs), index
-    assert steps[0].report().replays >= 9
-
-
 def test_a_gradient_that_came_after_the_recording_is_added_to() -> None:
     """One parameter's gradient is thrown away by the step, the other's is not, and was None in the recording."""
 
@@ -173,20 +136,6 @@ def test_a_gradient_that_came_after_the_recording_is_added_to() -> None:
     expected = outcome(lambda step: step)
     found = outcome(lambda step: GraphedStep(step, device=CpuDevice()))
     assert all(map(torch.equal, found, expected)) and len(found) == len(expected)
-
-
-def test_a_gradient_of_another_layout_is_added_to_as_it_is() -> None:
-    weight = nn.Parameter(torch.ones(3))
-
-    def step(x: torch.Tensor) -> None:
-        (weight * x).sum().backward()
-
-    graphed = GraphedStep(step, device=CpuDevice())
-    for _ in range(7):
-        graphed(torch.ones(3))
-    weight.grad = torch.ones(3).to_sparse()
-    graphed(torch.ones(3))
-    assert weight.grad is not None and torch.equal(weight.grad.to_dense(), 2 * torch.ones(3))
 
 
 def test_replaced_side_stream_observes_the_step_once_more() -> None:
@@ -357,19 +306,6 @@ def test_memory_of_the_stream_that_is_left_is_given_back() -> None:
     assert graphed_step.report().replays == 0
     assert found[0] == 1, "before the first call that is observed"
     assert found[-1] == 2, "and before the first that is not"
-
-
-def test_stream_memory_is_freed_before_another_shape() -> None:
-    """Between launches the program may have computed something else there, such as a validation."""
-    device, model = CpuDevice(), network("cpu")
-    step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=device)
-    found = []
-    for rows in (6, 3):
-        for batch in batches("cpu", 6, rows=rows):
-            step(*batch)
-            found.append(device.given_back)
-    assert len(step.report().recordings) == 2
-    assert found[5:8] == [found[5], found[5] + 1, found[5] + 1]
 
 
 def test_memory_that_callables_were_warmed_up_in_is_given_back() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,9 +15,8 @@ from transformers import BatchEncoding
 
 from optimizations.capture.signature import signature
 from optimizations.capture.step import call_recorder
+from optimizations.capture.step.call import Arguments
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.steady import Arguments
-from optimizations.torch_internals.tensor_guard import same_gradients
 
 
 @dataclasses.dataclass
@@ -143,61 +140,6 @@ def test_objects_are_known_by_their_identity() -> None:
         assert arguments.tensors_of((other, x), {}) is None
 
 
-@contextlib.contextmanager
-def default_dtype() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@contextlib.contextmanager
-def precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "no_grad": torch.no_grad,
-    "inference": torch.inference_mode,
-    "autocast": lambda: torch.autocast("cpu"),
-    "autocast of the GPU": lambda: torch.autocast("cuda", dtype=torch.float16),
-    "default dtype": default_dtype,
-    "precision": precision,
-    "deterministic": deterministic,
-}
-
-
-@pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
-@pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_settings_around_the_step_are_part_of_what_is_known(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    arguments = known((x, y))
-    try:
-        with SETTINGS[name]():
-            assert arguments.tensors_of((x, y), {}) is None
-            arguments.renew((x, y))
-            assert arguments.tensors_of((x, y), {}) is not None
-        assert arguments.tensors_of((x, y), {}) is None
-    finally:
-        arguments.renew((x, y))
-    assert arguments.tensors_of((x, y), {}) is not None
-
-
 def counted_signatures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
 
@@ -252,20 +194,3 @@ def test_a_recording_that_was_freed_serves_no_more() -> None:
     step.close()
     step(*calls[5])
     assert step.report().replays == 2
-
-
-def test_gradients_are_the_same_until_one_is_exchanged() -> None:
-    parameters = tuple(torch.nn.Parameter(torch.ones(2)) for _ in range(3))
-    for parameter in parameters[:2]:
-        parameter.grad = torch.ones(2)
-    expected = [parameter.grad for parameter in parameters]
-    same = same_gradients(parameters, expected)
-    assert same(parameters)
-    parameters[0].grad = None
-    assert not same(parameters)
-    parameters[0].grad = torch.ones(2)
-    assert not same(parameters)
-    parameters[0].grad = expected[0]
-    assert same(parameters)
-    parameters[2].grad = torch.ones(2)
-    assert not same(parameters)

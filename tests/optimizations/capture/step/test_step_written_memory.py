@@ -11,6 +11,7 @@ from simulated_gpu.operators import CpuDevice
 from torch import nn
 
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.written_memory import WrittenMemory
 
 CALLS = 14
 Made = tuple[Callable[[torch.Tensor], Any], torch.Tensor | None]
@@ -119,3 +120,12 @@ def test_lazily_negative_argument_is_not_plain() -> None:
         x = torch.arange(4.0) + index
         x = torch._neg_view(x) if index in (6, 8) else x
         assert torch.equal(step(x), x * 2), index
+
+
+def test_input_in_written_memory_is_found() -> None:
+    """Inputs differ in size: what lies just before the written memory is free for a small one."""
+    whole = torch.zeros(64)
+    memory = WrittenMemory([whole[16:]])
+    assert not memory.holds_one_of([whole[8:16], torch.zeros(16)])
+    assert memory.holds_one_of([torch.zeros(8), whole[8:24]])
+    assert memory.holds_one_of([torch.zeros(4), whole[30:38]])
