@@ -33,23 +33,18 @@ def summary(graph: DrawnGraph, line: Timeline) -> list[str]:
     found = graph.concurrency
     if not found.order:
         return [f"Nothing to draw: {found.reason}."]
+    share = line.end / line.total if line.total else 1.0
     lines = [
         f"{found.decision.capitalize()}: {found.reason}.",
         f"{len(found.order)} launches on {line.branches} {_plural('branch', line.branches)}, "
         f"{len(line.crossings)} {_plural('crossing', len(line.crossings))}, "
         f"{len(line.longest_path)} launches on the longest path.",
-        f"{ends(line)}.",
+        f"The longest path takes {line.end:,.6g} of {line.total:,.6g} {line.unit} ({share:.0%}), if the GPU has room "
+        "for all.",
     ]
     barriers = Counter(one.barrier for one in found.order if one.barrier is not None)
     lines += [f"{count} {_plural('barrier', count)}: {reason}." for reason, count in barriers.most_common()]
     return lines
-
-
-def ends(line: Timeline) -> str:
-    """Return how long the longest path is."""
-    share = line.end / line.total if line.total else 1.0
-    took = f"{line.end:,.6g} of {line.total:,.6g} {line.unit} ({share:.0%})"
-    return f"The longest path takes {took}, if the GPU has room for all"
 
 
 def source(graph: DrawnGraph, index: int) -> str:
