@@ -40,8 +40,7 @@ from optimizations.capture.step.changes import (
 )
 from optimizations.capture.step.failed_captures import cause, do_all, is_programs_own, undoing, why
 from optimizations.capture.step.gradients import gradients, held, pattern, put
-from optimizations.capture.step.hooks import hooks_of
-from optimizations.capture.step.host_state import HostState
+from optimizations.capture.step.host_state import HostState, hooks_of
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import RATE, LearningRates
 from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused

@@ -21,10 +21,10 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN, exact
-from optimizations.capture.step.hooks import Hooks
 from optimizations.capture.step.host_state import (
     MODULE_HOOKS,
     Container,
+    Hooks,
     HostState,
     Part,
 )
