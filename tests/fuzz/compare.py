@@ -1,4 +1,4 @@
-"""Runs a program in eager mode and placed by Encore, and says how they differ."""
+"""Run a program in eager mode and placed by Encore, and return how they differ."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Call = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Failure:
-    """A program whose results differ; `what` says how."""
+    """A program whose results differ; `what` names the difference."""
 
     seed: int
     number: int
@@ -76,7 +76,7 @@ def one_thread() -> Iterator[None]:
 
 
 def compare(program: Program) -> tuple[str | None, set[str]]:
-    """How eager and placed runs of `program` differ (None: not), and what placement did."""
+    """Return how eager and placed runs of `program` differ (None: not), and what placement did."""
     built = build(program)
     observation = observe(built.graph_module, built.inputs)
     eager = functools.partial(_run, built.graph_module, observation)
@@ -124,17 +124,17 @@ def _call(feeds: Feeds, compiled: Call, *arguments: Any) -> tuple[Any, ...]:
 
 
 def _on_cpu(plan: FeedPlan, original: Observation) -> FeedPlan:
-    """`plan` with the CPU as the device. What runs behind the graph copies where it crosses devices."""
+    """Return `plan` with the CPU as the device. What runs after the graph copies where it crosses devices."""
     device = torch.device("cpu")
     if plan.after is None:
         return dataclasses.replace(plan, device=device)
     part = plan.after.compute
-    behind: Any = _Behind(part, original)
-    return dataclasses.replace(plan, device=device, after=dataclasses.replace(plan.after, compute=behind))
+    compute: Any = _AfterGraph(part, original)
+    return dataclasses.replace(plan, device=device, after=dataclasses.replace(plan.after, compute=compute))
 
 
 @dataclass(frozen=True)
-class _Behind:
+class _AfterGraph:
     compute: torch.fx.GraphModule
     observation: Observation
 
@@ -143,7 +143,7 @@ class _Behind:
 
 
 def _calls(program: Program, built: Built, run: Call, landing: Landing, *, late: bool) -> list[Any]:
-    """Results of each call, all looked at when the last is done, and its arguments, right after it."""
+    """Return the results of each call, all read after the last, and its arguments, read right after it."""
     held = {entry.name: memory_and_view(entry, _generator(entry, 0)) for entry in INPUTS if entry.kind != "argument"}
     kept: list[tuple[Any, ...]] = []
     states: list[Any] = []
@@ -155,7 +155,7 @@ def _calls(program: Program, built: Built, run: Call, landing: Landing, *, late:
         for entry, argument in zip(built.used, arguments, strict=True):
             if entry.landing:
                 landing.pin(argument)
-                # What stays is compared by whoever compares: let there be calls before anything changes.
+                # Comparisons of what stays need calls before anything changes.
                 if entry.kind == "argument" or call >= CALLS // 2:
                     landing.send(argument, random_values(entry.shape, entry.dtype, _generator(entry, call + 100)))
         if not late:

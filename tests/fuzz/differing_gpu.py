@@ -32,7 +32,7 @@ class DeviceLost(RuntimeError):
 
 
 class OnDifferingGpu(OnCpu):
-    """Runs a graph for the GPU on CPU tensors; `observation` tells by node names where each value is."""
+    """Run a graph for the GPU on CPU tensors; `observation` has by node names where each value is."""
 
     def __init__(self, graph_module: torch.fx.GraphModule, observation: Observation) -> None:
         super().__init__(graph_module, observation)
@@ -109,6 +109,6 @@ class Landing:
 
 
 def shared(values: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """Which tensors share memory: whoever writes to one would see it in the other."""
+    """Return which tensors share memory, so that a write to one changes the other."""
     storages = [value.untyped_storage().data_ptr() if value.numel() else -1 - i for i, value in enumerate(values)]
     return [(one, other) for other in range(len(values)) for one in range(other) if storages[one] == storages[other]]

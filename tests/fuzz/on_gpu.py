@@ -1,4 +1,4 @@
-"""Random programs on a GPU: eager against Encore, with graphs that are recorded, looked at and replayed.
+"""Compare random programs on a GPU, eager against Encore, with graphs that are recorded, examined and replayed.
 
     python -m tests.fuzz.on_gpu --seconds 180 --jobs 13
 
@@ -46,7 +46,7 @@ PAIR = 2
 """Programs that take turns."""
 
 BEHIND_CYCLES = 4_000_000
-"""Some 2 ms that the device is behind, longer than a call."""
+"""Some 2 ms of work that the device has left, longer than a call."""
 
 PAIR_S = 150.0
 """Most time for a pair."""
@@ -55,17 +55,17 @@ MOST_PAIRS = 100_000
 ENCORE, STOCK = "encore", "stock"
 WORKER = ("-P", "-m", "tests.fuzz.on_gpu", "--worker")
 LOG = Path(tempfile.gettempdir()) / "encore-fuzz.log"
-"""What workers write besides rows."""
+"""Messages of workers that are no rows."""
 
 FEW = 8
-"""One in so many pairs may have inputs that stock's compiler does not serve: `UNSERVED`."""
+"""One in so many pairs may have inputs that stock's compiler does not take: `UNSERVED`."""
 
 UNSERVED = ("wild", "minus", "negated", "window")
 """Indices out of range, at which generated code for the CPU ends its process; lazily negative tensors, which Inductor
 reads as they are in memory; views that do not begin where their memory does, which it counts places from."""
 
 APART = 10**6
-"""How far the numbers of programs are apart that are drawn one for another."""
+"""The distance between the numbers of programs that are drawn one for another."""
 
 FROM_CHANCE = ("rand", "bernoulli", "dropout")
 """Operations whose results differ between eager and compiled programs."""
@@ -92,7 +92,7 @@ class Model(torch.nn.Module):
 def outcome(
     programs: Sequence[Program], compiled: Callable[[Model], Callable[..., Any]], *, behind: bool = False
 ) -> list[Any]:
-    """All results of all calls, as eager or compiled modules give them; the name of an error where one ends it.
+    """Return all results of all calls of eager or compiled modules; the name of an error where one ends it.
 
     `behind`: when a call begins, the device has not done what came before it.
     """
@@ -138,14 +138,14 @@ def outcome(
 
 
 def _looked_at(kept: list[Any]) -> list[Any]:
-    """By call, the device and the values of all its tensors, results and arguments, once everything is done."""
+    """Return by call the device and values of all tensors, results and arguments, once everything is done."""
     torch.cuda.synchronize()
     tensors = [[one for one in (*results, *given) if isinstance(one, torch.Tensor)] for results, given in kept]
     return [[(one.device.type, one.detach().cpu().clone()) for one in values] for values in tensors]
 
 
 def differs(found: list[Any], expected: list[Any]) -> str | None:
-    """How two outcomes differ by more than rounding."""
+    """Return how two outcomes differ by more than rounding."""
     for number, (one, other) in enumerate(zip(found, expected, strict=False)):
         if isinstance(one, str) or isinstance(other, str):
             if one != other:
@@ -179,7 +179,7 @@ def _suitable(seed: int, number: int, unserved_too: bool) -> Program:
 
 
 def compare(seed: int, number: int) -> tuple[str, str | None]:
-    """What became of a pair of programs ("right", "refused", "as stock", "wrong"), and how it differs."""
+    """Return the outcome of a pair ("right", "refused", "as stock", "wrong"), and how it differs."""
     programs = pair(seed, number)
     try:
         expected = outcome(programs, lambda model: model)
@@ -214,7 +214,7 @@ def _pinned(name: str, value: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.
 
 
 def _landing(entry: Input, step: int) -> torch.Tensor:
-    """What is copied into a pinned buffer, on the GPU."""
+    """Return a value by way of a pinned buffer, on the GPU."""
     return memory_and_view(entry, _generator(entry, step + 100))[1].cuda()
 
 

@@ -1,4 +1,4 @@
-"""Puts defects that placement once had back, one at a time, and says after how many programs the fuzzer finds each.
+"""Put earlier defects of placement back, one by one, and count the programs until the fuzzer finds each.
 
 A defect is put back by replacing the piece of code that is its remedy, while the programs run.
 """
@@ -62,7 +62,7 @@ DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def found_after(name: str, *, seed: int, count: int) -> int | None:
-    """How many programs it takes to find the defect; None if `count` do not."""
+    """Return how many programs it takes to find the defect; None if `count` do not."""
     with DEFECTS[name]():
         for number in range(count):
             if fuzz(seed, range(number, number + 1)).failures:

@@ -1,4 +1,4 @@
-"""Tests that other projects wrote, run with Encore as the backend; `docs/judges.md` says how to start them."""
+"""Tests that other projects wrote, run with Encore as the backend; `docs/judges.md` shows how to start them."""
 
 from __future__ import annotations
 

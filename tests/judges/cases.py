@@ -1,4 +1,4 @@
-"""What is done with one sample: calls with inputs at new addresses and of new values, forward and backward."""
+"""Call one sample with inputs at new addresses and of new values, forward and backward."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SEEDS = 6
 """Calls with values of their own; later ones have the same again."""
 
 MISALIGNED = (4, 11)
-"""Calls whose tensors begin one element behind the start of their memory."""
+"""Calls whose tensors begin one element after the start of their memory."""
 
 SEEN = 64
-"""Of an entry's samples the first so many are drawn from."""
+"""The samples of an entry are drawn from its first so many."""
 
 PER_ENTRY = 4
 UNINITIALIZED = ("empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted")
@@ -33,7 +33,7 @@ UNINITIALIZED = ("empty", "empty_like", "new_empty", "new_empty_strided", "empty
 
 
 class Session(Protocol):
-    """Compiles, is told where a call begins, and notes what calls return."""
+    """Compile a function, and note what its calls return."""
 
     device: str
 
@@ -264,7 +264,7 @@ def _copied(value: torch.Tensor, storages: dict[int, tuple[Any, int]], shifted: 
 
 
 def _memory(storage: Any, shift: int) -> tuple[Any, int]:
-    """Return a copy of the memory behind so many bytes."""
+    """Return a copy of the memory after so many bytes."""
     memory = torch.zeros(storage.nbytes() + shift, dtype=torch.uint8, device=storage.device)
     memory[shift:] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     return memory.untyped_storage(), shift

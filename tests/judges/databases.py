@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 DATABASES = ("op_db", "module_db", "optim_db", "hop_db", "custom_op_db")
-"""In the order in which they are run."""
+"""The databases, in the order in which they are run."""
 
 OTHER_DTYPES = (
     *(torch.int64, torch.complex64, torch.bool, torch.int32, torch.uint8, torch.float64, torch.float16),

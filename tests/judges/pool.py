@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 180.0
-"""How long a worker may take until it is ready."""
+"""The longest time until a worker is ready."""
 
 FAILED_STARTS = 3
 """Workers that may end before they are ready, one after another, before no more are started."""

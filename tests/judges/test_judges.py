@@ -1,4 +1,4 @@
-"""What the judges are made of, and a sample of PyTorch's own operator tests on the simulated device.
+"""Test the parts of the judges, and a sample of PyTorch's own operator tests on the simulated device.
 
 The databases are imported in processes of their own: their modules change settings of the whole process.
 """

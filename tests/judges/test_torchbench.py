@@ -1,4 +1,4 @@
-"""What TorchBench's judge starts, and the rows and the table that it makes of the suite's runs."""
+"""Test what TorchBench's judge starts, and the rows and the table that it makes of the suite's runs."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ def not_importable(checkout: Path, names: Sequence[str]) -> dict[str, str]:
     )
     environment = {**os.environ, "PYTHONPATH": _path(checkout), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-P", "-c", program, *names]
-    said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout
-    found: dict[str, str] = json.loads(said.splitlines()[-1])
+    output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout
+    found: dict[str, str] = json.loads(output.splitlines()[-1])
     return found
 
 
@@ -185,7 +185,7 @@ def rows_of_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _row(cell: Any, compiler: str, reference: Any) -> dict[str, Any]:
-    """Return the row of a cell. `reference`: plain compile's, where the two were timed with no other mode's run beside.
+    """Return the row of a cell. `reference`: plain compile's, where no other mode ran next to the two.
 
     Times count where other programs used less than one core of the host meanwhile.
     """

@@ -1,4 +1,4 @@
-"""Runs a sample under one compiler, and says whether what it computes is eager's."""
+"""Run a sample under one compiler, and compare what it computes with eager."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Leaf:
 
 @dataclass
 class Outcome:
-    """What the calls gave, in order; `error` is what ended them.
+    """Hold the results of calls, in order; `error` is what ended them.
 
     `replays`: graphs launched in the last call. `read_in_place`: inputs that Encore's graphs read without a copy.
     """
@@ -66,7 +66,7 @@ class Outcome:
 
 
 class Recorder:
-    """The session of one outcome. `replays` tells how many graphs were launched so far in this process."""
+    """Run the session of one outcome. `replays` returns how many graphs this process has launched."""
 
     def __init__(self, device: str, compile_: Callable[[Any], Any], replays: Callable[[], int]) -> None:
         self.device = device
@@ -131,7 +131,7 @@ def described(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def counted_replays() -> Iterator[Callable[[], int]]:
-    """Count launches of CUDA graphs, whoever makes them, through `torch.cuda.CUDAGraph`."""
+    """Count all launches of CUDA graphs through `torch.cuda.CUDAGraph`."""
     count = 0
     stock = torch.cuda.CUDAGraph.replay
 

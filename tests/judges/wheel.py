@@ -34,7 +34,7 @@ from .trial import COMPILERS
 
 INTERRUPTED = 130
 CALLS = {"cuda": 16, "simulated": 6}
-"""Calls of each sample: after eight Encore may look at a graph's inputs, and has replaced the graph by the last one."""
+"""Calls of each sample: after eight Encore may examine a graph's inputs; before the last it has replaced the graph."""
 
 DEVICES = {"cuda": tuple(COMPILERS), "simulated": ("compile", "encore")}
 
@@ -170,7 +170,7 @@ def _where(given: argparse.Namespace) -> str:
 
 
 def facts(device: str, compilers: Sequence[str]) -> dict[str, Any]:
-    """Return what a run says of where it was made."""
+    """Return the row that names device, versions and commit of a run."""
     import torch
 
     name = torch.cuda.get_device_name() if device == "cuda" else device

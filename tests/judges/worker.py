@@ -1,6 +1,6 @@
 """Runs samples that come as JSON lines and answers with rows: `python -m tests.judges.worker DEVICE`.
 
-DEVICE is `cuda` or `simulated`. A line before each compiler says which one a crash is due to.
+DEVICE is `cuda` or `simulated`. A line before each compiler names the one that a crash is due to.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def prepare() -> None:
 
 
 def judged(task: Task, compilers: Sequence[str], device: str, say: Say) -> Iterator[dict[str, Any]]:
-    """Yield a row for each compiler, or a single one that says why the sample is not judged."""
+    """Yield a row for each compiler, or a single one with the reason why the sample is not judged."""
     where = "cpu" if device == "simulated" else device
     say({"begin": "eager"})
     try:

@@ -1,4 +1,4 @@
-"""What calls a compiled function: searches, inner loops, checkpoints, other backwards, itself, a signal's handler."""
+"""Call a compiled function in many ways: searches, inner loops, checkpoints, other backwards, itself, signal handlers."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def calls_from_a_signal(world: World) -> None:
 
 @kind()
 def weights_exchanged_while_no_guard_looks(world: World) -> None:
-    """`skip_guard_eval_unsafe`: whoever says so promises what guards ask for, and other weights are as good."""
+    """Set `skip_guard_eval_unsafe`: the caller promises what guards check, and exchanges weights all the same."""
     net: Any = _net(world)
     run = world.compile(net)
     with torch.no_grad():

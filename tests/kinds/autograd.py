@@ -1,4 +1,4 @@
-"""What autograd lets programs do: functions of their own, hooks, gradients of gradients, what is saved elsewhere."""
+"""Use what autograd lets programs do: own functions, hooks, gradients of gradients, tensors saved elsewhere."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def gradients_of_gradients(world: World) -> None:
 
 @kind(captured=False, unlike_eager="AOTAutograd differentiates no backward again")
 def gradients_of_compiled_gradients(world: World) -> None:
-    """What stock refuses: the backward of a compiled function is differentiated."""
+    """The backward of a compiled function is differentiated, which stock refuses."""
     run = world.compile(lambda x: (x**3).sin())
     for step in range(STEPS):
         x = world.values(step, grad=True)

@@ -1,4 +1,4 @@
-"""What happens between graphs and around them: results written and passed on, regions, stances, given gradients."""
+"""Do things between graphs and around them: results written and passed on, regions, stances, given gradients."""
 
 from __future__ import annotations
 

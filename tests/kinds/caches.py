@@ -10,7 +10,7 @@ from torch import nn
 from kinds.world import World, kind
 
 ORDER = (1, 1, 2)
-"""Which beam goes on as which."""
+"""The beam that each beam goes on from."""
 
 
 def _reordered(cache: torch.Tensor) -> torch.Tensor:

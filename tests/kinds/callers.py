@@ -1,4 +1,4 @@
-"""What callers do with results and with modules between calls."""
+"""Use results and modules between calls as callers do."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def parameters_swapped_and_converted(world: World) -> None:
 
 @kind()
 def parameters_freed_and_brought_back(world: World) -> None:
-    """As sharded training does: the storage is resized to nothing, and filled again somewhere else."""
+    """The storage is resized to nothing and filled again somewhere else, as sharded training does."""
     net = world.module(nn.Linear(4, 4, bias=False))
     kept = net.weight.detach().clone()
     run = world.compile(net)

@@ -193,7 +193,7 @@ def compiled_blocks_in_reentrant_checkpoints(world: World) -> None:
 
 @kind()
 def a_checkpoint_with_cpu_attributes(world: World) -> None:
-    """What the checkpoint runs again in the backward reads a CPU table, which is written between calls."""
+    """A checkpoint's second run, in the backward, reads a CPU table, which is written between calls."""
     linear, table = world.module(nn.Linear(4, 4)), torch.arange(4.0)
 
     def program(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What only a GPU has: kernels of the user's own in Triton, narrow matrix products, streams and events, offloading."""
+"""Use what only a GPU has: kernels of the user's own in Triton, narrow matrix products, streams, events, offloading."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ _FAILING = [False]
 @torch.library.custom_op("kinds_of_programs::failing", mutates_args=())
 def _failing(x: torch.Tensor) -> torch.Tensor:
     if _FAILING[0]:
-        raise MemoryError("as told")
+        raise MemoryError("as planned")
     return x * 2
 
 
@@ -172,7 +172,7 @@ _failing.register_autograd(lambda ctx, gradient: torch.ops.kinds_of_programs.fai
 
 @kind()
 def operators_that_fail_at_first(world: World) -> None:
-    """As memory that is short does: the program catches the error and goes on, with gradients and without."""
+    """Memory runs short: the program catches the error and goes on, with gradients and without."""
     net = world.module(nn.Linear(4, 4))
     for failing in (0, 1):
         torch.compiler.reset()

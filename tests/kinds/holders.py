@@ -1,4 +1,4 @@
-"""Who may hold a result without a tensor of the caller's: capsules, storages, scripts, backwards, errors."""
+"""Hold results without a tensor of the caller's: by capsules, storages, scripts, backwards, errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kinds.world import STEPS, World, kind
 
 
 def _results(world: World) -> Any:
-    """Results of a compiled module, one after another, which nobody but the taker holds."""
+    """Yield results of a compiled module one by one, without a reference of its own."""
     run = world.compile(world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh())))
     with torch.no_grad():
         for step in range(2 * STEPS):

@@ -1,4 +1,4 @@
-"""What outlives a call: what is attached to results, results of models that are gone, functions inside of operators."""
+"""Let things outlive a call: attributes of results, results of models that are gone, functions inside operators."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def models_gone_before_their_results(world: World) -> None:
 
 @kind()
 def weights_gone_with_their_model(world: World) -> None:
-    """Also those of the last model, behind which nothing is called."""
+    """They stay valid, also those of the last model, after which nothing is called."""
     for number in range(3):
         net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
         run = world.compile(net)
@@ -122,7 +122,7 @@ def weights_gone_with_their_model(world: World) -> None:
 
 @kind()
 def values_kept_for_results(world: World) -> None:
-    """What is found for a tensor as long as it is alive: results of an inference and of a training, and gradients."""
+    """Entries of a dictionary for tensors that are alive: results of an inference and of a training, and gradients."""
     net = world.module(nn.Linear(4, 4))
     trained, plain = world.compile(net), world.compile(lambda x: x * 2)
     kept = WeakTensorKeyDictionary()

@@ -1,4 +1,4 @@
-"""What surrounds a call: defaults, modes, randomness, profilers, threads, processes."""
+"""Surround a call: by defaults, modes, randomness, profilers, threads, processes."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def forked_random_numbers(world: World) -> None:
 
 @kind(captured=False)
 def generators_of_random_numbers(world: World) -> None:
-    """A generator on the CPU, held by the program and passed to it."""
+    """A generator on the CPU, which the program keeps and passes."""
     own = torch.Generator().manual_seed(3)
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -142,7 +142,7 @@ def generators_of_random_numbers(world: World) -> None:
 
 @kind()
 def fake_tensors_and_real_ones(world: World) -> None:
-    """Somebody asks a compiled function for shapes on fake tensors between real calls."""
+    """Between real calls a compiled function gets fake tensors, for the shapes of its results."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     weight = world.values(30, 4, 4)

@@ -107,7 +107,7 @@ def compiled_modules_copied_and_pickled(world: World) -> None:
 
 @kind()
 def weights_brought_by_hooks(world: World) -> None:
-    """Weights wait on the CPU; a hook brings them to the device before a module runs, and takes them away after it."""
+    """Weights wait on the CPU; a hook loads them to the device before a module runs, and offloads them after it."""
     layers = [nn.Linear(4, 4) for _ in range(2)]
     for layer in layers:
         layer.register_forward_pre_hook(lambda module, inputs: module.to(world.device) and None)

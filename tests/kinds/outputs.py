@@ -1,4 +1,4 @@
-"""What a function hands back: views of inputs and of parameters, the inputs, numbers, nests of the user's own."""
+"""Return views of inputs and of parameters, the inputs, numbers, nests of the user's own."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def empty_and_single_tensors(world: World) -> None:
 
 @kind()
 def empty_results_that_are_changed(world: World) -> None:
-    """Each call's are new: another shape, memory, hooks and attributes stay with the call before."""
+    """Each call returns new tensors: shape, memory, hooks and attributes of earlier ones stay with them."""
     weight = world.values(13, 4, grad=True)
 
     def program(x: torch.Tensor) -> Any:

@@ -14,7 +14,7 @@ from kinds.world import STEPS, World, kind
 
 
 def _said(call: Callable[[], Any]) -> Any:
-    """What a call gives, or the type of its error: PyTorch refuses some of these."""
+    """Return the result of a call, or the type of its error: PyTorch refuses some of these."""
     try:
         return call()
     except Exception as error:
@@ -93,7 +93,7 @@ def exceptions_between_and_inside_calls(world: World) -> None:
     def program(x: torch.Tensor, fails: bool) -> torch.Tensor:
         y = net(x)
         if fails:
-            raise ValueError("as asked")
+            raise ValueError("as planned")
         return y.relu()
 
     run = world.compile(program)

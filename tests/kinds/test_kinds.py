@@ -36,9 +36,9 @@ def test_what_a_program_computes_is_eagers(request: pytest.FixtureRequest, name:
     assert not differences(found, expected)
     assert not [str(one.message) for one in warned if "defect of Encore" in str(one.message)]
     if KINDS[name].captured:
-        said = [(one.compiled, one.uncaptured) for one in optimizations.report()]
-        assert any(world.captures), said
-        assert world.cuda.replays, said
+        reports = [(one.compiled, one.uncaptured) for one in optimizations.report()]
+        assert any(world.captures), reports
+        assert world.cuda.replays, reports
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_so_it_is_in_several_graphs(request: pytest.FixtureRequest, monkeypatch:
 
 
 def test_results_with_more_than_memory_are_not_left_to_a_graph(compiled_on_cpu: CompiledOnCpu) -> None:
-    """What CUDAGraph Trees hand out of a replay has no conjugate bit."""
+    """The results of a replay of CUDAGraph Trees have no conjugate bit."""
     run = torch.compile(lambda x: (x * 2).conj(), backend="encore")
     for step in range(4):
         x = torch.randn(3, dtype=torch.complex64) + step

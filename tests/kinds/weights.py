@@ -1,4 +1,4 @@
-"""How weights come, change and go between calls: parts of one vector, masks, files, results, adapters."""
+"""Change weights between calls: parts of one vector, masks, files, results, adapters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _net(world: World) -> nn.Sequential:
 
 @kind()
 def weights_in_one_vector(world: World) -> None:
-    """As an evolution strategy sets them: views of a new vector in each call, at places that are aligned otherwise."""
+    """Weights are views of a new vector in each call, in other alignments, as an evolution strategy sets them."""
     net = _net(world)
     run, size = world.compile(net), sum(p.numel() for p in net.parameters())
     with torch.no_grad():

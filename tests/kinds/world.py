@@ -1,4 +1,4 @@
-"""What programs of all kinds are given: a device, a way to compile, inputs that move, a place for what they found."""
+"""Provide programs of all kinds with a device, a way to compile, inputs that move, a place for what they found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 Compile = Callable[..., Any]
 STEPS = 6
-"""Calls of a program: enough for a warm-up, a recording, a second look at it, and replays."""
+"""Calls of a program: enough for a warm-up, a recording, a second capture, and replays."""
 
 
 class World:
@@ -84,14 +84,14 @@ def kind(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program noted, and the error that ended it."""
+    """Hold what a program noted, and the error that ended it."""
 
     found: list[Any]
     error: str | None
 
 
 def outcome(name: str, device: str, compile_: Compile) -> Outcome:
-    """Of a program of `KINDS`, seeded. An error is its type and the first line that names neither backend nor place."""
+    """Run a seeded program of `KINDS`. An error is its type and the first line without backend or place."""
     torch.manual_seed(0)
     world = World(device, compile_)
     try:
@@ -108,7 +108,7 @@ def eager(target: Any, **keywords: Any) -> Any:
 
 
 def differences(one: Outcome, other: Outcome, rtol: float = 1e-4, atol: float = 1e-5) -> list[str]:
-    """What of an outcome is not as in the other."""
+    """Return where an outcome differs from the other."""
     if one.error != other.error:
         return [f"{one.error or 'no error'}, not {other.error or 'no error'}"]
     if len(one.found) != len(other.found):
