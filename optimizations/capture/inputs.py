@@ -125,7 +125,7 @@ class CopiedInputs:
         """Copy what is not read in place. Inputs that are read in place must not have `moved`.
 
         Raises:
-            NotLaunched: the graph cannot be led to an input.
+            NotLaunched: an address cannot be set in the graph.
         """
         if self._tracker is not None:
             try:

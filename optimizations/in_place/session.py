@@ -299,7 +299,7 @@ class Session:
 
     def settle_by_name(self) -> None:
         """Carry the plan out right after the recording; `unusable` says why it failed. See `without_placeholder`."""
-        self.unusable, self._declined = "its inputs have no placeholders, and it cannot be led to them", True
+        self.unusable, self._declined = "its inputs have no placeholders, and their addresses cannot be set", True
         try:
             examination = self.examination
             findings = examination.by_name(examination.candidates(self.recorded.copied), "it is copied", Choice.HOST)

@@ -1,4 +1,4 @@
-"""Define the records of what became of a step or a callable that is captured whole. See `report`."""
+"""Define the records of a step or a callable that is captured whole. See `report`."""
 
 from __future__ import annotations
 

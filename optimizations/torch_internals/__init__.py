@@ -70,7 +70,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "reset_code": "torch._C._dynamo.eval_frame:reset_code",
         "sizes_seen": "torch._dynamo.pgo:get_code_state",
     },
-    "compile a graph, and see what became of it": {
+    "compile a graph, and read what Inductor made of it": {
         "compile_fx": "torch._inductor.compile_fx",
         "compile_fx_inner": "torch._inductor.compile_fx:compile_fx_inner",
         "cudagraphify": "torch._inductor.compile_fx:cudagraphify",

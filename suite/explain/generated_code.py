@@ -2,7 +2,7 @@
 
 Note [Counting kernels]. A generated module holds one function per partition, which stock PyTorch records into one CUDA
 graph each, and `call`, which runs the rest one launch at a time. Every call in these bodies is counted once: a Triton
-kernel's `run`, a library call (`extern_kernels.addmm`), an operator that Inductor hands back to PyTorch
+kernel's `run`, a library call (`extern_kernels.addmm`), an operator that Inductor leaves to PyTorch
 (`torch.ops.aten...`), a compiled CPU function. A library call or an operator may launch more than one kernel on the
 device, so the numbers are those of the generated program, not of a profile. What stands under a CUDA device guard runs
 on the GPU, everything else on the CPU; a `copy_` under the guard brings a CPU tensor to the GPU.

@@ -121,7 +121,7 @@ def _placement(placement: Placed) -> Iterator[RenderableType]:
         remain = f"{_count(placement.cpu_nodes, 'CPU node')} and {copies} ({placement.blocking_copies} blocking)"
         yield _indented(Text(f"after placement {remain} remain"))
     if placement.values:
-        yield _table(("brought to the GPU", "how", "bytes", "line"), [_value_row(value) for value in placement.values])
+        yield _table(("copied to the GPU", "how", "bytes", "line"), [_value_row(value) for value in placement.values])
     if placement.left:
         yield _table(
             ("left where it is", "operation", "because", "line"),

@@ -8,7 +8,7 @@ default). DALLE2 draws the noise of its second network before the last of the fi
 nothing to do with eager's. Here each call is made to wait for the one before.
 
 Note [Attention that drops]: the kernels of `scaled_dot_product_attention` draw other numbers, each in its own way, and
-a compiled program may run another one than eager. Encoders of transformers 5 pass no mask in eager, where a GPU runs a
+a compiled program may run a different one. Encoders of transformers 5 pass no mask in eager, where a GPU runs a
 fused kernel (cuDNN's on an H200). While Dynamo traces them they pass a mask that hides nothing, and is expanded along
 the keys. No fused kernel takes that, so compiled code computes attention from single operators (DistilBERT, CamemBERT
 and ELECTRA: their gradients were off by half and more). Single operators take any mask, and their dropout is the usual

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("encore", "host_tuning", "models", "optimizations", "suite")
 FOLDERS = (*PACKAGES, "docs", "figures", "results/recorded", "tests")
+PLAIN_TESTS = ("tests/fuzz", "tests/judges", "tests/kinds", "tests/support")
+"""Folders of tests whose names, comments and docstrings use the field's words, too."""
 
 MOST_WORDS = 1_500
 MOST_WORDS_OF = {
@@ -67,6 +70,16 @@ DIALECT = {
     "(lead|leads|led) (the|a) graph|led to (the|these|those|inputs)": "patch pointers, update node parameters",
     "behind (a|the|its|each|every) (launch|step|call|recording|replay|capture|backward|forward)": "after",
     "such as there are": "all",
+    "as (told|asked)": "as planned, as requested",
+    "beside": "next to, alongside",
+    "behind (it|them|which|each other|this one|everything)": "after",
+    "(hand|hands|handed|handing) (back|over)": "return, pass",
+    "what became of": "what was done with, the outcome of",
+    "led to": "set in the graph, caused",
+    "brought to": "copied to",
+    "(seen|sees|saw) to it": "does so",
+    "chance is": "random numbers are",
+    "another one than": "a different one from",
 }
 """Phrases of a private vocabulary, as regular expressions of lower-case words, and the field's words for them."""
 
@@ -88,7 +101,11 @@ def pages() -> dict[str, str]:
 
 @cache
 def modules() -> dict[str, str]:
-    found = [path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")]
+    return read_modules(PACKAGES)
+
+
+def read_modules(folders: Sequence[str]) -> dict[str, str]:
+    found = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
     return {name_of(path): path.read_text(encoding="utf-8") for path in sorted(found)}
 
 
@@ -147,7 +164,7 @@ def test_docstrings_begin_with_sentences() -> None:
 @cache
 def all_words() -> dict[str, str]:
     return {name: plain_words(written(name)) for name in pages()} | {
-        name: plain_words(text) for name, text in modules().items()
+        name: plain_words(text) for name, text in (modules() | read_modules(PLAIN_TESTS)).items()
     }
 
 

@@ -1,4 +1,4 @@
-"""Random programs: drawn from a seed as data, built as FX graphs of what Dynamo would hand over, printed as programs.
+"""Draw random programs from a seed as data, build them as FX graphs like Dynamo's, and print them as programs.
 
 A step is an operation and its operands; a step that fake tensors call illegal on their devices is left out. So every
 program is one that PyTorch would run, and any of its steps may be taken away.

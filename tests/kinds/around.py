@@ -1,4 +1,4 @@
-"""Call a compiled function in many ways: searches, inner loops, checkpoints, other backwards, itself, signal handlers."""
+"""Call compiled functions in many ways: searches, inner loops, checkpoints, backwards, itself, signal handlers."""
 
 from __future__ import annotations
 

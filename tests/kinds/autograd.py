@@ -203,7 +203,7 @@ def backwards_under_compiled_autograd(world: World) -> None:
 
 
 @kind()
-def modes_of_gradients_in_turns(world: World) -> None:
+def alternating_modes_of_gradients(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run = world.compile(lambda x: net(x).relu())
     modes = (torch.enable_grad, torch.no_grad, torch.inference_mode)

@@ -40,7 +40,7 @@ def nested_regions(world: World) -> None:
 
 
 @kind()
-def stances_in_turns(world: World) -> None:
+def alternating_stances(world: World) -> None:
     run = world.compile(_layers(world, 1)[0])
     with torch.no_grad():
         for step in range(2 * STEPS):

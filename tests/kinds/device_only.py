@@ -137,7 +137,7 @@ def events_around_calls(world: World) -> None:
 
 
 @kind(on_cpu=False)
-def graphs_of_stock_and_of_the_backend_in_turns(world: World) -> None:
+def alternating_graphs_of_stock_and_of_the_backend(world: World) -> None:
     """Results of one are inputs of the other; each has graphs and memory of its own."""
     first, second = (world.module(nn.Linear(4, 4)) for _ in range(2))
     stock, run = torch.compile(first, mode="reduce-overhead"), world.compile(second)

@@ -26,7 +26,7 @@ def results_in_capsules(world: World) -> None:
 
 
 @kind()
-def results_whose_memory_is_held_alone(world: World) -> None:
+def results_of_which_only_the_memory_is_referenced(world: World) -> None:
     storages = [y.untyped_storage() for y in _results(world)]
     world.note([torch.empty(0, device=world.device).set_(one, 0, (3, 4), (4, 1)) for one in storages])
 

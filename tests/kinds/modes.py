@@ -157,7 +157,7 @@ def fake_tensors_and_real_ones(world: World) -> None:
 
 
 @kind()
-def autocast_in_turns(world: World) -> None:
+def alternating_autocast(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
 
     def program(x: torch.Tensor) -> torch.Tensor:

@@ -322,7 +322,7 @@ def test_explain_builds_it_as_torchbench_does_on_a_gpu(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("broken_net", r"a_package_nobody_has.*install.py models broken_net"),
+        ("broken_net", r"a_package_that_is_missing.*install.py models broken_net"),
         ("broken_library", r"OSError: libnothing.so.*install.py models broken_library"),
     ],
 )

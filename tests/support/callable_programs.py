@@ -66,7 +66,7 @@ class Block(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What happens around each event of the order, and behind each iteration."""
+    """Hold what happens around each event of the order, and after each iteration."""
 
     traits: list[tuple[str, ...]]
     order: list[int]
@@ -112,7 +112,7 @@ Make = Callable[..., Any]
 
 
 def outcome(seed: int, device: str, graphed: Make | None) -> tuple[list[Any], Any]:
-    """What the program computed and left; and what `graphed(blocks, samples, **options)` made, if it is given."""
+    """Return what the program computed and left, and what `graphed(blocks, samples, **options)` made, if given."""
     return _Running(seed, device, graphed).outcome()
 
 
@@ -185,7 +185,7 @@ class _Running:
         return x, returned
 
     def _backward(self, index: int, action: str, x: torch.Tensor, returned: Any) -> bool:
-        """Whether it went well."""
+        """Return whether it went well."""
         if not first(returned).requires_grad:
             return True
         loss = first(returned).square().sum() + sum(one.sum() for one in others(returned) if one.requires_grad)
@@ -261,7 +261,7 @@ def others(returned: Any) -> list[torch.Tensor]:
 
 
 def differences(some: list[Any], others: list[Any], *, tolerance: float = 0.0) -> Iterator[str]:
-    """Where two outcomes differ."""
+    """Return where two outcomes differ."""
     if len(some) != len(others):
         yield f"{len(some)} values and {len(others)}"
     for index, (one, other) in enumerate(zip(some, others, strict=False)):

@@ -1,4 +1,4 @@
-"""What explain sees of the programs in `explain_programs`, for tests: captured together in a process of their own."""
+"""Capture the programs of `explain_programs` together, in a process of their own, and provide what explain sees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from suite.explain.records import FxGraph, Lowering
 
 
 def captured(names: Sequence[str], folder: Path) -> dict[str, Any]:
-    """What `capture_programs` writes of these programs."""
+    """Return what `capture_programs` writes of these programs."""
     answer = folder / "answer.json"
     here = Path(__file__).parent
     done = subprocess.run(
@@ -41,7 +41,7 @@ def captured(names: Sequence[str], folder: Path) -> dict[str, Any]:
 
 
 class Seen:
-    """What was seen of one program."""
+    """Return what was seen of one program."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self.graphs = [FxGraph.model_validate(graph) for graph in answer["graphs"]]

@@ -1,4 +1,4 @@
-"""What stands for tensor maps and `cuTensorMapReplaceAddress` in tests.
+"""Stand for tensor maps and `cuTensorMapReplaceAddress` in tests.
 
 `make_tensor_map` gives what NVIDIA's libraries hand to kernels on an H200 (`data/captures`, `test_real_captures`): the
 address is the first word as it is, the rest of the first 64 bytes describes the tensor, and nothing depends on the

@@ -1,6 +1,6 @@
 """Serve graphs by branches from the first race on, whatever the times are: for tests of results.
 
-`ENCORE_TEST_CONCURRENCY=branches` asks for it in tests on a GPU, in the fuzzer on a GPU and in the judges;
+`ENCORE_TEST_CONCURRENCY=branches` requests it in tests on a GPU, in the fuzzer on a GPU and in the judges;
 `ENCORE_TEST_CONCURRENCY=auto` lets times decide.
 """
 
@@ -30,15 +30,15 @@ class BranchesAtOnce:
 
 
 def concurrency() -> str:
-    """Return the option `concurrency` that the environment asks for."""
-    asked = os.environ.get(VARIABLE, "off")
-    return "auto" if asked == BRANCHES else asked
+    """Return the option `concurrency` that the environment requests."""
+    requested = os.environ.get(VARIABLE, "off")
+    return "auto" if requested == BRANCHES else requested
 
 
 def force_if_asked(patch: Callable[[Any, str, Any], object] = setattr) -> None:
-    """Let branches win all races, and race at once, where the environment asks for it. `patch` sets an attribute.
+    """Let branches win all races, and race at once, where the environment requests it. `patch` sets an attribute.
 
-    It is for compiled functions, and for steps and callables that do not say otherwise.
+    It is for compiled functions, and for steps and callables without the option.
     """
     if os.environ.get(VARIABLE) == BRANCHES:
         import optimizations

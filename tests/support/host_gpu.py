@@ -1,4 +1,4 @@
-"""Whether the host has a GPU of NVIDIA's, told without its driver: who has asked that can fork no more."""
+"""Find whether the host has an NVIDIA GPU, without its driver: a process that called that cannot fork any more."""
 
 from __future__ import annotations
 

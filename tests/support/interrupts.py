@@ -25,7 +25,7 @@ FILES_OF_A_CALL = (
 
 
 class _Interrupt:
-    """Raises a KeyboardInterrupt at the number-th moment it is told of, once; `where` that was, in a list."""
+    """Raise a KeyboardInterrupt at the number-th call of `moment`, once; `where` lists the place."""
 
     def __init__(self, number: int) -> None:
         self.where: list[str] = []
@@ -42,9 +42,11 @@ class _Interrupt:
 
 @functools.cache
 def _lines_without_signals(file: str) -> frozenset[int]:
-    """Lines that tracing tells of though Python handles no signal there, and where an exception would pass by what is
-    around: `try:` itself, and `with`, of which tracing tells once more when its block has ended and nothing was left
-    yet. A lock that is held there would be taken for good."""
+    """Return the lines that tracing reports although Python handles no signal there: `try:` itself, and `with`.
+
+    Tracing reports `with` once more when its block has ended and was not left yet. An exception there would skip
+    `__exit__`, and leave a lock locked for good.
+    """
     lines: set[int] = set()
     for one in ast.walk(ast.parse(Path(file).read_text())):
         if isinstance(one, ast.Try):
@@ -56,7 +58,7 @@ def _lines_without_signals(file: str) -> frozenset[int]:
 
 @contextmanager
 def interrupted_at(line: int, *files: str) -> Iterator[list[str]]:
-    """A KeyboardInterrupt before the line-th line of these files that is run; yields where that was."""
+    """Raise a KeyboardInterrupt before the line-th line of these files that is run; yield where that was."""
     interrupt = _Interrupt(line)
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:

@@ -81,7 +81,7 @@ def with_no_batch() -> Any:
 
 
 class ReadsAValue(nn.Module):
-    """How often it goes on depends on a value, which nobody knows without running it."""
+    """The number of iterations depends on a value, which is unknown until it runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,5 +132,5 @@ def takes_an_argument(batch: int) -> Any:
 
 
 def recurrent() -> Any:
-    """Dynamo leaves recurrent layers to Python, and there cuDNN asks for a GPU."""
+    """Dynamo leaves recurrent layers to Python, and there cuDNN needs a GPU."""
     return nn.Sequential(nn.Linear(8, 8), nn.GRU(8, 8)), (torch.randn(3, 2, 8),)

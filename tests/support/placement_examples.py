@@ -59,8 +59,8 @@ class DetectionScalars(nn.Module):
 
 
 class TimedDenoiser(nn.Module):
-    """A step of a diffusion loop: the scheduler hands over a timestep on the CPU, which is embedded by sinusoids there
-    and brought to the device; the noise schedule is a CPU table indexed by it."""
+    """A step of a diffusion loop: the scheduler passes a timestep on the CPU, which is embedded by sinusoids there
+    and copied to the device; the noise schedule is a CPU table indexed by it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How a program of several processes on the CPU ends, without what gloo does at the very end of some.
+"""End a program of several processes on the CPU, without what gloo does at the very end of some.
 
 PyTorch's default arguments and its device meshes keep a gloo group that was destroyed, with its threads. One that still
 holds the last collective's tensors when the interpreter ends asks for its lock, and the process is aborted

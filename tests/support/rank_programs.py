@@ -113,7 +113,7 @@ def fails_on_one(mode: str) -> dict[str, Any]:
     if RANK == 1:
 
         def refuse(*_: Any, **__: Any) -> Any:
-            raise RuntimeError("this recording was told to fail")
+            raise RuntimeError("this recording fails as planned")
 
         manager.EncoreManager._record_function = refuse  # type: ignore[method-assign]
     return replays(mode)
@@ -173,14 +173,14 @@ def fsdp(mode: str) -> dict[str, Any]:
 
 
 def ends(mode: str) -> dict[str, Any]:
-    """A few replays; then the program ends in the way that ENDING says."""
+    """Replay a few times; then end as ENDING requests."""
     os.environ["CALLS"] = "20"
     found = replays(mode)
     ending = os.environ["ENDING"]
     print(f"READY {RANK}", flush=True)
     if ending == "raises on one":
         if RANK == 1:
-            raise ValueError("rank 1 was told to")
+            raise ValueError("rank 1 fails as planned")
         call, x = compiled(Reducing().to(DEVICE), mode), torch.ones(8, 64, device=DEVICE)
         with torch.no_grad():
             call(x)

@@ -20,7 +20,7 @@ from types import CodeType
 from typing import Any
 
 COMMAND = "from rank_server import serve; exec(serve())"
-"""What the server's interpreter is started with: its `__main__` becomes that of each program."""
+"""The arguments of the server's interpreter: its `__main__` becomes that of each program."""
 
 IMPORTED = (
     "pytest", "torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
@@ -53,7 +53,7 @@ def serve() -> CodeType:
 def _forked(request: dict[str, Any]) -> int:
     """The process, once it has its session and its log; 0 in that process."""
     assert len(list(Path("/proc/self/task").iterdir())) == 1, [thread.name for thread in threading.enumerate()]
-    ready, says = os.pipe()
+    ready, ready_end = os.pipe()
     pid = os.fork()
     if not pid:
         os.setsid()
@@ -61,10 +61,10 @@ def _forked(request: dict[str, Any]) -> int:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for own, standard in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(own, standard)
-        for own in (nothing, log, ready, says):  # closing `says` is what the server waits for
+        for own in (nothing, log, ready, ready_end):  # closing `ready_end` is what the server waits for
             os.close(own)
         return 0
-    os.close(says)
+    os.close(ready_end)
     os.read(ready, 1)
     os.close(ready)
     return pid
@@ -76,7 +76,7 @@ def _program(request: dict[str, Any]) -> CodeType:
     os.environ.clear()
     os.environ.update(request["variables"])
     sys.argv = [request["path"], *request["arguments"]]
-    sys.modules["torch"].default_generator.seed()  # chance is another one in each interpreter; `random` has seen to it
+    sys.modules["torch"].default_generator.seed()  # each interpreter draws other numbers; `random` does so itself
     sys.modules["numpy"].random.seed()
     main = sys.modules["__main__"].__dict__
     main.pop("serve")

@@ -77,7 +77,7 @@ def current_server() -> Server:
 
 
 class ForkedProcess:
-    """What `subprocess.Popen` is to a child, of a program that the server has forked."""
+    """Control a program that the server has forked, as `subprocess.Popen` controls a child."""
 
     def __init__(
         self, server: Server, path: Path, arguments: Sequence[str], log: Path, variables: Mapping[str, str]
@@ -102,13 +102,13 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:  # until the server was asked, no other process can have its number
+        if self.poll() is None:  # until the server has reaped it, no other process can have its number
             os.kill(self.pid, number)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a rank ended: its exit code (negative: the signal), what it printed, and seconds from `start`."""
+    """Return how a rank ended: its exit code (negative: the signal), what it printed, and seconds from `start`."""
 
     code: int
     output: str
@@ -207,7 +207,7 @@ def _fresh_process(
 
 
 def run_ranks(folder: Path, script: str, ranks: int = 2, within_s: float = 200.0, **variables: str) -> list[str]:
-    """What each rank printed; all must end with 0."""
+    """Return what each rank printed; all must end with 0."""
     ended = RankProgram(folder, script, ranks, **variables).ended(within_s)
     for rank, one in enumerate(ended):
         assert one.code == 0, f"rank {rank} ended with {one.code}:\n{one.output[-3000:]}"

@@ -1,4 +1,4 @@
-"""The recorded runs, read once by each process that runs tests: that takes seconds, and nobody changes them."""
+"""Read the recorded runs once in each process that runs tests: that takes seconds, and no test changes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _read() -> dict[Path, RecordedRun | InvalidResults]:
 
 
 def read_recorded(path: Path) -> RecordedRun:
-    """What `read_run` reads there.
+    """Return what `read_run` reads there.
 
     Raises:
         InvalidResults: as `read_run`.
@@ -44,7 +44,7 @@ def read_recorded(path: Path) -> RecordedRun:
 
 @functools.cache
 def load_recorded(path: Path) -> Run:
-    """What `load_run` makes of it.
+    """Return what `load_run` makes of it.
 
     Raises:
         InvalidResults: as `read_run`.
@@ -54,7 +54,7 @@ def load_recorded(path: Path) -> Run:
 
 @functools.cache
 def joined() -> Run:
-    """All of `paths` in one report."""
+    """Return all of `paths` in one report."""
     return join_runs([load_recorded(path) for path in paths()])
 
 

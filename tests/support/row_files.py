@@ -1,4 +1,4 @@
-"""Files of rows that scripts of tests write, a line of JSON each, and what a row says of where it was made."""
+"""Write and read files of rows, a line of JSON each, with the device, versions and commit that they come from."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def layers_frozen_and_unfrozen(model: Any, train: Any) -> Any:
 
 @loop(calls=16, lr=0.01, replays=3 + 3 + 3, recordings=3)
 def gradients_of_layers_that_were_frozen(model: Any, optimizer: torch.optim.Optimizer) -> Any:
-    """They stay, and the optimizer goes on using them: nobody sets them to None."""
+    """They stay, and the optimizer goes on using them: they are not set to None."""
 
     def between(index: int) -> None:
         if index == 5:
@@ -100,7 +100,7 @@ def gradients_of_layers_that_were_frozen(model: Any, optimizer: torch.optim.Opti
 
 @loop(replays=CALLS - 6)
 def a_call_that_differs_where_it_would_be_recorded(train: Any) -> Any:
-    """Python decides by what no watch sees, once: the calls behind it are observed and recorded."""
+    """Python decides by what no watch sees, once: the calls after it are observed and recorded."""
     hidden = array.array("i", [0])
 
     def step(batch: Batch) -> torch.Tensor:
@@ -125,7 +125,7 @@ def tensors_made_of_numbers(device: str, train: Any) -> Any:
 
 
 class Remembering(nn.Module):
-    """Keeps its last activations, and its batch, as users do to look at them after the step."""
+    """Keeps its last activations, and its batch, as users do to read them after the step."""
 
     def __init__(self) -> None:
         super().__init__()

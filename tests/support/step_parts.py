@@ -1,4 +1,4 @@
-"""What programs for the tests of whole-step captures are made of: a network, batches, a step, and how they are run.
+"""Make programs for the tests of whole-step captures from a network, batches and a step, and run them.
 
 A program makes everything from its own seed, so that two of a kind do the same.
 """
@@ -101,7 +101,7 @@ def state_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[torch
 
 
 def made_of(make: Callable[..., Any], given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Call a function with what it asks for by the names of its parameters. Return its step, and what else it gives."""
+    """Call a function with the parts that its parameters name. Return its step, and what else it returns."""
     found = make(**{name: given[name] for name in inspect.signature(make).parameters})
     return found if isinstance(found, tuple) else (found, {})
 
@@ -111,8 +111,8 @@ def loop(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a loop around a network and plain SGD, and the `facts` of its `Program`.
 
-    Its function asks for `device`, `model`, `optimizer`, and the plainest step to `train` it. It returns the step, or
-    that and what else `Program` takes in a dict.
+    The parameters of its function name `device`, `model`, `optimizer`, and the plainest step to `train` it. It returns
+    the step, or that and what else `Program` takes in a dict.
     """
 
     def register(make: Callable[..., Any]) -> Callable[..., Any]:

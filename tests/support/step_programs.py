@@ -99,7 +99,7 @@ def fused_adamw_with_clipping(device: str) -> Program:
 
 @program
 def numbers_assigned_to_parts_of_tensors(device: str) -> Program:
-    """On a GPU PyTorch takes each that is assigned from a tensor in CPU memory, another one in each call."""
+    """On a GPU PyTorch takes each that is assigned from a tensor in CPU memory, a new one on every call."""
     model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -211,7 +211,7 @@ def number_assigned_at_places(device: str, train: Step) -> Step:
 
 @refused("computes with a nested tensor")
 def nested_tensors(train: Step) -> Step:
-    """Of those that are no class of their own, nobody but PyTorch knows the sizes."""
+    """Only PyTorch knows the sizes of those that have no class of their own."""
 
     def step(batch: Batch) -> torch.Tensor:
         rows = torch.nested.nested_tensor([batch["x"][0], batch["x"][1, :3]])
@@ -350,7 +350,7 @@ def generator_of_its_own_on_the_host(train: Step) -> Step:
 
 @refused("draws random numbers on the host (RandomState)", line=False)
 def function_of_numpys_own_generator(train: Step) -> Step:
-    """Held by itself: a function of a compiled class, which says of its module what no other class does."""
+    """Keeps itself: a function of a compiled class, whose module no other class has."""
     rand = numpy.random.rand
     return lambda batch: train(batch) * 2 if rand() < 1e-9 else train(batch)
 

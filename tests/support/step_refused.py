@@ -35,9 +35,10 @@ REFUSED: dict[str, Callable[[str], Refused]] = {}
 
 
 def refused(words: str, *, line: bool = True, dropout: float = 0.0, advice: str = "") -> Callable[[Step], Step]:
-    """Register a function that makes a step of what it asks for: the `device`, a `model`, a step to `train` it.
+    """Register a function that makes a step of the parts that its parameters name.
 
-    It returns the step, and what else `Refused` takes in a dict.
+    These are the `device`, a `model`, and a step to `train` it. It returns the step, and what else `Refused`
+    takes in a dict.
     """
 
     def register(make: Step) -> Step:
@@ -153,7 +154,7 @@ def a_dataclass_that_leads_back_to_itself(device: str, train: Step) -> Any:
 
 
 class Looked(nn.Module):
-    """Its activation, of which the program looks at the gradient after the step."""
+    """Its activation, of which the program reads the gradient after the step."""
 
     def __init__(self, device: str) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ from optimizations.graph.records import (
 )
 
 STATIC_ADDRESS = 0x7F77_0000_0000
-"""Where weights lie: at the same address in every capture."""
+"""The address of weights: the same in every capture."""
 
 OWNED_BYTES = 1 << 20
 
@@ -112,7 +112,7 @@ def pointer_fields(draw: st.DrawFn, layout: Layout) -> Field:
 
 @st.composite
 def padding_fields(draw: st.DrawFn) -> Field:
-    """Bytes nobody set: something else at every capture."""
+    """Return bytes that are not set: others at every capture."""
     size = draw(st.sampled_from([4, 8, 12]))
     content = []
     for _ in range(3):
@@ -124,7 +124,7 @@ def padding_fields(draw: st.DrawFn) -> Field:
 
 
 def plain_fields(layout: Layout) -> st.SearchStrategy[Field]:
-    """What is not an address of an input: numbers, weights, intermediates, and numbers that look like addresses."""
+    """Return what is no address of an input: numbers, weights, intermediates, and numbers that look like addresses."""
     inputs = st.integers(0, len(layout.sizes) - 1)
     lookalike = st.builds(
         lambda index, which, offset: same(word((layout.first, layout.second)[which][index] + offset), 8),

@@ -105,7 +105,7 @@ def in_a_thread(target: Callable[[], Any]) -> None:
 
 
 class Session:
-    """`noted` are copies of what was seen; `said` the actions, for whoever reads a failure."""
+    """`noted` are copies of what was seen; `actions` are named in a failure."""
 
     def __init__(self, seed: int, compile_: Compile, *, device: str, reset: Callable[[], Any], models: int = 2) -> None:
         self.draw = random.Random(seed)
@@ -120,13 +120,13 @@ class Session:
         self.held: list[torch.Tensor] = []
         self.pending: list[tuple[int, torch.Tensor]] = []
         self.gradients: list[torch.Tensor] = []
-        self.chain = compile_(self.behind_each_other)
+        self.chain = compile_(self.one_after_the_other)
         self.borrower = compile_(self.with_parameters)
         self.writer = compile_(written)
         self.lasting = [self.values(5), self.values(5)]
         self.hooks: list[Any] = []
         self.noted: list[torch.Tensor] = []
-        self.said: list[str] = []
+        self.actions: list[str] = []
 
     # What the actions draw
 
@@ -156,13 +156,13 @@ class Session:
         return self.values(rows)
 
     def note(self, *tensors: torch.Tensor) -> None:
-        self.said[-1] += f" [{len(self.noted)}]"
+        self.actions[-1] += f" [{len(self.noted)}]"
         self.noted += [one.detach().clone() for one in tensors]
 
     @contextlib.contextmanager
     def some_mode(self) -> Iterator[None]:
         kind = self.draw.choice(("no_grad", "no_grad", "inference", "grad", "autocast", "disabled"))
-        self.said[-1] += f" {kind}"
+        self.actions[-1] += f" {kind}"
         with contextlib.ExitStack() as stack:
             if kind in ("no_grad", "autocast"):
                 stack.enter_context(torch.no_grad())
@@ -195,7 +195,7 @@ class Session:
             self.keep([one.detach() for one in y])
         return sum((one.square().mean() for one in y if one.requires_grad), torch.zeros((), device=self._device))
 
-    def behind_each_other(self, x: torch.Tensor) -> torch.Tensor:
+    def one_after_the_other(self, x: torch.Tensor) -> torch.Tensor:
         for net in self.nets:
             x = tensors_of(net(x))[0]
         return x
@@ -237,7 +237,7 @@ class Session:
             self.nets[index].zero_grad(set_to_none=self.draw.random() < 0.7)
 
     def train_together(self) -> None:
-        """One model behind the other."""
+        """One model after the other."""
         one, other = self.which(), self.which()
         y = tensors_of(self.runs[one](self.input()))[0]
         self.loss(other, y).backward()
@@ -294,11 +294,11 @@ class Session:
         net = self.nets[index]
         if isinstance(net, Model):
             change = self.draw.choice(EXCHANGES)
-            self.said[-1] += f" {change.__name__}"
+            self.actions[-1] += f" {change.__name__}"
             change(net)
         else:
             way = self.draw.choice(("data", "load", "assign", "copy", "new", "double"))
-            self.said[-1] += f" {way}"
+            self.actions[-1] += f" {way}"
             with torch.no_grad():
                 for parameter in net.parameters():
                     if way == "data":
@@ -383,7 +383,7 @@ class Session:
         self.keep([part, same])
 
     def through_time(self) -> None:
-        """States are handed on, through all of which the gradient goes."""
+        """Each step gets the state of the one before, and the gradient goes through all of them."""
         index = self.which()
         with torch.set_grad_enabled(self.draw.random() < 0.5):
             state, states = self.values(3), []
@@ -461,7 +461,7 @@ class Session:
             self.gradients_of_the_users: 1, self.wrong_call: 0.3, self.collect: 0.5, self.steady: 3,
         }  # fmt: skip
         action = self.draw.choices(list(weights), list(weights.values()))[0]
-        self.said.append(action.__name__)
+        self.actions.append(action.__name__)
         action()
 
 
@@ -480,7 +480,7 @@ def run_session(
         if mark_steps:
             torch.compiler.cudagraph_mark_step_begin()
         session.act()
-    session.said.append("end")
+    session.actions.append("end")
     session.look_at_what_is_held()
     return session
 
@@ -498,8 +498,8 @@ def check_session(seed: int, actions: int, *, device: str = "cpu", lean: bool = 
             reset=optimizations.reset,
             mark_steps=mark_steps,
         )
-    assert not differences(found, expected), found.said
-    assert found.said == expected.said
+    assert not differences(found, expected), found.actions
+    assert found.actions == expected.actions
 
 
 def differences(found: Session, expected: Session) -> list[str]:

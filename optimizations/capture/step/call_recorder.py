@@ -115,7 +115,7 @@ class CallRecorder:
         return getattr(self._step, "__qualname__", type(self._step).__name__)
 
     def report(self) -> StepReport:
-        """Return what became of the calls so far."""
+        """Return what was done in the calls so far."""
         return StepReport(
             name=self.name(),
             calls=self._calls,

@@ -73,7 +73,7 @@ class GraphedStep:
                 self._thread = None
 
     def report(self) -> StepReport:
-        """Return what became of the calls so far."""
+        """Return what was done in the calls so far."""
         return self._recorder.report()
 
     def close(self) -> None:

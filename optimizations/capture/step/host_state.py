@@ -148,7 +148,7 @@ class Rebound:
 
 
 class ChangeKind(enum.Enum):
-    """Name what became of something in Python."""
+    """Name a change of something in Python."""
 
     BOUND_TO_A_TENSOR = enum.auto()
     BOUND_TO_A_TUPLE = enum.auto()

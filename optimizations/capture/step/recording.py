@@ -132,8 +132,8 @@ class Recording:
         """Do the work of a call with these inputs, and return its results.
 
         Raises:
-            NotLaunched: before anything was done; the graph cannot be led to where inputs lie, or its edges could not
-                be put back.
+            NotLaunched: before anything was done; addresses of inputs cannot be set in the graph, or its edges could
+                not be put back.
         """
         branches = self.side_by_side.branches
         if branches is not None:

@@ -57,7 +57,7 @@ def current_line() -> str | None:
     return None
 
 
-ADVICE_ON_CTC = "make graphs of the model alone (graph_callables), and compute this loss behind it"
+ADVICE_ON_CTC = "make graphs of the model alone (graph_callables), and compute this loss after it"
 _ADVICE = {
     "/torch/amp/grad_scaler.py": "make the optimizer with fused=True, which skips steps on the GPU; read the scale "
     "after the step",

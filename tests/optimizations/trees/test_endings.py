@@ -108,7 +108,7 @@ if ending == "destroys":
     print("DESTROYED", flush=True)
 elif ending.startswith("raises on one"):
     if rank == 1:
-        raise ValueError("rank 1 was told to")
+        raise ValueError("rank 1 fails as planned")
     stuck.set()
 elif ending == "is interrupted":
     time.sleep(60)
@@ -124,7 +124,7 @@ elif ending == "destroys while stuck":
     [
         ("never destroys", (0, 0), ("FREED", "FREED")),
         ("destroys", (0, 0), ("FREED\nDESTROYED", "FREED\nDESTROYED")),
-        ("raises on one", (1, 1), ("its CUDA graphs are not freed", "ValueError: rank 1 was told to")),
+        ("raises on one", (1, 1), ("its CUDA graphs are not freed", "ValueError: rank 1 fails as planned")),
         ("raises on one, aborted", (0, 1), ("the process group is aborted\nFREED", "ValueError")),
         ("is interrupted", (-2, -2), ("KeyboardInterrupt", "KeyboardInterrupt")),
         ("destroys while stuck", (1, 1), ("Timeout (0:00:05)!", "Timeout (0:00:05)!")),

@@ -1,9 +1,9 @@
 """PyTorch's allocator and cuBLAS's workspaces as far as streams, pools, threads and what is freed go, without a GPU.
 
 As in `CUDACachingAllocator.cpp` and `CublasHandlePool.cpp`: memory that is free is found again by its stream and its
-pool only, and of pools only what nobody holds is given back to the device. A workspace is allocated when a thread's
-handle is first used on a stream, in the pool that allocations of this thread are led to, and kept until all workspaces
-are freed.
+pool only, and of pools only what is not referenced is given back to the device. A workspace is allocated when a
+thread's handle is first used on a stream, in the pool that allocations of this thread go to. It is kept until all
+workspaces are freed.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Workspaces:
     streams: int = 100
     waits: list[int] = field(default_factory=list)
     given: list[tuple[int, str, int]] = field(default_factory=list)
-    """What streams were given: waits for other streams, and work with memory."""
+    """The work of streams: waits for other streams, and work with memory."""
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._led: dict[int, list[tuple[int, int]]] = {}
+        self._routed: dict[int, list[tuple[int, int]]] = {}
         self._here = threading.local()
 
     # Streams and handles.
@@ -80,7 +80,7 @@ class Workspaces:
 
     @property
     def handle(self) -> int:
-        """Each thread has one."""
+        """Return the cuBLAS handle of this thread."""
         if not hasattr(self._here, "handle"):
             self._here.handle = 1000 + next(self._numbers)
         return int(self._here.handle)
@@ -109,12 +109,12 @@ class Workspaces:
 
     def begin(self, device: int, pool: tuple[int, int]) -> None:
         self.held[pool] = self.held.get(pool, 0) + 1
-        self._led.setdefault(threading.get_ident(), []).append(pool)
+        self._routed.setdefault(threading.get_ident(), []).append(pool)
 
     def end(self, device: int, pool: tuple[int, int]) -> None:
-        for led in self._led.values():
-            if pool in led:
-                led.remove(pool)
+        for routed in self._routed.values():
+            if pool in routed:
+                routed.remove(pool)
                 return
         raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
 
@@ -122,8 +122,8 @@ class Workspaces:
         self.held[pool] -= 1
 
     def allocate(self, owner: Any) -> Block:
-        led = self._led.get(threading.get_ident(), [])
-        pool = led[0] if led else DEFAULT
+        routed = self._routed.get(threading.get_ident(), [])
+        pool = routed[0] if routed else DEFAULT
         free = (one for one in self.blocks if (one.stream, one.pool) == (self.stream, pool) and one.owner is None)
         if (found := next(free, None)) is None:
             if self.full:
@@ -168,7 +168,7 @@ class Workspaces:
         return self.handle
 
     def clear(self) -> None:
-        """What a recording of CUDAGraph Trees does."""
+        """Do what a recording of CUDAGraph Trees does."""
         for one in self.kept.values():
             one.owner = None
         self.kept.clear()

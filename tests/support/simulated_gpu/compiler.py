@@ -227,7 +227,7 @@ def other_program(x: torch.Tensor) -> torch.Tensor:
 
 
 class FakeMaker:
-    """Notes what it is asked to make graphs of, and lets it run as it is."""
+    """Note what graphs are requested of, and let it run as it is."""
 
     def __init__(self) -> None:
         self.made: list[dict[str, Any]] = []

@@ -41,7 +41,7 @@ class Function:
 
     @property
     def offsets(self) -> list[int]:
-        """Where parameters lie in the parameter buffer: each aligned to its size, at most to 8."""
+        """Return where parameters lie in the parameter buffer: each aligned to its size, at most to 8."""
         offsets, end = [], 0
         for size in self.sizes:
             alignment = min(size, 8)
@@ -383,7 +383,7 @@ class SimulatedDriver:
         self._running = None
 
     def check_node_memory(self) -> None:
-        """No parameter memory that was handed out may have been written."""
+        """Check that no parameter memory that was returned has been written."""
         for node in self.nodes.values():
             for buffers, _, contents in node.live_results:
                 if [bytes(buffer) for buffer in buffers] != contents:
@@ -486,7 +486,7 @@ class SimulatedGraph:
         return self.graph
 
     def instantiate(self) -> None:
-        # Past the driver object, which counts calls and may be told to fail: this is PyTorch's own call.
+        # Past the driver object, which counts calls and may fail on purpose: this is PyTorch's own call.
         self.executable = int(SimulatedDriver.cuGraphInstantiate(self.driver, real.CUgraph(self.graph), 0)[1])
         self.instantiations += 1
 

@@ -30,8 +30,8 @@ _launches = itertools.count(1)
 
 
 _BY_GRAPHS: ContextVar[dict[int, list[int]]] = ContextVar("by graphs", default=defaultdict(lambda: [0, 0]))  # noqa: B039
-"""What all graphs hold of storages, by their addresses in C++: references of C++, and of Python. Steps that reach the
-device do not look into it."""
+"""References of all graphs to storages, by their addresses in C++: references of C++, and of Python. Steps that reach
+the device do not read it."""
 _counts = reference_counts.storage_counts
 
 
@@ -60,7 +60,7 @@ reference_counts.storage_counts = _without_graphs
 
 class CpuGraph:
     """Operators with their arguments and results. `reads` are the addresses they were given, by their places; those of
-    views belong to the operator behind them."""
+    views belong to the operator after them."""
 
     def __init__(self) -> None:
         self.operators: list[tuple[Any, Any, Any, list[torch.Tensor | None]]] = []
@@ -69,7 +69,7 @@ class CpuGraph:
         self.outlived: list[tuple[int, StorageWeakRef]] = []
         """What it made, once it was freed: others hold it, if anything does."""
         self.references: dict[int, tuple[int, int]] = {}
-        """What it holds of storages, as in `_BY_GRAPHS`."""
+        """Its references to storages, as in `_BY_GRAPHS`."""
         self.held: Counter[int] = Counter()
         """How many tensors it holds over storages, by their addresses in C++."""
         self.replays = self.launched_at = 0
@@ -86,7 +86,7 @@ class CpuGraph:
         self.orders: set[tuple[int, ...]] = set()
         """In which nodes ran, where they were not a chain."""
         self.left: list[tuple[weakref.ref[CpuGraph], list[torch.UntypedStorage]]] = []
-        """What earlier graphs of the pool made, and nobody held any more behind this one: it may lie there."""
+        """What earlier graphs of the pool made, without references after this one: it may lie there."""
 
     def replay(self) -> None:
         assert self.valid and not self.freed, "a graph was launched that was not captured, or freed"
@@ -182,7 +182,7 @@ def _fill_with_garbage(storage: torch.UntypedStorage) -> None:
 
 
 def freed_memory(graph: CpuGraph, held: Mapping[int, int]) -> list[torch.UntypedStorage]:
-    """What it made and nothing but graphs, which hold so many tensors over each, has now."""
+    """Return what it made and nothing but graphs, which hold so many tensors over each, has now."""
     by_graphs = {key: held[key] + 1 for key in (one._cdata for one in graph.made.values())}
     return [
         one for one in graph.made.values() if torch_internals.storage_use_count(one._cdata) <= by_graphs[one._cdata]
@@ -328,7 +328,7 @@ def leaves_of(value: Any) -> list[Any]:
     for member in value.values() if isinstance(value, dict) else value:
         if isinstance(member, _NESTS):
             leaves += leaves_of(member)
-        else:  # most: a launch asks for all operands of a graph
+        else:  # most: a launch needs all operands of a graph
             leaves.append(member)
     return leaves
 

@@ -132,8 +132,8 @@ class CpuDevice(Device):
 
     `fail_with` is raised at the end of the next capture, whatever ended it; `broken` counts captures that a host read
     invalidated. `not_ready` is how often it says that the side stream became another one. `stream` is the current one,
-    and `waits` are pairs of streams of which the first was told to wait for the second. What a graph made and nobody
-    holds any more counts as lying where later graphs of its pool make something. `workspaces` are cuBLAS's.
+    and `waits` are pairs of streams of which the first waits for the second. What a graph made and the program no
+    longer references counts as lying where later graphs of its pool make something. `workspaces` are cuBLAS's.
     `set_nodes` counts the calls of the driver that set a
     node for inputs that moved. `rooms` are sizes that a capture asked for before anything was captured.
     """

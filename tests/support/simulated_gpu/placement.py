@@ -1,7 +1,7 @@
 """Runs FX graphs that were made for a GPU on the CPU, with the aliasing they would have there.
 
 A transfer between devices makes a copy; on one device it would make an alias. So every value that shares memory with an
-operand here, although the analysis of the graph on fake tensors says it would not, is copied.
+operand here, although it did not on fake tensors, is copied.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def placed_runner(
 
 
 def feeds_on_cpu(graph_module: torch.fx.GraphModule, plan: FeedPlan, inputs: Sequence[Any]) -> FeedPlan:
-    """The feed plan with the CPU as the device. What runs behind the graph copies where it crosses devices."""
+    """Return the feed plan with the CPU as the device. What runs after the graph copies where it crosses devices."""
     if plan.after is None:
         return dataclasses.replace(plan, device=CPU)
     observation = observe(graph_module, list(inputs))
-    compute: Any = _Behind(plan.after.compute, observation)
+    compute: Any = _AfterGraph(plan.after.compute, observation)
     return dataclasses.replace(plan, device=CPU, after=dataclasses.replace(plan.after, compute=compute))
 
 
-class _Behind:
+class _AfterGraph:
     """A part of a graph, with the aliasing that its nodes, by their names, have in the whole."""
 
     def __init__(self, compute: torch.fx.GraphModule, observation: Observation) -> None:
@@ -62,7 +62,7 @@ class _Behind:
 
 
 def bits(value: Any) -> Any:
-    """What two results must have in common to be equal bit for bit."""
+    """Return what two results must have in common to be equal bit for bit."""
     if isinstance(value, torch.Tensor):
         raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
         return value.dtype, tuple(value.shape), value.stride(), raw.numpy().tobytes()
@@ -70,7 +70,7 @@ def bits(value: Any) -> Any:
 
 
 class OnCpu(torch.fx.Interpreter):
-    """Runs a graph for the GPU on CPU tensors; `observation` tells by node names which values share memory."""
+    """Run a graph for the GPU on CPU tensors; `observation` has by node names which values share memory."""
 
     def __init__(self, graph_module: torch.fx.GraphModule, observation: Observation) -> None:
         super().__init__(graph_module, garbage_collect_values=False)

@@ -32,7 +32,7 @@ QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagrap
 
 
 ALL_MEMORY = [{"address": 0, "total_size": 2**63, "segment_pool_id": (0, 0)}]
-"""What the allocator has, as far as anybody asks."""
+"""The memory of the allocator, as queries return it."""
 
 
 class FakeStream:
@@ -109,7 +109,7 @@ class CudaOnCpu:
         )
 
     def is_placeholder(self, tensor: torch.Tensor) -> bool:
-        """Whether it lies in memory that `static_input` gave."""
+        """Return whether it lies in memory that `static_input` returned."""
         return any(block.data_ptr() == tensor.data_ptr() for block in self.memory["placeholders"])
 
     def segments(self, pool: Any) -> list[dict[str, int]]:
@@ -213,7 +213,7 @@ def tensor_over(metadata: dict[str, Any], storage: Any) -> torch.Tensor:
 
 class TorchOfTrees:
     """PyTorch as CUDAGraph Trees see it, for whom tensors of the CPU are good enough. What programs see stays as it is:
-    Dynamo knows `torch._check` by its identity."""
+    Dynamo recognizes `torch._check` by its identity."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)

@@ -37,7 +37,7 @@ def values(start: float, offset: int = 0) -> torch.Tensor:
 
 
 class Model:
-    """out = 2 * x + y * w, `w` at a fixed address; then, as told, x += 1, or x is returned as well, or w += 1.
+    """out = 2 * x + y * w, `w` at a fixed address; then, by option, x += 1, or x is returned as well, or w += 1.
 
     `code` is what is known of it as a generated function: by default that products alone use its inputs.
     `hides_y`: the kernel finds y's address in memory of its own. `reuses_x`: the output takes the memory of x's
