@@ -85,17 +85,11 @@ def test_scheduled_rate_reaches_the_graph(name: str, schedule: str) -> None:
     found, report = run(EXACT[name], schedule, graphed=True)
     for mine, theirs in zip(found, expected, strict=True):
         # The learning rate is float32 in the graph; eager multiplies it with the weight decay in double precision.
+        if name == "Adam":  # without weight decay nothing is derived from a number of single precision
+            assert torch.equal(mine, theirs)
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
     assert (report.refusals, report.replays, len(report.recordings)) == ((), CALLS - 3, 1)
     assert report.patched_learning_rates == (2 if name == "two groups" else 1)
-
-
-def test_rate_in_the_graph_is_eagers_bit_for_bit() -> None:
-    """Without weight decay nothing is derived from a number of single precision."""
-    make = EXACT["Adam"]
-    expected, _ = run(make, "OneCycleLR", graphed=False)
-    found, _ = run(make, "OneCycleLR", graphed=True)
-    assert all(map(torch.equal, found, expected))
 
 
 class Wrapper(torch.optim.Optimizer):
