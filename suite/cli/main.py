@@ -124,7 +124,7 @@ def explain(
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Keep what this commit has explained in the folder of --out before.")
     ] = False,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest time for one target.")] = "30m",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Processor time that one target may take.")] = "15m",
     as_json: JsonOption = False,
 ) -> None:
     """Show what keeps a model from CUDA graphs and what each call copies. Needs no GPU."""
@@ -148,7 +148,7 @@ def explain(
     remaining = [target for target in wanted if target not in kept]
     if remaining:
         several = "" if len(remaining) == 1 else "s"
-        say(f"explaining {len(remaining)} target{several}; each may take minutes, at most {timeout}")
+        say(f"explaining {len(remaining)} target{several}; each may take minutes, at most {timeout} of processor time")
     try:
         with closing(explain_many(remaining, out=out, timeout_s=timeout_s, say=say)) as explained:
             for each in explained:

@@ -26,12 +26,14 @@ from suite.results.store import REPOSITORY, CannotWrite, describe, make_folder, 
 from suite.run.supervise import Supervised, end, temporary_folder
 
 WORKER_COMMAND = script("suite.explain.worker")
-TIMEOUT_S = 1800.0
-"""Time that one target may take: many times what the longest takes on a machine with other work."""
+TIMEOUT_S = 900.0
+"""Processor time that one target may take: a slow or busy machine changes it little."""
+IDLE_S = 120.0
+"""Time without any use of the processor after which a target hangs, or `timeout_s` where that is less."""
 SAY_S = 10.0
 """Time between two lines that say that a target is still being explained."""
 BEAT_S = 0.5
-"""Time between two looks at how long the targets have taken."""
+"""Time between two checks of how much processor time the targets have used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,8 @@ class _Running:
         folder.mkdir()
         self.target = target
         self.timeout_s = timeout_s
-        self._began = self._said_at = monotonic()
+        self._began = self._said_at = self._cpu_used_at = monotonic()
+        self._cpu_s = 0.0
         self._answer = folder / "answer.json"
         variant = () if target.variant is None else ("--variant", target.variant)
         self.worker = Supervised(
@@ -132,7 +135,11 @@ class _Running:
             say(f"{self.target.label}: explaining it for {now - self._began:.0f} s")
 
     def has_taken_too_long(self) -> bool:
-        return monotonic() - self._began >= self.timeout_s
+        """Return whether it has used more processor time than it may, or none for so long that it hangs."""
+        used, now = self.worker.cpu_seconds(), monotonic()
+        if used >= self._cpu_s + 0.05:
+            self._cpu_s, self._cpu_used_at = used, now
+        return used >= self.timeout_s or now - self._cpu_used_at >= min(self.timeout_s, IDLE_S)
 
     def finish(self) -> Explanation:
         """Return the explanation, once the worker has ended or has taken too long. Nothing of it is left."""
@@ -140,7 +147,9 @@ class _Running:
             if self.worker.exited():
                 return self._read()
             self.worker.write_tracebacks()
-            return self._failed(f"the analysis took longer than {self.timeout_s:g} s")
+            if self._cpu_s >= self.timeout_s:
+                return self._failed(f"the analysis took longer than {self.timeout_s:g} s of processor time")
+            return self._failed(f"the analysis used no processor time for {min(self.timeout_s, IDLE_S):g} s")
         finally:
             end([self.worker])
 

@@ -96,6 +96,16 @@ class Supervised:
     def exited(self) -> bool:
         return self._exit_info() is not None
 
+    def cpu_seconds(self) -> float:
+        """Return the processor time of the process and of what it has started, 0 once it has ended."""
+        total = 0.0
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            for each in (process, *process.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    total += sum(each.cpu_times()[:4])
+        return total
+
     def was_killed(self) -> bool:
         info = self._exit_info()
         return info is not None and info.si_code != os.CLD_EXITED

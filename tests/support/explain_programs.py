@@ -391,6 +391,11 @@ def hangs() -> Made:
     return mask_attribute()
 
 
+def spins() -> Made:
+    while True:
+        pass
+
+
 def returns_a_number() -> int:
     return 3
 

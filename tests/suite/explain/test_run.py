@@ -52,6 +52,11 @@ def test_closing_early_ends_what_runs() -> None:
     assert time.monotonic() - start < 30
 
 
+def test_explain_ends_a_target_after_its_processor_time() -> None:
+    (explained,) = explain_many([Target("explain_programs:spins", None)], timeout_s=1.0)
+    assert "longer than 1 s of processor time" in (explained.explanation.error or "")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("explain_programs:returns_a_number", "returned int"), ("explain_programs:nothing", "no 'nothing'")],
