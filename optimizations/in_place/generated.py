@@ -1,31 +1,30 @@
-"""Read from the source of a generated function how it uses its inputs.
+"""Parse the source of a generated function to find how it uses its inputs.
 
 Generated code is straight-line: it names its inputs, launches Triton kernels with `kernel.run(...)`, calls libraries
-and operators by name, and returns. From that follows, without running anything,
+and operators by name, and returns. The source therefore shows, without running anything,
 
-* whether one more capture can be noticed by the program: it can if the function calls something that is not known to
-  be free of state, such as an operator of the program's own;
-* which inputs are used by Triton kernels only, and how often. A Triton kernel can reach an input through its
-  parameters only. So if a captured graph holds exactly that many pointers to the input, all of them in Triton kernels,
-  no other use can be hidden from it.
+* whether one more capture could have side effects: it could if the function calls something that may keep state, such
+  as a custom operator of the program;
+* which inputs only Triton kernels use, and how often. A Triton kernel can reach an input through its parameters only.
+  So if a captured graph holds exactly that many pointers to the input, all in Triton kernels, it has no other uses.
 
-Note [Doubt about the source]. Whatever is not understood counts against: an unknown call makes the function opaque, a
-use that is not the plain argument of a Triton kernel makes the input's uses unknown.
+Note [Doubt about the source]. Whatever is not recognized is treated as unsafe: an unknown call makes the function
+opaque, and a use other than a plain argument of a Triton kernel makes the input's uses unknown.
 
-Note [Seeds of attention]. Two operators read their random state where the run needs it. Outside a capture they read it
-on the host, inside a capture they pass its address on the GPU to a kernel. Their forwards return it accordingly. A
-forward that replays a graph therefore leaves seeds on the GPU that a backward without a graph cannot read: the process
-ends. The numbers are the same on both sides, because a captured backward adds nothing to the stored offset. Other
-attention operators (flash, cuDNN) have an argument of the same name and keep it on the GPU in every case.
+Note [Seeds of attention]. Two operators read their random state in host memory outside a capture, and pass its address
+on the GPU to a kernel inside a capture. Their forwards return it in the same place. So a forward that replays a graph
+leaves seeds on the GPU, and a backward without a graph that reads them on the host crashes the process. The values are
+the same in both places, because a captured backward adds nothing to the stored offset. Other attention operators
+(flash, cuDNN) have an argument of the same name and always keep it on the GPU.
 
-Note [Writes through views]. Inductor records a write under the name of the buffer that is written. Where it leaves a
-view to an operator (views of complex tensors, `torch._inductor.config.fallback_by_default`) the view is a buffer of
-its own, and a write to it is not taken for one to the input: `x[1].mul_(2)` of a complex `x`. CUDA graphs that
-believe this write a placeholder, and the caller's tensor stays as it was. So the views that operators make are
-followed here, by their schemas.
+Note [Writes through views]. Inductor records a write under the name of the buffer that is written. If it calls an
+operator for a view (complex tensors, `torch._inductor.config.fallback_by_default`), the view is a buffer of its own,
+and a write to it does not count as a write to the input: `x[1].mul_(2)` of a complex `x`. A graph captured on that
+record writes its placeholder and never the caller's tensor. So this module tracks views that operators make, by their
+schemas.
 
-Note [Memory that is taken over]. `buf1 = arg0_1` gives the memory of a dead input to a result. What is written there
-is not the input any more.
+Note [Memory that is taken over]. `buf1 = arg0_1` gives the memory of a dead input to a result. Later writes to that
+memory do not write the input.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ from optimizations.selection import UNKNOWN_OPERATOR_KERNELS
 from optimizations.torch_internals.left_out import uncapturable
 
 READERS = ("_scaled_dot_product_efficient_attention_backward", "_efficient_attention_backward")
-"""The operators (of `aten`) that read seeds on the host outside a capture."""
+"""The operators (of `aten`) that read seeds in host memory outside a capture."""
 
 SEEDS = ("philox_seed", "philox_offset")
-"""Their arguments that hold random state."""
+"""The arguments of `READERS` that hold random state."""
 
 
 def names_a_reader(source: str) -> bool:
@@ -90,12 +89,12 @@ def _positions(reader: str) -> tuple[tuple[int, str], ...]:
 
 
 Memory = frozenset[int]
-"""Positions of the inputs whose memory something lies in."""
+"""Positions of the inputs whose memory a value may share."""
 
 _NONE: Memory = frozenset()
 
 _VIEWS = frozenset(("view", "to"))
-"""Methods of tensors in generated code whose results may lie in the tensor's memory."""
+"""Methods of tensors in generated code whose results may share the tensor's memory."""
 
 
 def written_through_views(definition: ast.FunctionDef, inputs: Mapping[str, int]) -> Memory:
@@ -109,7 +108,7 @@ def written_through_views(definition: ast.FunctionDef, inputs: Mapping[str, int]
 
 
 class _Writes(ast.NodeVisitor):
-    """Follow the memory of inputs through straight-line code. `written`: the inputs that are written so far."""
+    """Track which values share memory with inputs. `written` holds the inputs that are written so far."""
 
     def __init__(self, inputs: Mapping[str, int]) -> None:
         self.written: set[int] = set()
@@ -153,12 +152,12 @@ class _Writes(ast.NodeVisitor):
 
 
 def _is_other_memory(value: ast.expr) -> bool:
-    """Return whether it is a dead buffer in another shape, as a result gets it."""
+    """Return whether the expression gives a dead buffer another shape, for a result."""
     return isinstance(value, ast.Call) and dotted(value.func) == "reinterpret_tensor"
 
 
 def _given(call: ast.Call) -> Iterator[tuple[Any, ast.expr]]:
-    """Yield the parameters of an operator's schema with what a call passes; nothing where no operator is called."""
+    """Yield the parameters of an operator's schema with the call's arguments; nothing if no operator is called."""
     operator = _operator(dotted(call.func))
     if operator is None:
         return
@@ -170,7 +169,7 @@ def _given(call: ast.Call) -> Iterator[tuple[Any, ast.expr]]:
 
 
 def _operator(name: str) -> Any:
-    """Return the operator of a name, `torch.ops.aten.slice.Tensor` or in short `aten.slice.Tensor`; None for others."""
+    """Return the operator named `torch.ops.aten.slice.Tensor` or `aten.slice.Tensor`; None for other names."""
     parts = name.removeprefix("torch.ops.").split(".")
     if not name.startswith(("torch.ops.", "aten.")) or len(parts) != 3:
         return None
@@ -187,8 +186,8 @@ _PURE_OF_LIBRARIES: Mapping[str, frozenset[str]] = {
         for prefix, suffix in (("", ""), ("_", "_backward"))
     )
 }
-"""Operators of other libraries whose sources have been read (torchvision's `csrc/ops/cuda`): each reads its inputs,
-writes new tensors, and keeps no state."""
+"""Operators of other libraries that only read inputs and write new tensors, by their source (torchvision's
+`csrc/ops/cuda`)."""
 
 COLLECTIVE_OPERATORS = (
     "_c10d_functional",
@@ -201,7 +200,7 @@ COLLECTIVE_OPERATORS = (
 """Namespaces of PyTorch whose operators involve other processes."""
 
 COLLECTIVE_CALLS = frozenset(("empty_strided_p2p",))
-"""Functions that Inductor calls for them as well: memory that other processes reach."""
+"""Functions that Inductor calls for collectives: they allocate memory that other processes access."""
 
 _PURE_CALLS = frozenset(
     (
@@ -240,12 +239,11 @@ _PURE_CALLS = frozenset(
 _RANDOM = re.compile(
     r"rand|seed|bernoulli|dropout|multinomial|normal|uniform|exponential|geometric|poisson|philox|rng|attention"
 )
-"""In the names of operators that draw random numbers, and of attention, which may."""
+"""Matches names of operators that draw random numbers, and of attention operators, which may do so."""
 
 SUMMING_UP = frozenset(("sum", "prod", "amin", "amax", "to"))
-"""Methods of tensors by which generated code adds up what a kernel left that reduces along rows and columns at once, as
-that of a layer norm does backward: `workspace_0[0 : 4].view(2, 2).sum(dim=0)`. Each computes, in a kernel of its own,
-and keeps no state."""
+"""Methods of tensors with which generated code completes a split reduction, such as that of a layer norm's backward:
+`workspace_0[0 : 4].view(2, 2).sum(dim=0)`. Each launches one kernel and keeps no state."""
 
 _METHODS = SUMMING_UP | {"copy_", "zero_", "fill_", "data_ptr", "size", "stride", "view"}
 """Methods of tensors that generated code calls."""
@@ -260,16 +258,16 @@ _PRODUCTS = frozenset(
     for operator in ("mm", "addmm", "bmm", "baddbmm", "bias_addmm", "_scaled_mm", "convolution", "cudnn_convolution")
     for name in (operator, f"{operator}.default", f"{operator}.out")
 )
-"""Operators whose libraries are given addresses as parameters of kernels, or in tensor maps among these, and keep none
-in the GPU's memory."""
+"""Operators whose libraries pass addresses as kernel parameters or in tensor maps among these, and store none in GPU
+memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Describe a launch of a Triton kernel.
 
-    `kernel` is the driver's name of it, `inputs` the positions of inputs among its arguments, each as often as it is
-    passed.
+    `kernel` is its name in the driver; `inputs` are the positions of inputs among its arguments, repeated if passed
+    repeatedly.
     """
 
     kernel: str
@@ -278,24 +276,23 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedCode:
-    """Hold the facts that are known about a generated function.
+    """Hold what the source of a generated function shows.
 
     Attributes:
-        opaque: what it calls that could notice one more capture; None where nothing does.
+        opaque: the call that could have side effects in one more capture; None if there is none.
         random: whether it draws random numbers.
         collective: whether it involves other processes.
-        triton_uses: by position among the inputs, how often Triton kernels are given it, for inputs that nothing else
-            uses. An input that is not here has uses that are unknown.
-        products: positions of inputs that nothing but Triton kernels and products (`mm`, `convolution`, ...) uses.
-            Their addresses are among the parameters of kernels, and nowhere else on the GPU.
+        triton_uses: by position, how often an input is passed to Triton kernels, for inputs with no other uses. The
+            uses of all other inputs are unknown.
+        products: positions of inputs that only Triton kernels and products (`mm`, `convolution`, ...) use. Their
+            addresses are among the parameters of kernels, and nowhere else on the GPU.
         launches: the launches of Triton kernels, in the order of the source.
-        reused: positions of inputs whose memory the function takes for something else once they are dead; None where
-            that is not known.
-        written: positions of inputs that operators are seen to write, whatever Inductor says of them.
+        reused: positions of inputs whose memory the function reuses once they are dead; None if unknown.
+        written: positions of inputs that operators write by their schemas, whether or not Inductor records it.
         seeds: positions of inputs that are random state of memory-efficient attention. Note [Seeds of attention].
-        kernels: how many kernels it launches at least: Triton kernels and library calls are one each, an operator is
-            `UNKNOWN_OPERATOR_KERNELS`. None where the source cannot be read.
-        uncapturable: an operator that it calls and that cannot be captured; None where there is none.
+        kernels: lower bound of the kernels that it launches: one for each Triton kernel and library call, and
+            `UNKNOWN_OPERATOR_KERNELS` for an operator. None if the source cannot be read.
+        uncapturable: an operator that it calls and that cannot be captured; None if there is none.
     """
 
     opaque: str | None
@@ -312,16 +309,16 @@ class GeneratedCode:
 
     @property
     def triton_kernels(self) -> frozenset[str]:
-        """Return the names of the Triton kernels that it launches, as the driver gives them."""
+        """Return the driver's names of the Triton kernels that it launches."""
         return frozenset(launch.kernel for launch in self.launches)
 
     def returns(self, index: int) -> bool:
-        """Return whether an output in the memory of an input is that input, and not a result that was put there."""
+        """Return whether an output in an input's memory is that input, and not a result that reuses its memory."""
         return self.reused is not None and index not in self.reused
 
 
 def read_generated(function: Callable[..., Any]) -> GeneratedCode:
-    """Return what is known of a function that Inductor generated. Note [Doubt about the source]."""
+    """Parse a function that Inductor generated. Note [Doubt about the source]."""
     plain = getattr(function, "__func__", function)
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
@@ -339,7 +336,7 @@ def read_generated(function: Callable[..., Any]) -> GeneratedCode:
 
 
 def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> GeneratedCode:
-    """Return what is known of a function's syntax tree; `kernels` maps its names of Triton kernels to the driver's."""
+    """Examine a function's syntax tree; `kernels` maps its names of Triton kernels to the driver's names."""
     definition = _WithoutAlignment().visit(definition)
     inputs = input_names(definition)
     if inputs is None:
@@ -449,7 +446,7 @@ def _is_collective(name: str, kernels: Collection[str]) -> bool:
 
 
 def _objection(called: ast.expr, kernels: Collection[str]) -> str | None:
-    """Return why a call of this makes the function opaque; None where it does not."""
+    """Return why calling `called` makes the function opaque; None if it does not."""
     name = dotted(called)
     if name in COLLECTIVE_CALLS:
         return f"it takes part in a collective, {name}"
@@ -471,7 +468,7 @@ def _objection(called: ast.expr, kernels: Collection[str]) -> str | None:
 
 
 def _is_tensor(node: ast.expr) -> bool:
-    """Return whether it is a buffer, a part of one, or the result of a call, which is judged by itself."""
+    """Return whether it is a buffer, a part of one, or the result of a call, which is examined separately."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return isinstance(node, (ast.Name, ast.Call))
@@ -516,7 +513,7 @@ class _Uses(ast.NodeVisitor):
         if isinstance(renamed, ast.Name) and renamed.id in self._inputs:
             self.reused.add(renamed.id)
         for target in node.targets:
-            # A second binding of an input's name would make later uses those of another value.
+            # After a second binding of an input's name, later uses are uses of another value.
             named = [target] if isinstance(target, ast.Name) else getattr(target, "elts", [])
             defines = isinstance(node.value, ast.Name) and node.value.id == "args"
             bound = [one.id for one in named if isinstance(one, ast.Name) and not defines]

@@ -1,44 +1,44 @@
 """Manage Encore's recordings: CUDAGraph Trees that overwrite no live result, and that survive failures.
 
-`run` is stock's, with a check before it and what is noted after it.
+`run` calls stock's `run`, with a check before it and bookkeeping after it.
 
-Note [Kept results]. Results lie in the graphs' memory pool, and the next call of the program would overwrite them.
-Stock does so, held or not, and lets access to them fail. Here a call that begins a new iteration first checks whether a
-result of the one before is live. If so,
+Note [Kept results]. Results are in the graphs' memory pool, and the next iteration of the program would overwrite them.
+Stock overwrites them even if they are referenced, and makes later access raise. Here a call that begins a new iteration
+first checks whether a result of the previous iteration is live. If so,
 
 * the function runs without a graph, in ordinary memory, and overwrites nothing;
-* that result is marked, by its function and place: from then on it is copied out of the pool right after each launch,
-  so that it cannot be live in there again;
-* after `PATIENCE` iterations in which something was still held, the pool is left to those who hold it, and everything
-  is recorded again in a new one. Where several threads call it takes `PATIENCE_OF_THREADS`: what one of them holds is
-  mostly let go soon, and a capture would disturb the others.
+* that result is marked, by its function and position: from then on it is copied out of the pool right after each
+  launch, so that it cannot be live in the pool again;
+* after `PATIENCE` iterations with live results, the pool is left to them, and everything is recorded again in a new
+  pool. If several threads call, the limit is `PATIENCE_OF_THREADS`: another thread usually releases its results soon,
+  and a capture would disturb the other threads.
 
-A program that holds nothing pays only for the look at what stock's own bookkeeping already knows.
+If no result is live, the only cost is a query of stock's own bookkeeping.
 
-Note [Results that outlive their functions]. Once the last function is gone, so are the graphs and their pool. Results
-of replays lie there without owning their memory. So live ones get memory of their own before the pool goes. Stock
-leaves them in memory that has no owner.
+Note [Results that outlive their functions]. When the last function is gone, the graphs and their pool are freed. The
+results of replays are in that pool and do not own their memory. So live results get memory of their own before the pool
+is freed. Stock leaves them in memory that has no owner.
 
-Note [A recording that fails]. A capture runs nothing on the device, so nothing has been done when it fails, and its
-inputs are still what they were. The function runs on them without a graph, and is never recorded again. Results of
-earlier graphs among the inputs may lie in memory that the failed capture gave back; they are copied out at once.
+Note [A recording that fails]. A capture runs nothing on the device, so the inputs are unchanged when it fails. The
+function runs on them without a graph, and is never recorded again. Results of earlier graphs among the inputs may be in
+memory that the failed capture freed, so they are copied out at once.
 
-Note [Functions of several ranks]. NCCL wants a collective to be captured on all ranks or on none, and a rank does not
-know what the others do. So a function with collectives is warmed up, recorded and recorded again as stock does it: what
-fails there on one rank raises its error there, and the function is not left without a graph.
+Note [Functions of several ranks]. NCCL requires a collective to be captured on all ranks or on none, and a rank cannot
+see what the others do. So a function with collectives is warmed up, recorded and recorded again as stock does it. A
+failure on one rank raises its error there, and the function keeps its graph.
 
-Note [A warm-up that fails]. Memory is short, an index is out of range, the program catches the error and goes on. Stock
-keeps a warm-up without results for a call that should have some, and raises in every later call. Here it counts as one
-of nothing, and the function is warmed up again.
+Note [A warm-up that fails]. Memory is short or an index is out of range, and the program catches the error and
+continues. Stock then keeps a warm-up without results for a call that should have some, and raises in every later call.
+Here the failed warm-up is discarded, and the function is warmed up again.
 
-Note [Results outside of the pool]. Before and after a warm-up, stock checks the pool: it must hold the results of
-functions and nothing else. Stock raises if a function returned memory from elsewhere, or keeps memory of the pool. Its
-results are right all the same, so the caller gets them. The function runs without a graph from then on, and the pool is
-left to what lies in it. If the check before the warm-up failed, another function was the cause.
+Note [Results outside of the pool]. Before and after a warm-up, stock checks that the pool holds the results of
+functions and nothing else. Stock raises if a function returned memory from elsewhere, or keeps memory of the pool. The
+results are correct in both cases, so the caller gets them. The function runs without a graph from then on, and a new
+pool is begun. If the check before the warm-up failed, another function was the cause.
 
-Note [Functions inside of functions]. An operator of the program's own may call a compiled function. While such an
-operator is warmed up or recorded, as part of another function, the inner function is part of that one too: it runs as
-it is, and the outer graph holds its kernels.
+Note [Functions inside of functions]. A custom operator of the program may call a compiled function. While such an
+operator is warmed up or recorded, the inner function runs without a graph of its own, and the outer graph contains its
+kernels.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ trees = torch_internals.cudagraph_trees
 CUDAGraphTreeManager: Any = trees.CUDAGraphTreeManager
 
 PATIENCE = 4
-"""Iterations in a row that run without graphs because results are held, before a new pool is begun."""
+"""Consecutive iterations that run without graphs because results are live, before a new pool is begun."""
 
 PATIENCE_OF_THREADS = 32
-"""The same where several threads call."""
+"""The same limit if several threads call."""
 
 _exiting = threading.Event()
-"""Set when the interpreter begins to exit: then no result is read any more."""
+"""Set when the interpreter begins to exit: no result is read afterwards."""
 atexit.register(_exiting.set)
 
 
@@ -101,9 +101,9 @@ class EncoreManager(CUDAGraphTreeManager):
     """Manage CUDAGraph Trees whose functions are `RecordableFunction`s and whose nodes are `EncoreNode`s.
 
     Attributes:
-        turn: held in each call. Note [Threads] in `streams`.
+        turn: the lock that each call holds. Note [Threads] in `streams`.
         running: whether a call is on the slow path.
-        held_in_generation: the iteration that holds results of the one before; None where none does.
+        held_in_generation: the iteration during which results of the previous one are live; None if none are.
         streams, uncaptured_forwards: see their classes.
     """
 
@@ -144,8 +144,8 @@ class EncoreManager(CUDAGraphTreeManager):
         """Add a function as stock does."""
         _, _, _, placeholders, *_ = others
         model.turn = self.turn
-        # Note [Geometry at an unchanged address]. Of a backward only what the forward was given is compared: the
-        # program has no hold of the rest.
+        # Note [Geometry at an unchanged address]. Of a backward's inputs only the forward's own inputs are compared:
+        # the program cannot reach the others.
         compared = [
             index
             for index in static_input_idxs
@@ -167,7 +167,7 @@ class EncoreManager(CUDAGraphTreeManager):
         with self.turn:
             if self._runs_function:  # Note [Functions inside of functions]
                 return self._function(function_id)(new_inputs)
-            if self.running:  # stock calls itself once more after it ended an iteration
+            if self.running:  # stock calls `run` recursively after it ended an iteration
                 return super().run(new_inputs, function_id)
             return self._run_in_turn(new_inputs, function_id)
 
@@ -227,7 +227,7 @@ class EncoreManager(CUDAGraphTreeManager):
         return outputs
 
     def _against_a_graph(self, function: RecordableFunction, inputs: Sequence[Any]) -> str | None:
-        """Return why a call runs without a graph; None where one may serve it."""
+        """Return why a call runs without a graph; None if a graph may be replayed or recorded."""
         if self.current_node is not None and self._at_boundary() and not self.streams.inside_capture:
             self._look_for_held_results()
         if function.without_graph is not None or self.streams.inside_capture:
@@ -242,19 +242,19 @@ class EncoreManager(CUDAGraphTreeManager):
         return None
 
     def run_without_graph(self, inputs: list[Any], function_id: Any, reason: str) -> Any:
-        """Serve a call without a graph, on inputs that need not lie where a graph has them."""
+        """Run a call without a graph, on inputs at any addresses."""
         function = self._function(function_id)
         function.ran_without_graph(reason)
         self.mode = self.id_to_mode[function_id]
         fixed = self._parameters(function_id, inputs)
         outputs = function(inputs)
         self._mark_uncaptured(outputs, fixed)
-        if function.direction != "inference":  # as `run` has it: forwards are pending after their call
+        if function.direction != "inference":  # as in stock's `run`: a forward is pending after its call
             self.running_forwards_with_pending_backwards = function.direction == "forward"
         return outputs
 
     def not_launched(self, refused: NotLaunched, inputs: list[Any], function_id: Any) -> Any:
-        """Serve a call without the graph that was chosen for it."""
+        """Run a call without a graph because the chosen recording could not be replayed."""
         refused.node.give_back_inputs(inputs)
         if refused.of_no_use:
             refused.node.function.not_followed = refused.reason
@@ -262,9 +262,9 @@ class EncoreManager(CUDAGraphTreeManager):
         return self.run_without_graph(inputs, function_id, refused.reason)
 
     def _parameters(self, function_id: Any, inputs: Sequence[Any]) -> list[Any] | None:
-        """Return the parameters among a forward's inputs; None for other functions, which are not marked.
+        """Return the parameters among a forward's inputs; None for other functions, whose results are not marked.
 
-        What it writes may be a result of a graph, which must not be held during the call.
+        Inputs that it writes are left out: they may be results of a graph, which must not be referenced in the call.
         """
         function = self._function(function_id)
         if function.direction != "forward":
@@ -273,7 +273,7 @@ class EncoreManager(CUDAGraphTreeManager):
         return [inputs[index] for index in fixed.difference(function.written_inputs)]
 
     def _mark_uncaptured(self, outputs: Sequence[Any], fixed: Sequence[Any] | None) -> None:
-        """Mark what a forward without a graph returned; see `_parameters`."""
+        """Mark the results of a forward that ran without a graph; see `_parameters`."""
         if fixed is not None:
             live = self.current_node.path_live_weakrefs() if self.current_node is not None else ()
             self.uncaptured_forwards.mark(outputs, fixed, {reference.data_ptr() for reference in live})
@@ -285,7 +285,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self._apply_due_checkpoint()
         function = self._function(function_id)
         run = function.run
-        found: list[Any] = []  # once it has begun: what it returned, None before that
+        found: list[Any] = []  # empty before the function begins; then one element: None, or its results
 
         def warm_up(inputs: list[Any]) -> Any:
             found.append(None)
@@ -298,8 +298,8 @@ class EncoreManager(CUDAGraphTreeManager):
                 return super().run_eager(new_inputs, function_id)
         except BaseException as error:
             self.warmed_up_functions.discard(function_id)
-            # Stock's waits for its stream only after a warm-up that ends well, and the program goes on. Where the
-            # device is lost, the program is to see the error that said so first.
+            # Stock waits for its stream only after a warm-up that succeeds, but the program may continue after a
+            # failure. If the device is lost, this wait fails too, and the first error must reach the program.
             with contextlib.suppress(RuntimeError):
                 torch.cuda.current_stream(self.device_index).wait_stream(self.stream)
             if not isinstance(error, Exception) or found == [None]:
@@ -323,7 +323,7 @@ class EncoreManager(CUDAGraphTreeManager):
 
     @contextlib.contextmanager
     def _running_a_function(self) -> Iterator[None]:
-        """Note that the block warms up, records or replays a function. Note [Functions inside of functions]."""
+        """Mark the block as warming up, recording or replaying a function. Note [Functions inside of functions]."""
         before, self._runs_function = self._runs_function, True
         self._took_part = True
         try:
@@ -377,20 +377,20 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def _end_failed_capture(self, replayed: bool, in_cusolver: bool) -> None:
         if replayed:
-            self.path_state = trees.ExecutionState.RECORDING  # the allocator knows what is live
+            self.path_state = trees.ExecutionState.RECORDING  # the checkpoint has restored the allocator's state
         torch.cuda.synchronize()
         end_failed_capture(self.device_index, self.cuda_graphs_thread_pool, self.stream, in_cusolver=in_cusolver)
 
     def _note_uncaptured(self, function_id: Any, reason: str) -> None:
-        """Note that a call that was to be warmed up or recorded runs without a graph."""
+        """Note that a call that would be warmed up or recorded runs without a graph."""
         self._function(function_id).ran_without_graph(reason)
         self._ran_uncaptured = self._took_part = True
 
     def _kept_for_a_failure(self, inputs: Sequence[Any], mutated: Collection[int]) -> list[tuple[Any, bool]]:
         """Return inputs to run on if the recording fails, each with whether it must be copied first.
 
-        Results of earlier graphs are not held: they have to die during the recording, as they will in
-        replays. One that the function writes is the program's, and is written where it is.
+        Results of earlier graphs are not referenced: they must die during the recording, as they do in replays. An
+        input that the function writes is not copied: it is written at its address.
         """
         node = self.current_node
         if node is None:
@@ -430,7 +430,7 @@ class EncoreManager(CUDAGraphTreeManager):
     # Inputs that moved
 
     def _let_inputs_move(self, inputs: list[Any], function_id: Any) -> None:
-        """Make inputs that came to a third address ordinary inputs of the next recording, if they can be copied."""
+        """Make inputs that moved to a third address ordinary inputs of the next recording, if they can be copied."""
         moved = [
             (node, indices)
             for node in self._recorded_at_this_call(function_id)
@@ -447,9 +447,9 @@ class EncoreManager(CUDAGraphTreeManager):
             self._make_ordinary(ordinary, function_id)
 
     def _recorded_at_this_call(self, function_id: Any) -> list[EncoreNode]:
-        """Return the recordings of a function that serve the same one of its calls in an iteration.
+        """Return the recordings of a function for the same one of its calls in an iteration.
 
-        What was recorded before may have been recorded again for other addresses, so they lie at different places.
+        Earlier functions of the path may have several recordings, so these nodes may have different parents.
         """
         function = self._function(function_id)
         number = moved_inputs.calls_on_path(self.current_node, function) + 1
@@ -465,7 +465,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self.ids_to_funcs[function_id] = dataclasses.replace(wrapped, static_input_idxs=static)
         self._function(function_id).ordinary_inputs |= indices
 
-    # Recordings, and what is made of them
+    # Recordings
 
     def nodes(self) -> Iterator[EncoreNode]:
         """Yield all recordings. Other threads may record meanwhile."""
@@ -474,12 +474,12 @@ class EncoreManager(CUDAGraphTreeManager):
             yield from root.with_all_that_follow()
 
     def _recorded_after(self, parent: EncoreNode | None, function_id: Any) -> list[EncoreNode]:
-        """Return the tree's own list of recordings of a function that follow another, or begin an iteration (None)."""
+        """Return the tree's own list of a function's recordings after `parent`, or of its roots (None)."""
         following: dict[Any, list[EncoreNode]] = self.roots if parent is None else parent.children
         return following.get(function_id, [])
 
     def _drop(self, node: EncoreNode) -> None:
-        """Take a recording out of the tree, with all that follow it. None of their results is live."""
+        """Remove a recording and its descendants from the tree. None of their results is live."""
         siblings = self._recorded_after(node.parent, node.wrapped_function.id)
         siblings[:] = [one for one in siblings if one is not node]
         if self.current_node is node:
@@ -487,7 +487,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self._release(node.with_all_that_follow())
 
     def _release(self, nodes: Iterable[EncoreNode]) -> None:
-        """Free what these recordings hold besides their graphs."""
+        """Release what these recordings hold in addition to their graphs."""
         released = list(nodes)
         self._still_read(released)
         for node in released:
@@ -495,7 +495,7 @@ class EncoreManager(CUDAGraphTreeManager):
             node.release()
 
     def _still_read(self, nodes: Iterable[EncoreNode]) -> None:
-        """Callback: these are freed. Their launches that are under way still read their memory."""
+        """Keep the memory of recordings that are about to be freed until their running launches end."""
         stream = self.streams.before()
         if stream is not None:
             for node in nodes:
@@ -505,11 +505,11 @@ class EncoreManager(CUDAGraphTreeManager):
     # Note [Kept results]
 
     def _at_boundary(self, *arguments: Any) -> bool:
-        """Return whether this call begins an iteration that may overwrite the results of the one before."""
+        """Return whether this call begins an iteration that may overwrite results of the previous iteration."""
         return bool(super().can_start_new_generation(*arguments))
 
     def can_start_new_generation(self, *arguments: Any) -> bool:
-        """Return what stock does, but False while results of the iteration before are live."""
+        """Return what stock does, but False while results of the previous iteration are live."""
         return self.held_in_generation is None and self._at_boundary(*arguments)
 
     def _look_for_held_results(self) -> None:
@@ -523,7 +523,7 @@ class EncoreManager(CUDAGraphTreeManager):
             self.held_in_generation = generation
             self._held_iterations += 1
             self._mark_kept({reference.data_ptr() for reference in live})
-        patience = PATIENCE if any(self.roots.values()) else 0  # what was only warmed up is soon recorded
+        patience = PATIENCE if any(self.roots.values()) else 0  # nothing is recorded yet, so nothing is lost
         if len(self.streams.callers) > 1:
             patience = PATIENCE_OF_THREADS
         if self._held_iterations > patience:
@@ -540,14 +540,14 @@ class EncoreManager(CUDAGraphTreeManager):
     # The pool
 
     def _free_unused_graphs(self) -> None:
-        """Free the graphs and their pool once no function that has some is to be served by one any more."""
+        """Free the graphs and their pool once all functions that have graphs run without them."""
         if not any(self.roots.values()) or len(self.streams.callers) > 1:
             return
         if all(node.function.without_graph is not None for node in self.nodes()):
             self.leave_pool()
 
     def _let_held_results_own_their_memory(self) -> None:
-        """Give live results memory of their own: they do not own theirs, and the pool is about to be freed."""
+        """Give live results ownership of their memory, because the pool is about to be freed."""
         node = self.current_node
         replayed = isinstance(node, EncoreNode) and self.path_state is trees.ExecutionState.EXECUTION
         if replayed and any(True for _ in node.path_live_weakrefs()):
@@ -556,7 +556,7 @@ class EncoreManager(CUDAGraphTreeManager):
     def outlived(self) -> None:
         """Callback: no function needs the manager any more. Note [Results that outlive their functions].
 
-        Called from wherever the last function was let go of. A forked child has no device to talk to.
+        The thread that releases the last function calls it. A forked child process must not use the device.
         """
         if os.getpid() != self._owner or _exiting.is_set():
             return
@@ -571,7 +571,7 @@ class EncoreManager(CUDAGraphTreeManager):
             )
 
     def leave_pool(self) -> None:
-        """Leave the memory pool to those who hold results in it, and begin a new one. Everything is recorded again."""
+        """Leave the memory pool to its live results, and begin a new one. Everything is recorded again."""
         self._let_held_results_own_their_memory()
         self._release(self.nodes())
         self.streams.forget_left()
@@ -580,21 +580,21 @@ class EncoreManager(CUDAGraphTreeManager):
         forget_places(self)
         self.held_in_generation = None
         self._held_iterations = 0
-        self._pool = Pool(self.device_index)  # kept by this, not by a capture
+        self._pool = Pool(self.device_index)  # this object keeps it alive, not a capture
         self.cuda_graphs_thread_pool = self._pool.id
-        self.graph = torch.cuda.CUDAGraph()  # stock's keeps its first pool, and nothing is ever captured in this one
-        # Expandable segments are unmapped without waiting for replays. While another thread captures, the device cannot
-        # be waited for. That is no reason for a call to fail: this memory is given back with what is freed next.
+        self.graph = torch.cuda.CUDAGraph()  # stock's graph would keep the first pool; this one is never captured
+        # Expandable segments are unmapped without waiting for replays. Synchronizing fails while another thread
+        # captures; the call must not fail for that, and the memory is freed with the next memory that is freed.
         with contextlib.suppress(RuntimeError):
             if not torch.cuda.is_current_stream_capturing():
                 torch.cuda.synchronize(self.device_index)
                 give_back()
 
     def apply_checkpoint_execution_state_in_allocator(self) -> None:
-        """Apply the state as stock does, but delay it until something is really allocated in the pool.
+        """Delay stock's checkpoint until something is really allocated in the pool.
 
-        It makes live results own their memory, which stock expects once on a path: a path that is replayed on after it
-        could never be recorded on.
+        The checkpoint makes live results own their memory, and stock supports that once on a path: after it, a path
+        that continues with replays could never continue with a recording.
         """
         self._checkpoint_due = True
 
@@ -604,9 +604,9 @@ class EncoreManager(CUDAGraphTreeManager):
             super().apply_checkpoint_execution_state_in_allocator()
 
     def shutdown(self) -> None:
-        """Shut down as stock does, and free what the nodes hold besides their graphs. Nothing can run afterwards.
+        """Shut down as stock does, and release what the nodes hold in addition. Nothing can run afterwards.
 
-        Waits for the device: a replay under way on another stream reads what is freed here. Live results stay valid.
+        This waits for the device: a running replay on another stream may read what is freed. Live results stay valid.
         """
         with self.turn:
             torch.cuda.synchronize(self.device_index)

@@ -1,19 +1,19 @@
-"""Keep one recording: a node of CUDAGraph Trees that learns to read its inputs in place.
+"""Extend a node of CUDAGraph Trees, which is one recording, so that it can read inputs in place.
 
-It is made, and replayed, by stock's code. Only the graph that is captured is kept (`keep_graph`), and what the capture
-saw is noted. What happens to it afterwards is `in_place.session`; from then on inputs with a tracker are pointed at
-instead of copied.
+Stock's code creates and replays the node. In addition the captured graph is retained (`keep_graph`), with metadata of
+the recording inputs. After the capture `in_place.session` examines the recording. From then on inputs with a tracker
+are read in place: their addresses are updated in the graph instead of copying them.
 
-Note [Addresses that cannot be changed]. The driver may refuse to change a node of the graph, at the first call whose
-input moved or at any later one. The recording is of no use then, for what it reads is not known. The call is served
-without it, and the function is recorded again, to copy its inputs.
+Note [Addresses that cannot be changed]. The driver may refuse to update a node of the graph, at the first call whose
+input moved or at any later one. The addresses in the graph are then undefined, so the recording is discarded. The call
+runs without a graph, and the function is recorded again with copied inputs.
 
-Note [Inputs that are returned]. A generated function may return an input as it is: a later partition of the same
-program reads it, or writes it. The graph's own output is then the placeholder, which is another tensor than the
-caller's. So where there are several partitions the caller's tensor is returned instead, as the function does without a
-graph. Where there is one, it is not written later, and a backward finds in the pool what was saved for it. Where the
-function has put a result into an input's memory (Inductor writes results over what is dead), the graph's own output is
-right, and the caller's tensor was not written.
+Note [Inputs that are returned]. A generated function may return an input unchanged, for a later partition of the same
+program to read or write. The graph's own output is then the placeholder and not the caller's tensor. With several
+partitions the caller's tensor is returned instead, as the function does without a graph. With one partition nothing
+writes the tensor later, and a backward finds its saved tensor in the pool. If the function wrote a result into an
+input's memory (Inductor reuses memory of dead inputs), the graph's own output is right: the caller's tensor was not
+written.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _forward_mode: Any = torch_internals.forward_ad
 
 
 class NotLaunched(Exception):
-    """Report that the recording chosen for a call cannot be used for it. Nothing was launched.
+    """Report that the recording chosen for a call cannot be replayed for it. Nothing was launched.
 
     Attributes:
         node: the recording.
-        reason: why, in words.
-        of_no_use: whether no call can use it. Note [Addresses that cannot be changed].
+        reason: the reason, as text.
+        of_no_use: whether no call can replay it. Note [Addresses that cannot be changed].
     """
 
     def __init__(self, node: EncoreNode, reason: str, *, of_no_use: bool = False) -> None:
@@ -75,10 +75,10 @@ class NotLaunched(Exception):
 
 
 class RecordedInputs(Sequence[Any]):
-    """Hold the inputs of a recording as they were, over memory that they do not own.
+    """Reconstruct the inputs of a recording from their metadata, over memory that the tensors do not own.
 
-    A tensor is made when it is asked for: a recording may have a thousand that nothing asks for. Neither the inputs
-    nor the recording are kept.
+    Each tensor is made on first access, because a recording may have a thousand inputs that nothing reads. Neither the
+    inputs nor the recording are kept alive.
     """
 
     def __init__(self, node: EncoreNode, inputs: Sequence[Any]) -> None:
@@ -110,14 +110,14 @@ class EncoreNode(CUDAGraphNode):
     """Hold a recording of a `RecordableFunction`.
 
     Attributes:
-        results: what replays return.
-        replays: how often the graph was replayed for a call; `full_replays`: those in calls that were not steady.
-        copied_bytes: data copied into placeholders by these replays.
-        copied_per_replay: the same for the next replay, inputs with a tracker left out.
-        tracker: updates the graph's addresses for moved inputs; None where all are copied.
-        session: how far the recording has come; None where it is gone, or its session could not begin.
-        takes_fast_path: whether `fast_path` may serve a call by it. `expect_again` says so, and what changes how
-            replays run takes it back.
+        results: makes the tensors that replays return.
+        replays: how often the graph was replayed for a call; `full_replays`: replays on the slow path.
+        copied_bytes: bytes copied into placeholders by these replays.
+        copied_per_replay: bytes that the next replay copies; inputs with a tracker are not copied.
+        tracker: updates the graph's addresses for moved inputs; None if all are copied.
+        session: examines the recording and prepares in-place reading; None after `release`, or if it could not begin.
+        takes_fast_path: whether `fast_path` may replay it. `expect_again` sets this; whatever changes how replays run
+            clears it.
     """
 
     wrapped_function: Any
@@ -146,7 +146,7 @@ class EncoreNode(CUDAGraphNode):
         self.takes_fast_path = False
         started = time.perf_counter()
         super().__init__(wrapped_function, *args, **kwargs)
-        # From here on the call has been served: nothing may fail any more, or it would be served twice.
+        # The call has already run here. An exception would make it run twice.
         try:
             self._begin_session(time.perf_counter() - started)
             self.function.recorded(self)
@@ -156,7 +156,7 @@ class EncoreNode(CUDAGraphNode):
             reason = one_line(error)
             warnings.warn(f"Encore leaves a CUDA graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
 
-    # What others read
+    # Properties and reports
 
     @property
     def function(self) -> RecordableFunction:
@@ -167,7 +167,7 @@ class EncoreNode(CUDAGraphNode):
     def describe(self) -> RecordingReport:
         """Return the report of this recording."""
         if self.session is None:
-            raise ReferenceError("this recording is gone, or was never looked after")
+            raise ReferenceError("this recording is gone, or its session could not begin")
         return describe(
             self.session,
             self.tracker,
@@ -184,7 +184,7 @@ class EncoreNode(CUDAGraphNode):
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
         register_generators(self.graph, inputs, self.device)
         self._seen = RecordedInputs(self, inputs)
-        # By storage, not by address: memory of an input that is dead may hold an output by the end.
+        # By storage, not by address: an output may reuse the memory of an input that died during the capture.
         placeholders = {
             index: torch_internals.cudagraph_trees.StorageWeakRef(inputs[index].untyped_storage())
             for index in self.non_static_input_idx
@@ -242,17 +242,17 @@ class EncoreNode(CUDAGraphNode):
         self._without_placeholder = frozenset(
             index for index, value in given.items() if recording_inputs[index] is value
         )
-        for index in self._without_placeholder.symmetric_difference(given):  # this PyTorch has made one all the same
+        for index in self._without_placeholder.symmetric_difference(given):  # this PyTorch made a placeholder anyway
             recording_inputs[index].copy_(given[index].detach())
             self.non_static_input_idx = sorted([*self.non_static_input_idx, index])
         return recording_inputs
 
     @contextlib.contextmanager
     def _pool_check_without_callers_tensors(self) -> Iterator[None]:
-        """Let stock's check before a capture expect no tensor in the pool that the caller owns.
+        """Exclude inputs without a placeholder from stock's check of the pool before a capture.
 
-        The check looks for each input in the pool that is not static, and a capture fails where one is elsewhere. None
-        of these inputs is an output, which stock would take for a static one: Triton kernels alone use them.
+        The check requires each input that is not static to be in the pool, and the capture fails if one is not. Here
+        these inputs count as static. None of them is returned as an output, because only Triton kernels use them.
         """
         stocks: Any = self.wrapped_function
         static = [*stocks.static_input_idxs, *self._without_placeholder]
@@ -263,7 +263,7 @@ class EncoreNode(CUDAGraphNode):
             self.wrapped_function = stocks
 
     def _noted_capture(self, inputs: Sequence[Any]) -> NotedCapture | None:
-        """Return what notes the launches of the capture; None where they stay a chain, as `_chain` says."""
+        """Return the recorder of the capture's launches; None if they stay a chain, for the reason in `_chain`."""
         function = self.function
         if function.options.concurrency == "off":
             self._chain = SWITCHED_OFF
@@ -302,7 +302,7 @@ class EncoreNode(CUDAGraphNode):
             seconds=seconds,
             without_placeholder=self._without_placeholder,
         )
-        # None of these refers to the node: a cycle would keep the graph and its memory.
+        # None of these refers to the node: a reference cycle would keep the graph and its memory alive.
         device, stream, reference = self.device, self.stream, weakref.ref(self)
 
         def is_seldom() -> bool:
@@ -339,14 +339,14 @@ class EncoreNode(CUDAGraphNode):
                 function.records_on_inputs = False
 
     def _note_plan(self) -> None:
-        """Let the function decide whether it keeps its graph, once it is known what is copied."""
+        """Let the function decide whether to keep its graph, once the copied inputs are final."""
         if self.session is not None and self.session.stage is Stage.DONE:
             self.function.plan_is_there(self)
 
-    # Results, and who holds them
+    # Results and their liveness
 
     def reconstruct_outputs(self) -> Any:
-        """Return results as stock does; what a caller changed of a result is not there the next time."""
+        """Return results as stock does; a caller's change of a result's metadata does not reach later calls."""
         if not self.cached_tensor_outputs:
             self._initialize_cached_tensors()
         return self.results.made()
@@ -354,7 +354,7 @@ class EncoreNode(CUDAGraphNode):
     # What `fast_path` compares
 
     def expect_again(self) -> None:
-        """Let the next call like the one that this recording served take the fast path, if that does all it needs."""
+        """Let the next call with equal inputs take the fast path, if that covers all that a replay needs."""
         options, function = torch_internals.inductor_config.triton, self.function
         debugging = (
             options.fast_path_cudagraph_asserts or options.force_cudagraph_sync or options.force_cudagraphs_warmup
@@ -364,17 +364,17 @@ class EncoreNode(CUDAGraphNode):
 
     @functools.cached_property
     def compared(self) -> list[int]:
-        """Return the inputs whose addresses are compared. Results of earlier graphs are among them."""
+        """Return the inputs whose addresses are compared, including results of earlier graphs."""
         return sorted(compared_inputs(self))
 
     @functools.cached_property
     def seeds(self) -> list[int]:
-        """Return the seeds of attention that may lie on the host: not at an address of the GPU that is compared."""
+        """Return the attention seeds that may be in host memory, as their addresses are not compared."""
         return [index for index in self.function.code().seeds if index not in self.compared]
 
     @functools.cached_property
     def dying(self) -> list[int]:
-        """Return the inputs that are results of earlier graphs, and are let go before the launch."""
+        """Return the inputs that are results of earlier graphs, and are released before the launch."""
         return [index for index in self.cudagraph_managed_idxs if not self.preserved_aliased_inputs[index]]
 
     @functools.cached_property
@@ -403,7 +403,7 @@ class EncoreNode(CUDAGraphNode):
         try:
             super()._initialize_cached_tensors()
             self.results.cached()
-        except BaseException:  # an interrupt, and the program goes on: the next call makes all of them
+        except BaseException:  # e.g. an interrupt that the program handles: the next call makes all of them
             self.remove_node_cached_tensors()
             raise
 
@@ -435,11 +435,12 @@ class EncoreNode(CUDAGraphNode):
         return outputs
 
     def _refuse_derivatives(self, inputs: Sequence[Any]) -> None:
-        """Fail as stock's copies do for inputs that have a derivative in forward mode. A graph computes none, and one
-        that reads inputs in place would return its results as if they had none.
+        """Fail as stock's copies do for inputs with a forward-mode derivative.
+
+        A graph computes no derivatives, and reading such an input in place would silently drop its derivative.
 
         Raises:
-            NotImplementedError: an input that stock copies has one.
+            NotImplementedError: an input that stock copies has a forward-mode derivative.
         """
         in_place = {*self.non_managed_static_input_idxs, *self.cudagraph_managed_idxs}  # in stock
         for index, value in enumerate(inputs):
@@ -449,7 +450,7 @@ class EncoreNode(CUDAGraphNode):
                     torch_internals.foreach_copy_([torch.empty_like(derivative)], [value])
 
     def moved_inputs(self, inputs: Sequence[Any]) -> list[int]:
-        """Return the inputs at fixed addresses that lie elsewhere than the graph reads them."""
+        """Return the inputs whose address differs from the fixed address that the graph reads."""
         recorded = self.static_input_data_ptrs
         return [
             index
@@ -458,7 +459,7 @@ class EncoreNode(CUDAGraphNode):
         ]
 
     def may_come_back(self) -> bool:
-        """Return whether all inputs at fixed addresses of the recording are still alive."""
+        """Return whether all inputs at fixed addresses of the recording are alive, so a call may pass them again."""
         return not any(storage.expired() for storage in self._fixed_storages)
 
     def free_bytes(self) -> int:
@@ -475,7 +476,7 @@ class EncoreNode(CUDAGraphNode):
             self.tracker.launched()
 
     def check_invariants(self, inputs: list[Any]) -> Any:
-        """Check inputs as stock does, and refuse those that this recording cannot read."""
+        """Check inputs as stock does, and refuse inputs that this recording cannot read."""
         statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
         if self.reads_what_is_gone:
             return statuses.StaticInputIdxMismatch, lambda: "it reads inputs of the call that was recorded"
@@ -486,7 +487,7 @@ class EncoreNode(CUDAGraphNode):
             except Exception as error:
                 raise self.not_followed(error) from error
         if any_on_host(inputs, self.function.code().seeds):
-            return statuses.StaticInputIdxMismatch, lambda: "its seeds of attention lie on the host"
+            return statuses.StaticInputIdxMismatch, lambda: "its seeds of attention are in host memory"
         status, describe = super().check_invariants(inputs)  # raises NotLaunched
         if status is statuses.SUCCESS and checks_deaths_when_running():  # then the copies have already been made
             self._check_liveness(self.expected_dead_indices_after_graph, self.path_weakrefs)
@@ -496,7 +497,7 @@ class EncoreNode(CUDAGraphNode):
         """Check as stock does.
 
         Raises:
-            NotLaunched: an input is live that must be dead when the graph runs.
+            NotLaunched: an input is live that must be dead before the graph runs.
         """
         if CUDAGraphNode._check_liveness(indices, output_refs):
             return True
@@ -506,13 +507,13 @@ class EncoreNode(CUDAGraphNode):
 
     @property
     def reads_what_is_gone(self) -> bool:
-        """Return whether the graph can read nothing but the inputs of the call that was recorded."""
+        """Return whether the graph can only read the inputs of the recorded call."""
         return bool(self._without_placeholder) and self.tracker is None
 
     def give_back_inputs(self, inputs: list[Any]) -> None:
-        """Fill in what `check_invariants` has taken out of a call's inputs, in memory of their own.
+        """Restore the inputs that `check_invariants` removed from the list, as copies outside of the pool.
 
-        One that the function writes is the program's, which reads it afterwards: it stays where it is.
+        An input that the function writes is not copied: the program reads it at its address afterwards.
         """
         mutated = self.wrapped_function.mutated_input_idxs
         for index in self.cudagraph_managed_idxs:
@@ -521,16 +522,16 @@ class EncoreNode(CUDAGraphNode):
                 inputs[index] = seen if index in mutated else torch_internals.clone_preserve_strides(seen)
 
     def _require_usable(self) -> None:
-        """Require that the graph is usable.
+        """Require that the graph may be replayed.
 
         Raises:
-            NotLaunched: changing the graph was begun, and did not end well.
+            NotLaunched: an update of the graph's nodes began and failed.
         """
         if self.session is not None and self.session.unusable is not None:
             raise self.not_followed(RuntimeError(self.session.off or self.session.unusable))
 
     def not_followed(self, error: Exception) -> NotLaunched:
-        """Return what to raise where addresses in the graph cannot be changed."""
+        """Return the exception to raise if addresses in the graph cannot be updated."""
         return NotLaunched(self, f"{NOT_FOLLOWED}: {one_line(error)}", of_no_use=True)
 
     def _copy_inputs_and_remove_from_src(self, dsts: list[Any], srcs: list[Any]) -> None:
@@ -543,11 +544,11 @@ class EncoreNode(CUDAGraphNode):
         super()._copy_inputs_and_remove_from_src(dsts, srcs)
 
     def copy_recording_inputs(self, inputs: list[Any]) -> None:
-        """Copy what is not read in place into the graph's placeholders, and let go of it in the list."""
+        """Copy inputs that are not read in place into the graph's placeholders, and remove them from the list."""
         super()._copy_inputs_and_remove_from_src(self.reconstructed_inputs, inputs)
 
     def release(self) -> None:
-        """Give back what the node holds in addition to the graph. It cannot be run any more."""
+        """Release what the node holds in addition to the graph. It cannot be replayed afterwards."""
         if self.session is None:
             return
         self.function.last_seen(self)
@@ -557,12 +558,12 @@ class EncoreNode(CUDAGraphNode):
     # Tensors over memory that they do not own
 
     def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the same tensor over the same memory, which it does not own."""
+        """Return a tensor with the same metadata and address that does not own its memory."""
         metadata = self._tensor_metadata(tensor, ignore_storage_offset=False)
         return self._reconstruct_from_tensor_metadata(metadata)
 
     def at_address(self, index: int, address: int) -> torch.Tensor:
-        """See `session.Host`. Return recording input `index` as if it lay at `address`."""
+        """See `session.Host`. Return a tensor with the metadata of recording input `index` at `address`."""
         metadata = self._tensor_metadata(self._seen[index])
         moved = {"data_ptr": address, "storage_offset": 0}
         return self._reconstruct_from_tensor_metadata({**metadata, **moved})
@@ -580,7 +581,7 @@ class EncoreNode(CUDAGraphNode):
             self.non_static_input_idx = non_static
 
     def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
-        """See `session.Host`. Ended in between, no call is taken for one that fits and is not followed."""
+        """See `session.Host`. If interrupted, no later call replays the graph with addresses that were not updated."""
         self.takes_fast_path = False
         followed = {*tracker.indices, *unused}
         self._copying = None
@@ -595,9 +596,9 @@ class EncoreNode(CUDAGraphNode):
     # Measured decisions
 
     def copy_inputs(self, copying: bool) -> None:
-        """Let replays copy all inputs, as stock does, instead of reading some in place. Under the manager's turn.
+        """Switch between copying all inputs, as stock does, and reading some in place. Needs the manager's lock.
 
-        Ended in between, it is done again before the next replay (`check_invariants`).
+        If interrupted, it is done again before the next replay (`check_invariants`).
         """
         if self.tracker is None or self._copying is copying:
             return
@@ -611,15 +612,15 @@ class EncoreNode(CUDAGraphNode):
         self.takes_fast_path = takes_fast_path
 
     def short_of_memory(self) -> str | None:
-        """Return why calls should not be tried without the graph: memory is short. None where they may be.
+        """Return why calls should not be tried without the graph if memory is short, else None.
 
-        Without a graph a call takes at most as much as the pool has for all of them.
+        Without a graph a call allocates at most as much as the whole pool holds.
         """
         pool_bytes = sum(one.size_bytes for one in pool_memory(self.cuda_graphs_pool))
         return waiting_for_memory(pool_bytes, self.free_bytes())
 
     def with_all_that_follow(self) -> Iterator[EncoreNode]:
-        """Yield this recording and all that follow it. Other threads may record meanwhile."""
+        """Yield this recording and its descendants in the tree. Other threads may record meanwhile."""
         nodes = [self]
         while nodes:
             found = nodes.pop()
