@@ -105,8 +105,8 @@ def observing(
     observer.in_region = False  # the casts that autocast keeps are cleared before each run
     observer.before_write = before_write
     observer.host_generators = host_generators(device, state)
-    asked = forbidden_calls.Asked(as_captured=member.as_captured)
-    watched = forbidden_calls.watched(observer, asked, capturing=forbid, compiled=state.compiled)
+    queries = forbidden_calls.Queries(as_captured=member.as_captured)
+    watched = forbidden_calls.watched(observer, queries, capturing=forbid, compiled=state.compiled)
     before, states = Generators(device, state), device.random_states()
     snapshot, marks = state.snapshot(), TensorMarks(state.tensors, to_restore=True)
     host_random = HostRandom(with_torch=device.has_own_random, generators=state.generators)
@@ -118,7 +118,7 @@ def observing(
         if not member.draws_unused:
             found += [drawn_on_the_host(name, state, "call") for name in host_random.drawn()]
         if not forbid and (observer.draws or not all(map(torch.equal, states, device.random_states()))):
-            found += [CHECKPOINT_DRAWS] if asked.random_state else before.refusals(observer)
+            found += [CHECKPOINT_DRAWS] if queries.random_state else before.refusals(observer)
         found += call_changes(state, snapshot, ())
     finally:
         marks.restore()

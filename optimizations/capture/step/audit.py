@@ -29,13 +29,13 @@ class Audits:
 
     Attributes:
         every: the option `check_every`.
-        served: calls that the recording served, audited ones included.
-        done: audited calls; `skipped`: those for which there was no memory.
-        since: replays up to the last audit.
+        calls: replayed and audited calls of the recording.
+        done: audited calls; `skipped`: audits for which there was not enough memory.
+        since: number of replays at the last audit.
     """
 
     every: CheckEvery
-    served: int = 0
+    calls: int = 0
     done: int = 0
     skipped: int = 0
     since: int = 0
@@ -46,18 +46,18 @@ class Audits:
     _began_s: float = 0.0
 
     def start(self, now_s: float) -> None:
-        """Begin to count, when the recording is made."""
+        """Start counting when the recording is made."""
         self._began_s = now_s
         self._plan_next(now_s)
 
     def due(self) -> bool:
         """Return whether the next call is to be audited."""
-        return self.every is not None and self.served + 1 >= self._next
+        return self.every is not None and self.calls + 1 >= self._next
 
     def took(self, seconds: float, now_s: float, replays: int) -> None:
-        """Take in an audit of so many seconds."""
+        """Record the duration of an audit."""
         self.done += 1
-        self.served += 1
+        self.calls += 1
         self.since = replays
         self._audit_s = max(self._audit_s, seconds)
         self._left -= 1
@@ -65,7 +65,7 @@ class Audits:
             self._plan_next(now_s)
 
     def skip(self, now_s: float) -> None:
-        """Take in that there was no memory for an audit."""
+        """Record that there was not enough memory for an audit."""
         self.skipped += 1
         self._plan_next(now_s)
 
@@ -75,9 +75,9 @@ class Audits:
             if self._to_come:
                 wanted = float(self._to_come.pop(0))
             else:
-                per_call_s = max((now_s - self._began_s) / max(self.served, 1), 1e-6)
-                wanted = self.served + max(2 * FIRST[-1], IN_A_ROW * self._audit_s / (MOST_TIME * per_call_s))
-            self._next = max(self.served + 2, round(wanted * _random.uniform(0.9, 1.1)))
+                per_call_s = max((now_s - self._began_s) / max(self.calls, 1), 1e-6)
+                wanted = self.calls + max(2 * FIRST[-1], IN_A_ROW * self._audit_s / (MOST_TIME * per_call_s))
+            self._next = max(self.calls + 2, round(wanted * _random.uniform(0.9, 1.1)))
         elif self.every is not None:
             self._left = 1
-            self._next = self.served + self.every
+            self._next = self.calls + self.every

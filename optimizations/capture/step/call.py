@@ -54,7 +54,7 @@ class Arguments:
 
         `tensors` are of a call with the same signature: what C++ compares includes settings, such as autocast.
         """
-        self._looks, self._settings = same_metadata(tensors), ambient()
+        self._same_metadata, self._settings = same_metadata(tensors), ambient()
 
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """Return what stands where tensors stood; None if the structure is another."""
@@ -68,7 +68,7 @@ class Arguments:
     def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """Return the tensors of a call that has the signature of the recording; None if it may have another."""
         found = self._taken(args, kwargs)
-        if found is None or not self._looks(tuple(found)):
+        if found is None or not self._same_metadata(tuple(found)):
             return None
         if len(set(map(id, found))) < len(found) if self.distinct else alias_pattern(found) != self._aliases:
             return None

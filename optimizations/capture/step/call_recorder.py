@@ -150,14 +150,14 @@ class CallRecorder:
             known = recording.arguments.tensors_of(args, kwargs)
             if known is not None and recording.key_value == self._key_value and recording.fits(known):
                 try:
-                    return self._serve(recording, args, kwargs, known)
+                    return self._replay_or_audit(recording, args, kwargs, known)
                 except NotLaunched:
                     break  # the same is met below
         tensors: list[torch.Tensor] = []
         key = signature((args, kwargs), tensors), ambient(), self._key_value
         for recording in self.recordings.of(key):
             if recording.fits(tensors):
-                return self._serve_again(key, recording, args, kwargs, tensors)
+                return self._replay_and_promote(key, recording, args, kwargs, tensors)
         refusal = self._all or self._refused.get(key)
         if refusal is not None:
             return self._uncaptured(args, kwargs, refusal)
@@ -166,10 +166,12 @@ class CallRecorder:
             return self._uncaptured(args, kwargs, self._all)
         return self._without_recording(device, key, args, kwargs, tensors)
 
-    def _serve_again(self, key: Hashable, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+    def _replay_and_promote(
+        self, key: Hashable, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]
+    ) -> Any:
         """Replay a recording that fits, and try it first from now on."""
         try:
-            returned = self._serve(recording, args, kwargs, tensors)
+            returned = self._replay_or_audit(recording, args, kwargs, tensors)
         except NotLaunched:  # nothing was done yet: it is recorded again, with copies before the launch
             self._follows = False
             self.recordings.drop(key, recording)
@@ -178,7 +180,7 @@ class CallRecorder:
         self.recordings.comes_first(recording)
         return returned
 
-    def _serve(self, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+    def _replay_or_audit(self, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         """Replay a recording that fits, or audit it by this call."""
         if recording.audits.due() and (device := self.device) is not None:
             free = device.free_bytes()
@@ -188,7 +190,7 @@ class CallRecorder:
             if isinstance(state, HostState):
                 return self._audit(device, recording, call_of(args, kwargs, tensors, state))
             recording.audits.skip(time.perf_counter())
-        if (name := self.recordings.held_gradient(recording)) is not None:
+        if (name := self.recordings.referenced_gradient(recording)) is not None:
             refusal = held(name)
             self._note(refusal)
             return self._uncaptured(args, kwargs, refusal)
@@ -229,7 +231,7 @@ class CallRecorder:
             return self._warm_up(device, state, args, kwargs)
         for recording in self.recordings.of(key):  # with other containers, which hold what those of before held
             if self._changes.drop_unnamed(recording.watch.differences(state)) and recording.fits(tensors, state):
-                return self._serve_again(key, recording, args, kwargs, tensors)
+                return self._replay_and_promote(key, recording, args, kwargs, tensors)
         dropped = self.recordings.dropped
         self.recordings.drop_gone()
         self._plan.forget_gone()
@@ -263,7 +265,7 @@ class CallRecorder:
         frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
         held = hooks_of(call.parameters, map(vars, state.modules.values()))
         hooks = tuple([id(hook) for registered in held for hook in registered.values()])
-        action, progress = self._plan.next((key, pattern(call.before), frozen, hooks, self._told_by(numbers)))
+        action, progress = self._plan.next((key, pattern(call.before), frozen, hooks, self._number_key(numbers)))
         if (exhausted := self._plan.exhausted(key)) is not None:
             return self._refuse_all(exhausted, args, kwargs, call)
         if progress.refusal is not None:
@@ -291,7 +293,7 @@ class CallRecorder:
         self._changes.names.take_in(ran, state)
         return returned
 
-    def _told_by(self, numbers: Numbers) -> Hashable:
+    def _number_key(self, numbers: Numbers) -> Hashable:
         """Return the numbers that distinguish calls of one signature. What is not compared now leaves all keys."""
         if dropped := self._changes.dropped:
 
@@ -345,8 +347,8 @@ class CallRecorder:
             if progress.passed_over():
                 self._refuse(key, SETS_UP, progress)
             return returned
-        progress.asked = progress.asked or seen.asked
-        if seen.findings and seen.asked and progress.told_to_be_captured():
+        progress.queries_capture = progress.queries_capture or seen.queries_capture
+        if seen.findings and seen.queries_capture and progress.try_as_captured():
             return returned
         if (refusal := progress.note(seen)) is not None:
             self._refuse(key, refusal, progress)
@@ -378,7 +380,7 @@ class CallRecorder:
                 draws_unused=self._options.host_draws == "unused",
             )
         if self._changes.take_in_names(ran, call.state, texts((call.args, call.kwargs))):
-            self.recordings.look_again()
+            self.recordings.invalidate()
         named = self._changes.names.has_path
         static = call.state.static_loaders
         seen.findings.extend(refused_iterators(call.state, lambda path: path not in static and named(path)))
@@ -479,7 +481,7 @@ class CallRecorder:
         elif isinstance(error, StepDiffers):
             again = progress.differed()
         else:
-            again = progress.told_to_be_captured()
+            again = progress.try_as_captured()
         if again:
             return functools.partial(self._observe, device, key, call, progress)
         first = refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run"

@@ -1,4 +1,4 @@
-"""Explain what a capture raised, and undo what it changed."""
+"""Explain why a capture failed, and undo its changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from optimizations.report.steps import Refusal
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return what ended a capture: for an exception, the end of the capture may raise one of its own."""
+    """Return the first exception of a capture: ending the capture may raise a second one because of it."""
     while isinstance(error, torch.AcceleratorError) and error.__context__ is not None:
         error = error.__context__
     return error
@@ -33,12 +33,12 @@ HELD_NODES = Refusal(
 
 
 def is_programs_own(error: Exception) -> bool:
-    """Return whether what a capture raised may be what the program raises in this call, captured or not."""
+    """Return whether the program itself may have raised this, so that it would do so uncaptured as well."""
     return not isinstance(error, (StepRefused, torch.OutOfMemoryError))
 
 
 def why(error: Exception) -> Refusal:
-    """Return the refusal for what a capture raised."""
+    """Return the refusal for an exception of a capture."""
     if isinstance(error, StepRefused):
         return error.refusal
     if isinstance(error, torch.OutOfMemoryError):
@@ -58,10 +58,10 @@ def why(error: Exception) -> Refusal:
 
 
 def do_all(actions: list[Callable[[], Any]]) -> None:
-    """Do each of these, also where one is interrupted, which is then done again from its beginning.
+    """Run all actions. An action that is interrupted is run again from its beginning.
 
     Raises:
-        KeyboardInterrupt: one was; after the last.
+        KeyboardInterrupt: an action was interrupted. It is raised after the last action.
     """
     try:
         while actions:
@@ -73,7 +73,7 @@ def do_all(actions: list[Callable[[], Any]]) -> None:
 
 
 def undoing(device: Device, call: Call) -> list[Callable[[], Any]]:
-    """Return what puts gradients and the states of random generators back to what they are now."""
+    """Return actions that restore the current gradients and states of random generators."""
     host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
     before, states = [*call.before], device.random_states()
     return [

@@ -1,13 +1,13 @@
-"""Let the graph of a step read inputs where they lie, though they lie elsewhere in each call.
+"""Let the graph of a step read inputs in place although their addresses change on every call.
 
-Note [By name]. Where only Triton kernels that Inductor wrote were given an input (`launches`), its addresses are
-parameters of these launches (`graph.named_uses`), and the host sets them. The placeholder of an input has memory of its
-own for as long as the recording lives. So no node parameter but these may point into it; of operators that launch
-kernels counts what they were given (Note [What an operator was given] in `launches`). Nor may a gradient lie in it that
-the call left, or a result that is copied after the launch. Nothing has to be tried out.
+Note [By name]. If only Triton kernels that Inductor generated receive an input (`launches`), its addresses are
+parameters of these launches (`graph.named_uses`), and the host updates them. The placeholder of an input has its own
+memory for the life of the recording. So no other node parameter may point into it. For operators that launch kernels,
+their arguments count instead (Note [What an operator was given] in `launches`). Gradients that the call left, and
+results that are copied after the launch, must not lie in it either. No trial launch is needed.
 
-One is copied into its placeholder after all, in a call where it is not aligned as the kernels may rely on, or lies in
-memory that the graph writes (`in_place.addresses`).
+An input is still copied into its placeholder in a call where it lacks the alignment that the kernels may rely on, or
+lies in memory that the graph writes (`in_place.addresses`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from optimizations.graph.records import (
 )
 
 MOST_NODES = 4
-"""An input that more kernels read is copied: each takes a call of the driver when it moved, and a copy takes one."""
+"""An input that more kernels read is copied: a copy is one driver call, and a move takes one for each kernel."""
 
 
 def worth_reading(launches: Launches, memory: Mapping[int, MemoryRange]) -> list[int]:
-    """Return inputs, given by their placeholders' memory, that launches name and that nothing else reads.
+    """Return inputs, given by their placeholders' memory, that only named launches read.
 
-    Nothing else was given a part of one.
+    No operator and no unknown code received any part of these.
     """
     if launches.unknown is not None:
         return []
@@ -51,12 +51,12 @@ def worth_reading(launches: Launches, memory: Mapping[int, MemoryRange]) -> list
 
 
 def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, MemoryRange]) -> Plan:
-    """Plan what the host sets when these inputs move. Note [By name].
+    """Plan the node updates for a change of these inputs' addresses. Note [By name].
 
     Args:
         graph: the captured graph.
-        launches: what put its nodes there.
-        memory: by input, its placeholder, for inputs that nothing but launches was given (`worth_reading`).
+        launches: what added its nodes.
+        memory: the placeholder of each input that only launches read (`worth_reading`).
     """
     by_address = {place.address: index for index, place in memory.items()}
     passed = [
@@ -79,10 +79,10 @@ def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, Memor
     return make_plan(graph, analysis, Choice.HOST, Available(triton))
 
 
-def words_that_tell(graph: CapturedGraph, launches: Launches) -> list[int]:
-    """Return what may be addresses in the nodes of a graph, but for kernels of operators.
+def conclusive_words(graph: CapturedGraph, launches: Launches) -> list[int]:
+    """Return the node parameters that may be addresses, except those of operators' kernels.
 
-    Of these counts what they were given, if nothing is unknown. Note [What an operator was given] in `launches`.
+    For operators their arguments count, if no launch is unknown. Note [What an operator was given] in `launches`.
     """
     launched = {launch.node for launch in launches.launches}
 
@@ -96,8 +96,8 @@ def words_that_tell(graph: CapturedGraph, launches: Launches) -> list[int]:
 def _without_others(
     analysis: Analysis, graph: CapturedGraph, memory: Mapping[int, MemoryRange], launches: Launches
 ) -> Analysis:
-    """Leave out inputs whose placeholder the graph has other addresses of, but for those of kernels of operators."""
-    words = words_that_tell(graph, launches)
+    """Exclude inputs into whose placeholder other node parameters point, except those of operators' kernels."""
+    words = conclusive_words(graph, launches)
     others = {}
     for verdict in analysis.verdicts:
         place = memory[verdict.input]

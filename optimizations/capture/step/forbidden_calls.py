@@ -1,19 +1,19 @@
-"""Refuse calls that a capture cannot hold: waits for the GPU, random state read or set.
+"""Refuse functions that cannot be captured: waiting for the GPU, reading or setting random state.
 
-`torch.tensor(0.5, device="cuda")` copies from host memory, which cannot be in a graph either. A fill with the same
-number has the same bits, and the number stands in the trace, where calls are compared.
+`torch.tensor(0.5, device="cuda")` copies from host memory, which cannot be captured either. It is replaced by a fill
+with the same number: the result has the same bits, and the number is in the trace by which calls are compared.
 
 Note [Random state and checkpoints]. `torch.utils.checkpoint` saves the GPU's random state and sets it again for the
-recomputation, and neither can be done in a capture. Where the step draws no random numbers there is nothing to keep,
-and during the capture these two calls do nothing. Where it draws some, the recomputation would draw others.
+recomputation. Neither can be captured. If the step draws no random numbers, the state does not matter, and during the
+capture both functions do nothing. If it draws some, the recomputation would draw different ones, so it is refused.
 
-Note [Code that asks whether it is captured]. Libraries ask, and if it is captured leave out what a graph cannot hold:
-Hugging Face's models then do not look into their masks. The captured call would differ from those that were observed.
-So all calls get the same answer: at first that of eager, which gives eager's results, and if a step that asks is
-refused, that of a capture. Not where something was refused before it asked: no answer would change that, and the call
-would take another kernel than eager's for nothing. PyTorch's optimizers ask to refuse a capture unless they have
-`capturable=True`, although what is `fused=True` keeps its counts on the GPU as well. Their check returns
-False: the observer sees what they count on the host.
+Note [Code that queries whether it is captured]. Some libraries call `torch.cuda.is_current_stream_capturing` and skip
+what cannot be captured: Hugging Face's models then do not read their masks. The captured call would differ from the
+observed calls. So the query returns the same value in all calls. At first this is False, which gives eager's results.
+If a step that makes the query is refused, it becomes True. It stays False if something was refused before the query:
+True would not change that refusal, and the call would use different kernels than eager without a gain. PyTorch's
+optimizers make the query to refuse a capture unless they have `capturable=True`, although `fused=True` keeps its
+counts on the GPU as well. Their query returns False: the observer sees what they count on the host.
 """
 
 from __future__ import annotations
@@ -50,27 +50,29 @@ _CAPTURED = "_cuda_isCurrentStreamCapturing"
 _OPTIMIZERS = "/torch/optim/"
 
 
-class Asked:
-    """Record whether a step asked for the GPU's random state, to set it again, and whether it is captured.
+class Queries:
+    """Record which state of the GPU a step queries.
 
-    The latter is recorded only until something of the step is refused.
-
-    `as_captured`: what it is told. Note [Code that asks whether it is captured].
+    Attributes:
+        random_state: the step read or set the GPU's random state.
+        is_captured: it queried whether it is captured, before anything was refused.
+        as_captured: the value that this query returns. Note [Code that queries whether it is captured].
     """
 
     def __init__(self, *, as_captured: bool = False) -> None:
-        self.random_state = self.captured = False
+        self.random_state = self.is_captured = False
         self.as_captured = as_captured
 
 
 @contextlib.contextmanager
-def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool) -> Iterator[None]:
-    """Refuse these calls while a step runs, in its thread and its backward's. Note [Random state and checkpoints].
+def watched(observer: Observer, queries: Queries, *, capturing: bool, compiled: bool) -> Iterator[None]:
+    """Refuse these functions while a step runs, in its thread and in autograd's. Note [Random state and checkpoints].
 
-    `compiled`: whether the step holds compiled code. Its guards ask for PyTorch's own `torch.tensor`, so that stays.
+    `compiled`: whether the step has compiled code. Its guards compare `torch.tensor` with PyTorch's own, so that is not
+    replaced.
     """
     thread = threading.get_ident()
-    over = False  # a module that is imported meanwhile may keep what stands in for a function
+    over = False  # a module that is imported during the block may keep a replacement function
     observers = [observer]
 
     def elsewhere() -> bool:
@@ -87,7 +89,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
     def get_rng_state(*arguments: Any, **keywords: Any) -> torch.Tensor:
         if elsewhere():
             return stock_get(*arguments, **keywords)
-        asked.random_state = True
+        queries.random_state = True
         if capturing:
             return nothing
         with observers[0].unseen():
@@ -97,7 +99,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         if elsewhere():
             stock_set(state, *arguments, **keywords)
             return
-        asked.random_state = True
+        queries.random_state = True
         if not capturing:
             with observers[0].unseen():
                 stock_set(state, *arguments, **keywords)
@@ -119,8 +121,8 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             return bool(stock_captured())
         if called_from(_OPTIMIZERS):
             return False
-        asked.captured = asked.captured or not observers[0].refusals
-        return asked.as_captured
+        queries.is_captured = queries.is_captured or not observers[0].refusals
+        return queries.as_captured
 
     function_tables.fill()
     nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -141,9 +143,9 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             stack.enter_context(replaced_attribute(owner, name, call))
         for name in () if compiled else ("tensor", "as_tensor"):
             stock = vars(torch)[name]
-            if not isinstance(stock, FunctionType) or stock.__module__ == __name__:  # the program's own functions stay
+            if not isinstance(stock, FunctionType) or stock.__module__ == __name__:  # not the program's own
                 stack.enter_context(replaced_attribute(torch, name, filling(stock)))
-        # What `torch.cuda.is_current_stream_capturing` calls: compiled code looks whether that itself is PyTorch's.
+        # Compiled code checks that `torch.cuda.is_current_stream_capturing` is stock: replace the function it calls.
         stack.enter_context(replaced_attribute(graphs, _CAPTURED, is_captured))
         stack.enter_context(replaced_attribute(torch.cuda, "get_rng_state", get_rng_state))
         stack.enter_context(replaced_attribute(torch.cuda, "set_rng_state", set_rng_state))
@@ -151,7 +153,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             yield
         finally:
             over = True
-            observers.clear()  # what such a module keeps holds nothing of the step
+            observers.clear()  # a replacement that such a module keeps must not reference the step
 
 
 def _qualified(owner: Any, name: str) -> str:

@@ -1,38 +1,38 @@
-"""Manage `.grad` of the parameters around a recording: attributes of Python that the work of the GPU depends on.
+"""Manage the `.grad` of parameters around launches of a recording.
 
-Note [Gradients before and after]. A backward puts a new tensor into a `.grad` that is None and adds to one that is
-there. These are different graphs, and the second has the address of the gradient in it. So a recording notes how the
-call used each gradient that it found (`Use`), and which tensor it left. A gradient that the call dropped unread is
-unused, one that it left alone only has to be there. What the graph reads is copied to where it reads it if another
-tensor stands in the `.grad`. After a launch every parameter has the tensor that the recording left, as it would have
-after the call.
+Note [Gradients before and after]. A backward assigns a new tensor to a `.grad` that is None and accumulates into an
+existing one. These are different graphs, and the second contains the address of the gradient. So a recording stores how
+the call used each gradient that it found (`Use`), and which tensor it left. A gradient that the call dropped unread is
+unused. One that it neither read nor wrote only has to exist. If the graph reads a gradient and `.grad` is a different
+tensor now, that one is copied to the address that the graph reads. After a launch every parameter has the tensor that
+the recording left, as it would after the call.
 
-The graph owns these tensors. Where the program holds one that a launch would overwrite, as in a list or by a view, the
-call runs uncaptured, and the report tells the parameter: Note [Gradients that are held]. A
-gradient whose memory was exchanged (`.data =`) is recorded again. What a call leaves in a `.grad` and did not make,
-such as a view of a flat buffer, is the program's, and eager writes it as well.
+The graph owns these tensors. If the program references one that a launch would overwrite, by a list or a view, the call
+runs uncaptured and the report names the parameter: Note [Gradients that the program references]. If the memory of a
+gradient was replaced (`.data =`), the step is recorded again. A tensor that a call leaves in a `.grad` and did not
+allocate, such as a view of a flat buffer, belongs to the program. Eager writes it as well.
 
-Note [Words that are left over]. What launches a kernel may leave a part of its parameters as it finds the memory, with
-an address of before in it. Kernels of operators read what these were given (Note [What an operator was given] in
-`launches`), so their words do not count where the origin of each node is known. Where it is not, such a word means that
-the gradient is needed.
+Note [Words that are left over]. The code that launches a kernel may leave a part of the parameter buffer
+uninitialized, with an old address in it. Kernels of operators read the operators' arguments only (Note [What an
+operator was given] in `launches`). So their leftover words are ignored if the origin of every node is known. If not,
+such a word makes the gradient count as needed.
 
-Note [Gradients that are held]. A launch writes its gradients where the recording had them, whatever is in a `.grad`
-now. The program may see that memory: it took `.grad` into a list, or made a view of it. So the references to these
-tensors and to their storages are counted before a launch. Encore refers to each gradient that its graphs know through
-one object alone (`own`), in whichever recording, so the counts of one that only Encore holds are always the same.
+Note [Gradients that the program references]. A launch writes gradients to their recorded addresses, whatever `.grad`
+is now. The program may see that memory if it stored `.grad` in a list, or made a view of it. So the references to these
+tensors and to their storages are counted before a launch. All recordings refer to a gradient through one shared object
+(`own`). So the counts of a gradient that only Encore references are constant.
 
-Note [Room for gradients]. In eager the gradients of the iteration before are free memory when the next one begins:
-what the forward computes lies there, and after it the new gradients do. The pool of a graph begins with nothing. What
-the forward computes gets many small pieces, into which no gradient fits later, so gradients get pieces of their own
-(DeepRecommender: 1.7 GB, where eager takes 1.3). So a new pool gets one piece of the size of all gradients first, which
-is free again at once.
+Note [Room for gradients]. In eager the gradients of the previous iteration are free memory when the next one begins.
+The forward allocates its activations there, and the backward the new gradients. The pool of a graph begins empty. The
+forward then allocates many small segments, into which no gradient fits later, so gradients need further segments
+(DeepRecommender: 1.7 GB, eager: 1.3 GB). So in a new pool a block of the size of all gradients is allocated and freed
+first.
 
-That is of use only if gradients are made there. So those count that the step lets go of. Where no parameter has one
-before a call, those count that an observed call left, and if it left none, as with a `zero_grad` at its end, those that
-parameters of the step's optimizers will have. Of parameters that stand for others, such as parts on several GPUs, the
-size says nothing. And options of PyTorch's allocator may keep it from carving small pieces out of a large free one:
-then a piece of this size would be of no use to what the forward computes.
+This only helps if gradients are allocated in the pool. So the gradients count that the step drops. If no parameter has
+one before a call, those that an observed call left count. If it left none, as with a `zero_grad` at its end, those of
+all parameters of the step's optimizers count. Tensor subclasses, such as parameters sharded over GPUs, are skipped:
+their size is not that of their memory. Options of PyTorch's allocator may prevent it from splitting large blocks. The
+block would then be of no use to the forward.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.inputs import copy_all, have_no_other_reference, is_plain
-from optimizations.capture.step.tensor_marks import Metadata, look
+from optimizations.capture.step.tensor_marks import Metadata, metadata_of
 from optimizations.graph.memory import size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.report.steps import Refusal, StepRefused
@@ -57,23 +57,23 @@ from optimizations.torch_internals.reference_counts import ReferenceCounts
 from optimizations.torch_internals.tensor_guard import same_gradients
 
 TURNS = 8
-"""Launches in which the metadata and views of all gradients are compared once, where there are many."""
+"""With many gradients, metadata and views of each are compared once in this number of launches."""
 FEW = 32
-"""Gradients of which so many are compared each time at least."""
+"""Least number of gradients that are compared before each launch."""
 SMALL = 1 << 20
-"""Bytes. PyTorch's allocator has pieces of their own for what is not larger."""
+"""Bytes. PyTorch's allocator has separate segments for blocks up to this size."""
 _ALIGNMENT = 512
-"""Bytes. As PyTorch's allocator aligns what it gives."""
+"""Bytes: the alignment of PyTorch's allocator."""
 _OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables with options of PyTorch's allocator."""
 _KEEP_WHOLE = ("max_split_size_mb", "roundup_power2_divisions", "cudaMallocAsync")
 
 Counts = tuple[int, ...]
 Owned = tuple["GradientReferences", int]
-"""Gradients that Encore holds once, and which of these."""
+"""References to gradients, and the index of one of them."""
 
 _owners: dict[int, tuple[weakref.ref[GradientReferences], int]] = {}
-"""Who holds a gradient, by its identity."""
+"""The reference object and index of each gradient, by the id of the gradient."""
 
 _get: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("grad")
 
@@ -82,26 +82,26 @@ class Use(enum.Enum):
     """Name how a call used the gradient that it found."""
 
     ABSENT = enum.auto()
-    """There was none."""
+    """`.grad` was None."""
     DROPPED = enum.auto()
-    """It was not read, and another one, or none, is there after the call."""
+    """It was not read, and `.grad` is a different tensor or None after the call."""
     LEFT_ALONE = enum.auto()
-    """It was neither read nor written, and is still there."""
+    """It was neither read nor written, and is still in `.grad`."""
     NEEDED = enum.auto()
 
 
 def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return `.grad` of each."""
+    """Return the `.grad` of each parameter."""
     return list(map(_get, parameters))
 
 
 def pattern(found: Sequence[torch.Tensor | None]) -> tuple[bool, ...]:
-    """Return which of the gradients are there."""
+    """Return which gradients are not None."""
     return tuple([gradient is not None for gradient in found])
 
 
 def memory(found: Iterable[torch.Tensor | None]) -> list[MemoryRange]:
-    """Return where the gradients lie."""
+    """Return the memory of the gradients."""
     return [
         MemoryRange(address=gradient.data_ptr(), size_bytes=size_bytes(gradient))
         for gradient in found
@@ -110,14 +110,14 @@ def memory(found: Iterable[torch.Tensor | None]) -> list[MemoryRange]:
 
 
 def put(parameters: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor | None]) -> None:
-    """Give each parameter this gradient."""
+    """Set the gradient of each parameter."""
     for parameter, gradient in zip(parameters, wanted, strict=True):
         if _get(parameter) is not gradient:
             parameter.grad = gradient
 
 
 def held(name: str) -> Refusal:
-    """Return why a call runs uncaptured for which the program holds a gradient."""
+    """Return the refusal of a call whose gradient the program still references."""
     return Refusal(
         f"is called while the program holds the gradient of {name}, which a launch would overwrite",
         "clone() what is kept of gradients, or drop it before the step is called again",
@@ -125,10 +125,10 @@ def held(name: str) -> Refusal:
 
 
 class GradientReferences:
-    """Hold gradients once each, with their storages, and count who else holds them. Note [Gradients that are held].
+    """Count the references to gradients and their storages. Note [Gradients that the program references].
 
-    A program that exchanges the memory of gradients (`.data =`) does so with all of them. So of many a part is
-    compared before each launch, and so are views of them.
+    A program that replaces the memory of gradients (`.data =`) does so for all of them. So if there are many, only a
+    part of them and of their views is compared before each launch.
 
     Attributes:
         tensors: the gradients.
@@ -151,11 +151,11 @@ class GradientReferences:
         _owners.update((key, (here, index)) for index, key in enumerate(keys))
 
     def same(self) -> bool:
-        """Return whether all have the memory and metadata they had."""
+        """Return whether the memory and metadata of all are unchanged."""
         return all(map(self._part_is_same, range(len(self._parts))))
 
-    def same_in_turn(self) -> bool:
-        """Return whether those have it whose turn it is."""
+    def next_part_is_same(self) -> bool:
+        """Return whether the memory and metadata of the next part are unchanged."""
         self._turn = (self._turn + 1) % len(self._parts)
         return self._part_is_same(self._turn)
 
@@ -164,30 +164,30 @@ class GradientReferences:
         lie = torch_internals.data_ptrs_equal([*part], addresses, list(range(len(part))))
         return lie and self._metadata[turn].same(part)
 
-    def held(self, standing: Collection[int], among: Iterable[int] | None = None) -> int | None:
-        """Return one that something else than Encore holds. Those `standing`, by identity, are each in one `.grad`."""
+    def held(self, bound: Collection[int], among: Iterable[int] | None = None) -> int | None:
+        """Return one that is referenced outside Encore. Those in `bound` (ids) are each referenced by one `.grad`."""
         indices = range(len(self.tensors)) if among is None else list(among)
         keys = list(map(id, self.tensors))
         counts = zip(*self._counts.of(indices), strict=True)
-        expected = [self._expected(index, keys[index] in standing) for index in indices]
+        expected = [self._expected(index, keys[index] in bound) for index in indices]
         return next((index for index, now, one in zip(indices, counts, expected, strict=True) if now != one), None)
 
-    def stand_unheld(self) -> bool:
-        """Return whether each is in one `.grad`, and only Encore holds them apart from that, as far as it is compared.
+    def only_encore_refers(self) -> bool:
+        """Return whether each is referenced by one `.grad` and by Encore only.
 
-        Of tensors all are compared, of storages those whose turn it is.
+        All tensors are compared, but only the storages of the current part.
         """
-        _, of_object = _counts_when(stands=True)
+        _, of_object = _counts_when(is_bound=True)
         if list(map(sys.getrefcount, self.tensors)).count(of_object) != len(self.tensors):
             return False
         part = self._parts[self._turn]
         if self._expected_parts[self._turn] is None:
-            counts = [self._expected(index, stands=True) for index in part]
+            counts = [self._expected(index, is_bound=True) for index in part]
             self._expected_parts[self._turn] = tuple(map(list, zip(*counts, strict=True)))
         return self._counts.of(part) == self._expected_parts[self._turn] or not part
 
-    def _expected(self, index: int, stands: bool) -> Counts:
-        (of_tensor, of_object, of_storage, of_its_object), _ = _counts_when(stands)
+    def _expected(self, index: int, is_bound: bool) -> Counts:
+        (of_tensor, of_object, of_storage, of_its_object), _ = _counts_when(is_bound)
         return of_tensor, of_object, of_storage + self._sharing[index], of_its_object + self._sharing[index]
 
 
@@ -198,24 +198,26 @@ def _forget(keys: Sequence[int], gone: object) -> None:
 
 
 @functools.cache
-def _counts_when(stands: bool) -> tuple[Counts, int]:
-    """Return the counts of a gradient that only Encore holds, or that is in a `.grad`, too; and that of its object in
-    a tuple."""
+def _counts_when(is_bound: bool) -> tuple[Counts, int]:
+    """Return the reference counts of a gradient that only Encore and, if `is_bound`, a `.grad` reference.
+
+    Return also that of its Python object in a tuple.
+    """
     with torch.inference_mode(False):
         sample = GradientReferences([torch.zeros(1, device="cpu")])
         parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
-        parameter.grad = sample.tensors[0] if stands else None
+        parameter.grad = sample.tensors[0] if is_bound else None
         (counts,) = zip(*sample._counts.of([0]), strict=True)
         (of_object,) = map(sys.getrefcount, sample.tensors)
         return counts, of_object
 
 
 def own(gradients: Sequence[torch.Tensor | None]) -> list[Owned | None]:
-    """Return who holds each of these plain tensors for Encore, from now on."""
+    """Return the shared reference object of each of these plain tensors; make it if there is none."""
     new = {id(one): one for one in gradients if one is not None and _owner(id(one)) is None}
     made = GradientReferences(list(new.values())) if new else None
     found = [None if one is None else _owner(id(one)) for one in gradients]
-    del made  # what is found holds it
+    del made  # `found` references it
     return found
 
 
@@ -225,10 +227,10 @@ def _owner(key: int) -> Owned | None:
     return (references, known[1]) if known is not None and references is not None else None
 
 
-def held_gradient(parameters: Sequence[torch.Tensor], indices: Iterable[int]) -> int | None:
-    """Return one of these places of parameters whose `.grad` something else than Encore holds, too.
+def referenced_gradient(parameters: Sequence[torch.Tensor], indices: Iterable[int]) -> int | None:
+    """Return the index of a parameter whose `.grad` is also referenced outside Encore.
 
-    A gradient that Encore knows is bound to no name here, and stands in no list, which would count.
+    No variable or list here may reference a gradient that has a reference object: it would be counted.
     """
     strangers: list[torch.Tensor | None] = [None] * len(parameters)
     for index in indices:
@@ -245,13 +247,14 @@ class Gradients:
     """Manage the gradients of `parameters` around launches. Note [Gradients before and after].
 
     Args:
-        names: of the parameters.
-        before, after: the gradients around the call, and `uses` how it used the first.
-        made: whether the call made the memory of a gradient that it left.
-        written: whether it wrote a gradient that is there before and after.
+        names: names of the parameters.
+        before, after: the gradients before and after the call.
+        uses: how the call used those from before.
+        made: whether the call allocated the memory of a gradient that it left.
+        written: whether it wrote a gradient that is in `.grad` before and after.
 
     Raises:
-        StepRefused: it leaves a gradient that no graph can own.
+        StepRefused: the call leaves a gradient that no graph can own.
     """
 
     def __init__(
@@ -286,26 +289,26 @@ class Gradients:
         self._stay_in_place = [after[index] is before[index] for index in self._needed]
         there = zip(self._before, self._needed, self._stay_in_place, strict=True)
         self._written = [one for one, index, stays in there if one is not None and stays and written(_tensor(one))]
-        self._stands = self._in_place = False
+        self._bound_as_after = self._in_place = False
 
     def stay(self, before: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Return those of the gradients before the captured call that a launch finds: others are dropped."""
+        """Return the gradients from before the captured call that a launch needs; None for dropped ones."""
         return [one if stays else None for one, stays in zip(before, self._stays, strict=True)]
 
     def written(self) -> list[torch.Tensor]:
-        """Return those that a launch adds to, whose versions are to be counted up."""
+        """Return gradients that a launch accumulates into, whose versions must be incremented."""
         return list(map(_tensor, self._written))
 
     def lost(self) -> bool:
-        """Return whether the memory or metadata of one was exchanged, so that no launch may follow."""
+        """Return whether the memory or metadata of a gradient was replaced, so that no launch may follow."""
         known = {id(one[0]): one[0] for one in [*self._before, *self._after] if one is not None}
         return not all(one.same() for one in known.values())
 
     def fit(self) -> bool:
-        """Return whether a launch now would find gradients where the recording found some."""
+        """Return whether the same parameters as in the recording have gradients, with unchanged memory and metadata."""
         if any(_get(one) is not None for one in self._without) or any(_get(one) is None for one in self._present):
             return False
-        if not self._mine.same_in_turn():
+        if not self._mine.next_part_is_same():
             return False
         self._in_place = not self._needed or self._as_before(self._of_needed)
         if not self._needed:
@@ -313,53 +316,55 @@ class Gradients:
         return not self.lost() and (self._in_place or self._can_be_copied())
 
     def _can_be_copied(self) -> bool:
-        """Return whether what stands in the places of gradients that the graph reads can be copied to these.
+        """Return whether the current gradients can be copied to those that the graph reads.
 
-        `held` tells whether anything else shares memory with one of either.
+        `held` checks whether other tensors share memory with them.
         """
         found = [(there, _tensor(one)) for there, one in self._moved()]
-        return all(is_plain(there) and look(there) == look(one) and 0 not in one.stride() for there, one in found)
+        return all(
+            is_plain(there) and metadata_of(there) == metadata_of(one) and 0 not in one.stride() for there, one in found
+        )
 
     def _moved(self) -> list[tuple[torch.Tensor | None, Owned]]:
-        """Return pairs of what stands in a place, and the graph's own that is read there, where they differ."""
+        """Return pairs of a current gradient and the different one that the graph reads in its place."""
         pairs = zip(gradients(self._of_needed), self._before, strict=True)
         return [(there, one) for there, one in pairs if one is not None and there is not _tensor(one)]
 
     def held(self) -> str | None:
-        """Return the name of a parameter whose gradient the program holds and a launch now would overwrite."""
-        self._stands = self._as_after(self._of_replaced)
-        if not (self._stands and self._mine.stand_unheld()):
+        """Return the name of a parameter whose gradient the program references and a launch would overwrite."""
+        self._bound_as_after = self._as_after(self._of_replaced)
+        if not (self._bound_as_after and self._mine.only_encore_refers()):
             index = self._mine.held(set(map(id, gradients(self.parameters))))
             if index is not None:
                 return self._of_mine[id(self._mine.tensors[index])]
         if self._in_place or not self._needed:
             return None
-        # No list of gradients is alive meanwhile, which would count.
+        # No list of gradients may be alive here: its references would be counted.
         moved = [
-            place for place in range(len(self._needed)) if not _stands_at(self._of_needed[place], self._before[place])
+            place for place in range(len(self._needed)) if not _is_bound(self._of_needed[place], self._before[place])
         ]
-        index = held_gradient(self._of_needed, moved)
+        index = referenced_gradient(self._of_needed, moved)
         if index is None:
             index = next((place for place in moved if _is_held(self._before[place])), None)
         return None if index is None else self._names[self._needed[index]]
 
-    def bring(self) -> None:
-        """Copy gradients that lie elsewhere to where the graph reads them, before a launch."""
+    def load(self) -> None:
+        """Copy gradients to the addresses that the graph reads, before a launch."""
         if self._in_place or not self._needed:
             return
         moved = self._moved()
         copy_all([_tensor(one) for _, one in moved], [there for there, _ in moved if there is not None])
 
-    def leave(self) -> None:
-        """Give every parameter the gradient that the recording left, after a launch."""
-        if not self._stands:
+    def publish(self) -> None:
+        """Set the `.grad` of every parameter to the tensor that the recording left, after a launch."""
+        if not self._bound_as_after:
             for parameter, one in zip(self._of_replaced, self._after, strict=True):
                 parameter.grad = None if one is None else _tensor(one)
         if not self._in_place:
             for parameter, one, stays in zip(self._of_needed, self._before, self._stay_in_place, strict=True):
                 if stays and one is not None:
                     parameter.grad = _tensor(one)
-        self._stands = self._in_place = False
+        self._bound_as_after = self._in_place = False
 
 
 def _tensor(owned: Owned) -> torch.Tensor:
@@ -367,12 +372,12 @@ def _tensor(owned: Owned) -> torch.Tensor:
     return references.tensors[index]
 
 
-def _stands_at(parameter: torch.Tensor, owned: Owned | None) -> bool:
+def _is_bound(parameter: torch.Tensor, owned: Owned | None) -> bool:
     return owned is not None and parameter.grad is _tensor(owned)
 
 
 def _is_held(owned: Owned | None) -> bool:
-    """Return whether something else than Encore holds a gradient that is in no `.grad`."""
+    """Return whether a gradient that is in no `.grad` is referenced outside Encore."""
     return owned is not None and owned[0].held((), (owned[1],)) is not None
 
 
@@ -385,7 +390,7 @@ def _check(
     """Check that a graph can own these gradients.
 
     Raises:
-        StepRefused: it cannot.
+        StepRefused: a graph cannot own one of them.
     """
     there = {id(one) for one in before if one is not None}
     for name, old, new, use in zip(names, before, after, uses, strict=True):
@@ -400,9 +405,9 @@ def _check(
 def _without_bases(
     before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Return those after the call. A new one that is a view, as of `autograd.grad`, is detached from its base.
+    """Return the gradients after the call. A new one that is a view is detached from its base.
 
-    Both share memory, which would count as held.
+    `autograd.grad` may return views. The base shares the memory, so it would count as a reference by the program.
     """
     there = {id(one) for one in before}
     found = {id(one): one for one in after if one is not None and id(one) not in there}
@@ -411,20 +416,20 @@ def _without_bases(
 
 
 def carves(environment: Mapping[str, str]) -> bool:
-    """Return whether PyTorch's allocator, by its options there, carves requests out of free pieces of any size."""
+    """Return whether these options let PyTorch's allocator split free blocks of any size."""
     return not any(option in environment.get(name, "") for name in _OPTIONS for option in _KEEP_WHOLE)
 
 
-def room_for_gradients(
+def bytes_for_gradients(
     parameters: Sequence[torch.Tensor],
     before: Sequence[torch.Tensor | None],
     optimizers: Iterable[torch.optim.Optimizer],
     made: Set[int],
 ) -> int:
-    """Return the bytes of the gradients that a call makes. Note [Room for gradients].
+    """Return the size of the gradients that a call allocates. Note [Room for gradients].
 
-    `before`: the gradient of each parameter before the call. `made`: identities of parameters whose gradients an
-    observed call replaced, where it let go of all from before.
+    `before`: the gradient of each parameter before the call. `made`: ids of parameters whose gradients an observed
+    call replaced, if it dropped all earlier ones.
     """
     counted = set(made)
     if not counted and all(gradient is None for gradient in before):

@@ -1,8 +1,8 @@
-"""Hold the Python state that a step reaches: containers, and the tensors, modules and optimizers in them.
+"""Represent the Python state that a step reaches: containers, and the tensors, modules and optimizers in them.
 
-A graph repeats the work of the GPU and runs no Python. So a call that changes Python's state is refused, what the
-program changes between calls is compared before each replay, and what a failed capture changed is put back: the call
-then runs from its beginning.
+A graph repeats the work of the GPU and runs no Python. So a call that changes Python state is refused. State that the
+program changes between calls is compared before each replay. State that a failed capture changed is restored, and the
+call then runs from its beginning.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps its hooks."""
 Content = dict[Any, Any]
-"""Keys and values of a container; those of a list by their places, of a set by their identities."""
+"""Keys and values of a container. The keys of a list are its indices, those of a set the ids of its members."""
 
 
 class Part:
-    """Some attributes of an object, or some entries of a dict such as a module's globals, where they are."""
+    """Give access to some attributes of an object, or to some entries of a dict such as a module's globals."""
 
     def __init__(self, holder: Any, names: Iterable[str]) -> None:
         self.holder, self.names = holder, set(names)
@@ -45,7 +45,7 @@ class Part:
         return getattr(self.holder, name, _ABSENT)
 
     def put(self, name: str, value: Any) -> None:
-        """Write an entry where it stands: of a class, in the base that has it."""
+        """Write an entry in place. For a class this is the base class that defines it."""
         if isinstance(self.holder, dict):
             self.holder[name] = value
         elif isinstance(self.holder, type):
@@ -62,14 +62,13 @@ class Part:
 
 @dataclass(slots=True)
 class Container:
-    """Describe something that holds values: a dict (an object's attributes too), list, set, closure cell or `Part`.
+    """Describe a container: a dict (also that of an object's attributes), list, set, closure cell or `Part`.
 
     Attributes:
-        is_attributes: its keys are written as attributes or variables, and not in brackets.
+        is_attributes: its keys are attributes or variables, so names have no brackets.
         always_read: it belongs to a module or optimizer, whose tensors compiled code reads without an operator.
-        of_library: its owner's code is a library's, which may read any entry by its name.
-        is_compared: its numbers are compared between calls. Where they are not, it is only checked for what a call
-            changes itself.
+        of_library: its owner is library code, which may read any entry by its name.
+        is_compared: its numbers are compared between calls. If not, only changes during a call are checked.
     """
 
     held: Any
@@ -80,7 +79,7 @@ class Container:
     is_compared: bool = True
 
     def name_of(self, key: Any) -> str:
-        """Return how a program would write an entry."""
+        """Return the expression by which a program refers to an entry."""
         if isinstance(self.held, types.CellType):
             return self.path
         if self.is_attributes:
@@ -96,14 +95,14 @@ class Container:
         return content_of(self.held)
 
     def get(self, key: Any) -> Any:
-        """Return what an entry holds; None if it is gone."""
+        """Return the value of an entry; None if it no longer exists."""
         held = self.held
         if isinstance(held, dict):
             return dict.get(held, key)
         return self.content().get(key)
 
     def put(self, key: Any, value: Any) -> None:
-        """Let an entry hold a value."""
+        """Set the value of an entry."""
         held = self.held
         if isinstance(held, types.CellType):
             held.cell_contents = value
@@ -113,7 +112,7 @@ class Container:
             held[key] = value
 
     def restore(self, content: Content) -> None:
-        """Put a shallow copy back, in place."""
+        """Restore the entries from a shallow copy, in place."""
         held = self.held
         if isinstance(held, (types.CellType, Part)):
             now = self.content()
@@ -148,7 +147,7 @@ class Rebound:
 
 
 class ChangeKind(enum.Enum):
-    """Name a change of something in Python."""
+    """Name a kind of change of Python state."""
 
     BOUND_TO_A_TENSOR = enum.auto()
     BOUND_TO_A_TUPLE = enum.auto()
@@ -159,7 +158,7 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Describe something in Python that a call changed, in `words`. `name`: where it stands, or of what grew."""
+    """Describe in `words` a change of Python state by a call. `name` is the entry, or the container that grew."""
 
     words: str
     name: str
@@ -168,15 +167,16 @@ class Change:
 
 @dataclass(slots=True)
 class HostState:
-    """Hold everything that a step reaches.
+    """Store everything that a step reaches.
 
     Attributes:
         tensors, modules, optimizers: by path.
-        iterators: paths of objects that `next` changes; `static_loaders`: of those that fetch for the step.
-        generators: sources of random numbers on the host, by path.
-        device_generators: those of the GPU.
-        code: that of the program's own functions among what is reached.
-        compiled: a module or function is compiled; `compiled_code` is that of such functions.
+        iterators: paths of objects that `next` changes.
+        static_loaders: those of them that are static loaders.
+        generators: random generators of the host, by path.
+        device_generators: random generators of the GPU.
+        code: code objects of the program's own functions that the step reaches.
+        compiled: whether a module or function is compiled. `compiled_code` has the code objects of such functions.
     """
 
     containers: list[Container] = field(default_factory=list)
@@ -192,7 +192,7 @@ class HostState:
     compiled: bool = False
 
     def parameters(self) -> list[torch.Tensor]:
-        """Return leaves that collect gradients, or did before they were frozen, each once."""
+        """Return each leaf that accumulates gradients, or did so before it was frozen, once."""
         found = {
             id(t): t
             for t in self.tensors.values()
@@ -205,7 +205,7 @@ class HostState:
         return [container.content() for container in self.containers]
 
     def rebound(self, before: list[Content]) -> list[Rebound]:
-        """Return entries that held a tensor or None in `before` and another tensor now."""
+        """Return entries that were a tensor or None in `before` and are a different tensor now."""
         return [
             Rebound(container, key, was, now)
             for container, old in zip(self.containers, before, strict=True)
@@ -217,9 +217,9 @@ class HostState:
         ]
 
     def changes(self, before: list[Content], but: Iterable[Rebound] = ()) -> Iterator[Change]:
-        """Yield what differs from `before`, in the program's names. Entries in `but` are left out.
+        """Yield the differences from `before`, with the program's names. Entries in `but` are skipped.
 
-        A container that was replaced is compared with what stands in its place now.
+        A container that was replaced is compared with its replacement.
         """
         left_out = {(id(entry.container.held), entry.key) for entry in but}
         contents = {id(container.held): old for container, old in zip(self.containers, before, strict=True)}
@@ -240,12 +240,12 @@ class HostState:
                 if was is now or (id(container.held), key) in left_out:
                     continue
                 replaced.add(id(was))
-                if not alike(was, now, contents):
+                if not is_unchanged(was, now, contents):
                     of_place = container.is_sequence or isinstance(container.held, types.CellType)
                     yield _change(container.name_of(key), path if of_place else key_name(key), was, now)
 
     def restore(self, before: list[Content]) -> None:
-        """Put back what was changed since `before`."""
+        """Restore all containers that changed since `before`."""
         for container, old in zip(self.containers, before, strict=True):
             new = container.content()
             if list(map(id, old)) != list(map(id, new)) or any(old[key] is not new[key] for key in old):
@@ -253,7 +253,7 @@ class HostState:
 
 
 def content_of(held: Any) -> Content:
-    """Return a shallow copy of what a container holds."""
+    """Return a shallow copy of a container."""
     if isinstance(held, dict):
         return dict(held)
     if isinstance(held, (set, frozenset)):
@@ -264,17 +264,17 @@ def content_of(held: Any) -> Content:
 
 
 def cell_content(cell: types.CellType) -> Any:
-    """Return what a closure cell holds; the cell itself if it is empty."""
+    """Return the content of a closure cell; the cell itself if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:  # an empty cell
         return cell
 
 
-def alike(old: Any, new: Any, contents: Mapping[int, Content], depth: int = 4) -> bool:
-    """Return whether a value was left as it was, or replaced by an equal one: numbers, and containers of such.
+def is_unchanged(old: Any, new: Any, contents: Mapping[int, Content], depth: int = 4) -> bool:
+    """Return whether a value is the same object, or was replaced by an equal number or container of numbers.
 
-    `contents`: what containers held at the time of the old value, by the id of the container.
+    `contents`: earlier contents of containers, by the id of the container.
     """
     if old is new:
         return True
@@ -286,7 +286,7 @@ def alike(old: Any, new: Any, contents: Mapping[int, Content], depth: int = 4) -
         return False
     then, now = contents.get(id(old)), content_of(new)
     then = content_of(old) if then is None else then
-    return then.keys() == now.keys() and all(alike(then[key], now[key], contents, depth - 1) for key in then)
+    return then.keys() == now.keys() and all(is_unchanged(then[key], now[key], contents, depth - 1) for key in then)
 
 
 def _change(path: str, name: str, old: Any, new: Any) -> Change:
@@ -302,41 +302,42 @@ def _change(path: str, name: str, old: Any, new: Any) -> Change:
 
 
 def key_name(key: Any) -> str:
-    """Return a key as text; not the values of a tensor, which would be read from the GPU."""
+    """Return a key as text. Values of a tensor are left out: printing them would read them from the GPU."""
     return key if isinstance(key, str) else repr(key) if isinstance(key, PLAIN) else "..."
 
 
 def hooks_of(tensors: Iterable[torch.Tensor], attributes: Iterable[dict[str, Any]]) -> list[dict[int, Any]]:
-    """Return the dicts that hold hooks: global ones, those of these tensors, and those of modules, by their `vars`."""
+    """Return the dicts of hooks: global ones, those of these tensors, and those in these `vars` of modules."""
     of_tensors = [held for tensor in tensors for held in hook_registry.tensor_hooks(tensor)]
     of_modules = [held for own in attributes for name in MODULE_HOOKS if (held := own.get(name)) is not None]
     return [*hook_registry.global_hooks(), *of_tensors, *of_modules]
 
 
 class Hooks:
-    """Hold the hooks of parameters, modules and optimizers that run now.
+    """Detect changes of the registered hooks of parameters, modules and optimizers.
 
-    PyTorch numbers registrations, so the latest number is compared first. A removal does not change it, so the sizes of
-    the dicts that held hooks are compared too. Only where the number differs are all dicts read.
+    PyTorch numbers registrations, so the latest number is compared first. A removal does not change that number, so the
+    sizes of the dicts that had hooks are compared too. All dicts are read only if one of these differs.
 
-    `tensors` are those whose gradients a step computes. Modules are not held: one that was an argument may go.
+    `tensors` are those whose gradients a step computes. Modules are not referenced: one that was passed as an argument
+    may be freed.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module] = ()) -> None:
         self._tensors, self._attributes = list(tensors), [vars(module) for module in modules]
         self._then = self._now()
-        self._take_in()
+        self._store()
 
     def _now(self) -> list[Callable[..., Any]]:
         return [hook for held in hooks_of(self._tensors, self._attributes) for hook in held.values()]
 
-    def _take_in(self) -> None:
+    def _store(self) -> None:
         self._registered = hook_registry.registered()
         self._filled = [held for held in hooks_of(self._tensors, self._attributes) if held]
         self._sizes = list(map(len, self._filled))
 
     def unchanged(self) -> bool:
-        """Return whether the very same hooks run."""
+        """Return whether exactly the same hooks are registered."""
         if self._registered == hook_registry.registered() and (
             not self._filled or list(map(len, self._filled)) == self._sizes
         ):
@@ -344,5 +345,5 @@ class Hooks:
         now = self._now()
         if len(now) != len(self._then) or any(one is not other for one, other in zip(now, self._then, strict=True)):
             return False
-        self._take_in()
+        self._store()
         return True

@@ -103,7 +103,7 @@ class KeptRecordings:
         for key in list(filter(is_gone, self._by_key)):
             self._free(self._by_key.pop(key))
 
-    def held_gradient(self, recording: Recording) -> str | None:
+    def referenced_gradient(self, recording: Recording) -> str | None:
         """Return the name of a parameter whose gradient the program holds and a launch of this recording may overwrite.
 
         Recordings that share a pool may write over gradients of each other: that memory was free when they were made.
@@ -114,10 +114,10 @@ class KeptRecordings:
         others += [one for pool, one in self._outlived if pool == recording.pool]
         return next((name for one in [recording.gradients, *others] if (name := one.held()) is not None), None)
 
-    def look_again(self) -> None:
+    def invalidate(self) -> None:
         """Compare all that the step reaches before the next replay of each: more is compared from now on."""
         for recording in self:
-            recording.watch.look_again()
+            recording.watch.invalidate()
 
     def drop_idle(self) -> bool:
         """Free one that served no call while the last that was made served many. Return whether there was one.

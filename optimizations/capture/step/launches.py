@@ -80,7 +80,7 @@ class Launches:
         else:
             self._note(f"{launch.count} nodes came from neither an operator nor Inductor's code: {launch.name}")
 
-    def read_behind(self, tensors: Iterable[torch.Tensor]) -> None:
+    def read_after(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note tensors that are read after a launch: gradients, and results that are copied then. What reads them finds
         what the graph left there, without a node."""
         for tensor in tensors:

@@ -1,7 +1,7 @@
-"""Tell what a captured graph reads of what was there before, by operators and by the words of its nodes.
+"""Find the earlier tensors that a captured graph reads, by observed operators and by the parameters of its nodes.
 
-Operators are seen, and compiled code is not: what it reads stands in the nodes of the graph as addresses. Any word that
-could be an address is taken for one.
+Operators are observed, compiled code is not: the addresses that it reads are parameters of the graph's nodes. Every
+parameter that could be an address is treated as one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
-from optimizations.capture.step.following import words_that_tell
+from optimizations.capture.step.following import conclusive_words
 from optimizations.capture.step.gradients import Use, memory
 from optimizations.capture.step.host_state import Change, ChangeKind, Rebound
 from optimizations.capture.step.launches import Launches
@@ -32,10 +32,10 @@ def check_unread(
     results: Sequence[Rebound],
     code: Sequence[types.CodeType],
 ) -> None:
-    """Check that compiled code did not read what attributes held before the call.
+    """Check that compiled code did not read tensors that attributes referred to before the call.
 
     Raises:
-        StepRefused: it was.
+        StepRefused: it did.
     """
     for entry in results:
         if entry.old is not None and device.mentions(graph, memory([entry.old])):
@@ -54,8 +54,8 @@ def uses_of(
 ) -> list[Use]:
     """Return how a call used each gradient that it found. Note [Gradients before and after] in `gradients`.
 
-    `writes`: whether it wrote one that is still there. Gradients whose address may stand in a node of unknown origin
-    count as needed.
+    `writes`: whether the call wrote a gradient that is still there. A gradient whose address may be a parameter of a
+    node of unknown origin counts as needed.
     """
     found = []
     for old, new in zip(before, after, strict=True):
@@ -75,7 +75,7 @@ def uses_of(
 
 
 def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequence[MemoryRange]) -> bool:
-    """Return whether all words of a graph that lie there are in kernels of operators that were not given them.
+    """Return whether only leftover words in kernels of operators point into these ranges.
 
     Note [What an operator was given] in `launches`.
     """
@@ -87,11 +87,11 @@ def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequ
         captured = device.read(graph)
     except CudaCallFailed:
         return False
-    return not any(word in places for word in chain(given, words_that_tell(captured, launches)))
+    return not any(word in places for word in chain(given, conclusive_words(captured, launches)))
 
 
 def reads_of(device: Device, graph: Any, observer: Observer, call: Call) -> Callable[[torch.Tensor], bool]:
-    """Return a function that tells whether the step reads a tensor: by an operator, or by a kernel of compiled code."""
+    """Return a predicate for the tensors that the step reads, by an operator or by a kernel of compiled code."""
     unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
     in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen))
     return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
@@ -100,9 +100,9 @@ def reads_of(device: Device, graph: Any, observer: Observer, call: Call) -> Call
 def decides(
     reads: Callable[[torch.Tensor], bool], returned: Collection[int], given: Iterable[torch.Tensor]
 ) -> Callable[[torch.Tensor], bool]:
-    """Return a function that tells whether it matters which tensor stands in a place.
+    """Return a predicate for the tensors whose replacement would change what the step does.
 
-    It does if the step reads it, returns it (storages), or is `given` it in each call.
+    Those are tensors that the step reads or returns (storages), and those in `given`, which are passed in each call.
     """
     always = set(map(id, given))
     return lambda tensor: reads(tensor) or storage(tensor) in returned or id(tensor) in always

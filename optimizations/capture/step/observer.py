@@ -161,7 +161,7 @@ class Observer(torch_internals.TorchDispatchMode):
         inputs = [*tensors_in(args), *tensors_in(kwargs)]
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
         drawing = draws(func, args, kwargs)
-        self._look(name, func, args, kwargs, inputs, drawing=drawing)
+        self._check_operator(name, func, args, kwargs, inputs, drawing=drawing)
         made_from = {storage(tensor) for tensor in inputs}
         if name.startswith(_SETS_MEMORY):  # what is behind lies in memory that is there
             made_from.update(one.data_ptr() for one in args if isinstance(one, torch.UntypedStorage))
@@ -177,7 +177,7 @@ class Observer(torch_internals.TorchDispatchMode):
             address = storage(tensor)
             if address not in self._made and address not in self.outside:
                 self.outside[address] = weakref.ref(tensor), line
-                if self.in_region and not self._name(tensor) and _may_be_a_kept_cast(tensor):
+                if self.in_region and not self._name(tensor) and _may_be_cached_cast(tensor):
                     self.refuse(
                         "reads a weight as autocast keeps it from an earlier call",
                         "enter autocast inside of the step, or around each call",
@@ -224,7 +224,9 @@ class Observer(torch_internals.TorchDispatchMode):
     def _is_of_host(self, generator: torch.Generator | None) -> bool:
         return generator is not None and identity(generator) in self.host_generators
 
-    def _look(self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], *, drawing: bool) -> None:
+    def _check_operator(
+        self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], *, drawing: bool
+    ) -> None:
         """Refuse what a graph cannot repeat."""
         on_gpu = [tensor for tensor in inputs if self.holds(tensor)]
         tags = getattr(func, "tags", ())
@@ -271,10 +273,10 @@ class Observer(torch_internals.TorchDispatchMode):
                 "for a graph",
                 "multiply on the stream that the step is called on; everything else may be done on others",
             )
-        self._look_at_transfers(name, args, kwargs)
-        self._look_at_host_tensors(name, func, args, kwargs, inputs, bool(on_gpu))
+        self._check_transfers(name, args, kwargs)
+        self._check_host_tensors(name, func, args, kwargs, inputs, bool(on_gpu))
 
-    def _look_at_transfers(self, name: str, args: Any, kwargs: Any) -> None:
+    def _check_transfers(self, name: str, args: Any, kwargs: Any) -> None:
         if name.startswith("aten.copy_.") or name.startswith("aten._copy_from"):
             target, source = args[0], args[1]
             to_gpu, from_gpu = self.holds(target), self.holds(source)
@@ -298,7 +300,7 @@ class Observer(torch_internals.TorchDispatchMode):
                 "move it before the step and pass it as an argument, or keep it on the GPU",
             )
 
-    def _look_at_host_tensors(
+    def _check_host_tensors(
         self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], with_gpu: bool
     ) -> None:
         outside = [tensor for tensor in inputs if not self.holds(tensor) and storage(tensor) not in self._made]
@@ -342,7 +344,7 @@ def _inside_autocast() -> bool:
     return on and torch.is_autocast_cache_enabled()
 
 
-def _may_be_a_kept_cast(tensor: torch.Tensor) -> bool:
+def _may_be_cached_cast(tensor: torch.Tensor) -> bool:
     """Return whether a tensor of unknown origin may be a cast, which autocast keeps until a region around it is left.
 
     No graph may read such a cast: nothing tells when PyTorch forgets it.

@@ -1,4 +1,4 @@
-"""Run a call as it is and observe it: could a graph repeat it?"""
+"""Run a call eagerly and observe whether a graph could repeat it."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ class Observed:
     """Record what a call did.
 
     Attributes:
-        structure: of what it returned.
-        outside: where it read tensors that it did not make.
-        generators: those it drew from other than the default one; `draws`: whether it drew from any of the GPU's.
-        asked: it asked whether it is captured, before anything was refused.
-        set_up: something was compiled or tuned meanwhile, so that the rest says nothing about the next call.
-        makes_gradients: parameters (identities) that have a new one, where it let go of all from before, unread.
+        structure: the structure of its results.
+        outside: addresses of storages that it read and did not allocate.
+        generators: generators, other than the default one, from which it drew.
+        draws: whether it drew from a generator of the GPU.
+        queries_capture: it queried whether it is captured, before anything was refused.
+        set_up: something was compiled or tuned during the call, so the next call may differ.
+        makes_gradients: ids of parameters with a new gradient, if the call dropped all earlier gradients unread.
     """
 
     operations: Sequence[Operation]
@@ -70,7 +71,7 @@ class Observed:
     outside: frozenset[int]
     generators: list[torch.Generator]
     draws: bool
-    asked: bool
+    queries_capture: bool
     set_up: bool
     makes_gradients: frozenset[int]
 
@@ -85,28 +86,30 @@ def observe(
     as_captured: bool = False,
     draws_unused: bool = False,
 ) -> tuple[Any, Observed]:
-    """Run the call as it is, on the side stream; return its results and what it did.
+    """Run the call eagerly on the side stream; return its results and what it did.
 
-    `seen_outside` is `Observed.outside` of the call before, if any. `as_captured`: what the step is told if it asks
-    whether it is captured. `draws_unused`: the caller says that what it draws on the host decides nothing.
+    Args:
+        seen_outside: `Observed.outside` of the previous call, if any.
+        as_captured: the value that the step gets if it queries whether it is captured.
+        draws_unused: the caller declared that random numbers drawn on the host have no effect (`host_draws="unused"`).
     """
     state = call.state
     observer = Observer(device.holds, call.known(call.tensors), forbid=False, keeps_workspace=device.keeps_workspace)
     observer.rates, observer.host_generators = rates.storages(), host_generators(device, state)
     generators = Generators(device, state)
-    asked = forbidden_calls.Asked(as_captured=as_captured)
+    queries = forbidden_calls.Queries(as_captured=as_captured)
     host_random = HostRandom(with_torch=device.has_own_random, generators=state.generators)
     given = Given(call.args, call.kwargs)
     arguments = dict(zip(call.labels, call.tensors, strict=False))
     marks = TensorMarks({**state.tensors, **call.named_gradients(), **arguments})
-    there = {storage(one) for one in call.before if one is not None}  # the call may exchange their memory
+    there = {storage(one) for one in call.before if one is not None}  # the call may replace their memory
     states, settings = device.random_states(), ambient()
     with device.warming_up(), rates.as_tensors():
         device.may_read(gradients(call.parameters))
         snapshot = state.snapshot()
         with (
             compilations.noticed(observer, forbid=False),
-            forbidden_calls.watched(observer, asked, capturing=False, compiled=state.compiled),
+            forbidden_calls.watched(observer, queries, capturing=False, compiled=state.compiled),
             observer,
         ):
             returned = step(*call.args, **call.kwargs)
@@ -128,7 +131,7 @@ def observe(
     findings += [*map(changed_itself, marks.changed()), *given.changes(call.args, call.kwargs)]
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
     if draws:
-        findings += [CHECKPOINT_DRAWS] if asked.random_state else generators.refusals(observer)
+        findings += [CHECKPOINT_DRAWS] if queries.random_state else generators.refusals(observer)
     if not copies(returned):
         findings.append(NO_COPY)
     there_before = set(map(id, [*call.tensors, *state.tensors.values()]))
@@ -138,7 +141,7 @@ def observe(
     backward_ran = observer.in_backward or any(old is not new for old, new in pairs)
     if not backward_ran and any(tensor.grad_fn is not None for tensor in own):
         findings.append(NO_BACKWARD)
-    findings += _wandering(observer, call, there, seen_outside)
+    findings += _moved_tensors(observer, call, there, seen_outside)
     findings += _returned_gradients(call, after, results)
     dropped = all(old is None or old is not new for old, new in pairs) and there.isdisjoint(observer.outside)
     makes = (
@@ -151,7 +154,7 @@ def observe(
         outside=frozenset(observer.outside),
         generators=observer.generators,
         draws=draws,
-        asked=asked.captured,
+        queries_capture=queries.is_captured,
         set_up=observer.set_up,
         makes_gradients=frozenset(makes) if dropped else frozenset(),
     )
@@ -164,7 +167,7 @@ RESEEDS = Refusal(
 
 
 class Generators:
-    """Keep the states of the GPU's generators from before a call, to tell whether it only draws from them."""
+    """Store the states of the GPU's generators before a call, to check that the call only draws from them."""
 
     def __init__(self, device: Device, state: HostState) -> None:
         self._default, of_host = device.default_generator(), host_generators(device, state)
@@ -173,9 +176,9 @@ class Generators:
         self._before = [(one, one.get_state()) for one in [self._default, *own]]
 
     def refusals(self, observer: Observer) -> list[Refusal]:
-        """Return a refusal if one has another seed, or drew and is where it was: a launch would draw other numbers.
+        """Return a refusal if a seed changed, or a generator drew and still has its old state.
 
-        The first eight bytes of a state are the seed.
+        A launch would draw different numbers. The first eight bytes of a state are the seed.
         """
         drawn = {identity(one) for one in [self._default] * observer.draws_by_default + observer.generators}
         for one, before in self._before:
@@ -186,12 +189,12 @@ class Generators:
 
 
 def host_generators(device: Device, state: HostState) -> frozenset[int]:
-    """Return identities of PyTorch's generators of the host that a program has of its own."""
+    """Return the ids of the program's own PyTorch generators on the host."""
     return identities(state.generators.values()) if device.has_own_random else frozenset()
 
 
 def drawn_on_the_host(generator: str, state: HostState, what: str = "step") -> Refusal:
-    """Return the refusal for random numbers from a generator of the host. `what` draws them, and reaches `state`."""
+    """Return the refusal for random numbers from a host generator. `what` names the function, which reaches `state`."""
     return Refusal(
         f"draws random numbers on the host ({generator})",
         f"draw them before the {what} and pass them as arguments, or draw them on the GPU; if they decide nothing, as "
@@ -205,9 +208,9 @@ def kept_results(
     snapshot: list[Any],
     observer: Observer,
 ) -> list[Rebound]:
-    """Return entries that the call bound to tensors it made, or to its batch, without reading what they held.
+    """Return entries that the call bound to tensors it made, or to its batch, without reading the old tensors.
 
-    As a module does that keeps its last activations. A graph can leave them as it leaves its results.
+    An example is a module that stores its last activations. A launch can bind such entries as it returns results.
     """
     reached = {memory(tensor) for tensor in state.tensors.values()}
     return [
@@ -222,20 +225,20 @@ def _is_read(tensor: torch.Tensor, observer: Observer) -> bool:
 
 
 def storages_of(nest: Any) -> frozenset[int]:
-    """Return where the tensors in a nest lie."""
+    """Return the storage addresses of the tensors in a nest."""
     tensors: list[torch.Tensor] = []
     flatten(nest, tensors)
     return frozenset(map(storage, tensors))
 
 
 def call_changes(state: HostState, snapshot: list[Any], kept: Sequence[Rebound]) -> Iterator[Refusal]:
-    """Yield a refusal for each change in Python since the snapshot, but those that are `kept`."""
+    """Yield a refusal for each change of Python state since the snapshot, except those in `kept`."""
     return (host_change(change, state.code) for change in state.changes(snapshot, kept))
 
 
 def host_change(change: Change, code: Sequence[types.CodeType]) -> Refusal:
-    """Return the refusal for something in Python that a call changed. `code`: of functions that may have done it."""
-    name, of_group = change.name, ".param_groups[" in change.words  # where optimizers keep counters of their own, too
+    """Return the refusal for a change of Python state. `code`: code objects of functions that may have made it."""
+    name, of_group = change.name, ".param_groups[" in change.words  # optimizers also store counters there
     by_scheduler = name in (("lr", "betas", "momentum") if of_group else ("last_epoch", "_last_lr"))
     advice = OF_A_SCHEDULER if by_scheduler else _ADVICE_ON_CHANGES[change.kind]
     if name == "training":
@@ -243,7 +246,7 @@ def host_change(change: Change, code: Sequence[types.CodeType]) -> Refusal:
     elif change.kind is ChangeKind.NUMBER and (".state[" in change.words or (of_group and name in _COUNTS)):
         advice = OF_AN_OPTIMIZER
     line = line_with(code, name, GROWS if change.kind is ChangeKind.GREW else BINDS)
-    if line is None and by_scheduler and not of_group:  # its own code binds it
+    if line is None and by_scheduler and not of_group:  # the scheduler's code binds it
         line = line_with(code, change.words.split(" ")[0].rpartition(".")[0], STEPS)
     return Refusal(f"changes Python's state, and a graph runs no Python: {change.words}", advice, line)
 
@@ -268,7 +271,7 @@ _ADVICE_ON_CHANGES = {
 
 
 def changed_itself(name: str) -> Refusal:
-    """Return the refusal for a tensor that is another after the call, without an operator that made it so."""
+    """Return the refusal for a tensor whose metadata or address a call changed without an operator."""
     return Refusal(
         f"changes {name} itself (its requires_grad, shape or memory)",
         "do it outside of the step, write new values in place (`copy_`, `mul_`), or work on `detach()` of it",
@@ -276,15 +279,15 @@ def changed_itself(name: str) -> Refusal:
 
 
 class Given:
-    """Hold the containers among a call's arguments, as they are when this is made."""
+    """Record the contents of containers among a call's arguments."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._then = [_taken_apart(value) for _, value in _named(args, kwargs)]
+        self._then = [_flattened(value) for _, value in _named(args, kwargs)]
 
     def changes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Refusal]:
-        """Yield a refusal for each argument that holds other tensors, numbers or strings now."""
+        """Yield a refusal for each argument whose tensors, numbers or strings changed."""
         for (name, value), (structure, tensors) in zip(_named(args, kwargs), self._then, strict=True):
-            now, held = _taken_apart(value)
+            now, held = _flattened(value)
             if now != structure or any(a is not b for a, b in zip(held, tensors, strict=True)):
                 yield Refusal(
                     f"changes {name}, a {type(value).__name__} that it is given, and a graph does not do so",
@@ -296,13 +299,13 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any
     return [*((f"argument {index}", value) for index, value in enumerate(args)), *kwargs.items()]
 
 
-def _taken_apart(value: Any) -> tuple[Hashable, list[torch.Tensor]]:
+def _flattened(value: Any) -> tuple[Hashable, list[torch.Tensor]]:
     tensors: list[torch.Tensor] = []
     return flatten(value, tensors), tensors
 
 
 def _returned_gradients(call: Call, after: Sequence[torch.Tensor | None], results: Any) -> Iterator[Refusal]:
-    """Yield a refusal of a gradient of a parameter among results: the graph owns these."""
+    """Yield a refusal for each result that is a parameter's gradient: gradients belong to the graph."""
     places = {storage(one): name for one, name in zip(after, call.parameter_names(), strict=True) if one is not None}
     for name in dict.fromkeys(places[place] for place in storages_of(results) if place and place in places):
         yield Refusal(
@@ -311,9 +314,11 @@ def _returned_gradients(call: Call, after: Sequence[torch.Tensor | None], result
         )
 
 
-def _wandering(observer: Observer, call: Call, of_gradients: set[int], seen: frozenset[int]) -> Iterator[Refusal]:
-    """Yield a refusal of a tensor of unknown origin that is another than in the call before. Note [Compiled modules] in
-    `observer`. `of_gradients`: where those from before the call lay."""
+def _moved_tensors(observer: Observer, call: Call, of_gradients: set[int], seen: frozenset[int]) -> Iterator[Refusal]:
+    """Yield a refusal for a tensor of unknown origin that was not read in the previous call.
+
+    Note [Compiled modules] in `observer`. `of_gradients`: storage addresses of the gradients before the call.
+    """
     if call.state.compiled or not seen:
         return
     known = of_gradients.union(map(storage, [*call.state.tensors.values(), *call.tensors]))

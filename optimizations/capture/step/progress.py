@@ -56,7 +56,7 @@ class Progress:
     findings: int = 0
     failed: int = 0
     set_ups: int = 0
-    asked: bool = False
+    queries_capture: bool = False
     as_captured: bool = False
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     same_inputs: set[int] = field(default_factory=set)
@@ -101,9 +101,9 @@ class Progress:
         self.agreeing = min(self.agreeing, 1)
         return self.set_ups >= MOST_SET_UPS
 
-    def told_to_be_captured(self) -> bool:
+    def try_as_captured(self) -> bool:
         """Take in that a call cannot be captured; return whether it asks if it is, and gets yes from now on."""
-        if self.as_captured or not self.asked:
+        if self.as_captured or not self.queries_capture:
             return False
         self.as_captured = True
         self.observed = self.agreeing = self.findings = 0

@@ -36,13 +36,13 @@ from optimizations.capture.step.host_state import (
 )
 from optimizations.capture.step.user_code import (
     attributes_of,
-    behind_step,
     class_values,
     functions_of,
     global_names,
     is_users,
     is_users_file,
     slots,
+    unwrap_step,
 )
 from optimizations.torch_internals import hook_registry
 
@@ -100,7 +100,7 @@ class _Walk:
             path, value, depth = waiting.popleft()
             if type(value) in PLAIN:
                 continue
-            value = behind_step(value)
+            value = unwrap_step(value)
             if self._is_root(value):
                 depth = 0
             # An object may be met again nearer to a root, from where the walk descends further.

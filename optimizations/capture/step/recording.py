@@ -20,7 +20,7 @@ from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.call import Arguments, Call
 from optimizations.capture.step.following import plan_of, worth_reading
-from optimizations.capture.step.gradients import Gradients, Use, carves, gradients, room_for_gradients
+from optimizations.capture.step.gradients import Gradients, Use, bytes_for_gradients, carves, gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
@@ -96,7 +96,7 @@ class Recording:
             return False
         if self.inputs.in_place and self.inputs.moved(tensors):
             return False
-        return (self.watch.unchanged() if state is None else self.watch.stands_in(state)) and self.gradients.fit()
+        return (self.watch.unchanged() if state is None else self.watch.can_replay_in(state)) and self.gradients.fit()
 
     @property
     def _written_back(self) -> list[int]:
@@ -143,9 +143,9 @@ class Recording:
                 return branches.run(lambda: self.launch(tensors, rates, is_raced=True))
         fresh = self.outputs.prepare()
         self.inputs.bind(tensors)
-        self.gradients.bring()
+        self.gradients.load()
         rates.write()
-        self.audits.served += 1
+        self.audits.calls += 1
         self.replays += 1  # an interrupt that comes during the launch is raised after it
         try:
             if is_raced and branches is not None:
@@ -156,7 +156,7 @@ class Recording:
             self.replays -= 1
             raise
         self.outputs.copy_out(fresh)
-        self.gradients.leave()
+        self.gradients.publish()
         if self.written:  # after that: an argument may lie where what a gradient held is put back
             self.inputs.give_back(tensors, self.written)
         if counted := self.counted():
@@ -210,8 +210,8 @@ def capture(
         keeps_workspace=device.keeps_workspace,
     )
     observer.rates, observer.host_generators = rates.storages(), host_generators(device, call.state)
-    asked = forbidden_calls.Asked(as_captured=progress.as_captured)
-    room = room_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
+    queries = forbidden_calls.Queries(as_captured=progress.as_captured)
+    room = bytes_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
     with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
         observer.log = log = device.launch_log(notes_memory=concurrency == "auto")
@@ -224,7 +224,7 @@ def capture(
             observer.before_write = writes.note
             with (
                 compilations.noticed(observer, forbid=True),
-                forbidden_calls.watched(observer, asked, capturing=True, compiled=call.state.compiled),
+                forbidden_calls.watched(observer, queries, capturing=True, compiled=call.state.compiled),
                 observer,
             ):
                 returned = step(*args, **kwargs)
@@ -234,7 +234,7 @@ def capture(
         changes = list(call_changes(call.state, snapshot, results))
     if not device.ready():
         raise StepDiffers(FREED_MEANWHILE)
-    _check(observer, asked, seen, flatten(returned, []), changes)
+    _check(observer, queries, seen, flatten(returned, []), changes)
     for refusal in [*map(changed_itself, marks.changed()), *given.changes(args, kwargs)]:
         raise StepRefused(refusal)
     check_unread(device, graph, results, call.state.code)
@@ -276,7 +276,7 @@ def capture(
     )
     pointers = None
     if follow:
-        launches.read_behind([*outputs.copied(), *(gradient for gradient in after if gradient is not None)])
+        launches.read_after([*outputs.copied(), *(gradient for gradient in after if gradient is not None)])
         pointers = _follow(device, graph, pool, inputs, launches, set(written))
     renew = [] if pointers is None else [functools.partial(device.renew, graph, pointers)]
     watch = Watch(
@@ -376,7 +376,7 @@ FREED_MEANWHILE = Refusal(
 
 def _check(
     observer: Observer,
-    asked: forbidden_calls.Asked,
+    queries: forbidden_calls.Queries,
     seen: Observed,
     structure: Hashable,
     changes: Sequence[Refusal],
@@ -390,7 +390,7 @@ def _check(
         raise StepDiffers(SETS_UP)
     if observer.refusals:
         raise StepRefused(observer.refusals[0])
-    if asked.random_state and (observer.draws or seen.draws):
+    if queries.random_state and (observer.draws or seen.draws):
         raise StepRefused(CHECKPOINT_DRAWS)
     if (difference := first_difference(seen.operations, observer.operations)) is not None:
         raise StepDiffers(difference)

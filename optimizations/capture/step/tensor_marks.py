@@ -1,10 +1,9 @@
-"""Compare what Python may change of a tensor itself, and not what it holds.
+"""Compare the metadata and address of a tensor, which Python may change, and not its values.
 
-That is class, shape, strides, dtype, `requires_grad`, whether it stands for the conjugates or negatives of what lies in
-its memory, and which memory that is.
+Metadata are class, shape, strides, dtype, device, `requires_grad`, and the conjugate, negative and inference bits.
 
-These changes go through no operator, so a graph would not repeat them. A step that makes one is refused, and a capture
-that fails puts them back.
+These changes go through no operator, so a graph would not repeat them. A step that makes one is refused, and a failed
+capture restores them.
 """
 
 from __future__ import annotations
@@ -16,57 +15,57 @@ import torch
 
 from optimizations.torch_internals.tensor_guard import same_metadata
 
-Look = tuple[object, ...]
+TensorMetadata = tuple[object, ...]
 
 
-def look(tensor: torch.Tensor) -> Look:
-    """Return everything but the memory: what kernels of a graph were chosen for."""
+def metadata_of(tensor: torch.Tensor) -> TensorMetadata:
+    """Return the metadata for which the kernels of a graph were chosen; not the address."""
     try:
         strides = tensor.stride() if tensor.layout is torch.strided else None
-        seen_as = tensor.device, tensor.is_inference(), tensor.is_conj(), tensor.is_neg()
-        return tensor.requires_grad, type(tensor), tensor.dtype, tensor.shape, *seen_as, strides
+        settings = tensor.device, tensor.is_inference(), tensor.is_conj(), tensor.is_neg()
+        return tensor.requires_grad, type(tensor), tensor.dtype, tensor.shape, *settings, strides
     except RuntimeError:  # a parameter that gets its shape from the first batch
         return tensor.requires_grad, type(tensor), tensor.dtype, None, None
 
 
-def looks(tensors: Iterable[torch.Tensor]) -> list[Look]:
-    """Return `look` of each."""
-    return list(map(look, tensors))
+def metadata_of_all(tensors: Iterable[torch.Tensor]) -> list[TensorMetadata]:
+    """Return the metadata of each tensor."""
+    return list(map(metadata_of, tensors))
 
 
 class Metadata:
-    """Keep the metadata of tensors, and not the tensors."""
+    """Store the metadata of tensors without references to them."""
 
     def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        self._then = looks(tensors)
+        self._before = metadata_of_all(tensors)
         self._same = same_metadata(tensors)
 
     def same(self, tensors: tuple[torch.Tensor, ...]) -> bool:
         """Return whether these tensors, in the same order, have that metadata."""
         if not self._same(tensors):
-            if looks(tensors) != self._then:
+            if metadata_of_all(tensors) != self._before:
                 return False
-            self._same = same_metadata(tensors)  # which compares settings too, such as autocast
+            self._same = same_metadata(tensors)  # its check also compares settings such as autocast
         return True
 
 
 class TensorMarks:
-    """Keep tensors by name, as they are when this is made. With `to_restore` they can be made so again."""
+    """Record metadata and addresses of named tensors. With `to_restore` they can be restored."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], *, to_restore: bool = False) -> None:
-        self._then = [(path, tensor, look(tensor), _address(tensor)) for path, tensor in tensors.items()]
+        self._before = [(path, tensor, metadata_of(tensor), _address(tensor)) for path, tensor in tensors.items()]
         self._kept = [_detached(tensor) for tensor in tensors.values()] if to_restore else []
 
     def changed(self) -> Iterator[str]:
-        """Yield names of those that are not as they were."""
-        return (path for path, tensor, then, address in self._then if not _is(tensor, then, address))
+        """Yield names of tensors whose metadata or address changed."""
+        return (path for path, tensor, then, address in self._before if not _is(tensor, then, address))
 
     def restore(self) -> None:
-        """Make the tensors what they were."""
-        for (_, tensor, then, address), kept in zip(self._then, self._kept, strict=True):
+        """Restore the recorded memory and `requires_grad` of changed tensors."""
+        for (_, tensor, then, address), kept in zip(self._before, self._kept, strict=True):
             if _is(tensor, then, address):
                 continue
-            with contextlib.suppress(RuntimeError):  # what does not let itself be changed was not
+            with contextlib.suppress(RuntimeError):  # a tensor that refuses the change was not changed by the step
                 if kept is not None:
                     tensor.data = kept
                 if tensor.is_leaf:
@@ -79,8 +78,8 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor | None:
     return None
 
 
-def _is(tensor: torch.Tensor, then: Look, address: int) -> bool:
-    return look(tensor) == then and _address(tensor) == address
+def _is(tensor: torch.Tensor, then: TensorMetadata, address: int) -> bool:
+    return metadata_of(tensor) == then and _address(tensor) == address
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Tell which classes and files are the program's own code, and which names code uses."""
+"""Find out which classes and files are the program's own code, and which names code uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS = "optimizations.capture.step."
 
 
 def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield code and that of the functions and comprehensions within."""
+    """Yield a code object and those of the functions and comprehensions in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -29,7 +29,7 @@ def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
 
 @functools.lru_cache(maxsize=4096)
 def global_names(code: types.CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes in code and in the functions within."""
+    """Return the names of globals and attributes in code and in its nested functions."""
     return frozenset(name for one in with_inner(code) for name in one.co_names)
 
 
@@ -56,20 +56,20 @@ _NOT_IN_A_STEP = frozenset(
         *("__copy__", "__deepcopy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"),
     }
 )
-"""Methods that run where an object is made, shown or copied."""
+"""Methods that run when an object is made, printed or copied."""
 
 
 def _code_of(member: Any) -> Any:
-    """Return what a member of a class runs when it is looked up or called."""
+    """Return the function that runs when a member of a class is read or called."""
     if isinstance(member, property):
         return member.fget
     if isinstance(member, functools.cached_property):
         return member.func
-    return behind_step(getattr(member, "__func__", member))
+    return unwrap_step(getattr(member, "__func__", member))
 
 
-def behind_step(value: Any) -> Any:
-    """Return the function that was given to `graph_step` for the step that it made, and any other value itself."""
+def unwrap_step(value: Any) -> Any:
+    """Return the function that was passed to `graph_step` if this is a graphed step, else the value itself."""
     while str(type(value).__module__).startswith(_STEPS) and hasattr(value, "__wrapped__"):
         value = value.__wrapped__
     return value
@@ -87,7 +87,7 @@ def slots(kind: type) -> tuple[str, ...]:
 
 
 def class_values(kind: type) -> tuple[str, ...]:
-    """Return the names of values, not methods, in `kind` and its bases, as far as the program defines these."""
+    """Return the names of values, not methods, that the program's own classes among `kind` and its bases define."""
     found = (item for base in kind.__mro__ if is_users(base.__module__) for item in list(vars(base).items()))
     named = (name for name, member in found if not name.startswith("__") and not hasattr(member, "__get__"))
     return tuple(dict.fromkeys(named))

@@ -1,9 +1,9 @@
-"""Compare the Python state that a recording was made with, before each replay.
+"""Compare the current Python state with that of the recording, before each replay.
 
-Entries are compared in bulk (`held_values`): a dict by its version, and by its entries once it was written though all
-that counts in it is as it was. Where an entry holds another object, its value counts: an equal number is no change, and
-from then on that entry is compared by its value. Where a container was exchanged, the state is reached once more and
-compared by names and values (`differences`).
+Entries are compared in bulk (`held_values`). A dict is compared by its version. After a write that changed no relevant
+entry, it is compared by its entries. If an entry is a different object, its value is compared: an equal number is no
+change, and from then on that entry is compared by value. If a container was replaced, everything that the step reaches
+is collected again and compared by names and values (`differences`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from optimizations.torch_internals.dictionary_writes import have_versions
 from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared, is_dict
 
 Ignore = Callable[[Any, Any], bool]
-"""Whether an entry (what holds it, key) may change."""
+"""Whether an entry (container, key) may change."""
 
 FEW = 64
-"""Tensors kept by optimizers up to which all addresses are compared each time."""
+"""If optimizers keep more tensors, only some of their addresses are compared before each replay."""
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, type)
 _BY_IDENTITY = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, *_FUNCTIONS, enum.Enum)
@@ -46,11 +46,11 @@ _UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Hold one compared entry: its name, where it stands, and what stands there.
+    """Describe one compared entry: its name, container, key and value.
 
     Attributes:
-        key: `SIZE` for the number of members of a container, which is the `value` then.
-        token: what it is compared by; equal tokens are no change.
+        key: `SIZE` if the `value` is the number of members of the container.
+        token: the compared value; equal tokens are no change.
     """
 
     name: str
@@ -73,19 +73,19 @@ class Value:
 
 SIZE = object()
 _ANY_SIZE = "any"
-"""Of attributes of ordinary objects: they get some at any time, of which only those count that code names."""
+"""The size of an ordinary object's `__dict__` is not compared: only attributes that code names matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """Stand for an object: by its identity, or by its class where its content is compared by itself."""
+    """Represent an object by its identity, or by its class if its content is compared separately."""
 
     kind: type
     identity: int = 0
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is a number, string or the like, or a tuple of such."""
+    """Return whether a value is of a `PLAIN` type, such as a number or string, or a tuple of such values."""
     kind = type(value)
     return issubclass(kind, PLAIN) or (kind is tuple and all(map(is_plain, value)))
 
@@ -97,7 +97,7 @@ def _token(value: Any) -> Hashable:
 
 
 def compared(state: HostState, ignore: Ignore) -> Iterator[Value]:
-    """Yield every entry that calls are compared by; tensors among them. Members of sets and queues are not."""
+    """Yield every compared entry, including tensors. Members of sets and queues are not compared."""
     for container in state.containers:
         held = container.held
         if not container.is_compared or isinstance(held, (set, deque)):
@@ -114,7 +114,7 @@ def compared(state: HostState, ignore: Ignore) -> Iterator[Value]:
 
 
 def _is_sized(container: Container) -> bool:
-    """Return whether it matters that entries are added, whatever their names."""
+    """Return whether any added entry is a change, whatever its name."""
     if not container.is_attributes or is_of_module(container):
         return True
     return container.always_read and "param_groups" not in container.held
@@ -126,7 +126,7 @@ def is_of_module(container: Container) -> bool:
 
 
 def by_name(values: Iterable[Value]) -> dict[str, Value]:
-    """Return entries by their names, with numbers where several have one name, as variables of two functions may."""
+    """Return entries by name. Equal names, such as those of variables of two functions, get numbers."""
     found: dict[str, Value] = {}
     for one in values:
         name, number = one.name, 1
@@ -138,33 +138,33 @@ def by_name(values: Iterable[Value]) -> dict[str, Value]:
 
 
 def _is_own(container: Container, key: Any, value: Any) -> bool:
-    """Return whether PyTorch keeps something for itself there. Dicts of hooks count where they hold some (`hooks`)."""
+    """Return whether an attribute is internal to PyTorch. A dict of hooks is internal only while it is empty."""
     if not (container.is_attributes and isinstance(key, str)):
         return False
     return not value if key in MODULE_HOOKS else is_own(key)
 
 
 def is_dropped(name: str, dropped: Collection[str]) -> bool:
-    """Return whether an entry, or what it stands in, is among the names left out of the comparison."""
+    """Return whether an entry, or a container of it, is excluded from the comparison by name."""
     return bool(dropped) and not _and_before(name).isdisjoint(dropped)
 
 
 @functools.lru_cache(maxsize=65536)
 def _and_before(name: str) -> frozenset[str]:
-    """Return a name and those of what it stands in: of `a.b[0]` also `a.b` and `a`."""
+    """Return a name and those of its containers: for `a.b[0]` also `a.b` and `a`."""
     ends = [index for index, letter in enumerate(name) if letter in ".[" or name.startswith(" (", index)]
     return frozenset((name, *(name[:end] for end in ends)))
 
 
 class Watch:
-    """Hold the state of a step as it is when this is made.
+    """Record the Python state of a step, and compare it before replays.
 
     Args:
         ignore: entries that may change.
         reads: whether the graph reads a tensor. Tensors of modules and optimizers count as read.
-        extra: tensors that stand in no container.
-        hooks_of_tensors: those of parameters run in the graph, so that others are a change.
-        dropped: names of entries that are left out; it may grow later.
+        extra: tensors that are in no container.
+        hooks_of_tensors: hooks of parameters ran during the capture, so their changes count.
+        dropped: names of excluded entries; the set may grow later.
     """
 
     def __init__(
@@ -188,17 +188,17 @@ class Watch:
         of_optimizers = {id(one) for group in kept for one in group}
         self._known = tuple(one for one in found if id(one) not in of_optimizers)
         self._metadata = Metadata(self._known)
-        self._known_lie, self._all_lie = lying(self._known), lying(found)
-        self._kept_lie = lying_in_turn(kept)
-        # An address says nothing later, when another tensor may lie there: from then on names count.
+        self._known_in_place, self._all_in_place = address_check(self._known), address_check(found)
+        self._kept_in_place = address_checks(kept)
+        # Later a different tensor may have the same address, so names are compared from then on.
         every = by_name(compared(state, ignore))
         self._unread = {
             name for name, one in every.items() if isinstance(one.value, torch.Tensor) and not reads(one.value)
         }
-        self._take_in(state)
+        self._store(state)
 
-    def _take_in(self, state: HostState) -> None:
-        self._looks_again = False
+    def _store(self, state: HostState) -> None:
+        self._is_invalidated = False
         self._values = self._compared(state)
         self._compare_these()
 
@@ -206,11 +206,11 @@ class Watch:
         return {name: one for name, one in by_name(compared(state, self._ignore)).items() if self._counts(name, one)}
 
     def _counts(self, name: str, one: Value) -> bool:
-        """Return whether an entry is compared; a tensor only if the graph reads what stands there."""
+        """Return whether an entry is compared; a tensor only if the graph reads it."""
         return (one.container.always_read or name not in self._unread) and not is_dropped(name, self._dropped)
 
     def _compare_these(self) -> None:
-        """Make the comparison in C++, and find what is to be compared in Python."""
+        """Set up the comparison in C++, and find the entries that have to be compared in Python."""
         by_container: dict[int, list[Value]] = {}
         for one in self._values.values():
             by_container.setdefault(id(one.container), []).append(one)
@@ -234,29 +234,29 @@ class Watch:
         self._held = HeldValues(held)
 
     def unchanged(self) -> bool:
-        """Return whether everything is as it was, as far as the same containers show it."""
-        if self._looks_again:
+        """Return whether nothing changed in the recorded containers."""
+        if self._is_invalidated:
             return False
         try:
             if not self._held.same():
                 others = [one for one in self._values.values() if _current(one) is not one.value]
-                if not all(map(_stands, others)):
+                if not all(map(_is_unchanged, others)):
                     return False
                 self._by_value.update(one.name for one in others if one.key is not SIZE)
                 self._written.update(map(id, self._held.written()))
                 self._compare_these()
             return (
-                (not self._in_python or all(map(_stands, self._in_python)))
+                (not self._in_python or all(map(_is_unchanged, self._in_python)))
                 and self._metadata.same(self._known)
-                and self._known_lie()
-                and next(self._kept_lie)()
+                and self._known_in_place()
+                and next(self._kept_in_place)()
                 and self._hooks.unchanged()
             )
         except _UNREADABLE:
             return False
 
     def differences(self, state: HostState) -> list[tuple[Value | None, Value | None]]:
-        """Return the entries that are not as they were in what the step reaches now: as they were, and as they are."""
+        """Return pairs of the old and new entry for each difference to what the step reaches now."""
         now, then = self._compared(state), self._values
         pairs = [(then.get(name), now.get(name)) for name in {**then, **now}]
         return [
@@ -266,25 +266,25 @@ class Watch:
             and not (old and is_dropped(old.name, self._dropped))
         ]
 
-    def stands_in(self, state: HostState) -> bool:
-        """Return whether a step that reaches this state may be replayed. Containers of it are compared from then on."""
+    def can_replay_in(self, state: HostState) -> bool:
+        """Return whether a step that reaches this state may be replayed. If so, record its containers."""
         if self.differences(state) or not (
             self._metadata.same(self._known) and self.in_place() and self._hooks.unchanged()
         ):
             return False
-        self._take_in(state)
+        self._store(state)
         return True
 
-    def look_again(self) -> None:
-        """Compare by what a step reaches before the next replay."""
-        self._looks_again = True
+    def invalidate(self) -> None:
+        """Require that everything a step reaches is collected again before the next replay."""
+        self._is_invalidated = True
 
     def in_place(self) -> bool:
-        """Return whether tensors have the same memory."""
-        return self._all_lie()
+        """Return whether all tensors have their recorded addresses."""
+        return self._all_in_place()
 
     def is_over(self, state: HostState) -> bool:
-        """Return whether another tensor stands where one stood, or it lies elsewhere: no call can be replayed again."""
+        """Return whether a tensor was replaced or moved, so that no call can be replayed again."""
         if not self.in_place():
             return True
         kinds = (torch.Tensor, torch.nn.Module)
@@ -294,11 +294,11 @@ class Watch:
         return any(then[name] != token for name, token in now.items() if name in then)
 
     def differing(self) -> list[str]:
-        """Return the names of entries that are not as they were, as far as the same containers show it."""
+        """Return the names of changed entries in the recorded containers."""
         found = []
         for one in self._values.values():
             try:
-                same = _stands(one)
+                same = _is_unchanged(one)
             except _UNREADABLE:
                 same = False
             if not same:
@@ -310,41 +310,44 @@ class Watch:
 
 
 def _current(one: Value) -> Any:
-    """Return what an entry holds now, or how many members there are."""
+    """Return the current value of an entry, or the current size."""
     return len(one.container.held) if one.key is SIZE else one.container.get(one.key)
 
 
-def _stands(one: Value) -> bool:
-    """Return whether an entry holds what it held, or an equal number."""
+def _is_unchanged(one: Value) -> bool:
+    """Return whether an entry has the same object or an equal number."""
     now = _current(one)
     return now is one.value or (one.is_plain and is_plain(now) and exact(now) == exact(one.value))
 
 
-def lying(tensors: Iterable[torch.Tensor]) -> Callable[[], bool]:
-    """Return a function that checks whether these tensors lie where they lie now."""
+def address_check(tensors: Iterable[torch.Tensor]) -> Callable[[], bool]:
+    """Return a function that checks whether these tensors still have their current addresses."""
     held = list(tensors)
     addresses = [tensor.data_ptr() for tensor in held]
     return functools.partial(torch_internals.data_ptrs_equal, held, addresses, list(range(len(held))))
 
 
-def lying_in_turn(groups: Sequence[Sequence[torch.Tensor]]) -> Iterator[Callable[[], bool]]:
-    """Return such functions without end: if there are more than `FEW` tensors, each checks one of every group.
+def address_checks(groups: Sequence[Sequence[torch.Tensor]]) -> Iterator[Callable[[], bool]]:
+    """Return an endless iterator of address checks. With more than `FEW` tensors, each checks one of every group.
 
-    PyTorch takes 60 ns for an address, and an optimizer keeps three tensors for each parameter. What moves one of a
-    group in place (`.data =`) moves all of them, or the same ones of other groups, such as when they are offloaded.
+    Reading an address takes 60 ns, and an optimizer keeps three tensors for each parameter. A program that moves one
+    tensor (`.data =`), such as to offload it, moves its whole group or the same tensor of every group.
     """
     if sum(map(len, groups)) <= FEW:
-        return itertools.repeat(lying(one for group in groups for one in group))
+        return itertools.repeat(address_check(one for group in groups for one in group))
     longest = max(map(len, groups))
     return itertools.cycle(
-        [lying(group[(place + turn) % len(group)] for place, group in enumerate(groups)) for turn in range(longest)]
+        [
+            address_check(group[(place + turn) % len(group)] for place, group in enumerate(groups))
+            for turn in range(longest)
+        ]
     )
 
 
 def _read_tensors(
     state: HostState, reads: Callable[[torch.Tensor], bool], extra: Sequence[torch.Tensor], dropped: Collection[str]
 ) -> list[torch.Tensor]:
-    """Return the tensors whose memory is compared: those of modules and optimizers, and those that the graph reads."""
+    """Return the tensors whose addresses are compared: of modules and optimizers, and those that the graph reads."""
     held = {
         id(value)
         for container in state.containers
@@ -357,7 +360,7 @@ def _read_tensors(
 
 
 def _kept_by_optimizers(state: HostState, among: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return the tensors that optimizers keep and that are nothing else, grouped by the parameters they belong to."""
+    """Return the optimizers' own state tensors, grouped by parameter."""
     others = {id(tensor) for one in state.modules.values() for tensor in [*one.parameters(), *one.buffers()]}
     left = {id(one): one for one in among if id(one) not in others}
     every = (kept for one in state.optimizers.values() for kept in one.state.values() if isinstance(kept, dict))

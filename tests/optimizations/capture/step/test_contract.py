@@ -316,9 +316,9 @@ def test_audits_take_a_hundredth_of_the_time() -> None:
         now += 0.001
         if audits.due():
             now += 0.01
-            audits.took(0.01, now, audits.served)
+            audits.took(0.01, now, audits.calls)
         else:
-            audits.served += 1
+            audits.calls += 1
     assert audits.done > 6 and audits.done * 0.01 < 0.02 * now
 
 

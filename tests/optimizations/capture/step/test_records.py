@@ -17,7 +17,7 @@ from optimizations import torch_internals
 from optimizations.capture.device import any_word_in
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import copies, names, refused_tensor, replaced, signature
-from optimizations.capture.step.forbidden_calls import Asked, watched
+from optimizations.capture.step.forbidden_calls import Queries, watched
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import Observer, draws, storage
 from optimizations.capture.step.observing import Observed
@@ -242,10 +242,10 @@ def test_a_checkpoint_keeps_the_random_state_without_a_trace(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.zeros(8, dtype=torch.uint8).clone())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: state.clone())
     for capturing in (False, True):
-        observer, asked = Observer(lambda tensor: True, {}, forbid=capturing), Asked()
-        with watched(observer, asked, capturing=capturing, compiled=False), observer:
+        observer, queries = Observer(lambda tensor: True, {}, forbid=capturing), Queries()
+        with watched(observer, queries, capturing=capturing, compiled=False), observer:
             torch.cuda.set_rng_state(torch.cuda.get_rng_state())
-        assert observer.operations == [] and asked.random_state
+        assert observer.operations == [] and queries.random_state
 
 
 def test_too_many_signatures_are_a_reason() -> None:
@@ -284,7 +284,7 @@ def test_module_imported_in_a_watched_call_holds_nothing() -> None:
     observer = Observer(lambda tensor: True, {}, forbid=True)
     gone = weakref.ref(observer)
     owners = [(torch.cuda, "synchronize"), (torch, "manual_seed")]
-    with watched(observer, Asked(), capturing=True, compiled=False):
+    with watched(observer, Queries(), capturing=True, compiled=False):
         kept = [vars(owner)[name] for owner, name in owners]
     assert all(function is not vars(owner)[name] for function, (owner, name) in zip(kept, owners, strict=True))
     del observer
