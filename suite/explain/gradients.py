@@ -1,15 +1,14 @@
-"""Compute gradients of tensors whose GPU is not there, as autograd's engine does, but in Python.
+"""Compute gradients of tensors without their GPU, as autograd's engine does, but in Python.
 
-AOTAutograd finds a backward graph by differentiating while it traces. PyTorch's engine begins by asking for the current
-stream of each device that the tensors are on, which fails without a driver. What else it does is little: it calls the
-nodes of the recorded graph, adds up what comes together, and returns the gradients that were asked for. This module
-does it in the same order, so that the traced graph is the same, node by node.
+AOTAutograd traces a backward graph by differentiating. PyTorch's engine first queries the current stream of each
+device of the tensors, which fails without a driver. The rest of the engine is small: it calls the nodes of the
+autograd graph, sums gradients that reach the same node, and returns the requested gradients. This module does the
+same in the same order, so that the traced graph is equal, node by node.
 
-Note [What the engine does]. A node is called once everything is there that leads to it, and of those that can be called
-the one that was recorded last. Only nodes on the way to an input that was asked for are called. What a node gives is
-reduced to the shape and cast to the dtype of the tensor that it is the gradient of. Hooks are not called: in what
-AOTAutograd differentiates there are none but those by which it notes the line that a node comes from, and these notes
-are taken here.
+Note [What the engine does]. A node is ready when all gradients of its results are computed. Of the ready nodes the one
+that was recorded last is called first. Only nodes on a path to a requested input are called. Each gradient is reduced
+to the shape and cast to the dtype of its tensor. Hooks are not called: AOTAutograd installs only those that record the
+source line of a node, and this module records the lines itself.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _TAKES_NOTHING = "encore_takes_nothing"
 
 @contextlib.contextmanager
 def without_engine() -> Iterator[None]:
-    """Answer `torch.autograd.grad` by `gradients` while the block runs."""
+    """Replace `torch.autograd.grad` by `gradients` while the block runs."""
     method = FunctionCtx.set_materialize_grads
 
     def noted(context: Any, value: bool) -> None:  # PyTorch has no way to read it
@@ -119,10 +118,10 @@ def gradients(
 
 
 def _node(tensor: Any, leaves: Mapping[int, Any] = MappingProxyType({})) -> Any:
-    """Return the node that the gradient of a tensor is given to; None for a leaf that is not among the `leaves`.
+    """Return the node that receives the gradient of a tensor; None for a leaf that is not among the `leaves`.
 
-    It is not looked for by doing something to the tensor, as `get_gradient_edge` does: what `torch.func` has wrapped
-    would give the node of what is inside.
+    `get_gradient_edge` is not used, because it applies an operator to the tensor: for a tensor wrapped by `torch.func`
+    this would return the node of the wrapped tensor.
     """
     if isinstance(tensor, GradientEdge):
         return tensor.node
@@ -132,7 +131,7 @@ def _node(tensor: Any, leaves: Mapping[int, Any] = MappingProxyType({})) -> Any:
 
 
 def _from_the_leaves(roots: Sequence[Any]) -> Iterator[Any]:
-    """Yield everything that leads to these nodes, each after those that lead to it."""
+    """Yield all predecessors of these nodes in topological order."""
     seen: set[Any] = set()
     for root in roots:
         if root in seen:
@@ -176,8 +175,8 @@ def _call(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
 def _call_function(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Call the backward of an `autograd.Function`, which returns a gradient for each argument of the forward.
 
-    It gets zeros for a missing gradient, or None if the function said `set_materialize_grads(False)`. What it returns
-    beyond the number of arguments has to be None.
+    A missing gradient is passed as zeros, or as None after `set_materialize_grads(False)`. Returned values beyond the
+    number of arguments must be None.
     """
     if not getattr(node, _TAKES_NOTHING, False):
         incoming = [
@@ -198,7 +197,7 @@ def _call_function(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor 
 
 
 def _zeros(result: Any) -> Tensor | None:
-    """Return zeros like a result; None for one without gradients, of which autograd keeps no shape."""
+    """Return zeros like a result; None for a result without gradients, whose shape autograd does not store."""
     if (tuple(result.shape), result.dtype, result.device.type) == ((), torch.get_default_dtype(), "cpu"):
         return None
     zeros: Tensor = torch.ops.aten.zeros.default(
@@ -208,7 +207,7 @@ def _zeros(result: Any) -> Tensor | None:
 
 
 def _conform(gradient: Tensor, result: Any) -> Tensor:
-    """Return a gradient in the shape and dtype of what it is the gradient of."""
+    """Return a gradient in the shape and dtype of the result that it belongs to."""
     if tuple(gradient.shape) != tuple(result.shape):
         gradient = gradient.sum_to_size(result.shape)
     if gradient.dtype == result.dtype:

@@ -1,11 +1,10 @@
-"""Make PyTorch compile for an H100 that is not there: a table answers what PyTorch asks about its GPU.
+"""Make PyTorch compile for an H100 that is not present: a table of its properties replaces queries of the driver.
 
 Inside `pretended_gpu()` Dynamo, AOTAutograd and Inductor behave as on a machine with that GPU, as long as every CUDA
-tensor is a fake one and nothing is launched. Where PyTorch would measure on the GPU, an assumption stands in, which is
-noted.
+tensor is fake and nothing is launched. Measurements on the GPU are replaced by assumptions, which are reported.
 
-The answers are global state of PyTorch and Triton, and some of what is computed from them stays in caches. Only a
-process of its own should enter `pretended_gpu`.
+The table is installed in global state of PyTorch and Triton, and values computed from it remain in caches. Enter
+`pretended_gpu` only in a process that is used for nothing else.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def pretended_gpu() -> Iterator[list[str]]:
         if sentence not in assumed:
             assumed.append(sentence)
 
-    # PyTorch's own guard for tracing CUDA programs without a device; without it any indexing asks the driver.
+    # PyTorch's guard for tracing CUDA programs without a device; without it any indexing queries the driver.
     torch_internals.ensure_cuda_device_guard_set()
     with contextlib.ExitStack() as stack:
         for owner, attribute, answer in _answers():
@@ -81,7 +80,7 @@ def pretended_gpu() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def named_gpu() -> Iterator[None]:
-    """Make PyTorch tell the GPU's name, and nothing else of it: TorchBench asks for it before it builds a model."""
+    """Make PyTorch return the GPU's name and no other property: TorchBench queries it before it builds a model."""
     with torch_internals.replaced_attribute(torch.cuda, "get_device_name", lambda device=None: NAME):
         yield
 
@@ -105,7 +104,7 @@ def _answers() -> Iterator[tuple[Any, str, Any]]:
         # Dynamo's device interface took its own references when it was imported.
         if attribute in vars(torch_internals.CudaInterface):
             yield torch_internals.CudaInterface, attribute, staticmethod(answer)
-    # Streams are asked for in this place, and answering would need a real one; without an accelerator none is used.
+    # This property is queried to create streams, which needs a real GPU; without an accelerator none is used.
     yield torch.accelerator, "is_available", lambda: False
 
 
@@ -121,7 +120,7 @@ def _padding_not_worth_it(assume: Callable[[str], None]) -> Callable[..., bool]:
 
 @contextlib.contextmanager
 def _real_tensors_on_the_cpu() -> Iterator[None]:
-    """Take memory asked for on the GPU from the CPU: Inductor folds constants by computing a few real elements."""
+    """Allocate GPU tensors in CPU memory: Inductor folds constants by computing a few real elements."""
 
     def empty(
         size: Sequence[int],
@@ -143,7 +142,7 @@ def _real_tensors_on_the_cpu() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _triton_driver() -> Iterator[None]:
-    """Stand in for Triton's driver, which code generation asks for the target; there is none without a GPU."""
+    """Replace Triton's driver, which code generation queries for the target; there is none without a GPU."""
     target = GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], WARP_SIZE)
     driver = SimpleNamespace(
         get_current_target=lambda: target,

@@ -1,19 +1,18 @@
-"""Measure how far two results are apart: relative error per tensor, in two norms.
+"""Measure the distance of two results: relative error per tensor, in two norms.
 
-||x - ref|| / ||ref|| over all elements of a tensor, because single elements that are nearly zero say nothing about a
-computation in low precision. In the L2 norm, a wrong element among a million has no weight; in the maximum norm, many
-elements that are somewhat wrong have none. So an error is the larger of the two. What cannot be expressed as a distance
-is infinitely far away: another shape or dtype, a missing tensor, an integer that differs, an infinity or NaN in another
-place.
+The error is ||x - ref|| / ||ref|| over all elements of a tensor, because the relative error of single elements near
+zero is meaningless in low precision. The L2 norm hides one wrong element among a million; the maximum norm hides many
+elements with a small error. So the larger of the two counts. The error is infinite where no distance is defined: a
+different shape or dtype, a missing tensor, an integer that differs, or an infinity or NaN in only one of the results.
 
-Whether results belong to the inputs that they are said to be of.
+Check that results were computed from their own inputs:
 
-A CUDA graph that reads its inputs from where they were before computes a correct result, but of other inputs. Where a
-program's results hardly depend on its inputs (an AlexNet with random weights gives nearly the same for all images),
-such a result is within the tolerance. But it is nearer to what eager computes of those other inputs, and that is what
-is checked here. Rounding does not bring a result there: it would have to go all one way in many elements.
+A CUDA graph that reads stale input addresses computes a correct result of other inputs. Where a program's results
+hardly depend on its inputs (an AlexNet with random weights returns nearly the same for all images), such a result is
+within the tolerance. But it is closer to eager's result of those other inputs, which is checked here. Rounding does
+not cause this: it would need the same sign in many elements.
 
-Do all ranks have the same results? Compared by digests, and where bits differ by the norms of tensors.
+Check that all ranks have the same results: by digests, and where bits differ by the norms of tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ that is larger. Noise in gradients that are zero is up to 50 roundings of that s
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Hold how large the finite elements of tensors are: their root mean square, and the largest absolute value."""
+    """Describe the size of tensors' finite elements: their root mean square, and the largest absolute value."""
 
     rms: float = 0.0
     largest: float = 0.0
@@ -88,9 +87,9 @@ def _unusual(x: torch.Tensor) -> torch.Tensor:
 
 
 def misshapen(results: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], state: State) -> list[str]:
-    """Return the names of tensors that one side lacks, or that have another dtype or shape: wrong in any case.
+    """Return the names of tensors that are missing on one side or differ in dtype or shape.
 
-    Buffers and inputs that only one side changed are there on both, see `errors`.
+    A buffer or input that only one side changed is not missing, see `errors`.
     """
 
     def form(tensor: torch.Tensor | None) -> tuple[torch.dtype, torch.Size] | None:
@@ -113,14 +112,13 @@ def errors(
     tolerance: float,
     same: Collection[str] = (),
 ) -> dict[str, float]:
-    """Return relative errors by tensor name, over all names in either. Those that are known to have the `same` bits
-    have 0.
+    """Return relative errors by tensor name, over the names of both sides; 0 for names in `same`, whose bits agree.
 
-    A buffer or input that only one side changed is compared with its value before, from `state`. Gradients and buffers
-    are compared relative to at least `LEAST_SHARE` or `tolerance` of the size of all of their kind: where the true
-    value is zero, what is computed is rounding noise, and has no relative error. So it is with the gradient of a bias
-    in front of a normalisation, and with the mean of what a linear layer makes of normalised values (EfficientNet's
-    bottlenecks).
+    A buffer or input that only one side changed is compared with its saved value in `state`. Gradients and buffers
+    are compared relative to at least `LEAST_SHARE` or `tolerance` of the size of all gradients or all buffers. Where
+    the true value is zero, the computed one is rounding noise and has no meaningful relative error. Examples are the
+    gradient of a bias before a normalisation, and the mean of a linear layer's outputs for normalised inputs
+    (EfficientNet's bottlenecks).
     """
     least = {kind: _least(kind, reference, max(tolerance, LEAST_SHARE), device) for kind in (GRADIENT, BUFFER)}
     found: dict[str, float] = {}
@@ -137,13 +135,13 @@ def errors(
 
 
 def _least(kind: str, reference: Mapping[str, torch.Tensor], share: float, device: torch.device) -> Size:
-    alike = (tensor for name, tensor in reference.items() if name.startswith(kind) and tensor.is_floating_point())
-    size = size_of(alike, device)
+    of_kind = (tensor for name, tensor in reference.items() if name.startswith(kind) and tensor.is_floating_point())
+    size = size_of(of_kind, device)
     return Size(share * size.rms, share * size.largest)
 
 
 def size_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Size:
-    """Return the size of all of them together, found on `device`."""
+    """Return the size over all elements of the tensors, computed on `device`."""
     squares, count, largest = 0.0, 0, 0.0
     for tensor in tensors:
         for part in tensor.reshape(-1).split(CHUNK_ELEMENTS):
@@ -155,14 +153,14 @@ def size_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Size:
 
 
 NEARER = 4.0
-"""Factor by which a result is nearer to eager's result of other inputs than to its own if it is taken for that."""
+"""A result that is closer by this factor to eager's result of other inputs counts as computed from those."""
 
 MOST_ELEMENTS = 2**22
-"""Elements that are compared of a larger tensor, evenly spread: a mode that reads other inputs differs wherever results
-depend on them. Gigabytes of output take many seconds to bring to the device once more for each input set."""
+"""Number of evenly spaced elements that are compared of a larger tensor: a mode that reads other inputs differs
+wherever results depend on them. Copying gigabytes to the device again for each input set takes many seconds."""
 
 LEAST_ELEMENTS = 16
-"""Tensors of fewer elements say nothing: in few dimensions, rounding may well go the way in which inputs differ."""
+"""Smaller tensors are not checked: in few dimensions, rounding errors may resemble the effect of other inputs."""
 
 
 def result_of_other_inputs(
@@ -171,7 +169,7 @@ def result_of_other_inputs(
     *,
     device: torch.device,
 ) -> tuple[str, float] | None:
-    """Return a tensor that is eager's of another input set, with its relative error; None where there is none.
+    """Return a tensor that matches eager's result of another input set, with its relative error, or None.
 
     Args:
         results: tensors by name, of one input set after the other.
@@ -208,8 +206,8 @@ def norms(results: Sequence[Results]) -> dict[str, float]:
 
 
 def largest_spread(by_rank: Sequence[Mapping[str, float]]) -> float:
-    """Return the largest relative difference of a norm on two ranks; infinite where a tensor is missing on one, or
-    where one has a number and another has none."""
+    """Return the largest relative difference of a norm between ranks; infinite where a tensor is missing on one rank
+    or only some of the norms are finite."""
     if any(own.keys() != by_rank[0].keys() for own in by_rank):
         return math.inf
     return max((_spread([own[name] for own in by_rank]) for name in by_rank[0]), default=0.0)

@@ -2,53 +2,52 @@
 
 Eager and the compiled function start from the same seed, buffers and inputs, and their outputs, loss, gradients and
 changed state are compared by relative error, in the L2 and the maximum norm. Two correct programs of one precision
-differ by their rounding, and how much that is depends on the model. So the tolerance decides where it can, and where it
-is exceeded a run in higher precision does: the compiled function may be as far from it as the tolerance, or at most
-`REFERENCE_FACTOR` times as far as eager is. Two that are each within the tolerance of it can be farther from each
-other.
+differ by rounding, and the difference depends on the model. An error within the tolerance passes. A larger error is
+checked against a run in higher precision: the compiled function's error there may be at most the tolerance, or
+`REFERENCE_FACTOR` times eager's error. Two results within the tolerance of that run can differ by more than the
+tolerance.
 
-Note [Stochastic workloads]: random numbers depend on the dtype they are drawn for, so a run of the same program in
-higher precision has other dropout masks and is not a reference. What it can tell is how much eager rounds: eager's
-error is measured on a copy without dropout. A compiled function that is `REFERENCE_FACTOR` times as far from the truth
-as eager is differs from eager by at most `1 + REFERENCE_FACTOR` times this error, so that much is allowed between the
-two. This assumes that dropout hardly changes how much is rounded; the rule above needs no such assumption. That the
-compiled function has eager's random numbers at all is `suite.measure.eager_random`'s part.
+Note [Stochastic workloads]: random numbers depend on their dtype, so a run of the same program in higher precision has
+different dropout masks and is not a reference. But it shows eager's rounding error: this is measured on a copy without
+dropout. A compiled function whose error is at most `REFERENCE_FACTOR` times eager's differs from eager by at most
+`1 + REFERENCE_FACTOR` times eager's error, so this difference is allowed. It assumes that dropout hardly changes
+rounding errors; the rule above needs no such assumption. `suite.measure.eager_random` makes the compiled function draw
+eager's random numbers.
 
-Note [Scaled losses]: in float16 gradients of a mean over thousands of tokens are below what the type can hold, and
-eager's are no reference then (XLNET-T, DGPT2). A stochastic program is compiled for the comparison alone, and what is
-compiled does not know where the gradients come from. So there the loss is multiplied, on both sides, as users of amp
-do, by a power of two that leaves eager's gradients finite.
+Note [Scaled losses]: in float16, gradients of a mean over thousands of tokens underflow, and eager's gradients are then
+no reference (XLNET-T, DGPT2). A stochastic program is compiled only for the comparison, and the compiled code does not
+depend on the loss. So the loss is multiplied on both sides, as in amp, by a power of two that leaves eager's gradients
+finite.
 
-Note [Useless references]: in a short dtype a program may round so much that eager's result has nothing to do with the
-true one. A multiple of eager's error then allows anything, zeros and noise included (EOS in bfloat16: eager is off by
-423 times the value). So nothing is ever allowed to be farther off than `MOST_ERROR`, from the run in higher precision
-or from eager, and zeros are off by 1. Where eager itself is farther off, nothing is judged in that dtype: a correct
-program may compute noise there, as EOS does, eager or compiled. The program is then compiled in higher precision, too,
-and that compilation is compared with eager in that precision. An error that the mode makes only in the short dtype is
-not found then, unless it gives the same value everywhere. Gradients are computed from one another. So where eager is
-useless for one gradient, it is no reference for another one either if the multiple of its error there is above
-`MOST_ERROR` (LearningToPaint, where batch normalisation cancels nearly all of the gradient of a mean).
+Note [Useless references]: in a short dtype rounding errors may exceed the value itself. A multiple of eager's error
+then allows any result, zeros and noise included (EOS in bfloat16: eager's error is 423 times the value). So no error
+above `MOST_ERROR` is ever allowed, relative to the run in higher precision or to eager; zeros have an error of 1. Where
+eager's own error is larger, that dtype decides nothing: a correct program may compute noise there, as EOS does, eager
+or compiled. The program is then also compiled in higher precision and compared with eager in that precision. This
+misses an error that the mode makes only in the short dtype, unless all elements have the same value. Gradients are
+computed from one another. So where eager is useless for one gradient, it is also no reference for another one if the
+allowed multiple of its error there is above `MOST_ERROR` (LearningToPaint, where batch normalisation cancels nearly all
+of the gradient of a mean).
 
-Note [Few elements]: eager's error is measured once for each tensor. Over many elements that says how much eager rounds,
-over two it is luck: of two programs that round equally much, one differs from the other by more than three times its
-own error in more than a quarter of all gradients that are a single number. EfficientDet has 32 weights of fusion nodes,
-whose gradients are one number with either sign: a sum of thousands of terms of which nearly nothing is left. So where
-eager is useless for any gradient of a program, gradients of few elements are not judged by it either, even where it
-happened to be nearly right.
-Nor is it for those with few rows, one for each output of a layer: of one sample, the gradient of the weight that
-squeezes channels is that of its bias, times the same numbers in each row.
+Note [Few elements]: eager's error is measured once for each tensor. Over many elements it estimates the rounding error,
+over two it is chance. Of two programs with equal rounding errors, one differs from the other by more than three times
+its own error in more than a quarter of all gradients that are a single number. EfficientDet has 32 weights of fusion
+nodes whose gradients are single numbers of either sign: sums of thousands of terms that nearly cancel. So where eager
+is useless for any gradient of a program, it is no reference for gradients of few elements either, even where its error
+is small by chance. The same holds for gradients with few rows, one for each output of a layer: for one sample, the
+gradient of the weight that squeezes channels is that of its bias, times the same numbers in each row.
 
-Of some hundred elements it is still luck in part: their errors come from what is rounded further on, and are alike in
-all of them. The bias of a batch normalisation of LearningToPaint has 512, off by 0.009 in eager on a GPU and by 0.011
-on a CPU, where what is in front of it is off by 0.1 to 0.25; compiled by 0.006 and 0.014 for two of them on a CPU, and
-by more than 0.02 on a GPU. So gradients of fewer than `SMALL` elements may be off by one more time of eager's error.
-PyTorch's benchmarks allow three times there, too.
+For a few hundred elements the error is still partly chance: it comes from rounding in later layers and is correlated
+over the elements. A batch normalisation bias of LearningToPaint has 512 elements. Its error is 0.009 in eager on a GPU
+and 0.011 on a CPU, although the layer's inputs have errors of 0.1 to 0.25. Compiled it is 0.006 and 0.014 for two of
+them on a CPU, and more than 0.02 on a GPU. So for gradients of fewer than `SMALL` elements the allowed factor is larger
+by one. PyTorch's benchmarks allow three times there, too.
 
-Note [Choices]: max pooling sends a gradient to the largest of its inputs, and rounding decides which one that is where
-two are nearly equal. Each such choice moves a whole gradient, so errors of gradients grow with the square root of what
-is rounded, and float32 is not much of a reference then: in EfficientDet they are 0.2 in float16 and 0.002 in float32,
-though what is pooled differs by 0.02 and 0.00001 only. In float64 no choice is left to rounding. So what is compiled in
-float32 and differs there is compiled in float64, too, where the tolerance alone decides.
+Note [Choices]: max pooling passes a gradient to the largest of its inputs, and rounding decides which one that is where
+two are nearly equal. Each such choice moves a whole gradient, so errors of gradients grow with the square root of the
+rounding error, and float32 is then a poor reference. In EfficientDet they are 0.2 in float16 and 0.002 in float32,
+although the pooled values differ by only 0.02 and 0.00001. In float64 rounding decides no choice. So a program that
+differs in float32 is also compiled in float64, where the tolerance alone decides.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ UNIT_ROUNDOFF: dict[str, float] = {
     "float16": 2.0**-11,
     "bfloat16": 2.0**-8,
 }
-"""Largest relative error of rounding once. tf32, which float32 matmuls use on a GPU, has the fraction of float16."""
+"""Largest relative error of one rounding. tf32, which float32 matmuls use on a GPU, has the mantissa of float16."""
 
 TOLERANCE: dict[str, float] = {
     "float64": 1e-9,
@@ -85,21 +84,21 @@ TOLERANCE: dict[str, float] = {
     "float16": 2e-2,
     "bfloat16": 8e-2,
 }
-"""Relative errors that need no explanation: for the short types some 20 to 40 roundings that all go one way, for the
-long ones far more, because long sums and other algorithms (Winograd, another order of reduction) dominate there."""
+"""Relative errors that always pass: 20 to 40 roundings of equal sign for the short types, far more for the long ones,
+where long sums and different algorithms (Winograd, order of reduction) dominate."""
 
 REFERENCE_FACTOR = 2.0
-"""Largest ratio of the compiled function's distance from the run in higher precision to eager's."""
+"""Largest allowed ratio of the compiled function's error to eager's, both relative to the run in higher precision."""
 
 MOST_ERROR = 0.5
-"""Largest relative error that can be allowed, or that a reference may have. Zeros in place of a result are off by 1."""
+"""Largest relative error that is ever allowed, or that a reference may have. A result of zeros has an error of 1."""
 
 FEW_ELEMENTS = 10
-"""Most elements, or rows, of a gradient whose error is luck: see Note [Few elements]. PyTorch's benchmarks may allow
-tensors of up to so many ten times eager's error."""
+"""Largest number of elements or rows of a gradient whose error is chance: see Note [Few elements]. PyTorch's benchmarks
+allow tensors of this size up to ten times eager's error."""
 
 SMALL = 1000
-"""Elements of a gradient below which its error is luck in part: see Note [Few elements]. As in PyTorch's benchmarks
+"""Gradients of fewer elements have an error that is partly chance: see Note [Few elements]. As in PyTorch's benchmarks
 (`same` of `torch/_dynamo/utils.py`, 2.11)."""
 
 DROPOUT = (
@@ -110,7 +109,7 @@ DROPOUT = (
     torch.nn.AlphaDropout,
     torch.nn.FeatureAlphaDropout,
 )
-"""Modules whose rate is the attribute `p`, from which transformers' attention functions take theirs, too."""
+"""Modules whose rate is the attribute `p`, which transformers' attention functions read, too."""
 
 RATES = ("dropout", "attention_dropout", "activation_dropout", "drop_prob")
 """Attributes of other modules that are rates where they are floats: transformers pass theirs to functional dropout, and
@@ -118,8 +117,8 @@ timm's stochastic depth has one."""
 
 
 LOSS_SCALES = (2.0**15, 2.0**7, 1.0)
-"""Factors of losses where gradients are computed in float16: the first that eager's stay finite with. One more doubling
-would already be infinite in float16."""
+"""Factors of losses for float16 gradients; the first one with which eager's gradients are finite is used. Twice the
+largest would be infinite in float16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +131,21 @@ class Agreement:
     worst: str
     reference_error: float | None
     undecided: bool = False
-    """Passed as far as this dtype can tell, which is nothing: eager is not a reference in it."""
+    """Passed only because eager is not a reference in this dtype, so that nothing could be decided."""
     widened_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Hold what decides where the tolerance is exceeded: errors by tensor name, 0 where a name is missing.
+    """Hold the errors that decide where the tolerance is exceeded, by tensor name; 0 where a name is missing.
 
     Attributes:
         compiled: errors of the compiled function.
-        eager: eager's own rounding errors; NaN where nothing is known.
-        factor: how many times eager's error the compiled function's may be.
-        is_eager: the errors of the compiled function are its distances from eager, not from a run in higher precision.
+        eager: eager's rounding errors; NaN where they are unknown.
+        factor: allowed ratio of the compiled function's error to eager's.
+        is_eager: errors of the compiled function are relative to eager, not to a run in higher precision.
         few: gradients of few elements or rows: see Note [Few elements].
-        small: those of fewer than `SMALL` elements, which may be off by one more time of eager's error.
+        small: gradients of fewer than `SMALL` elements, whose allowed factor is larger by one.
     """
 
     compiled: Mapping[str, float]
@@ -157,7 +156,7 @@ class Reference:
     small: Collection[str] = ()
 
     def allows(self, name: str, tolerance: float, roundoff: float) -> bool:
-        """Return whether a tensor's error is explained. One above `MOST_ERROR` never is, however large eager's own."""
+        """Return whether a tensor's error is allowed; an error above `MOST_ERROR` never is."""
         error, own = self.compiled.get(name, 0.0), self.eager.get(name, 0.0)
         if self.is_eager and self.is_useless(name):
             return False
@@ -165,13 +164,12 @@ class Reference:
         return error <= max(tolerance, min(factor * own, MOST_ERROR) + roundoff)
 
     def is_useless(self, name: str) -> bool:
-        """Return whether eager is too far off to be a reference for this tensor: see Note [Useless references]."""
+        """Return whether eager's error is too large for a reference of this tensor: see Note [Useless references]."""
         own = self.eager.get(name, 0.0)
         return own > MOST_ERROR or (own > MOST_ERROR / self.factor and self._worst(name) > MOST_ERROR)
 
     def is_open(self, name: str) -> bool:
-        """Return whether there is no verdict: eager is useless, and the compiled function no farther off than
-        explained."""
+        """Return whether there is no verdict: eager is useless, and its error explains the compiled function's."""
         error = self.compiled.get(name, 0.0)
         if name in self.few and self._worst(name) > MOST_ERROR:
             return math.isfinite(error) and math.isfinite(self.eager.get(name, 0.0))
@@ -210,7 +208,7 @@ def compute_dtype(instance: Instance, inputs: Inputs) -> str:
 
 
 def tolerance_of(instance: Instance, inputs: Inputs) -> float:
-    """Return the largest relative error that needs no explanation: the program's own, or that of its dtype."""
+    """Return the relative error that always passes: the workload's tolerance, else that of its compute dtype."""
     own = instance.workload.tolerance
     return TOLERANCE[compute_dtype(instance, inputs)] if own is None else own
 
@@ -225,9 +223,9 @@ def judge(
 
     Args:
         compiled: errors of the compiled function against eager, by tensor.
-        tolerance: what is accepted at once, from eager or from a run in higher precision.
+        tolerance: error that always passes, relative to eager or to a run in higher precision.
         roundoff: unit roundoff of the compute dtype, by which errors against the reference may be above eager's.
-        reference: called only if something exceeds `tolerance`; None if there is nothing to refer to.
+        reference: called only if an error exceeds `tolerance`; returns None if there is no reference.
     """
     if not compiled:
         return Agreement(False, 0, math.inf, "(nothing to compare)", None)
@@ -244,7 +242,7 @@ def judge(
 
 
 def combine(verdicts: Sequence[Agreement]) -> Agreement:
-    """Return one verdict over several inputs: passed if all are. Numbers are those of the worst, failed ones first."""
+    """Return one verdict over several inputs, passed if all passed, with the numbers of the worst input."""
     shown = max(verdicts, key=lambda verdict: (not verdict.passed, verdict.max_relative_error))
     return replace(
         shown,
@@ -256,10 +254,10 @@ def combine(verdicts: Sequence[Agreement]) -> Agreement:
 def refused_of_other_inputs(
     verdict: Agreement, compiled: Sequence[Results], eager: Sequence[Results], *, device: torch.device
 ) -> Agreement:
-    """Return the verdict over all input sets, failed if a result is eager's of another input set than its own."""
+    """Return the verdict over all input sets, failed if a result matches eager's result of another input set."""
     own = []
     for results, expected in zip(compiled, eager, strict=True):
-        same = same_bits(results, expected)  # nothing is nearer to these than eager's on the same inputs
+        same = same_bits(results, expected)  # no other result can be closer to eager's on the same inputs
         own.append({name: tensor for name, tensor in results.tensors.items() if name not in same})
     found = result_of_other_inputs(own, [results.tensors for results in eager], device=device)
     if found is None or not verdict.passed:
@@ -326,9 +324,9 @@ def is_flat(tensor: torch.Tensor | None) -> bool:
 
 
 def draws_float32_noise(instance: Instance) -> bool:
-    """Return whether what is random is noise that a run in higher precision draws too, so that it is a reference.
+    """Return whether a run in higher precision draws the same random numbers, so that it is a reference.
 
-    In inference there is no dropout, and under amp a program's own tensors are float32 as they are in that run.
+    Inference has no dropout, and under amp the program draws float32 tensors, as the run in higher precision does.
     """
     casts = autocast_dtype(instance.workload.dtype_policy, instance.device.type) is not None
     return instance.workload.task == "inference" and casts
@@ -337,10 +335,10 @@ def draws_float32_noise(instance: Instance) -> bool:
 def error_without_dropout(
     instance: Instance, inputs: Inputs, state: State, seed: int, dtype: str
 ) -> dict[str, float] | None:
-    """Return eager's own rounding error by tensor, with dropout off: see Note [Stochastic workloads].
+    """Return eager's rounding error by tensor, with dropout off: see Note [Stochastic workloads].
 
-    None where the copy is random nevertheless, where it or its run in higher precision cannot run; the log says why.
-    An infinite error says nothing about how much eager rounds, and is NaN: it would excuse whatever is finite.
+    Return None where the copy is still random, or where it cannot run in this or in higher precision; the log has the
+    reason. An infinite error becomes NaN: it does not measure rounding, and would allow any finite error.
     """
     try:
         state.restore()
@@ -349,7 +347,7 @@ def error_without_dropout(
         rounded, again = (run_checked(calm, run, inputs, start, either) for either in (seed, seed + 1))
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # whatever a program does with a rate it was not written for
+    except Exception:  # a program may fail in any way with a rate that it was not written for
         traceback.print_exc()
         return None
     if rounded.digest() != again.digest():
@@ -377,11 +375,12 @@ def without_dropout(module: torch.nn.Module) -> torch.nn.Module:
 def higher_precision(instance: Instance, inputs: Inputs, state: State, seed: int, dtype: str) -> Results | None:
     """Return results of a copy of the module, uncompiled, in float32 (of float32: float64), without TF32 and autocast.
 
-    None for float64, and where the copy cannot run (a program may fix a dtype in its code); the log says why.
+    Return None for float64, and where the copy cannot run (a program may fix a dtype in its code); the log has the
+    reason.
 
     Raises:
-        torch.OutOfMemoryError: with other modes alive. This is not a verdict on the numbers, and the runner can help
-        it.
+        torch.OutOfMemoryError: other modes use the GPU's memory. This is no verdict on the numbers: the runner
+        measures the mode again in a smaller group.
     """
     if dtype == "float64":
         return None
@@ -393,7 +392,7 @@ def higher_precision(instance: Instance, inputs: Inputs, state: State, seed: int
             return run_checked(precise, run, wide_inputs, State(precise.module, wide_inputs), seed)
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # whatever a program does in a dtype it was not written for: then the tolerance decides alone
+    except Exception:  # a program may fail in any way in another dtype: then the tolerance alone decides
         traceback.print_exc()
         return None
 
@@ -430,24 +429,24 @@ def compare_widened(
     calls: int,
     forget: Callable[[], None] = lambda: None,
 ) -> Agreement:
-    """Return the verdict on the program compiled in higher precision, against eager there: Note [Useless references].
+    """Compare the program compiled in higher precision with eager in that precision: see Note [Useless references].
 
-    Where it fails in float32 it is compiled in float64: see Note [Choices]. Where a program cannot run in that, the log
-    says why, and the verdict of float32 stays.
+    If it differs in float32 it is compiled in float64: see Note [Choices]. Where it cannot run in float64, the log has
+    the reason, and the verdict in float32 counts.
 
     Args:
-        compile_module: the mode's way to compile a module.
+        compile_module: compiles a module as the mode does.
         instance: the program in its own dtype.
         inputs: one input set of it.
         state: of the instance, with these inputs.
         seed: of the random numbers of each call.
         marks_steps: as of `iteration`.
         calls: which call's results are compared; the first ones replay nothing.
-        forget: called before it is compiled once more.
+        forget: drops compiled code; called before the program is compiled again.
 
     Raises:
-        torch.OutOfMemoryError: with other modes alive.
-        Exception: whatever a program does in a dtype that it was not written for.
+        torch.OutOfMemoryError: other modes use the GPU's memory.
+        Exception: any error of a program in a dtype that it was not written for.
     """
 
     def verdict_in(wider: torch.dtype) -> Agreement:
@@ -472,6 +471,6 @@ def compare_widened(
             return verdict_in(torch.float64)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # whatever a program does in a dtype it was not written for
+        except Exception:  # a program may fail in any way in another dtype
             traceback.print_exc()
             return verdict

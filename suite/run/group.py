@@ -1,15 +1,15 @@
-"""Run one workload's cells while they live: started, prepared, compared, profiled, ended.
+"""Run one workload's cells during their lifetime: start, prepare, compare, profile and end them.
 
-Which modes are alive at the same time is the runner's business; a `GroupSession` does the steps for those it is given.
-Between the steps `suite.run.blocks` asks for blocks.
+The runner decides which modes are alive at the same time; a `GroupSession` runs the steps of its modes. Between the
+steps `suite.run.blocks` measures blocks.
 
-Note [Tuning]: all modes share one compile cache. The first of them that compiles, the reference mode if it is there,
-compiles and tunes its kernels while no other is at work, for what others do would disturb the timing that Inductor's
-tuning goes by. Then the others compile side by side, and find what it tuned; whatever else a mode tunes, it tunes in
-its turn, while no other warms up (`suite.worker.gpu_turns`), and the others find that too. Then they settle side by
-side, but for modes where Encore's selection times calls: their processes settle alone.
+Note [Tuning]: all modes share one compile cache. The first mode to compile, the reference mode if it is selected,
+compiles and tunes its kernels while no other process works, because load would disturb Inductor's timing of
+candidates. Then the others compile concurrently and find these results in the cache. A mode tunes its remaining kernels
+under a lock, while no other warms up (`suite.worker.gpu_turns`), and the results are shared too. Then the modes settle
+concurrently, except for those where Encore's selection times calls: their processes settle alone.
 
-Outputs of a mode against those of other modes, bit for bit.
+Outputs of a mode are compared with those of other modes, bit for bit.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from suite.worker.protocol import (
 )
 
 WORKER_BYTES = 3 * 2**30
-"""Memory of the host that is taken to be enough for a worker that has imported torch and waits."""
+"""Host memory assumed for a worker that has imported torch and waits."""
 
 CONTEXT_BYTES = 2**30
-"""Memory of the GPU that is taken to be enough for what a process needs there besides tensors."""
+"""GPU memory assumed for a process in addition to its tensors."""
 
 
 @dataclass(slots=True)
 class Toolchain:
-    """Keep what one cell finds out about the host's compilers for all that come after it.
+    """Store one cell's findings about the host's compilers for all later cells.
 
-    Finding it out takes many seconds, so the first process that compiles does it alone. `headers` is a folder
+    Testing the compilers takes many seconds, so only the first process that compiles does it. `headers` is a folder
     for compiled headers; None: each process compiles its own.
     """
 
@@ -69,7 +69,7 @@ class Toolchain:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Hold what all cells of a run share. `timeout_s` bounds each phase of a worker, `gpu_bytes` is its GPU memory."""
+    """Hold settings and tools of all cells of a run. `timeout_s` bounds each phase of a worker."""
 
     settings: RunSettings
     logs: Path
@@ -83,16 +83,15 @@ class Bench:
 class GroupSession:
     """Run the steps of a group of modes of one workload.
 
-    `known` holds the correctness of modes of this workload that were prepared before, for the bitwise comparison. What
-    is prepared again, in another group, is one more to compare with.
+    `known` maps modes of this workload that were prepared before to their correctness, for the bitwise comparison. A
+    mode that is prepared again in another group adds an entry.
 
     Note [Later processes]: importing torch, starting the compilers and calling a program for the first time takes
-    longer than measuring, and most of it happens on one core. So later processes start while the first ones compile
-    side by side, and wait, where the host has the memory for it. Those that may turn out not to be needed do not: where
-    there are many, the compilation of a small program is over before they have started.
-    On the GPU they have a context at most, and no tensors. Several processes of each mode are prepared side by side,
-    where the GPU has memory for all of them. They are measured one after another: while one process of each mode is,
-    the others wait.
+    longer than measuring, and mostly uses one core. So where the host has the memory, later processes start while the
+    first ones compile concurrently, and then wait. Processes that may not be needed are not started: many starts take
+    longer than compiling a small program. Waiting processes have at most a context on the GPU, and no tensors. Several
+    processes of each mode are prepared concurrently where the GPU has memory for all of them. They are measured one
+    after another: while one process of each mode is measured, the others wait.
     """
 
     def __init__(
@@ -143,8 +142,10 @@ class GroupSession:
             end([member.worker for member in unused], ask_first=False)
 
     def expect(self, modes: Sequence[Mode], processes: Sequence[int]) -> None:
-        """Expect these processes of each mode: they start when modes compile side by side the next time: see Note
-        [Later processes]. Of what the host has no memory for, the last ones do not."""
+        """Register processes of each mode to start while modes next compile concurrently: see Note [Later processes].
+
+        Where the host's memory is too small for all, the last ones are left out.
+        """
         self._expected = modes
         of_each = len(modes) * (self.workload.tp or 1) * WORKER_BYTES
         there = psutil.virtual_memory().available
@@ -154,8 +155,11 @@ class GroupSession:
                     self._waiting[mode.name, process] = self._start(mode, process)
 
     def side_by_side(self, processes: Mapping[str, Sequence[Member]], wanted: Sequence[int]) -> Sequence[int]:
-        """Return which of the next processes are prepared together: all that are wanted, or the first of them where the
-        GPU may not have memory for twice what the first process of each mode needs, or the host for so many workers."""
+        """Return which of the next processes are prepared together: all wanted ones, or only the first.
+
+        It is only the first where the GPU may not have twice the memory that the first process of each mode needs, for
+        each of them, or the host has too little memory for all workers.
+        """
         living = [members[0] for members in processes.values() if not any(member.failure for member in members)]
         reserved = [member.prepared.reserved_bytes for member in living if member.prepared is not None]
         known = [own for own in reserved if own is not None]
@@ -167,25 +171,27 @@ class GroupSession:
         return wanted if fits else wanted[:1]
 
     def collect(self, members: Sequence[Member], whole: Collection[Member]) -> None:
-        """Collect metrics, one member after the other: what is timed, and a profiler, must not see neighbours' load.
+        """Collect metrics of one member after the other, because concurrent load would disturb times and profiles.
 
-        All load the profiler at the same time. Those that are not in `whole` only say which kernels they run, and do
-        all of it at the same time.
+        All members load the profiler at the same time. Members that are not in `whole` only report their kernels, all
+        at the same time.
         """
         for member in members:
             if member.failure is None:
                 self.bench.display.phase(member.mode.name, "metrics")
         first = [member for member in members if member in whole]
         for member in first:
-            self._tell([member], Collect(step="once"))
-        self._tell(first, Collect(step="profiler"))
+            self._send([member], Collect(step="once"))
+        self._send(first, Collect(step="profiler"))
         for member in first:
-            self._tell([member], Collect(step="metrics"))
-        self._tell([member for member in members if member not in whole], Collect(step="kernels"))
+            self._send([member], Collect(step="metrics"))
+        self._send([member for member in members if member not in whole], Collect(step="kernels"))
 
     def cold_compile_times(self, mode: Mode, cache: CompileCache) -> CompileTimes | None:
-        """Return what the mode takes to compile alone with an empty cache; None if it fails, which is noted then: the
-        row has other times, and passes as its own processes did."""
+        """Return the compile times of the mode alone with an empty cache.
+
+        Return None if it fails, with a note: the row has other times, and its status is that of its own processes.
+        """
         with self.alive([mode], cache=cache) as (member,):
             if member.failure is not None:
                 self.bench.display.note(
@@ -229,8 +235,10 @@ class GroupSession:
                 member.failure = bitwise_failure(member.mode, member.correctness)
 
     def _compile(self, members: Sequence[Member], cache: CompileCache) -> None:
-        """Compile members: one alone first, where no mode has compiled, then the others side by side. See Note
-        [Tuning]."""
+        """Compile members: the first alone if no mode has compiled yet, then the others concurrently.
+
+        See Note [Tuning].
+        """
         cold = [member for member in members if member.mode.backend is not None and not cache.has(member.mode)]
         warm = [member for member in members if member not in cold]
         cold.sort(key=lambda member: member.mode.name != REFERENCE_MODE)
@@ -239,14 +247,14 @@ class GroupSession:
         self._compile_side_by_side(cold, warm, cache)
 
     def _compile_side_by_side(self, cold: Sequence[Member], warm: Sequence[Member], cache: CompileCache) -> None:
-        """Compile members whose modes have not compiled before, and others. Those that wait start meanwhile."""
+        """Compile `cold` members, whose modes have not compiled before, and `warm` ones; start waiting ones as well."""
         cold = [member for member in cold if not member.failure]
         conditions = cache.conditions(len(cold))
-        told = {**dict.fromkeys(cold, conditions), **dict.fromkeys(warm, CompileConditions.WARM)}
+        by_member = {**dict.fromkeys(cold, conditions), **dict.fromkeys(warm, CompileConditions.WARM)}
         self.converse(
             {
                 **self._start_waiting(),
-                **{m: [Compile(conditions=told[m])] * len(m.worker.ranks) for m in told if not m.failure},
+                **{m: [Compile(conditions=by_member[m])] * len(m.worker.ranks) for m in by_member if not m.failure},
             }
         )
         for member in cold:
@@ -254,13 +262,13 @@ class GroupSession:
                 cache.compiled(member.mode)
 
     def _settle(self, members: Sequence[Member]) -> None:
-        """Settle members side by side, and those where selection times calls one after another."""
-        self._tell([member for member in members if not member.mode.times_calls], Settle())
+        """Settle members concurrently, but members whose selection times calls one after another."""
+        self._send([member for member in members if not member.mode.times_calls], Settle())
         for member in members:
             if member.mode.times_calls:
-                self._tell([member], Settle())
+                self._send([member], Settle())
 
-    def _tell(self, members: Sequence[Member], command: Command) -> None:
+    def _send(self, members: Sequence[Member], command: Command) -> None:
         """Send the same command to all members that have not failed, at the same time."""
         self.converse({m: [command] * len(m.worker.ranks) for m in members if m.failure is None})
 
@@ -288,10 +296,10 @@ class GroupSession:
                     toolchain.vec_isa_ok = toolchain.vec_isa_ok or built.vec_isa_ok
                 case Failed() as failure:
                     member.failure, member.failed_rank = failure, answer.failed_rank
-                    member.correctness = failure.correctness or member.correctness  # what was found before stands
+                    member.correctness = failure.correctness or member.correctness  # earlier findings stay valid
 
     def _start_waiting(self) -> dict[Member, list[Start]]:
-        """Return commands for those that wait and have not been started."""
+        """Return commands for waiting members that have not been started."""
         waiting = [member for member in self._waiting.values() if not member.by_rank]
         return self._start_commands(waiting, self._expected, self._cache)
 
@@ -313,12 +321,12 @@ class GroupSession:
         ]
 
     def _spec(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> CellSpec:
-        """Return all that a member must know of its cell, but for what differs from rank to rank."""
+        """Return the specification of a member's cell, without the fields that differ between ranks."""
         mode, later = member.mode, member.process > 0
         toolchain = self.bench.toolchain
         cores = max(1, len(os.sched_getaffinity(0)) // (self.workload.tp or 1))
         share = max(1, cores // len(modes))
-        # A pool of compilers takes seconds to start. Those that find their kernels need none; trials do not.
+        # A pool of compilers takes seconds to start. Members that find their kernels in the cache need none.
         leads = not later and mode is _first_to_compile(modes, cache)
         compile_threads = cores if leads else 1 if later or not self.workload.stochastic else share
         first = self._first.get(mode.name)
@@ -349,17 +357,17 @@ def _first_to_compile(modes: Sequence[Mode], cache: CompileCache) -> Mode | None
 
 
 def do_not_fit(members: Sequence[Member]) -> bool:
-    """Return whether these, the first processes of several modes, need more memory together than there is."""
+    """Return whether a first process ran out of memory while several modes were alive together."""
     return len(members) > 1 and any(member.out_of_memory and not member.process for member in members)
 
 
 def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[Correctness]]) -> Correctness:
-    """Return `own` with the bitwise comparison filled in, where the mode has one to make.
+    """Return `own` with the result of the bitwise comparison, if the mode has one.
 
-    Modes with CUDA graphs are compared with `bitwise_with`, or for information with stock graphs; only if the other
-    mode is deterministic with itself, since otherwise a difference would say nothing. It is enough to equal one of
-    them. The verdict is None if it equals none of them and they differ from one another, too: then the bits depend on
-    the process, because each tunes its kernels by itself or computes part of the program elsewhere.
+    Modes with CUDA graphs are compared with `bitwise_with`, or for information with stock graphs, if the results of the
+    other mode are deterministic. Equality with one of them is enough. The verdict is None if the mode equals none of
+    them and they differ from each other, too: then the bits depend on the process, because each tunes its own kernels
+    or computes part of the program on another device.
     """
     others = mode.bitwise_with or ((GRAPH_MODE,) if mode.uses_cuda_graphs and mode.name != GRAPH_MODE else ())
     if not others:

@@ -1,7 +1,7 @@
-"""Compile a cell's program in a mode, and call it until its CUDA graphs are what they will stay.
+"""Compile a cell's program in a mode, and call it until its CUDA graphs are final.
 
-Compiling ends with warm-up, in which every CUDA graph is recorded and replayed. Settling goes on until no graph of
-Encore's waits for more calls.
+Compiling ends with warm-up, in which every CUDA graph is recorded and replayed. Settling continues until none of
+Encore's graphs waits for more calls.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from suite.worker.cell_program import CellProgram
 from suite.worker.protocol import OomTogether, Unsupported
 
 SETTLE_S = 100.0
-"""Longest time for which a cell is called before it is measured, so that Encore's graphs become what they will stay:
-seconds of calls, without those in which it waits for its turn."""
+"""Longest time in seconds for which a cell is called until Encore's graphs are final, without waits for the GPU's
+lock."""
 
 PAIR = 2
-"""A mode and what it is compared with: fewer are not on the GPU at the same time."""
+"""Number of modes in the smallest group: a mode and its baseline."""
 
 CALLS_TO_CAPTURE = 4
-"""`graph_step` runs the first call as it is, looks at two, and launches a graph from the fourth on."""
+"""`graph_step` runs the first call unchanged, observes two, and launches a graph from the fourth on."""
 
 CALLS_TO_REPLAY = 3
 """CUDAGraph Trees warm a function up in the first call, record it in the second, and replay it from the third on."""
@@ -45,9 +45,9 @@ class Compilation:
     """Compile a program in a mode. `announce` is called with each phase as it begins.
 
     Attributes:
-        iterate: the compiled iteration, once there is one.
+        iterate: the compiled iteration; set by `compile`.
         captured: the same, where the mode captures more than the module.
-        graphs, sources, compile_peak: of what was compiled last, for what is measured once.
+        graphs, sources, compile_peak: of the last compilation, for `MeasuredOnce`.
     """
 
     def __init__(self, program: CellProgram, mode: Mode, announce: Callable[[str], None]) -> None:
@@ -64,9 +64,9 @@ class Compilation:
 
     def compile(self, conditions: CompileConditions) -> None:
         """Run the real compilation, recordings and warm-up."""
-        # In the cache that all modes share, graphs of another mode, or of the trial, are not this one's.
+        # The modes share a cache, and must not load graphs of other modes or of the trial from it.
         mark_graphs(self.mode.name)
-        self.sources = KernelSources()  # nor are the trial's kernels
+        self.sources = KernelSources()  # without the trial's kernels
         self._compile_times = self._compile_and_warm_up(conditions)
 
     def settle(self) -> CompileTimes:
@@ -75,8 +75,8 @@ class Compilation:
         return self._settle(self._compile_times)
 
     def compile_again(self) -> None:
-        """Compile once more from the beginning, after all that was compiled had to be forgotten."""
-        self.graphs = GraphLog(wants_cuda_graphs=self.mode.uses_cuda_graphs)  # of the first time nothing is left
+        """Compile again from the beginning, after the compiled code was dropped."""
+        self.graphs = GraphLog(wants_cuda_graphs=self.mode.uses_cuda_graphs)  # the first graphs are gone
         self.sources = KernelSources()
         self._settle(self._compile_and_warm_up(CompileConditions.WARM, again=True))
 
@@ -84,7 +84,7 @@ class Compilation:
         """Return the module as the mode calls it.
 
         Raises:
-            Unsupported: the mode captures by hand, and the program neither trains nor says what it captures.
+            Unsupported: the mode captures by hand, and the program neither trains nor is a `CapturedByHand`.
         """
         if self.mode.captures != "by hand" or self._program.instance.workload.task == "training":
             return callable_for(self.mode, module)
@@ -95,7 +95,7 @@ class Compilation:
         return module.captured_by_hand()
 
     def compiled_iteration(self, call: Callable[..., object]) -> Iterate:
-        """Return the iteration with what the mode makes of the module, captured as the mode says."""
+        """Return the iteration with the compiled module, captured as the mode requires."""
         by_hand = self.mode.captures == "by hand" and self._program.instance.workload.task == "training"
         if not (self.mode.wraps_iteration or by_hand):
             return self._iteration(call)
@@ -105,16 +105,16 @@ class Compilation:
 
     @property
     def calls_to_replay(self) -> int:
-        """Return from which call on graphs are launched."""
+        """Return the number of the first call that launches graphs."""
         return CALLS_TO_CAPTURE if self.mode.captures_more else CALLS_TO_REPLAY
 
     def iterate_set(self, position: int) -> None:
-        """Run one iteration. All numbers are allowed: input sets take turns."""
+        """Run one iteration. Any number is allowed: input sets rotate."""
         input_sets = self._program.input_sets
         self.iterate(input_sets[position % len(input_sets)])
 
     def take_optimizer_in(self) -> None:
-        """Step the optimizer in each iteration from here on, if asked for; checks ran without, on unchanged weights.
+        """Step the optimizer in each later iteration, if requested; checks ran without it, on unchanged weights.
 
         What is captured is captured again, for loops whose steps return the loss and nothing else.
         """
@@ -139,7 +139,7 @@ class Compilation:
             self.captured.require_replays()
 
     def forget_trial(self) -> None:
-        """Forget the trial, however it has ended: nothing of it is left."""
+        """Drop all state of the trial, even if it failed."""
         self._free_capture()
         self.forget()
 
@@ -149,7 +149,7 @@ class Compilation:
             self.captured = None
 
     def forget(self) -> None:
-        """Forget what was compiled: no graph is left that would wait for calls, or take memory."""
+        """Drop the compiled code and its graphs, which would wait for calls and use memory."""
         torch.compiler.reset()
         if self.mode.is_encores:
             optimizations.reset()
@@ -157,7 +157,7 @@ class Compilation:
 
     def _compile_and_warm_up(self, conditions: CompileConditions, *, again: bool = False) -> CompileTimes:
         spec, device = self._program.spec, self._program.instance.device
-        announce = (lambda phase: None) if again else self._announce  # phases follow one another, and none comes back
+        announce = (lambda phase: None) if again else self._announce  # phases are announced in order, each once
         announce("compile")
         self._call = self.callable_for(self._program.instance.module)
         self.iterate = self.compiled_iteration(self._call)
@@ -199,11 +199,12 @@ class Compilation:
     def _settle(self, times: CompileTimes) -> CompileTimes:
         """Call on until no graph of Encore's waits for more calls, or time is up; return the times with what that took.
 
-        A user's graphs are examined once they have been in use for ten times as long as that takes. The suite does not
-        wait for that; the row has the time it took. Nor has a user's program the other modes next to it.
+        In a user's program, graphs are examined once they were in use for ten times the time of the examination. The
+        suite does not wait so long; the row has the time spent. Also, a user's program shares the GPU with no other
+        modes.
 
         Raises:
-            OomTogether: graphs wait for memory that other modes have, and fewer of these may be alive.
+            OomTogether: graphs wait for memory that other modes use, and a smaller group is possible.
         """
         calls, spent, calls_s = 0, 0.0, [*times.calls_s]
         with self.graphs.recording():

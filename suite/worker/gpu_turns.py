@@ -1,8 +1,8 @@
-"""Take turns on a GPU that several processes use: many may call a program, and one may have the GPU for itself.
+"""Lock a GPU that several processes use: shared for calls of a program, or exclusive for one process.
 
-A lock on a file, so that a process that is killed gives its turn back.
+It is a lock on a file, so that the system releases it when a process is killed.
 
-A process has one place among those of its workload, also while a kernel is tuned. Imports torch where it is used.
+A process has one lock object for its workload, which tuning uses too. torch is imported where it is used.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from functools import cache
 from pathlib import Path
 
 MOST_WAIT_S = 120.0
-"""A process that hangs in its turn must not end the others with it: after so long they go on without one."""
+"""Longest wait: if the process that has the lock hangs, the others continue without it after this time."""
 
 _POLL_S = 0.005
 
 
 class GpuTurns:
-    """Keep this process's place among those that use the GPU of `file`. Not for several threads at once.
+    """Lock the GPU by `file` for this process. Not thread-safe.
 
     Attributes:
-        waited_s: seconds that this process has waited for its turns, in all; to be set back by who asks.
+        waited_s: seconds that this process has waited for the lock since the caller last set this to 0.
     """
 
     def __init__(
         self, file: Path, waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     ) -> None:
-        """Open the file of turns. `waiting()` surrounds each wait."""
+        """Open the lock file. The context `waiting()` is entered for each wait."""
         self.waited_s = 0.0
         self._waiting = waiting
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -41,15 +41,15 @@ class GpuTurns:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Run the block next to other processes that call, while none has the GPU for itself."""
+        """Take the shared lock for the block: other processes may call, and none has the GPU exclusively."""
         with self._turn(fcntl.LOCK_SH):
             yield
 
     @contextmanager
     def alone(self, most_wait_s: float | None = None) -> Iterator[None]:
-        """Run the block while no other process calls. A turn of `calling` is given back, and taken again at the end.
+        """Take the exclusive lock for the block. A shared lock is released before, and taken again after it.
 
-        `most_wait_s`: for who may wait longer than `MOST_WAIT_S`, seconds.
+        `most_wait_s`: seconds to wait at most, if not `MOST_WAIT_S`.
         """
         with self._turn(fcntl.LOCK_EX, most_wait_s):
             yield
@@ -67,8 +67,7 @@ class GpuTurns:
             self._take(before)
 
     def _take(self, kind: int, most_wait_s: float | None = None) -> None:
-        """Take another kind of turn. What was held is given back first, or two processes would wait for each other for
-        ever."""
+        """Change the kind of lock. The old lock is released first, because two waiting processes would deadlock."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._held = fcntl.LOCK_UN
         if kind == self._held or self._gets(kind):
@@ -93,13 +92,12 @@ class GpuTurns:
 
 
 TURNS = "turns"
-"""The file in the cache folder by which a workload's processes share the GPU."""
+"""The lock file in the cache folder by which a workload's processes share the GPU."""
 
 
 @cache
 def turns_of(file: Path) -> GpuTurns:
-    """Return one place for a process: it would wait for itself with two of them, and cells that follow one another tune
-    by the first one's."""
+    """Return the lock object of this process; with two of them it would wait for itself."""
     from suite.measure.compile_times import untimed
 
     return GpuTurns(file, untimed)
@@ -109,9 +107,8 @@ def turns_of(file: Path) -> GpuTurns:
 def alone_to_tune(turns: GpuTurns, device: str) -> Iterator[None]:
     """Reserve the GPU for this process, for as long as a kernel is tuned.
 
-    What this process has launched is waited for before. It may be a collective, which ends when another rank has
-    launched its part; and that rank must not wait for the turn on its own GPU of a process whose neighbour waits for
-    the turn on this one.
+    First wait for all launched work. A collective ends only when the other rank has launched its part. That rank must
+    not wait for the lock of its own GPU while another process waits for the lock of this one.
     """
     if device == "cuda":
         import torch

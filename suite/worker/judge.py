@@ -1,26 +1,26 @@
-"""Judge a cell: eager's run for reference, a trial of what is random, and the check of what is measured.
+"""Check the results of a cell: run eager as the reference, compile a trial, and check the measured program.
 
 A stochastic workload is compiled once for trial, so that eager's random numbers are drawn
 (`suite.measure.eager_random`), and that is compared. The real compilation has another random stream, so its values
-cannot be compared. A mode's later processes have neither a reference nor a trial: they look whether they have the
-digests of the first process. If one is not as in the first process, everything is done as there.
+cannot be compared. A mode's later processes have neither a reference nor a trial: they check that their digests equal
+those of the first process. If one differs, they do all that the first process does.
 
 Note [Deterministic trials]: EfficientDet chooses among nearly equal values (Note [Choices] in
-`suite.measure.correctness`), and adds gradients in an order that differs from call to call, so that a second call has
-other bits in 469 of its tensors. Then no mode has the bits of another that was compared, and each would be compiled in
-float32 and in float64 to be judged, for minutes. Its trials, and eager's run before them, use deterministic algorithms:
-so they have the same bits, and one of them is judged. What is measured uses the algorithms it always does.
+`suite.measure.correctness`), and the order in which it adds gradients changes between calls, so that the bits of 469
+tensors change in a second call. Then no verdict could be shared between modes, and each mode would be compiled in
+float32 and in float64 for its own, which takes minutes. So trials, and eager's run before them, use deterministic
+algorithms: all have the same bits, and one of them is compared. The measured program uses its usual algorithms.
 
-Note [First calls]: a module may keep what it makes in its first call, as Mask R-CNN keeps its anchors. If that call is
-compiled, they are outputs of a CUDA graph; a later call writes over them, and stock's graphs end with an error. The
-first process of a mode runs a program that draws nothing as it is before it compiles, for reference. So its later
-processes, and ranks, whose reference is another module, begin with such a call as well: all measure the same program.
+Note [First calls]: a module may store values of its first call, as Mask R-CNN stores its anchors. If that call is
+compiled, they are outputs of a CUDA graph; a later call overwrites them, and stock's graphs raise an error. The first
+process of a mode runs a deterministic program in eager mode for reference, before it compiles. So later processes, and
+ranks, whose reference is another module, begin with an eager call as well: all measure the same program.
 
-Compile caches for trials. The program that is measured has others, so that no trial decides on its kernels.
+Trials have their own compile caches, so that no trial decides on the kernels of the measured program.
 
-All processes of all modes of a workload share them. A workload whose results are never twice the same is tried in each
-process, and only the first ones have to compile for it. A first process runs its trial before it marks its graphs with
-its mode's name, a later one after that; so trials have a mark of their own.
+All processes of all modes of a workload share these caches. A workload whose results vary between calls needs a trial
+in each process, and only the first processes have to compile it. A first process runs its trial before it marks its
+graphs with its mode's name, a later one afterwards; so the graphs of trials have a separate mark.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from suite.worker.rank_group import RankGroup
 
 
 class Judge:
-    """Judge a compilation of a program.
+    """Check the results of a compiled program.
 
     Attributes:
-        eager: what eager computes, in host memory, from its run on.
-        trial_verdict: that on a trial of the mode.
+        eager: eager's results, in host memory; None before eager has run.
+        trial_verdict: the verdict on a trial of the mode.
     """
 
     def __init__(self, program: CellProgram, compilation: Compilation, announce: Callable[[str], None]) -> None:
@@ -75,7 +75,7 @@ class Judge:
         return self._compilation.mode.backend is not None and self._program.instance.workload.stochastic
 
     def run_reference(self) -> None:
-        """Run eager on the checked inputs, and the trial, where there is one to make; keep results and verdict."""
+        """Run eager on the checked inputs, and the trial if the workload needs one; store results and verdict."""
         own = self._program.instance
         try:
             for scale in loss_scales(own) if self.is_tried else (own.loss_scale,):
@@ -92,7 +92,7 @@ class Judge:
             self._program.instance = own
 
     def call_uncompiled(self) -> None:
-        """Run one iteration as the program is, and drop its results: see Note [First calls]."""
+        """Run one eager iteration and drop its results: see Note [First calls]."""
         own = self._program.instance
         with self._program.calling():
             iterate = iteration(own, own.module, marks_steps=self._program.marks_steps)
@@ -100,7 +100,7 @@ class Judge:
         release(own.device)
 
     def correctness(self) -> Correctness | None:
-        """Return whether what is measured computes what eager does; None for the results of the mode's first process.
+        """Return the comparison of the measured program with eager; None if its digests are the first process's.
 
         Raises:
             Inaccurate: the results differ from eager's by more than their precision explains.
@@ -110,18 +110,20 @@ class Judge:
             return None
         if self.eager is None:
             self.run_reference()
-            if self.trial_verdict is not None:  # the trial has thrown away what was compiled
+            if self.trial_verdict is not None:  # the trial has dropped the compiled code
                 self._compilation.compile_again()
         return self._check()
 
     def forget(self) -> None:
-        """Forget what only checks need."""
+        """Drop the data that only checks need."""
         self.eager = self.trial_verdict = None
         self._program.forget_checks()
 
     def _trial(self, eager: list[Results]) -> Agreement:
-        """Return the verdict on a stochastic workload compiled with eager's random numbers, which needs a compilation
-        of its own anyway: see Note [Stochastic workloads] in `suite.measure.correctness`."""
+        """Compile a stochastic workload with eager's random numbers, and return the verdict on this trial.
+
+        See Note [Stochastic workloads] in `suite.measure.correctness`.
+        """
         calls = self._compilation.calls_to_replay
         cache = Path(self._program.spec.cache_dir)
         torch.compiler.reset()  # in a later process the real compilation came first, and would be found
@@ -156,14 +158,14 @@ class Judge:
     def _check(self) -> Correctness:
         verdict, forgotten = self.trial_verdict, False
         ranked = isinstance(self._program.ranks, RankGroup)
-        # Of what was tried only the bits are asked for, and gigabytes of gradients need not come to the host.
+        # After a trial only digests are needed, so gigabytes of gradients are not copied to the host.
         compiled = self._results(self._compilation.iterate) if verdict is None or ranked else []
         bits = [one.all_bits() for one in compiled] or [self._bits_of_run(*each)[0] for each in self._each_checked()]
         if verdict is None:
             assert self.eager is not None, "eager ran before"
             verdict, forgotten = self._comparison.verdict("real", compiled, self.eager)
         if verdict.undecided and verdict.widened_error is None:
-            verdict = replace(verdict, passed=False)  # of ranks: what is split is not copied to be widened
+            verdict = replace(verdict, passed=False)  # of ranks: a split module cannot be widened
         if forgotten:
             self._compilation.compile_again()
         correctness = self._record(verdict, bits)
@@ -174,7 +176,7 @@ class Judge:
         return correctness
 
     def _across_ranks(self, correctness: Correctness, compiled: list[Results]) -> Correctness:
-        """Return the correctness with what a comparison of all ranks' results adds: digests, and norms of tensors."""
+        """Return the correctness, extended by a comparison of all ranks' digests and norms of tensors."""
         said = self._program.ranks.all((correctness.digests, norms(compiled)))
         spread = largest_spread([own for _, own in said])
         return correctness.model_copy(
@@ -186,7 +188,7 @@ class Judge:
         )
 
     def _record(self, verdict: Agreement, bits: Sequence[Mapping[str, str]] = ()) -> Correctness:
-        """Return the verdict as a record, with what is found where results with these bits are computed once more."""
+        """Return the verdict as a record, with digests and tensors that vary when the results are computed again."""
         digests, varying = self._repeated(bits)
         deterministic = bool(bits) and not any(varying)
         dtype = compute_dtype(self._program.instance, self._program.checked[0])
@@ -209,8 +211,10 @@ class Judge:
         )
 
     def _is_as_in_the_first_process(self) -> bool:
-        """Return whether the compiled iteration has the digests of the mode's first process, and what varies from call
-        to call is within the tolerance."""
+        """Return whether the compiled iteration has the digests of the mode's first process.
+
+        Tensors that vary between calls must be within the tolerance instead.
+        """
         varying = self._program.spec.known_varying or [{}] * len(self._program.checked)
         tolerance = tolerance_of(self._program.instance, self._program.checked[0])
         digests, near = [], True
@@ -220,14 +224,14 @@ class Judge:
             near &= all(
                 name in found and sketched_error(found[name], sketch) <= tolerance
                 for name, sketch in known.items()
-                if sketch  # or it is not there in every call
+                if sketch  # a tensor without a sketch is not returned by every call
             )
         return near and digests == self._program.spec.known_digests
 
     def _bits_of_run(
         self, inputs: Inputs, state: State, sketched: Collection[str] = ()
     ) -> tuple[dict[str, str], dict[str, list[float]]]:
-        """Return the bits of what the compiled iteration computes, and sketches of some tensors: see `bits_of_run`."""
+        """Return digests of the compiled iteration's results, and sketches of some tensors: see `bits_of_run`."""
         return bits_of_run(
             self._program.instance, self._compilation.iterate, inputs, state, self._program.spec.seed, sketched
         )
@@ -235,8 +239,8 @@ class Judge:
     def _repeated(self, bits: Sequence[Mapping[str, str]]) -> tuple[list[str], list[dict[str, list[float]]]]:
         """Return digests, and sketches of the tensors that vary from call to call, each by input set.
 
-        `bits` are those of the calls before; they are made again, to see which tensors stay the same. One that varies
-        on an input set counts as varying on all: two calls may have the same bits by chance.
+        `bits` are those of earlier calls; the calls are repeated to find tensors whose bits change. A tensor that
+        varies on one input set counts as varying on all: two calls may have the same bits by chance.
         """
         varying: list[dict[str, list[float]]] = []
         digests: list[str] = []
@@ -264,8 +268,10 @@ class Judge:
 
 @contextmanager
 def deterministic_algorithms() -> Iterator[None]:
-    """Use PyTorch's deterministic algorithms inside the block, where it has them. New memory is not filled, which would
-    be kernels that the program has not."""
+    """Use PyTorch's deterministic algorithms inside the block, where it has them.
+
+    New memory is not filled, because this would launch kernels that the program does not have.
+    """
     enabled = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic  # a module whose settings are properties
@@ -290,7 +296,7 @@ TRIAL_FOLDER = "trial"
 
 @contextmanager
 def trial_cache(cache: Path) -> Iterator[None]:
-    """Make Inductor and Triton use a folder in `cache` inside the block; forget what is loaded of either folder."""
+    """Make Inductor and Triton use a folder in `cache` inside the block; unload code of both folders."""
     own = cache / TRIAL_FOLDER
     used = {"TORCHINDUCTOR_CACHE_DIR": own / INDUCTOR, "TRITON_CACHE_DIR": own / TRITON}
     before = {name: os.environ.get(name) for name in used}

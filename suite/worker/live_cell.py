@@ -1,15 +1,14 @@
 """Keep one cell alive in this process: built, checked, compiled and warmed up, then measured block by block.
 
-It has a program (`suite.worker.cell_program`), what its mode makes of that (`suite.worker.compilation`), and a judge of
-what that computes (`suite.worker.judge`). The order of `build`, `compile` and `settle`, and why:
+It has a program (`suite.worker.cell_program`), its compilation in the mode (`suite.worker.compilation`), and a check of
+the results (`suite.worker.judge`). The order of `build`, `compile` and `settle`, with reasons:
 
 1. Build the module and all input sets, the latter at different addresses.
 2. Run eager for reference; its results wait in host memory. Start the compilers.
 3. Stochastic workloads: compile once for trial so that eager's random numbers are drawn, and compare that.
 4. The real compilation: first call, then warm-up until every CUDA graph is recorded and replayed.
 5. Compare replays with eager (a first call replays nothing), and call on each input once more to see which tensors
-   have the same bits in each call. To the outside this is the end of warm-up: phases follow one another and none comes
-   back.
+   have the same bits in each call. This is reported as the end of warm-up: phases are announced in order, each once.
 6. Forget the references, so that they take no memory while the mode is timed.
 
 A mode's later processes leave out 2 and 3.
@@ -44,12 +43,12 @@ from suite.worker.rank_group import RankGroup
 
 
 def start(spec: CellSpec) -> Built:
-    """Import what a cell will need and start the compilers, without a GPU, while other cells compile."""
+    """Import the modules of a cell and start the compilers, without a GPU, while other cells compile."""
     torch.compiler.cudagraph_mark_step_begin()  # all modes mark their steps, and the first mark imports Inductor
     (mode,) = select_modes([spec.mode])
     workload = find(spec.workload)
     if not workload.builds_on_device:
-        with contextlib.suppress(Exception):  # if the tiny model fails, the real one will say why
+        with contextlib.suppress(Exception):  # if the tiny model fails, the real one reports the reason
             instantiate(workload, variant=spec.variant, size="tiny", device="cpu", seed=spec.seed)
     if mode.backend is None:
         return Built()
@@ -94,7 +93,7 @@ class LiveCell:
         self._compilation.compile(conditions)
 
     def settle(self) -> Prepared:
-        """Bring the compiled cell to the point where blocks can be measured.
+        """Check and settle the compiled cell, so that blocks can be measured.
 
         Raises:
             Inaccurate: the results differ from eager's by more than their precision explains.
@@ -106,8 +105,8 @@ class LiveCell:
         instance = self._program.instance
         restart_peak(instance.device)
         if instance.device.type != "cuda":
-            gc.collect()  # what is garbage now would stay
-        gc.freeze()  # or each block would wait for a walk over all that torch has imported
+            gc.collect()  # `freeze` would keep this garbage
+        gc.freeze()  # otherwise each block collects over all objects that torch has imported
         return Prepared(
             parameters=instance.parameters,
             input_bytes=instance.input_bytes(self._program.input_sets[0]),
@@ -118,9 +117,11 @@ class LiveCell:
         )
 
     def _iteration_us(self) -> float:
-        """Return what the mode's first process said; or take it while no other process calls, if they settle together.
+        """Return the iteration time of the mode's first process; in that process, measure it.
 
-        Ranks have no turns: see `CellProgram.calling`.
+        Other processes that settle at the same time must not call meanwhile, so the GPU is locked exclusively.
+
+        Ranks do not lock: see `CellProgram.calling`.
         """
         if self._spec.known_iteration_us is not None:
             return self._spec.known_iteration_us
