@@ -28,7 +28,7 @@ def called(run: Any, x: torch.Tensor) -> torch.Tensor:
     return run(x).clone()
 
 
-def test_exchanged_weights_are_let_go_and_memory_does_not_grow() -> None:
+def test_exchanged_weights_are_released_without_memory_growth() -> None:
     model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024)).eval().cuda()
     run = torch.compile(model, backend="encore", fullgraph=True)
     x = torch.randn(4, 1024, device="cuda")

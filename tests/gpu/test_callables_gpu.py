@@ -44,7 +44,7 @@ def train(call: Any, modules: list[Stage], order: list[int]) -> list[torch.Tenso
 
 @pytest.mark.parametrize("outputs", ["static", "copied"])
 @pytest.mark.parametrize("name", sorted(ORDERS))
-def test_a_pipeline_in_its_order_gives_the_results_of_eager(name: str, outputs: Any) -> None:
+def test_pipeline_in_its_order_equals_eager(name: str, outputs: Any) -> None:
     eager = stages()
     expected = train(eager, eager, ORDERS[name])
     modules = stages()
@@ -56,7 +56,7 @@ def test_a_pipeline_in_its_order_gives_the_results_of_eager(name: str, outputs: 
 
 
 @pytest.mark.parametrize("name", sorted(ORDERS))
-def test_first_iteration_tells_order_and_samples(name: str) -> None:
+def test_first_iteration_records_order_and_samples(name: str) -> None:
     eager = stages()
     expected = train(eager, eager, ORDERS[name])
     modules = stages()
@@ -72,7 +72,7 @@ def layers(count: int = 3) -> nn.Sequential:
     return nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()) for _ in range(count)]).cuda()
 
 
-def test_the_results_are_those_of_make_graphed_callables() -> None:
+def test_results_equal_those_of_make_graphed_callables() -> None:
     stock = layers()
     mine, eager = copy.deepcopy(stock), copy.deepcopy(stock)
     sample = torch.randn(16, 64, device="cuda", requires_grad=True)
@@ -96,7 +96,7 @@ def test_the_results_are_those_of_make_graphed_callables() -> None:
 
 
 @pytest.mark.alone
-def test_micro_batches_never_alive_together_share_graphs() -> None:
+def test_micro_batches_never_live_together_share_graphs() -> None:
     def reserved(order: list[int]) -> int:
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
@@ -123,7 +123,7 @@ BEHIND_CYCLES = 2_000_000
 
 @pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")
 @pytest.mark.parametrize("behind", [False, True], ids=["", "behind"])
-def test_random_programs_do_what_they_do_without_graphs(behind: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_programs_equal_uncaptured_runs(behind: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """`behind`: the device comes to what is done between iterations when the host is through with that."""
     iteration = callable_programs._Running._iteration
 

@@ -58,7 +58,7 @@ def draws_at_once(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("program", [works_for_long, draws_at_once])
 @pytest.mark.parametrize("options", [{}, {"selection": "measure"}], ids=["", "selected"])
-def test_each_call_draws_what_it_draws_without_a_graph(
+def test_call_draws_the_random_numbers_of_an_uncaptured_run(
     program: Callable[..., torch.Tensor], options: dict[str, Any], late_captures: list[int]
 ) -> None:
     weight = torch.eye(4096, device="cuda")
@@ -78,7 +78,7 @@ def test_each_call_draws_what_it_draws_without_a_graph(
     assert len(late_captures) >= needed, f"{len(late_captures)} captures; {optimizations.report()}"
 
 
-def test_steps_draw_what_they_draw_without_a_graph(late_captures: list[int]) -> None:
+def test_step_draws_the_random_numbers_of_an_uncaptured_run(late_captures: list[int]) -> None:
     def made() -> Loop:
         model = network("cuda", dropout=0.3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -95,7 +95,7 @@ def test_steps_draw_what_they_draw_without_a_graph(late_captures: list[int]) -> 
     step.close()
 
 
-def test_callables_draw_what_they_draw_without_a_graph(late_captures: list[int]) -> None:
+def test_callables_draw_the_random_numbers_of_uncaptured_runs(late_captures: list[int]) -> None:
     def results(call: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
         torch.manual_seed(9)
         return [call(torch.ones(64, 64, device="cuda")).clone() for _ in range(5)]

@@ -115,7 +115,7 @@ def same(mine: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("by", ["stock", "hand"])
-def test_a_step_writes_no_memory_that_a_later_recording_freed(
+def test_step_writes_no_memory_that_a_later_recording_freed(
     by: str, dtype: torch.dtype, stock_records: Callable[[], None]
 ) -> None:
     step, eager = narrow_step(dtype)
@@ -134,7 +134,7 @@ def test_a_step_writes_no_memory_that_a_later_recording_freed(
     step.close()
 
 
-def test_second_recording_keeps_the_first_right_after_freeing() -> None:
+def test_first_recording_stays_correct_after_a_second_frees() -> None:
     """The second one is made when the workspace of the first is free, and its results may be put anywhere."""
     step, eager = narrow_step(torch.float32)
     x = narrow_input(torch.float32)
@@ -321,7 +321,7 @@ def test_matrix_products_on_own_streams_of_a_step_are_refused(multiplies: bool) 
     graphed.close()
 
 
-def test_workspaces_of_a_captured_step_are_the_kept_ones() -> None:
+def test_captured_step_uses_retained_workspaces() -> None:
     """Without this the tests above would show nothing: it is cuBLAS that decides whether it needs a workspace."""
     step, _ = narrow_step(torch.float32)
     x = narrow_input(torch.float32)
@@ -359,7 +359,7 @@ def test_steps_on_two_streams_do_not_share_a_workspace() -> None:
 
 
 @pytest.mark.alone
-def test_steps_and_callables_in_sequence_need_no_more_memory() -> None:
+def test_sequence_of_steps_and_callables_needs_no_more_memory() -> None:
     x = narrow_input(torch.float32)
     reserved = []
     for _ in range(6):
@@ -398,7 +398,7 @@ def wide_training() -> Callable[[torch.Tensor], torch.Tensor]:
     return step
 
 
-def test_pool_is_smaller_where_forwards_use_gradients_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_shrinks_where_forwards_reuse_gradient_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [torch.rand(ROWS, WIDE, device="cuda") for _ in range(3)]
     sizes, losses = [], []
     for has_room in (True, False):

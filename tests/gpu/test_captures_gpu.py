@@ -35,13 +35,13 @@ def runs_right() -> None:
     assert any(one.indirect for report in recordings() for one in report.inputs), said()
 
 
-def test_after_a_capture_of_the_program_that_failed() -> None:
+def test_calls_work_after_a_failed_capture_of_the_program() -> None:
     runs_right()
     fails_to_capture()
     runs_right()
 
 
-def test_while_another_thread_captures() -> None:
+def test_calls_work_while_another_thread_captures() -> None:
     runs_right()
     begun, done = threading.Event(), threading.Event()
     graph, out = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
@@ -65,7 +65,7 @@ def test_while_another_thread_captures() -> None:
     assert out.tolist() == [1.0] * 4
 
 
-def test_a_capture_of_the_program_may_hold_compiled_functions() -> None:
+def test_programs_capture_may_contain_compiled_functions() -> None:
     """Forward and backward, which have CUDA graphs of their own outside of it.
 
     Warmed up on a side stream, as PyTorch asks for: a replayed forward keeps its last result, as stock's does, and with

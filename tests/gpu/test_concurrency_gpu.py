@@ -83,7 +83,7 @@ def test_independent_heads_run_as_branches() -> None:
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.2])
-def test_training_has_the_gradients_of_the_chain(drop: float) -> None:
+def test_concurrent_training_has_gradients_of_the_chain(drop: float) -> None:
     def gradients(concurrency: str) -> list[torch.Tensor]:
         torch.compiler.reset()
         optimizations.reset()
@@ -103,7 +103,7 @@ def test_training_has_the_gradients_of_the_chain(drop: float) -> None:
     assert_same_bits(found, gradients("off"))
 
 
-def test_kernel_of_the_program_may_write_its_in_ptr() -> None:
+def test_users_kernel_may_write_its_in_ptr() -> None:
     triton = pytest.importorskip("triton")
     tl = triton.language
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_draws_are_in_eagers_order(name: str) -> None:
+def test_random_draws_are_in_eagers_order(name: str) -> None:
     program, side = PROGRAMS[name]
     w = torch.randn(side, side, generator=torch.Generator().manual_seed(1)).cuda() / side**0.5
     with torch_internals.inductor_config.patch(force_disable_caches=True), eager_random_numbers():
@@ -40,7 +40,7 @@ def gradients(heads: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def test_attention_drops_the_same_with_a_mask_and_without() -> None:
+def test_attention_dropout_is_equal_with_and_without_a_mask() -> None:
     heads = torch.randn(8, 4, 128, 64, generator=torch.Generator().manual_seed(1)).half().cuda()
     with torch_internals.inductor_config.patch(force_disable_caches=True), eager_random_numbers():
         with attention_that_drops_alike():

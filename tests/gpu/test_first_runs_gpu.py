@@ -29,7 +29,7 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def test_kernels_timed_for_each_size_do_not_refuse_a_step() -> None:
+def test_autotuning_for_each_size_does_not_refuse_a_step() -> None:
     model = network("cuda")
     step = unaudited(training(model, lambda batch: loss_of(model, {**batch, "x": doubled(batch["x"])})))
     for rows in (6, 6, 6, 6, 11, 11, 11, 11, 11, 6, 11):
@@ -40,7 +40,7 @@ def test_kernels_timed_for_each_size_do_not_refuse_a_step() -> None:
     assert report.replays == 1 + 2 + 2  # of the second size one call was passed over
 
 
-def test_kernels_that_are_timed_do_not_refuse_callables() -> None:
+def test_autotuning_does_not_refuse_callables() -> None:
     sample = torch.randn(1000, device="cuda")
     with torch.no_grad():
         group = optimizations.graph_callables(doubled, [(sample,)])

@@ -11,7 +11,7 @@ from host_tuning.gpu import Nvml
 pytestmark = pytest.mark.gpu
 
 
-def test_the_gpu_is_read_as_torch_sees_it() -> None:
+def test_gpu_properties_equal_those_of_torch() -> None:
     facts = Nvml().facts()
     assert facts is not None
     assert facts.name == torch.cuda.get_device_properties(0).name

@@ -97,7 +97,7 @@ PROGRAMS: dict[str, tuple[Function, Callable[[int], Sequence[Any]]]] = {
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_every_kind_of_kernel_follows_its_inputs(program: str, choice: str, weights: dict[str, Any]) -> None:
+def test_every_kind_of_kernel_reads_moved_inputs(program: str, choice: str, weights: dict[str, Any]) -> None:
     function, make = PROGRAMS[program]
     assert_like_stock(function, make, choice)
     assert len(recordings()) == 1, said()
@@ -110,7 +110,7 @@ def test_every_kind_of_kernel_follows_its_inputs(program: str, choice: str, weig
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_the_applier_asked_for_is_the_one_that_works(choice: str, weights: dict[str, Any]) -> None:
+def test_requested_node_updater_is_used(choice: str, weights: dict[str, Any]) -> None:
     """A Triton kernel and a kernel of a library in one graph: nothing is copied, whoever does it. Both are read in
     place: the input, and the weight of the product, which is known to be used by that alone."""
 
@@ -149,7 +149,7 @@ def test_swapped_weights_become_ordinary_inputs(weights: dict[str, Any]) -> None
 
 
 @pytest.mark.alone
-def test_ten_thousand_replays_take_no_memory() -> None:
+def test_ten_thousand_replays_allocate_no_memory() -> None:
     function = encore(lambda x: torch.softmax(x, -1) * 2)
     inputs = [torch.randn(256, 256, device="cuda") for _ in range(7)]
     for x in inputs * 4:
@@ -179,7 +179,7 @@ def test_ten_thousand_replays_take_no_memory() -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("recording", [True, False])
-def test_recording_and_replaying_take_the_memory_of_stock(recording: bool) -> None:
+def test_recording_and_replaying_use_as_much_memory_as_stock(recording: bool) -> None:
     shape = (64, 2**20)
 
     def peak(compile_it: Callable[[Function], Function]) -> int:
@@ -203,7 +203,7 @@ def test_recording_and_replaying_take_the_memory_of_stock(recording: bool) -> No
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_reset_frees_everything_and_functions_go_on(choice: str, weights: dict[str, Any]) -> None:
+def test_reset_frees_everything_and_functions_keep_working(choice: str, weights: dict[str, Any]) -> None:
     function = encore(lambda x: torch.softmax(x @ WEIGHTS["single"], -1), choice)
     torch.cuda.synchronize()
     before = allocated()
@@ -240,7 +240,7 @@ def test_triton_only_input_is_read_in_place_without_recapture(searched: list[Sea
 
 
 @pytest.mark.parametrize("program", [name for name in PROGRAMS if name not in ("attention", "sort", "indexing")])
-def test_real_captures_are_worth_keeping(
+def test_captured_graphs_of_real_programs_are_usable(
     program: str, weights: dict[str, Any], tmp_path: Path, searched: list[Searched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Saved, loaded and analysed again, they give what was found when they were live."""

@@ -138,7 +138,7 @@ def relative_difference(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 @pytest.mark.long
 @pytest.mark.parametrize("acronym", sorted(workloads()))
-def test_a_workload_replays_bit_for_bit_as_stock_does(
+def test_workload_replays_bit_identically_to_stock(
     acronym: str, searched: list[Searched], record_property: Callable[[str, object], None], deterministic: None
 ) -> None:
     """Outputs, loss, gradients, buffers and mutated inputs over 50 calls; each set of inputs at several addresses.

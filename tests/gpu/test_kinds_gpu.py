@@ -35,7 +35,7 @@ def forget() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.on_gpu])
-def test_a_program_is_like_eager_or_fails_as_stock_does(name: str) -> None:
+def test_program_equals_eager_or_fails_as_stock_does(name: str) -> None:
     # Programs with random numbers draw eager's.
     with torch_internals.inductor_config.patch(fallback_random=True):
         expected = outcome(name, "cuda", eager)

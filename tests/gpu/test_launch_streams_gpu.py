@@ -64,7 +64,7 @@ def on(stream: torch.cuda.Stream, call: Callable[[], Any]) -> Any:
         return call()
 
 
-def test_calls_of_a_step_on_streams_that_wait_for_nobody() -> None:
+def test_step_calls_on_unsynchronized_streams_are_ordered() -> None:
     module = model()
     step = recorded(module)
     given = inputs(12)
@@ -80,7 +80,7 @@ def test_calls_of_a_step_on_streams_that_wait_for_nobody() -> None:
     step.close()
 
 
-def test_calls_of_callables_on_streams_that_wait_for_nobody() -> None:
+def test_callables_on_unsynchronized_streams_are_ordered() -> None:
     module = model().requires_grad_(False)
     given = inputs(6, requires_grad=True)
     expected = []
@@ -105,7 +105,7 @@ def test_calls_of_callables_on_streams_that_wait_for_nobody() -> None:
     graphed.close()
 
 
-def test_calls_of_a_step_from_new_threads() -> None:
+def test_step_called_from_new_threads_is_correct() -> None:
     """A thread that has used no GPU yet has no context, and the graph's nodes are set by calls that need one."""
     module = model()
     step = recorded(module)
@@ -133,7 +133,7 @@ def test_calls_of_a_step_from_new_threads() -> None:
 
 
 @pytest.mark.parametrize("same", [False, True], ids=["another stream", "the stream of the calls"])
-def test_a_capture_of_the_program_captures_what_the_step_does(same: bool) -> None:
+def test_programs_capture_contains_the_work_of_the_step(same: bool) -> None:
     module = model()
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()

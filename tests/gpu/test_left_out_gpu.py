@@ -139,7 +139,7 @@ def test_factorization_has_eagers_results(name: str, kind: str) -> None:
         assert found["replays"] > 0 or kind == "complex", "what is around the operator has a graph"
 
 
-def test_failure_inside_of_a_step_spoils_nothing() -> None:
+def test_failure_inside_a_step_leaves_state_intact() -> None:
     assert run_script(Path(__file__), "step") == {"compared": CALLS}
 
 

@@ -66,7 +66,7 @@ class WeightsAlone(torch.nn.Module):
         return torch.softmax(self.weight @ self.weight, -1)
 
 
-def test_a_graph_without_inputs_is_covered_completely(cell):
+def test_graph_without_inputs_is_covered_completely(cell):
     coverage = metrics_of(cell(WeightsAlone, inputs=lambda variant, size, generator: Inputs())).coverage
     assert coverage is not None
     assert coverage.percent == 100.0
@@ -76,7 +76,7 @@ def test_a_graph_without_inputs_is_covered_completely(cell):
 
 
 @pytest.mark.parametrize("mode", ["graph", "graph-unpartitioned"])
-def test_input_is_copied_into_its_placeholder_in_one_piece(cell, mode):
+def test_input_is_copied_into_its_placeholder_by_one_copy(cell, mode):
     metrics = metrics_of(cell(Mlp, mode))
     assert metrics.copies is not None and metrics.coverage is not None and metrics.graphs is not None
     assert (metrics.copies.placeholder_bytes, metrics.copies.placeholder_tensors) == (32 * 64 * 4, 1)
@@ -99,7 +99,7 @@ class TableOnTheCpu(torch.nn.Module):
         return self.linear(x) + self.table.to(x.device)  # the line that the reason must name
 
 
-def test_blocking_copy_is_seen_with_the_users_line(cell):
+def test_blocking_copy_is_reported_with_the_users_line(cell):
     metrics = metrics_of(cell(TableOnTheCpu))
     assert metrics.copies is not None and metrics.graphs is not None
     (copy,) = metrics.copies.host_to_device
@@ -128,7 +128,7 @@ def test_pinned_memory_does_not_block_and_pageable_does():
 
 
 @pytest.mark.alone
-def test_device_time_is_that_of_the_work_within_host_time():
+def test_device_time_counts_work_within_host_time():
     square = torch.randn(4096, 4096, device="cuda")
 
     def iterate(inputs: Inputs) -> None:
@@ -154,7 +154,7 @@ def test_device_time_is_that_of_the_work_within_host_time():
 
 
 @pytest.mark.alone
-def test_memory_and_compile_time_of_a_cell(cell):
+def test_cell_reports_memory_and_compile_time(cell):
     live = cell(Mlp)
     prepared = live.prepare()
     assert prepared.compile.first_call_s > 0.1
@@ -169,7 +169,7 @@ def test_memory_and_compile_time_of_a_cell(cell):
     assert block.device_us is not None and all(us > 0 for us in block.device_us)
 
 
-def test_least_graph_writes_no_memory_of_the_program() -> None:
+def test_smallest_graph_writes_no_memory_of_the_program() -> None:
     launch = least_graph()
     taken = [torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(1000)]
     launch()

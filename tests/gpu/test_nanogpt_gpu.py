@@ -23,7 +23,7 @@ def decoder(name: str, model: NanoGPT) -> Decoder:
 
 
 @pytest.mark.parametrize("mode", ["compile", "graph", "indirection", "encore", "by-hand"])
-def test_a_mode_samples_eagers_tokens_in_each_configuration(mode: str):
+def test_each_configuration_samples_eagers_tokens(mode: str):
     torch.manual_seed(1)
     model = NanoGPT(SIZES["full"]).eval().cuda()
     reference, other = EagerDecoder(model), decoder(mode, model)

@@ -59,7 +59,7 @@ def results(program: Callable[..., Any], compiled: Callable[..., Any]) -> list[t
 
 
 @pytest.mark.parametrize("program", [views, rows])
-def test_views_over_partitions_are_eagers(program: Callable[..., Any]) -> None:
+def test_views_over_partitions_equal_eager(program: Callable[..., Any]) -> None:
     expected = results(program, lambda one: one)
     found = results(program, lambda one: torch.compile(one, backend="encore"))
     wrong = [

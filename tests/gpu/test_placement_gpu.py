@@ -73,7 +73,7 @@ def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_results_are_eagers_at_new_addresses_and_attributes(name: str) -> None:
+def test_results_equal_eager_at_new_addresses_and_attributes(name: str) -> None:
     make, inputs, change = EXAMPLES[name]
     torch.manual_seed(0)
     module = make().cuda().eval()
@@ -107,7 +107,7 @@ def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
 
 @pytest.mark.alone
 @pytest.mark.parametrize(("name", "copies"), [("mask", 0), ("scalars", 0), ("timestep", 1)])
-def test_a_steady_call_is_one_graph_launch_that_nobody_waits_for(name: str, copies: int) -> None:
+def test_fast_path_is_one_graph_launch_without_synchronization(name: str, copies: int) -> None:
     make, inputs, _ = EXAMPLES[name]
     compiled = encore(make().cuda().eval())
     calls, on_device = _steady_events(compiled, *inputs(1))

@@ -115,7 +115,7 @@ def note(name: str, found: Any) -> None:
 
 
 @pytest.mark.parametrize("ranks", degrees())
-def test_a_thousand_replays_with_other_data_on_each_rank(tmp_path: Path, ranks: int) -> None:
+def test_thousand_replays_with_different_data_on_each_rank(tmp_path: Path, ranks: int) -> None:
     found = launch(tmp_path, ranks, "replays", "encore").found()
     note(f"replays-{ranks}", found)
     assert len(found) == ranks
@@ -126,7 +126,7 @@ def test_a_thousand_replays_with_other_data_on_each_rank(tmp_path: Path, ranks: 
 
 
 @pytest.mark.parametrize("ranks", degrees())
-def test_a_decoder_split_by_pytorch_is_right_and_replayed(tmp_path: Path, ranks: int) -> None:
+def test_decoder_split_by_pytorch_is_correct_and_replayed(tmp_path: Path, ranks: int) -> None:
     found = launch(tmp_path, ranks, "split", "encore").found()
     note(f"split-{ranks}", found)
     for one in found:
@@ -141,7 +141,7 @@ def test_rank_that_fails_to_record_ends_with_its_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["ddp", "fsdp"])
-def test_training_on_two_gpus_is_right_and_not_slower_than_stock(tmp_path: Path, program: str) -> None:
+def test_training_on_two_gpus_is_correct_and_as_fast_as_stock(tmp_path: Path, program: str) -> None:
     modes = ("eager", "compile", "graph", "encore")
     found = launch(tmp_path, 2, program, ",".join(modes), WIDTH="512", STEPS="6", UNTIMED="200").found()
     note(program, found)
@@ -180,7 +180,7 @@ def test_all_processes_end_within_ten_seconds(tmp_path: Path, ending: str, mode:
         launched.kill()
 
 
-def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
+def test_killed_rank_ends_the_others(tmp_path: Path) -> None:
     launched = launch(tmp_path, 2, "ends", "encore", ENDING="is interrupted")
     try:
         launched.said("READY", 2)
@@ -198,7 +198,7 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", degrees())
-def test_a_plain_transformer_split_over_gpus_in_the_suite(tmp_path: Path, ranks: int) -> None:
+def test_plain_transformer_split_over_gpus_in_the_suite(tmp_path: Path, ranks: int) -> None:
     if ranks > gpus():
         pytest.skip(f"needs {ranks} GPUs")
     options = ["--tp", str(ranks), "--size", "tiny", "--processes", "1", "--blocks", "3", "--measure-s", "0"]

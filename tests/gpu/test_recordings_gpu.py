@@ -23,7 +23,7 @@ SIZES, FIRST_SIZES = 40, 4
 
 
 @pytest.mark.alone
-def test_a_recording_takes_at_most_a_tenth_longer_than_stocks() -> None:
+def test_recording_takes_at_most_a_tenth_longer_than_stocks() -> None:
     """Each size of a dynamic program is warmed up in its first call, and recorded in its second."""
     layers = itertools.chain.from_iterable((nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS))
     net = nn.Sequential(*layers).cuda()
@@ -59,9 +59,7 @@ def _boxes(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 @pytest.mark.parametrize("selection", ["off", "measure"])
-def test_results_of_changing_sizes_are_right_and_not_made_again(
-    monkeypatch: pytest.MonkeyPatch, selection: str
-) -> None:
+def test_changing_sizes_are_correct_and_not_recorded_again(monkeypatch: pytest.MonkeyPatch, selection: str) -> None:
     made_again: list[int] = []
     make = Results._make_again
     monkeypatch.setattr(Results, "_make_again", lambda self, place: (made_again.append(place), make(self, place))[1])

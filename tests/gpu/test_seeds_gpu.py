@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).parent / "seed_programs.py"
 
 
 @pytest.mark.parametrize("way", MOVED)
-def test_backward_without_graph_reads_its_seeds(way: str) -> None:
+def test_uncaptured_backward_reads_its_seeds(way: str) -> None:
     """Its numbers are compared with eager's by the program."""
     found = run_script(PROGRAM, way)
     assert found["moved"] > 0, "the way was not taken"
@@ -27,7 +27,7 @@ def test_backward_without_graph_reads_its_seeds(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", OTHERS)
-def test_backward_of_forward_without_graph_is_not_captured(way: str) -> None:
+def test_backward_of_an_uncaptured_forward_is_not_captured(way: str) -> None:
     found = run_script(PROGRAM, way)
     assert found["replays"] > 0 or way in WITHOUT_REPLAYS
     if way in ON_THE_HOST:

@@ -38,7 +38,7 @@ def many_kernels(x: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_race_leaves_a_capture_in_another_thread_alone() -> None:
+def test_race_does_not_disturb_a_capture_in_another_thread() -> None:
     """Querying an event would end a capture in CUDA's global mode."""
     call = compiled(many_kernels, "measure")
     run(call, many_kernels, 3 * (CALLS + 1))  # in the midst of the race

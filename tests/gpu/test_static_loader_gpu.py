@@ -58,7 +58,7 @@ def epoch(step: Any) -> Iterator[torch.Tensor]:
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("rows", [BATCH * 12, BATCH * 12 - 8])
-def test_step_that_fetches_batches_trains_as_without_graphs(micro_batches: int, rows: int) -> None:
+def test_step_that_fetches_batches_trains_as_eager(micro_batches: int, rows: int) -> None:
     expected, _ = trained(is_graphed=False, micro_batches=micro_batches, rows=rows)
     found, step = trained(is_graphed=True, micro_batches=micro_batches, rows=rows)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
@@ -66,7 +66,7 @@ def test_step_that_fetches_batches_trains_as_without_graphs(micro_batches: int, 
     assert not step.report().refusals, step.report()
 
 
-def test_buffers_are_fixed_and_filled_in_order_of_the_stream() -> None:
+def test_buffers_are_fixed_and_filled_in_stream_order() -> None:
     source = [torch.full((2**22,), float(index)) for index in range(20)]
     loader = encore.static_loader(source)
     addresses, sums = set(), []

@@ -60,7 +60,7 @@ def as_it_is(x: torch.Tensor) -> torch.Tensor:
     [(as_it_is, True, True), (doubled, True, False), (as_it_is, False, False)],
     ids=["kernels of Inductor", "a kernel of its own", "operators"],
 )
-def test_moving_batches_of_named_kernels_are_read_in_place(change: Change, compiled: bool, in_place: bool) -> None:
+def test_moved_batches_of_known_kernels_are_read_in_place(change: Change, compiled: bool, in_place: bool) -> None:
     eager = training(change, compiled=compiled)
     expected = [eager(*one) for one in calls()]
     torch.compiler.reset()

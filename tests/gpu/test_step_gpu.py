@@ -83,7 +83,7 @@ def test_training_loop_is_replayed_with_eagers_results(name: str, behind: bool) 
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_recurrent_dropout_goes_on_after_a_failed_capture() -> None:
+def test_recurrent_dropout_works_after_a_failed_capture() -> None:
     """cuDNN keeps a state of its own for it, which PyTorch makes anew once a state of the generator was set."""
 
     def made() -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
@@ -130,7 +130,7 @@ def plain(model: nn.Module, optimizer: torch.optim.Optimizer, extra: Callable[[A
         (lambda loss: torch.cuda.current_stream().synchronize(), "calls torch.cuda.streams.Stream.synchronize"),
     ],
 )
-def test_what_only_a_gpu_can_refuse(extra: Callable[[Any], Any], words: str) -> None:
+def test_work_only_a_gpu_can_refuse_is_refused_with_its_line(extra: Callable[[Any], Any], words: str) -> None:
     model = network("cuda")
     step = unaudited(plain(model, torch.optim.SGD(model.parameters(), lr=0.1), extra))
     for batch in batches("cuda"):
@@ -141,7 +141,7 @@ def test_what_only_a_gpu_can_refuse(extra: Callable[[Any], Any], words: str) -> 
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_broken_capture_leaves_the_programs_random_numbers() -> None:
+def test_failed_capture_restores_random_state() -> None:
     """The break passes no operator: the driver itself is waited for, which a capture forbids. Nor does the question
     whether there is one pass PyTorch, which would tell what eager is told."""
     from cuda.bindings import runtime
@@ -176,7 +176,7 @@ COMPILED: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(COMPILED))
-def test_a_compiled_module_inside(kind: str) -> None:
+def test_step_with_a_compiled_module_is_replayed(kind: str) -> None:
     def make() -> Program:
         torch.compiler.reset()
         model = network("cuda", norm=True)
@@ -227,7 +227,7 @@ def test_distributed_data_parallel_is_recorded_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
+def test_launch_overhead_is_within_its_limit() -> None:
     model = network("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
     step = unaudited(plain(model, optimizer, lambda loss: loss))

@@ -29,7 +29,7 @@ class OnDevice(Net):
 @pytest.mark.parametrize(
     ("name", "lean"), [*((name, True) for name in PROGRAMS), *((name, False) for name in FULL_WAYS)]
 )
-def test_what_a_program_computes_is_eagers(monkeypatch: pytest.MonkeyPatch, name: str, lean: bool) -> None:
+def test_program_computes_eagers_results(monkeypatch: pytest.MonkeyPatch, name: str, lean: bool) -> None:
     values = strange.values
     monkeypatch.setattr(strange, "values", lambda seed, rows=3: values(seed, rows).to(DEVICE))
     monkeypatch.setattr(strange, "Net", OnDevice)
@@ -57,7 +57,7 @@ ACTIONS = 60
 
 
 @pytest.mark.parametrize(("seed", "mark_steps"), [(11, False), (12, True), (13, False), (14, False)])
-def test_what_a_session_notes_is_eagers(seed: int, mark_steps: bool) -> None:
+def test_session_results_equal_eager(seed: int, mark_steps: bool) -> None:
     torch.compiler.reset()
     # ATen's kernels: nothing is compiled by Triton, and what is computed is eager's. Inductor supposes that all their
     # results are aligned, views of inputs too of which it knows that they are not.

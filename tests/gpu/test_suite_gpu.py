@@ -29,7 +29,7 @@ LIMIT_S = 240
 
 
 @pytest.mark.parametrize("workload", ["MMC", "DCGAN"])
-def test_workload_is_drawn_with_times_of_its_kernels(tmp_path: Path, workload: str) -> None:
+def test_graph_drawing_contains_kernel_times(tmp_path: Path, workload: str) -> None:
     saved, drawing = tmp_path / "graphs.json", tmp_path / "graphs.svg"
     arguments = ["draw", "graph", workload, "--size", "tiny", "--save", str(saved), "--svg", str(drawing)]
     ran = CliRunner().invoke(app, arguments)
@@ -45,7 +45,7 @@ def test_workload_is_drawn_with_times_of_its_kernels(tmp_path: Path, workload: s
 
 @pytest.mark.timeout(2 * LIMIT_S)
 @pytest.mark.parametrize("name", ["inference", "training", "training_with_dropout", "trainer"])
-def test_quick_run_of_a_program_concludes_with_numbers(name: str, tmp_path: Path) -> None:
+def test_quick_run_of_a_program_ends_with_figures(name: str, tmp_path: Path) -> None:
     command = (sys.executable, "-P", str(REPOSITORY / "encore" / "own_packages.py"), "suite")
     begun = time.monotonic()
     done = subprocess.run(
@@ -70,7 +70,7 @@ def test_quick_run_of_a_program_concludes_with_numbers(name: str, tmp_path: Path
 
 
 @pytest.mark.timeout(420)
-def test_each_mode_compiles_once_and_three_are_tried_elsewhere(tmp_path: Path) -> None:
+def test_each_mode_compiles_once_and_three_have_trials(tmp_path: Path) -> None:
     modes = ("eager", "compile", "graph", "graph-unpartitioned", "lean", "encore")
     cells, said = tiny_run(tmp_path / "run", ("DGPT2", "DR-T"), modes, processes=2)
     assert "could not be tried apart" not in said
@@ -84,7 +84,7 @@ def test_each_mode_compiles_once_and_three_are_tried_elsewhere(tmp_path: Path) -
             assert cell.correctness.digests in [other.digests for other in others if other is not None]
 
 
-def test_later_processes_of_all_modes_run_what_the_first_tuned(tmp_path: Path) -> None:
+def test_later_processes_run_kernels_tuned_by_the_first(tmp_path: Path) -> None:
     cells, _ = tiny_run(tmp_path / "run", ("MBERT", "DCGAN"), ("compile", "graph", "encore"), processes=3)
     assert len(cells) == 6
     first = [cells[workload, "compile"] for workload in ("MBERT", "DCGAN")]

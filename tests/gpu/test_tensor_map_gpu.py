@@ -55,7 +55,7 @@ def encode(address: int) -> bytes:
     return ctypes.string_at(place, TENSOR_MAP_BYTES)
 
 
-def test_new_map_begins_with_its_address() -> None:
+def test_new_tensor_map_begins_with_its_address() -> None:
     memory = torch.empty(2, ROWS, COLUMNS, device="cuda", dtype=torch.bfloat16)
     first, second = memory[0].data_ptr(), memory[1].data_ptr()
     before, after = encode(first), encode(second)
@@ -73,7 +73,7 @@ def windows() -> Iterator[bytes]:
                     yield parameter.data[start : start + TENSOR_MAP_BYTES]
 
 
-def test_other_bytes_are_treated_as_the_stand_in_does() -> None:
+def test_driver_replaces_addresses_as_the_simulated_one() -> None:
     """Where the first word could be an address: of others the driver keeps the highest byte."""
     replace, address = driver_replace_address(driver), torch.empty(1, device="cuda").data_ptr()
     found = [one for one in windows() if one[6:8] == bytes(2)]
@@ -81,7 +81,7 @@ def test_other_bytes_are_treated_as_the_stand_in_does() -> None:
     assert [replace(one, address) for one in found] == [replace_address(one, address) for one in found]
 
 
-def test_an_address_that_is_not_aligned_is_refused() -> None:
+def test_unaligned_address_is_refused() -> None:
     address = torch.empty(ROWS, COLUMNS, device="cuda", dtype=torch.bfloat16).data_ptr()
     for shift in (1, 4, 8):
         assert driver_replace_address(driver)(encode(address), address + shift) is None
@@ -105,7 +105,7 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def test_a_descriptor_follows_its_tensor(searched: list[Searched]) -> None:
+def test_descriptor_is_updated_when_its_tensor_moves(searched: list[Searched]) -> None:
     if torch.cuda.get_device_capability() < TENSOR_MAP_CAPABILITY:
         pytest.skip("this GPU has no tensor maps")
     compiled = encore(doubled)

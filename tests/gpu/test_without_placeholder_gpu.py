@@ -50,7 +50,7 @@ def reserved_beyond(function: Callable[..., torch.Tensor], x: torch.Tensor, w: t
 
 
 @pytest.mark.parametrize("concurrency", ["auto", "off"])
-def test_pool_is_smaller_by_the_input(concurrency: str) -> None:
+def test_pool_shrinks_by_the_size_of_the_input(concurrency: str) -> None:
     w = torch.randn(COLUMNS, device="cuda")
     x = torch.randn(ROWS, COLUMNS, device="cuda")
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_pool_is_smaller_by_the_input(concurrency: str) -> None:
 
 
 @pytest.mark.parametrize("concurrency", ["auto", "off"])
-def test_calls_at_any_address_are_right(concurrency: str) -> None:
+def test_calls_are_correct_at_any_address(concurrency: str) -> None:
     """New addresses, freed ones, views, addresses that are not aligned, and the memory of results."""
     w = torch.randn(COLUMNS, device="cuda")
     block = torch.randn(ROWS * COLUMNS + 64, device="cuda")

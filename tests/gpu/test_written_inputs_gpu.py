@@ -97,7 +97,7 @@ def of(name: str) -> Callable[[int], tuple[Any, Any]]:
 
 @pytest.mark.parametrize("selection", ["off", "measure"])
 @pytest.mark.parametrize("name", ["one set", "parts of one tensor", "turns", "new ones", "freed ones"])
-def test_decoding_into_caches_that_are_passed(name: str, selection: str) -> None:
+def test_decoding_writes_the_passed_caches(name: str, selection: str) -> None:
     model = Cached().cuda()
     call = torch.compile(model, backend="encore", options={"selection": selection})
     twin = torch.compile(copy.deepcopy(model))
@@ -108,7 +108,7 @@ def test_decoding_into_caches_that_are_passed(name: str, selection: str) -> None
         assert len(optimizations.recordings()) <= MOST_RECORDINGS
 
 
-def test_on_another_stream_and_behind_writes_of_the_programs_own() -> None:
+def test_replay_on_another_stream_follows_writes_of_the_program() -> None:
     model = Cached().cuda().eval()
     call = torch.compile(model, backend="encore", options={"selection": "off"})
     twin = torch.compile(copy.deepcopy(model))

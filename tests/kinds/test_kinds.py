@@ -25,7 +25,7 @@ def without_graphs(name: str) -> Outcome:
 
 
 @pytest.mark.parametrize("name", ON_CPU)
-def test_what_a_program_computes_is_eagers(request: pytest.FixtureRequest, name: str) -> None:
+def test_program_computes_eagers_results(request: pytest.FixtureRequest, name: str) -> None:
     expected = without_graphs(name) if KINDS[name].unlike_eager else outcome(name, "cpu", eager)
     if KINDS[name].unlike_eager:
         assert differences(expected, outcome(name, "cpu", eager)), "it is like eager's after all"

@@ -35,11 +35,11 @@ class Masked(nn.Module):
         return self.linear(x) * self.mask.to(x.device)
 
 
-def test_the_backend_is_found_by_its_name() -> None:
+def test_backend_is_found_by_its_name() -> None:
     assert "encore" in torch.compiler.list_backends()
 
 
-def test_a_model_without_cuda_tensors_goes_to_inductor_as_it_is() -> None:
+def test_model_without_cuda_tensors_uses_plain_inductor() -> None:
     module = Masked().eval()
     x = torch.randn(2, 3)
     state = bits(list(module.state_dict().values()))
@@ -100,7 +100,7 @@ def test_unknown_pytorch_is_refused_by_explain(monkeypatch: pytest.MonkeyPatch) 
         torch_internals.require_supported()
 
 
-def test_a_missing_internal_is_named_with_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_internal_is_named_with_its_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(torch_internals.NAMES, "detect_fake_mode", "torch._guards:gone")
     with pytest.raises(UnsupportedTorch, match=r"no torch\._guards\.gone, which Encore needs to place the values"):
         torch_internals.resolve("detect_fake_mode")
@@ -136,7 +136,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return asked
 
 
-def test_placed_graphs_are_fed_and_follow_their_attributes(on_cpu: list[dict[str, Any]]) -> None:
+def test_placed_graphs_get_current_attribute_values(on_cpu: list[dict[str, Any]]) -> None:
     module = Masked().eval()
     graph_module, inputs = _traced(module)
     run = encore(graph_module, inputs, options={"inductor": {"max_autotune": True}})
@@ -174,7 +174,7 @@ def test_graph_runs_unchanged_in_a_capture_of_the_program(
     assert served == ["fed", "as it was", "fed", "fed"]
 
 
-def test_several_compiled_functions_keep_to_themselves(on_cpu: list[dict[str, Any]]) -> None:
+def test_compiled_functions_do_not_share_placed_values(on_cpu: list[dict[str, Any]]) -> None:
     modules = [Masked().eval(), Masked().eval()]
     modules[1].mask = modules[1].mask + 1
     runs = [encore(*_traced(module)) for module in modules]
@@ -188,9 +188,7 @@ def test_several_compiled_functions_keep_to_themselves(on_cpu: list[dict[str, An
     assert [report.index for report in optimizations.report()] == [0, 1]
 
 
-def test_reports_grow_and_reset_forgets_and_frees(
-    on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reset_clears_reports_and_frees_memory(on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     module = Masked().eval()
     graph_module, inputs = _traced(module)
     run = encore(graph_module, inputs)
@@ -214,7 +212,7 @@ def test_placement_can_be_switched_off(on_cpu: list[dict[str, Any]]) -> None:
     assert optimizations.report()[0].placement.untouched == "placement is switched off"
 
 
-def test_a_graph_that_fails_to_compile_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_that_fails_to_compile_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo compiles some graphs twice: the first attempt ends with a signal to trace again."""
 
     class Refusing:
@@ -228,7 +226,7 @@ def test_a_graph_that_fails_to_compile_is_not_reported(monkeypatch: pytest.Monke
     assert optimizations.report() == ()
 
 
-def test_a_defect_in_placement_costs_placement_only(
+def test_failure_in_placement_disables_placement_only(
     on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def defective(*arguments: Any, **settings: Any) -> Any:
@@ -271,7 +269,7 @@ def test_placed_graph_that_fails_to_compile_is_compiled_unplaced(
             assert bits(list(run(*arguments))) == bits([module(x)])
 
 
-def test_dynamos_signals_to_trace_again_reach_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamos_retrace_signals_are_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = []
 
     class Signalling:
@@ -288,7 +286,7 @@ def test_dynamos_signals_to_trace_again_reach_it_at_once(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
-def test_inductor_modes_are_settings_and_all_use_cuda_graphs(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductor_modes_are_applied_with_cuda_graphs(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
 
     def compile_fx(graph_module: Any, example_inputs: Any, *, config_patches: dict[str, Any], **ignored: Any) -> Any:
@@ -340,7 +338,7 @@ assert len(said) == 1 and "Inductor's own CUDA graphs: PyTorch" in said[0] and "
 """
 
 
-def test_a_missing_internal_compiles_with_stock() -> None:
+def test_missing_internal_compiles_with_stock() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", MISSING_NAME], capture_output=True, text=True, timeout=300, check=False
     )

@@ -47,7 +47,7 @@ def test_wrong_value_says_what_is_allowed(name: str, value: object, allowed: str
 
 
 @pytest.mark.parametrize("selection", ["measure", "rule"])
-def test_selection_needs_graphs_of_encores(selection: str) -> None:
+def test_selection_requires_encores_graphs(selection: str) -> None:
     with pytest.raises(WrongOption, match="indirection='off'") as caught:
         Options.parse({"selection": selection, "indirection": "off"})
     assert "leave indirection at 'auto'" in str(caught.value)

@@ -61,13 +61,13 @@ def run(clock: Clock, ms: dict[str, float], calls: int) -> tuple[Race, list[str]
     return race, served
 
 
-def test_race_lets_each_alternative_serve_its_calls(clock: Clock) -> None:
+def test_race_runs_each_alternative_equally_often(clock: Clock) -> None:
     race, served = run(clock, {"a": 1.0, "b": 0.5, "c": 2.0}, 3 * (CALLS + 1))
     assert served == ["a"] * (CALLS + 1) + ["b"] * (CALLS + 1) + ["c"] * (CALLS + 1)
     assert race.winner is None
 
 
-def test_race_keeps_the_fastest(clock: Clock) -> None:
+def test_race_chooses_the_fastest(clock: Clock) -> None:
     race, served = run(clock, {"a": 1.0, "b": 0.5, "c": 2.0}, 3 * (CALLS + 1) + 2)
     assert race.winner == "b"
     assert served[-1] == "b"
@@ -75,12 +75,12 @@ def test_race_keeps_the_fastest(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("ms", "winner"), [(0.98, "a"), (0.96, "b"), (1.5, "a")])
-def test_race_needs_three_percent(clock: Clock, ms: float, winner: str) -> None:
+def test_race_requires_a_gain_of_three_percent(clock: Clock, ms: float, winner: str) -> None:
     race, _ = run(clock, {"a": 1.0, "b": ms}, 2 * (CALLS + 1) + 1)
     assert race.winner == winner
 
 
-def test_race_leaves_the_first_call_out(clock: Clock) -> None:
+def test_race_ignores_the_first_call(clock: Clock) -> None:
     """It uploads the graph."""
     ms = {"a": 1.0, "b": 100.0}
     race, served = Race(list(ms)), list[str]()
@@ -92,7 +92,7 @@ def test_race_leaves_the_first_call_out(clock: Clock) -> None:
     assert race.median_us["b"] == pytest.approx(500)
 
 
-def test_race_waits_for_nothing(clock: Clock) -> None:
+def test_race_does_not_synchronize(clock: Clock) -> None:
     ms = {"a": 1.0, "b": 0.5}
     clock.is_behind = True
     race, served = run(clock, ms, 2 * (CALLS + 1) + 5)
@@ -103,7 +103,7 @@ def test_race_waits_for_nothing(clock: Clock) -> None:
     assert (race.winner, served[-1]) == ("b", "b")
 
 
-def test_race_needs_times_that_hardly_overlap(clock: Clock) -> None:
+def test_race_requires_nearly_disjoint_times(clock: Clock) -> None:
     """Half of the calls of both take as long as each other."""
     race, served, ms = Race(["a", "b"]), list[str](), {"a": 1.0, "b": 0.9}
     serve = serving(clock, ms, served)

@@ -44,7 +44,7 @@ def test_large_results_for_a_later_partition_keep_the_graph(result_bytes: int, i
         (None, 2**34, True),
     ],
 )
-def test_graph_is_kept_where_it_was_measured_to_pay(kernels: int | None, copied_bytes: int, pays: bool) -> None:
+def test_graph_is_kept_where_it_was_measured_faster(kernels: int | None, copied_bytes: int, pays: bool) -> None:
     why = copies_cost_more(copied_bytes, kernels)
     assert (why is None) is pays
 
@@ -60,7 +60,7 @@ def test_small_input_of_many_nodes_is_copied() -> None:
     assert "it moved in 8 of 8 calls" in why
 
 
-def test_still_input_is_read_in_place() -> None:
+def test_unmoved_input_is_read_in_place() -> None:
     """Its address is set once, and copying it would cost the same in every call."""
     assert copied(4096, updates=8, moves=8) is not None
     assert copied(4096, updates=8, moves=0) is None

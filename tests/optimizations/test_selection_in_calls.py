@@ -101,7 +101,7 @@ def test_tiny_partition_with_large_results_is_recorded(
     assert (selection_of(compiled).decision == "no graph") is not is_recorded
 
 
-def test_graph_goes_where_its_copies_cost_more(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_is_dropped_where_its_copies_cost_more(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "COPY_BYTES_PER_US", 1.0)
     model = Model(cuda_on_cpu, code=REFUSED)
     compiled = Compiled(model, selection="rule")
@@ -133,7 +133,7 @@ def test_collectives_and_training_keep_their_graphs(
     assert cuda_on_cpu.replays > 4
 
 
-def test_graph_is_not_given_up_while_memory_is_short(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_is_not_dropped_while_memory_is_short(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "COPY_BYTES_PER_US", 1.0)
     compiled = Compiled(Model(cuda_on_cpu, code=REFUSED), selection="rule")
     monkeypatch.setattr(type(cuda_on_cpu.tools), "free_bytes", lambda tools: 0)
@@ -208,7 +208,7 @@ def measure(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> Measure:
         ((3.0, 1.0, -0.005), "copies"),
     ],
 )
-def test_measured_function_is_served_by_the_fastest(
+def test_measured_function_runs_the_fastest_variant(
     measure: Measure, prices: tuple[float, float, float], decision: str
 ) -> None:
     model, compiled = measure(*prices)
@@ -226,7 +226,7 @@ def test_measured_function_is_served_by_the_fastest(
     )
 
 
-def test_race_is_over_after_a_bounded_number_of_calls(measure: Measure) -> None:
+def test_race_ends_after_a_bounded_number_of_calls(measure: Measure) -> None:
     _model, compiled = measure(0.5, 1.0, 0.0)
     run(compiled, 6)
     assert not optimizations.settled()
@@ -260,7 +260,7 @@ def test_measured_decision_outlives_a_reset(measure: Measure) -> None:
     assert compiled.reports[-1].copied_bytes == 128
 
 
-def test_results_that_are_held_stay_right_in_a_race(measure: Measure) -> None:
+def test_referenced_results_stay_valid_during_a_race(measure: Measure) -> None:
     _model, compiled = measure(0.5, 1.0, 0.0)
     held = []
     for step in range(60):

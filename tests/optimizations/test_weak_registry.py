@@ -137,7 +137,7 @@ def in_the_middle_of(run: Callable[[], object], finalizer: Callable[[], object],
     in_time(often)
 
 
-def test_members_are_listed_once_each_while_somebody_keeps_them() -> None:
+def test_live_members_are_listed_once() -> None:
     registry: WeakRegistry[StandIn] = WeakRegistry()
     kept = [StandIn() for _ in range(3)]
     for member in (*kept, kept[0]):
@@ -178,7 +178,7 @@ def test_finalizers_may_change_a_registry_in_use() -> None:
 
 
 @pytest.mark.parametrize(("module", "name", "listing"), [(module, *rest) for module, _, *rest in USERS])
-def test_members_come_and_go_while_they_are_listed(
+def test_members_may_change_during_listing(
     module: str, name: str, listing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     imported = importlib.import_module(module)
@@ -189,13 +189,13 @@ def test_members_come_and_go_while_they_are_listed(
 
 
 @pytest.mark.parametrize(("module", "kind"), [(module, kind) for module, kind, *_ in USERS])
-def test_members_are_compared_in_c(module: str, kind: str) -> None:
+def test_members_are_compared_by_identity(module: str, kind: str) -> None:
     member: Any = getattr(importlib.import_module(module), kind)
     assert member.__eq__ is object.__eq__
     assert member.__hash__ is object.__hash__
 
 
-def test_finalizer_may_make_containers_while_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finalizer_may_create_containers_during_creation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
 
     def finalized() -> None:
@@ -210,7 +210,7 @@ def test_finalizer_may_make_containers_while_one_is_made(monkeypatch: pytest.Mon
     in_the_middle_of(make, finalized, times=200)
 
 
-def test_a_manager_that_ends_may_make_another_one_which_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_manager_may_create_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
     ended: list[int] = []
 
@@ -233,7 +233,7 @@ def test_a_manager_that_ends_may_make_another_one_which_ends_too(monkeypatch: py
     assert containers.managers() == []
 
 
-def test_a_finalizer_may_replace_names_while_they_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finalizer_may_replace_names_during_a_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = [object(), object()]
     holder = SimpleNamespace(first=stock[0], second=stock[1])
     monkeypatch.setattr(torch_internals, "holder_of", lambda name: (holder, name))
@@ -248,7 +248,7 @@ def test_a_finalizer_may_replace_names_while_they_are_replaced(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", ["close", "reset"])
-def test_memory_freed_by_a_step_may_not_close_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finalizer_inside_a_step_cannot_close_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step = graphed_step.GraphedStep(lambda: None)
     refused: list[str] = []
 
@@ -264,7 +264,7 @@ def test_memory_freed_by_a_step_may_not_close_it(name: str, monkeypatch: pytest.
     in_time(step.reset)
 
 
-def test_nothing_is_listed_in_another_way() -> None:
+def test_no_other_weak_collections_are_used() -> None:
     made = [
         f"{path}:{node.lineno}"
         for path in SOURCES

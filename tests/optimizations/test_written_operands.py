@@ -30,7 +30,7 @@ STATISTICS = [MEAN, VAR]
         (ops.native_batch_norm_backward.default, (X, X, None, MEAN, VAR, None, None, True, 1e-5, [True]), {}, []),
     ],
 )
-def test_operands_that_are_written(func: Any, args: tuple[Any, ...], kwargs: Any, expected: list[Any]) -> None:
+def test_written_operands_are_found(func: Any, args: tuple[Any, ...], kwargs: Any, expected: list[Any]) -> None:
     found = list(written(func, args, kwargs))
     assert len(found) == len(expected)
     assert all(one is other or isinstance(one, list) for one, other in zip(found, expected, strict=True))

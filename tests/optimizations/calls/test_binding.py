@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("runner")
 
 
 @torch.no_grad()
-def test_a_call_passes_the_module_and_no_parameter(reads: list[Any], runner: Runner) -> None:
+def test_call_passes_the_module_and_no_parameter(reads: list[Any], runner: Runner) -> None:
     model = Model().eval()
     run = compiled(model)
     expected = model(X)
@@ -52,7 +52,7 @@ def _loaded(kind: type[nn.Module]) -> list[str]:
 
 
 @torch.no_grad()
-def test_an_exchanged_tensor_is_never_passed_again(reads: list[Any]) -> None:
+def test_exchanged_tensor_is_never_passed_again(reads: list[Any]) -> None:
     model = Model().eval()
     run = compiled(model)
     for exchange in EXCHANGES * 2:
@@ -70,7 +70,7 @@ def test_an_exchanged_tensor_is_never_passed_again(reads: list[Any]) -> None:
 
 
 @torch.no_grad()
-def test_another_dtype_is_left_to_guards() -> None:
+def test_changed_dtype_is_left_to_guards() -> None:
     model = Model().eval()
     run = compiled(model)
     settle(lambda: run(X))
@@ -100,7 +100,7 @@ def test_instances_share_code_and_keep_their_own_tensors(reads: list[Any]) -> No
 
 
 @torch.no_grad()
-def test_a_shallow_copy_shares_what_it_shares() -> None:
+def test_shallow_copy_shares_bound_tensors() -> None:
     model = Model().eval()
     run = compiled(model)
     settle(lambda: run(X))
@@ -117,7 +117,7 @@ LAYERS = [Layer(5).eval(), Layer(6).eval()]
 
 
 @torch.no_grad()
-def test_modules_of_globals_closures_and_arguments_are_roots() -> None:
+def test_modules_in_globals_closures_and_arguments_are_roots() -> None:
     inner = Layer(7).eval()
 
     def program(x: torch.Tensor, last: nn.Module) -> torch.Tensor:
@@ -155,7 +155,7 @@ class Caching(nn.Module):
 
 
 @torch.no_grad()
-def test_a_buffer_that_the_program_replaces_in_each_call(reads: list[Any]) -> None:
+def test_buffer_replaced_on_every_call_is_passed_correctly(reads: list[Any]) -> None:
     model = Caching()
     eager = copy.deepcopy(model)
     run = compiled(model)
@@ -170,7 +170,7 @@ def test_a_buffer_that_the_program_replaces_in_each_call(reads: list[Any]) -> No
 
 
 @torch.no_grad()
-def test_graph_breaks_bind_each_graph_by_itself() -> None:
+def test_each_graph_after_a_graph_break_is_bound_separately() -> None:
     class Broken(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -191,7 +191,7 @@ def test_graph_breaks_bind_each_graph_by_itself() -> None:
     assert sum(report.binding.tensors for report in optimizations.report() if report.binding) >= 16
 
 
-def test_training_steps_are_eagers() -> None:
+def test_bound_training_steps_equal_eager() -> None:
     models = [Model().train() for _ in range(2)]
     runs = [compiled(models[0]), models[1]]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1) for model in models]

@@ -45,7 +45,7 @@ NEEDS = {
 
 
 @torch.no_grad()
-def test_one_need_is_enough(asked: list[Any]) -> None:
+def test_each_need_alone_keeps_the_wrappers(asked: list[Any]) -> None:
     """Of a graph that PyTorch describes as one without needs, changed in this one thing."""
     metadata = compiled(lambda x: x * 2, X, asked)
     assert needed(metadata) is None
@@ -57,7 +57,7 @@ def test_one_need_is_enough(asked: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_inputs_that_a_graph_writes_itself_are_no_need(asked: list[Any], trained: bool) -> None:
+def test_inputs_written_by_a_graph_need_no_wrapper(asked: list[Any], trained: bool) -> None:
     """Shortcuts count up their versions."""
     metadata = compiled(lambda x: x * 2, X.clone().requires_grad_(trained), asked)
     changed = copy.copy(metadata)
@@ -70,7 +70,7 @@ def without_gradients(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def test_a_graph_that_switches_gradients_off_leaves_them_off() -> None:
+def test_graph_that_switches_gradients_off_leaves_them_off() -> None:
     run = torch.compile(without_gradients, backend="encore", fullgraph=True)
     for _ in range(FULL_CALLS + 3):
         with torch.enable_grad():

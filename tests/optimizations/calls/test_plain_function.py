@@ -86,7 +86,7 @@ def without_a_compiler(fresh_encore: None) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_a_compiler")
-def test_backward_is_eagers_and_rare_cases_go_to_aotautograd(left: list[str]) -> None:
+def test_backward_equals_eager_and_rare_cases_use_aotautograd(left: list[str]) -> None:
     program = Program()
     eager = Program()
     run = torch.compile(program, backend="encore", fullgraph=True)
@@ -130,7 +130,7 @@ def test_backward_is_eagers_and_rare_cases_go_to_aotautograd(left: list[str]) ->
 
 
 @pytest.mark.usefixtures("without_a_compiler")
-def test_a_forward_without_determinism_has_no_backward_with_it(left: list[str]) -> None:
+def test_backward_after_enabling_determinism_is_an_error(left: list[str]) -> None:
     weight = nn.Parameter(torch.ones(4))
     run = torch.compile(lambda x: x * weight, backend="encore", fullgraph=True)
     for _ in range(FULL_CALLS + 2):

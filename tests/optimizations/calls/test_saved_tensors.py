@@ -48,7 +48,7 @@ class Adapted(nn.Module):
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_every_path_saves_as_many_tensors(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
+def test_every_path_saves_equally_many_tensors(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
     counts = []
     block = Adapted()
     call = torch.compile(block, backend="encore", options={"lean": lean})

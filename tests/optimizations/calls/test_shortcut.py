@@ -88,7 +88,7 @@ def kept() -> str | None:
     return report.shortcut.kept
 
 
-def test_wrappers_of_another_version_are_all_called(way: SlowCalls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrappers_of_other_pytorch_versions_are_all_called(way: SlowCalls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrappers, "KNOWN_VERSION", (2, 10))
     with torch.no_grad():
         assert way.of(settled(way, Program())) == [True] * 3
@@ -99,7 +99,7 @@ def test_wrappers_of_another_version_are_all_called(way: SlowCalls, monkeypatch:
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_an_inference_graph_goes_straight_with_the_same_results(way: SlowCalls, grad: bool) -> None:
+def test_inference_graph_skips_wrappers_with_equal_results(way: SlowCalls, grad: bool) -> None:
     program = Program().requires_grad_(False)
     with torch.set_grad_enabled(grad):
         call = settled(way, program)
@@ -111,14 +111,14 @@ def test_an_inference_graph_goes_straight_with_the_same_results(way: SlowCalls, 
     assert kept() is None
 
 
-def test_lean_off_goes_the_full_way(way: SlowCalls) -> None:
+def test_lean_off_takes_the_slow_path(way: SlowCalls) -> None:
     with torch.no_grad():
         assert way.of(settled(way, Program(), lean=False)) == [True] * 3
     assert optimizations.report()[0].shortcut is None
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_an_interrupt_anywhere_leaves_the_grad_mode_as_it_was(way: SlowCalls, grad: bool) -> None:
+def test_interrupt_restores_the_grad_mode(way: SlowCalls, grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         call = settled(way, Program().requires_grad_(False))
         places = 0
@@ -135,7 +135,7 @@ def test_an_interrupt_anywhere_leaves_the_grad_mode_as_it_was(way: SlowCalls, gr
         assert places >= (3 if grad else 1)
 
 
-def test_autocast_is_off_inside_as_it_is_in_the_full_way(way: SlowCalls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autocast_is_off_inside_as_on_the_slow_path(way: SlowCalls, monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[int] = []
 
     class Noting(torch_internals.DisableAutocast):  # type: ignore[misc]
@@ -154,7 +154,7 @@ def test_autocast_is_off_inside_as_it_is_in_the_full_way(way: SlowCalls, monkeyp
 # Conditions that send a call the full way
 
 
-def test_a_profiler_sees_the_ranges_of_all_layers(way: SlowCalls) -> None:
+def test_profiler_records_the_ranges_of_all_layers(way: SlowCalls) -> None:
     with torch.no_grad():
         call = settled(way, Program())
         with torch.profiler.profile() as profile:
@@ -165,7 +165,7 @@ def test_a_profiler_sees_the_ranges_of_all_layers(way: SlowCalls) -> None:
         assert way.of(call) == [False] * 3
 
 
-def test_noting_the_order_of_graphs_goes_the_full_way(way: SlowCalls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_graph_order_takes_the_slow_path(way: SlowCalls, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         call = settled(way, Program())
         monkeypatch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", True)
@@ -174,7 +174,7 @@ def test_noting_the_order_of_graphs_goes_the_full_way(way: SlowCalls, monkeypatc
         assert way.of(call) == [False] * 3
 
 
-def test_another_stance_never_comes_here(way: SlowCalls) -> None:
+def test_other_compiler_stances_never_reach_the_shortcut(way: SlowCalls) -> None:
     program = Program()
     with torch.no_grad():
         call = settled(way, program)
@@ -185,7 +185,7 @@ def test_another_stance_never_comes_here(way: SlowCalls) -> None:
         assert way.of(call) == [False] * 3
 
 
-def test_modes_see_what_they_see_in_the_full_way(way: SlowCalls) -> None:
+def test_dispatch_modes_observe_the_same_as_on_the_slow_path(way: SlowCalls) -> None:
     """No wrapper looks at dispatch modes; Inductor's own function meets them, whichever way it was reached."""
 
     class Noting(torch_internals.TorchDispatchMode):  # type: ignore[misc]
@@ -228,7 +228,7 @@ class Cached(nn.Module):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_graph_that_writes_inputs_goes_straight_with_versions(way: SlowCalls, grad: bool) -> None:
+def test_graph_that_writes_inputs_skips_wrappers_with_versions(way: SlowCalls, grad: bool) -> None:
     program, twin = Cached(), Cached()
     compiled = torch.compile(program, backend="encore", fullgraph=True)
     x, (y, other) = X.clone(), (torch.ones(2, 4) for _ in range(2))
@@ -244,7 +244,7 @@ def test_graph_that_writes_inputs_goes_straight_with_versions(way: SlowCalls, gr
     assert kept() is None
 
 
-def test_backward_does_not_use_what_a_straight_graph_writes(way: SlowCalls) -> None:
+def test_backward_of_memory_written_on_the_shortcut_raises(way: SlowCalls) -> None:
     program = Cached()
     compiled = torch.compile(program, backend="encore", fullgraph=True)
     weight = torch.ones(2, 4, requires_grad=True)
@@ -261,7 +261,7 @@ def test_backward_does_not_use_what_a_straight_graph_writes(way: SlowCalls) -> N
 
 
 @torch.inference_mode()
-def test_inputs_without_versions_may_be_written(way: SlowCalls) -> None:
+def test_inputs_without_version_counters_may_be_written(way: SlowCalls) -> None:
     program = Cached()
     compiled = torch.compile(program, backend="encore", fullgraph=True)
     for step in range(FULL_CALLS + 2):
@@ -322,7 +322,7 @@ def _flat(results: Any) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def test_sizes_that_differ_keep_the_wrappers() -> None:
+def test_dynamic_sizes_keep_the_wrappers() -> None:
     program = Program()
     compiled = torch.compile(program, backend="encore", fullgraph=True, dynamic=True)
     for rows in (2, 3, 5, 7, 11):

@@ -80,7 +80,7 @@ def kept() -> str | None:
 
 
 @pytest.mark.parametrize("kind", [WeightedSine, Normalized])
-def test_steps_go_straight_and_give_the_gradients_of_eager(kind: Callable[[], nn.Module], full: list[str]) -> None:
+def test_training_skips_wrappers_with_eagers_gradients(kind: Callable[[], nn.Module], full: list[str]) -> None:
     program, eager = pair(kind)
     run = compiled(program)
     for index in range(FULL_CALLS + 4):
@@ -100,7 +100,7 @@ def settled(program: nn.Module, full: list[str]) -> Callable[..., Any]:
     return run
 
 
-def test_forward_without_compiled_backward_goes_straight(
+def test_forward_without_compiled_backward_skips_wrappers(
     full: list[str],
 ) -> None:
     program, eager = pair(WeightedSine)
@@ -117,7 +117,7 @@ def test_forward_without_compiled_backward_goes_straight(
     assert full == ["backward"], "the first; the forward after it finds the backward compiled"
 
 
-def test_versions_of_written_inputs_count_as_on_the_slow_path(full: list[str]) -> None:
+def test_versions_of_written_inputs_equal_the_slow_path(full: list[str]) -> None:
     counted = {}
     for lean in (True, False):
         torch_internals.reset_dynamo()
@@ -142,7 +142,7 @@ def test_written_saved_buffer_raises_as_in_eager(full: list[str]) -> None:
         product.sum().backward()
 
 
-def test_profiler_sees_all_layers_in_both_directions(full: list[str]) -> None:
+def test_profiler_records_all_layers_of_forward_and_backward(full: list[str]) -> None:
     program = WeightedSine()
     run = settled(program, full)
     with torch.profiler.profile() as profile:
@@ -155,7 +155,7 @@ def test_profiler_sees_all_layers_in_both_directions(full: list[str]) -> None:
     assert full == []
 
 
-def test_noting_the_order_of_graphs_goes_the_full_way(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_graph_order_takes_the_slow_path(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     program = WeightedSine()
     run = settled(program, full)
     with monkeypatch.context() as patch:
@@ -168,7 +168,7 @@ def test_noting_the_order_of_graphs_goes_the_full_way(full: list[str], monkeypat
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_an_interrupt_anywhere_leaves_modes_as_they_were(full: list[str], grad: bool) -> None:
+def test_interrupt_restores_all_modes(full: list[str], grad: bool) -> None:
     program = WeightedSine()
     call = settled(program, full)
     places = 0
@@ -190,7 +190,7 @@ def test_an_interrupt_anywhere_leaves_modes_as_they_were(full: list[str], grad: 
     assert places >= 2
 
 
-def test_modes_inside_are_those_of_the_full_way(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_inside_equal_those_of_the_slow_path(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients on around the function even where the caller's frame had them off; views tracked; autocast off."""
     seen = {}
     for lean in (True, False):
@@ -267,7 +267,7 @@ def test_inputs_without_gradient_and_other_arguments_pass(full: list[str]) -> No
         torch.testing.assert_close(w.grad, twin_w.grad)
 
 
-def test_saved_tensor_hooks_see_what_the_slow_path_shows(full: list[str]) -> None:
+def test_saved_tensor_hooks_get_the_tensors_of_the_slow_path(full: list[str]) -> None:
     packed = {}
     for lean in (True, False):
         torch_internals.reset_dynamo()

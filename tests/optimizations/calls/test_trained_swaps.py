@@ -101,7 +101,7 @@ class Training:
 
     def weights(self) -> list[torch.Tensor]:
         """Whoever holds them gets other addresses for the next ones. Else the allocator may give those of a recording
-        again, which needs no patch then (`test_addresses_of_one_graph_that_come_back`)."""
+        again, which needs no patch then (`test_reused_addresses_replay_their_first_recording`)."""
         return [one.data for net in (self.net, self.twin) for one in net.parameters()]
 
     def both(self, change: Callable[[nn.Module], object]) -> None:
@@ -151,7 +151,7 @@ def recordings() -> int:
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_swapped_weights_have_the_gradients_of_eager(
+def test_swapped_weights_have_eagers_gradients(
     compiled_on_cpu: CompiledOnCpu, kind: type[nn.Module], way: Callable[[nn.Module, int], None], lean: bool
 ) -> None:
     training = Training(kind, lean=lean)
@@ -173,7 +173,7 @@ def test_swapped_weights_have_the_gradients_of_eager(
 
 
 @pytest.mark.parametrize("back", ["", "first", "second", "first second"])
-def test_addresses_of_one_graph_that_come_back(compiled_on_cpu: CompiledOnCpu, back: str) -> None:
+def test_reused_addresses_replay_their_first_recording(compiled_on_cpu: CompiledOnCpu, back: str) -> None:
     """The allocator may give weights the very addresses that were recorded. Then that recording is replayed, and there
     is one more of all that follow, as with stock."""
     training = Training(Broken)
@@ -202,7 +202,7 @@ def test_addresses_of_one_graph_that_come_back(compiled_on_cpu: CompiledOnCpu, b
     assert ordinary()
 
 
-def test_weights_that_were_swapped_are_let_go(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_swapped_weights_are_released(compiled_on_cpu: CompiledOnCpu) -> None:
     """Those of recordings that are never replayed again too."""
     training = Training(Net)
     sets = [list(training.net.parameters()), [nn.Parameter(memory(one, 7)) for one in training.net.parameters()]]
@@ -243,7 +243,7 @@ def in_one_storage(net: nn.Module, seed: int) -> None:
 
 
 @pytest.mark.parametrize("way", [in_one_storage, through_data])
-def test_parameters_that_share_memory_or_lie_apart(
+def test_parameters_may_share_memory_or_be_separate(
     compiled_on_cpu: CompiledOnCpu, way: Callable[[nn.Module, int], None]
 ) -> None:
     training = Training(Flat)
@@ -259,7 +259,7 @@ def test_parameters_that_share_memory_or_lie_apart(
     assert ordinary() == 2
 
 
-def test_what_is_known_of_outputs_in_inputs() -> None:
+def test_outputs_in_input_memory_are_known() -> None:
     whole = torch.zeros(12)
     first, second, alone = whole[:4], whole[4:], torch.zeros(12)[4:]
     fixed = {0: first, 2: second, 5: alone}
@@ -274,7 +274,7 @@ def test_what_is_known_of_outputs_in_inputs() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_trainings_compute_what_they_do_without_graphs(compiled_on_cpu: CompiledOnCpu, seed: int) -> None:
+def test_random_trainings_equal_uncaptured_runs(compiled_on_cpu: CompiledOnCpu, seed: int) -> None:
     draw = random.Random(seed)
     training = Training(KINDS[seed % len(KINDS)], lean=draw.random() < 0.7)
     kept: list[torch.Tensor] = []

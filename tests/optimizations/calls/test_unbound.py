@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("runner")
 
 
 @torch.no_grad()
-def test_an_exchanged_weight_is_let_go_by_every_graph() -> None:
+def test_exchanged_weight_is_released_by_every_graph() -> None:
     model = Model().eval()
     run = compiled(model)
     settle(lambda: run(X))
@@ -45,7 +45,7 @@ def test_an_exchanged_weight_is_let_go_by_every_graph() -> None:
 
 
 @torch.no_grad()
-def test_an_exchanged_weight_is_gone_when_the_graph_is_called(runner: Runner) -> None:
+def test_exchanged_weight_is_freed_before_the_graph_runs(runner: Runner) -> None:
     """A recording for the weight's address is looked at then: it counts as one that may come back if it is alive."""
     model = Model().eval()
     run = compiled(model)
@@ -68,7 +68,7 @@ class Noting(list[Any]):
 
 
 @torch.no_grad()
-def test_a_model_that_is_dropped_is_collected() -> None:
+def test_model_that_is_dropped_is_collected() -> None:
     model = Model().eval()
     keeper = Model(3).eval()
     run, keep = compiled(model), compiled(keeper)
@@ -85,7 +85,7 @@ def test_a_model_that_is_dropped_is_collected() -> None:
 
 
 @torch.no_grad()
-def test_reset_lets_go_and_calls_go_on(reads: list[Any]) -> None:
+def test_reset_releases_bindings_and_calls_keep_working(reads: list[Any]) -> None:
     model = Model().eval()
     run = compiled(model)
     settle(lambda: run(X))
@@ -100,7 +100,7 @@ def test_reset_lets_go_and_calls_go_on(reads: list[Any]) -> None:
 
 
 @torch.no_grad()
-def test_a_backend_around_this_one_may_call_with_all_arguments() -> None:
+def test_backend_around_this_one_may_call_with_all_arguments() -> None:
     checked = []
 
     def checking(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -118,7 +118,7 @@ def test_a_backend_around_this_one_may_call_with_all_arguments() -> None:
 
 
 @torch.no_grad()
-def test_a_graph_that_dynamo_does_not_call_is_left() -> None:
+def test_graph_not_called_by_dynamo_is_not_bound() -> None:
     def copying(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return backend.encore(copy.deepcopy(graph_module), inputs)
 
@@ -131,7 +131,7 @@ def test_a_graph_that_dynamo_does_not_call_is_left() -> None:
 
 
 @torch.no_grad()
-def test_a_defect_in_binding_costs_binding_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_in_binding_disables_binding_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def defective(*arguments: Any) -> Any:
         raise KeyError("node")
 
@@ -162,7 +162,7 @@ def test_module_with_its_own_storage_is_left_to_dynamo() -> None:
 
 
 @torch.no_grad()
-def test_module_that_changes_its_storage_is_read_in_each_call(
+def test_module_that_changes_its_storage_is_read_on_every_call(
     reads: list[Any], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     """Dynamo's guards would notice, but a program may go without them. It is asked once whether C++ can compare."""
@@ -186,7 +186,7 @@ def test_module_that_changes_its_storage_is_read_in_each_call(
 
 
 @torch.no_grad()
-def test_a_defect_in_comparing_costs_the_comparison_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_in_comparing_disables_comparison_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def defective(*arguments: Any) -> Any:
         raise TypeError("incompatible function arguments")
 
@@ -232,7 +232,7 @@ def test_threads_never_get_an_exchanged_tensor() -> None:
 
 
 @torch.no_grad()
-def test_attribute_written_in_each_call_is_no_exchange(reads: list[Any]) -> None:
+def test_attribute_written_on_every_call_is_no_exchange(reads: list[Any]) -> None:
     model = Model().eval()
     run = compiled(model)
     settle(lambda: run(X))
@@ -278,7 +278,7 @@ def test_idle_binding_is_read_again(reads: list[Any]) -> None:
 
 
 @torch.no_grad()
-def test_each_choice_of_modules_is_bound_by_itself(reads: list[Any]) -> None:
+def test_each_choice_of_modules_is_bound_separately(reads: list[Any]) -> None:
     """Two modules take turns in front of the same last one, and neither is read again."""
     firsts, last = [Layer(1).eval(), Layer(2).eval()], Layer(3).eval()
 
@@ -318,7 +318,7 @@ def serve(run: Any, model: nn.Module, calls: int) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("served", [3, WORTH])
-def test_reading_is_longer_after_comparisons_without_gain(reads: list[Any], served: int) -> None:
+def test_reading_lasts_longer_after_useless_comparisons(reads: list[Any], served: int) -> None:
     model = Scaled()
     run = compiled(model)
     settle(lambda: run(ONE))
@@ -334,7 +334,7 @@ def test_reading_is_longer_after_comparisons_without_gain(reads: list[Any], serv
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [Scaled, Buffered])
-def test_buffers_are_compared_no_more_and_parameters_are(reads: list[Any], kind: type[nn.Module]) -> None:
+def test_comparison_stops_for_buffers_but_not_for_parameters(reads: list[Any], kind: type[nn.Module]) -> None:
     """Buffers may be results of a graph, which what is bound would keep alive."""
     model = kind()
     run = compiled(model)

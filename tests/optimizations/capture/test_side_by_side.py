@@ -86,7 +86,7 @@ def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("optimizer", [sgd, torch.optim.SGD], ids=["single", "lists"])
-def test_step_has_eagers_bits_in_every_order_that_edges_allow(optimizer: Any) -> None:
+def test_step_is_bit_identical_in_every_allowed_order(optimizer: Any) -> None:
     graphed, device = compared(optimizer)
     (recording,) = graphed.report().recordings
     assert recording.concurrency is not None
@@ -109,7 +109,7 @@ def test_missing_edges_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         compared(sgd)
 
 
-def test_steps_stay_chains_where_it_is_off() -> None:
+def test_steps_stay_chains_without_the_option() -> None:
     step, _ = training(sgd)
     device = CpuDevice()
     graphed = GraphedStep(step, device=device, concurrency="off")
@@ -121,7 +121,7 @@ def test_steps_stay_chains_where_it_is_off() -> None:
     assert "'off'" in recording.concurrency.reason
 
 
-def test_error_while_launches_are_ordered_leaves_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_while_ordering_launches_keeps_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*arguments: Any) -> Any:
         raise ValueError("the launches do not follow one another")
 
@@ -134,7 +134,7 @@ def test_error_while_launches_are_ordered_leaves_the_chain(monkeypatch: pytest.M
     assert all(one.launched_edges is None for one in device.graphs)
 
 
-def test_chain_serves_where_it_is_faster() -> None:
+def test_chain_is_used_where_it_is_faster() -> None:
     class ChainWins:
         def __init__(self, alternatives: Any) -> None:
             self.turns = [*alternatives]
@@ -160,7 +160,7 @@ def test_chain_serves_where_it_is_faster() -> None:
     assert graph.launched_edges == {(index, index + 1) for index in range(len(graph.nodes()) - 1)}
 
 
-def test_nodes_read_in_place_are_set_again_in_another_executable() -> None:
+def test_in_place_nodes_are_patched_again_in_a_new_executable() -> None:
     seen: list[tuple[int, int]] = []
     cell = SimpleNamespace(value=5)
 
@@ -185,7 +185,7 @@ def test_collectives_keep_the_chain() -> None:
     assert "collectives" in found.report().reason
 
 
-def test_graph_that_must_not_be_launched_is_not() -> None:
+def test_disabled_graph_is_not_launched() -> None:
     graphed, _ = compared(sgd, calls=8)
     (recording,) = graphed._recorder.recordings
     assert recording.side_by_side.branches is not None
@@ -223,7 +223,7 @@ def trained(concurrency: Any) -> tuple[GraphedCallables, CpuDevice]:
     return graphed, device
 
 
-def test_callables_have_eagers_bits_in_every_order() -> None:
+def test_callables_are_bit_identical_in_every_order() -> None:
     graphed, device = trained("auto")
     found = [one.concurrency for one in graphed.report()]
     assert [one.decision for one in found if one is not None] == ["branches", "branches"], found
@@ -237,14 +237,14 @@ def test_missing_edges_of_callables_are_noticed(monkeypatch: pytest.MonkeyPatch)
         trained("auto")
 
 
-def test_callables_stay_chains_where_it_is_off() -> None:
+def test_callables_stay_chains_without_the_option() -> None:
     graphed, _ = trained("off")
     assert all(one.concurrency is not None and "'off'" in one.concurrency.reason for one in graphed.report())
     with pytest.raises(ValueError, match="concurrency='on' is unknown"):
         graph_callables([Towers()], [(torch.zeros(4, 8),)], device=CpuDevice(), concurrency="on")  # type: ignore[arg-type]
 
 
-def test_callables_launch_no_graph_that_must_not_be() -> None:
+def test_callables_do_not_launch_a_disabled_graph() -> None:
     graphed, _ = trained("auto")
     slot = graphed._slots[0]
     slot.forward.side_by_side.branches.unusable = "its edges could not be put back"

@@ -37,7 +37,7 @@ def takes_all(simulated: Workspaces, streams: SideStreams) -> list[Block]:
     return found
 
 
-def test_an_owner_does_nothing_before_it_is_needed(workspaces: Workspaces) -> None:
+def test_owner_allocates_nothing_before_its_first_use(workspaces: Workspaces) -> None:
     """It may be made while the program captures by hand."""
     count = workspaces.streams
     SideStreams(0)
@@ -45,7 +45,7 @@ def test_an_owner_does_nothing_before_it_is_needed(workspaces: Workspaces) -> No
 
 
 @pytest.mark.parametrize("in_backward", [False, True])
-def test_a_workspace_elsewhere_is_noticed_in_either_thread(workspaces: Workspaces, in_backward: bool) -> None:
+def test_workspace_elsewhere_is_noticed_in_either_thread(workspaces: Workspaces, in_backward: bool) -> None:
     streams = SideStreams(0)
     with workspaces.on(streams.current):
         if in_backward:
@@ -71,7 +71,7 @@ def test_side_stream_waits_for_the_program_before_any_work(workspaces: Workspace
         assert workspaces.given == [(side, "waits for", one) for one in waits]
 
 
-def test_a_stream_that_may_be_gone_is_not_waited_for(workspaces: Workspaces) -> None:
+def test_possibly_destroyed_stream_is_not_awaited(workspaces: Workspaces) -> None:
     """One that PyTorch did not make; its handle would be a dangling pointer."""
     streams = SideStreams(0)
     side = streams.current.cuda_stream
@@ -82,7 +82,7 @@ def test_a_stream_that_may_be_gone_is_not_waited_for(workspaces: Workspaces) -> 
         assert sorted(workspaces.given) == [(side, "waits for", one) for one in waits]
 
 
-def test_launch_waits_for_the_one_before_on_another_stream(
+def test_launch_waits_for_the_previous_one_on_another_stream(
     workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, capturing = Device(0), [False]
@@ -102,7 +102,7 @@ def test_launch_waits_for_the_one_before_on_another_stream(
     assert found.follow() and waits == [(7, 0), (0, 7)]
 
 
-def test_random_numbers_that_nobody_drew_are_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_random_numbers_are_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch takes any state that is set for a seed, by which recurrent layers of cuDNN begin their dropout anew."""
     state, put_back = torch.arange(16, dtype=torch.uint8), []
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda index: state.clone())
@@ -134,7 +134,7 @@ def test_each_thread_that_launches_has_a_context(workspaces: Workspaces, monkeyp
     assert [index for _, index in made] == [0, 0] and made[0] != made[1]
 
 
-def test_a_thread_that_comes_later_gets_a_workspace_in_the_pool(workspaces: Workspaces) -> None:
+def test_thread_that_comes_later_gets_a_workspace_in_the_pool(workspaces: Workspaces) -> None:
     streams = SideStreams(0)
     assert streams.ready()
     found: list[Block] = []
@@ -171,7 +171,7 @@ def _on(simulated: Workspaces, streams: SideStreams) -> bool:
         return streams.keeps_workspace()
 
 
-def test_two_owners_compute_in_different_memory(workspaces: Workspaces) -> None:
+def test_two_owners_use_different_workspaces(workspaces: Workspaces) -> None:
     one, other = SideStreams(0), SideStreams(0)
     assert one.ready() and other.ready()
     mine, others = products(workspaces, one), products(workspaces, other)
@@ -188,7 +188,7 @@ def test_two_owners_compute_in_different_memory(workspaces: Workspaces) -> None:
     assert len(workspaces.blocks) == count
 
 
-def test_pytorch_without_kept_workspaces_needs_no_care(workspaces: Workspaces) -> None:
+def test_pytorch_without_retained_workspaces_is_supported(workspaces: Workspaces) -> None:
     workspaces.caches = False
     streams = SideStreams(0)
     assert not streams.ready()
@@ -210,7 +210,7 @@ def test_unusable_streams_do_not_hide_a_usable_one(workspaces: Workspaces) -> No
     assert streams.ready()
 
 
-def test_no_memory_is_an_error_without_a_redirected_pool(workspaces: Workspaces) -> None:
+def test_out_of_memory_leaves_no_redirected_pool(workspaces: Workspaces) -> None:
     streams = SideStreams(0)
     workspaces.full = True
     with pytest.raises(torch.OutOfMemoryError):
@@ -267,7 +267,7 @@ def test_stream_that_another_thread_captures_on_is_not_awaited(
     assert workspaces.given == [(side, "waits for", 0), (side, "waits for", 7)], "the current one in any case"
 
 
-def test_a_stream_waits_neither_in_a_capture_nor_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_waits_neither_in_a_capture_nor_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     capturing: set[int] = set()
     current = [1]
     waits: list[tuple[int, int]] = []

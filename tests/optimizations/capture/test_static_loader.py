@@ -52,13 +52,13 @@ def test_batch_of_another_shape_has_buffers_of_its_own() -> None:
     assert found[0].mean() == 2.0 and found[2].mean() == 3.0
 
 
-def test_values_that_only_compare_equal_have_own_buffers() -> None:
+def test_equal_but_distinct_values_have_own_buffers() -> None:
     loader = StaticLoader([(torch.ones(1), scale) for scale in (0.0, -0.0, 1, True, 0.0)], OnHost())
     found = [tensor for tensor, _ in loader]
     assert len({id(one) for one in found}) == 4 and found[0] is found[4]
 
 
-def test_next_batch_is_staged_ahead_and_a_new_epoch_begins() -> None:
+def test_next_batch_is_staged_ahead_across_epochs() -> None:
     transfer = OnHost()
     loader = StaticLoader(numbered(3), transfer)
     assert next(loader)["x"].mean() == 1.0 and transfer.staged == 2
@@ -67,7 +67,7 @@ def test_next_batch_is_staged_ahead_and_a_new_epoch_begins() -> None:
         next(loader)
 
 
-def test_error_of_the_loader_is_raised_in_its_place_once() -> None:
+def test_loader_error_is_raised_once_at_its_position() -> None:
     def broken() -> Iterator[torch.Tensor]:
         yield torch.ones(1)
         raise ValueError("no file")
@@ -136,7 +136,7 @@ def test_step_that_fetches_its_batches_is_replayed(micro_batches: int) -> None:
     assert training.step.report().replays >= len(expected) - 6, training.step.report()
 
 
-def test_last_batch_of_another_size_runs_and_epochs_go_on() -> None:
+def test_smaller_last_batch_runs_and_epochs_continue() -> None:
     batches = numbered(12, lambda index: 1 if index == 11 else 2)
     eager, training = Training(batches, None), Training(batches, CpuDevice())
     for _ in range(4):
@@ -146,7 +146,7 @@ def test_last_batch_of_another_size_runs_and_epochs_go_on() -> None:
     assert training.step.report().replays > 30 and not training.step.report().refusals
 
 
-def test_batches_that_a_call_leaves_are_the_next_calls() -> None:
+def test_unused_batches_are_left_for_the_next_call() -> None:
     class Choosing(Training):
         wants = (1, 1, 1, 1, 1, 1, 2, 1, 2, 2, 2, 2, 2, 2, 1, 1, 1)
 

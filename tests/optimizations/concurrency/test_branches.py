@@ -84,7 +84,7 @@ def run_all(branches: Branches, calls: int = 8) -> list[int]:
     return [branches.run(functools.partial(replay, number)) for number in range(calls)]
 
 
-def test_faster_branches_stay() -> None:
+def test_faster_branches_are_kept() -> None:
     branches, driver, graph = branches_of(INDEPENDENT)
     branches.prepare(captured(2), ())
     assert branches.is_racing
@@ -96,7 +96,7 @@ def test_faster_branches_stay() -> None:
     assert branches.report().branches_us == 80.0
 
 
-def test_slower_branches_give_way_to_the_chain() -> None:
+def test_slower_branches_are_replaced_by_the_chain() -> None:
     branches, driver, graph = branches_of(INDEPENDENT, faster=CHAIN)
     branches.prepare(captured(2), ())
     run_all(branches)
@@ -119,13 +119,13 @@ def test_graph_of_several_streams_keeps_its_edges() -> None:
     assert driver.edges == {(100, 101): None}
 
 
-def test_graph_with_nodes_that_were_not_noted_keeps_the_chain() -> None:
+def test_graph_with_unlogged_nodes_keeps_the_chain() -> None:
     branches, _, _ = branches_of(INDEPENDENT)
     branches.prepare(captured(3), ())
     assert "not all nodes" in branches.report().reason
 
 
-def test_refused_edges_keep_the_chain_and_the_call_is_served() -> None:
+def test_refused_edges_keep_the_chain_and_the_call_runs() -> None:
     branches, driver, graph = branches_of(INDEPENDENT)
     branches.prepare(captured(2), ())
     driver.refused = {"remove"}
@@ -136,7 +136,7 @@ def test_refused_edges_keep_the_chain_and_the_call_is_served() -> None:
 
 
 @pytest.mark.parametrize(("fails", "usable"), [(1, True), (2, False)])
-def test_failed_instantiation_goes_back_to_the_chain(fails: int, usable: bool) -> None:
+def test_failed_instantiation_restores_the_chain(fails: int, usable: bool) -> None:
     branches, driver, graph = branches_of(INDEPENDENT)
     branches.prepare(captured(2), ())
     graph.fails = fails
@@ -146,7 +146,7 @@ def test_failed_instantiation_goes_back_to_the_chain(fails: int, usable: bool) -
     assert set(driver.edges) == {(100, 101)}
 
 
-def test_race_that_is_stopped_leaves_the_graph_as_it_is() -> None:
+def test_stopped_race_keeps_the_graph() -> None:
     branches, _, graph = branches_of(INDEPENDENT)
     branches.prepare(captured(2), ())
     run_all(branches, calls=3)

@@ -49,7 +49,7 @@ class Driver:
         return False
 
 
-def test_edges_are_exchanged_and_put_back() -> None:
+def test_edges_are_replaced_and_restored() -> None:
     driver = Driver(4)
     edges = GraphEdges(driver, object(), [(0, 1), (0, 2), (1, 3), (2, 3)])
     edges.use(branched=True)
@@ -59,7 +59,7 @@ def test_edges_are_exchanged_and_put_back() -> None:
     assert set(driver.edges) == {(100, 101), (101, 102), (102, 103)}
 
 
-def test_programmatic_edges_come_back_with_their_ports() -> None:
+def test_programmatic_edges_are_restored_with_their_ports() -> None:
     driver = Driver(3)
     driver.edges[100, 101] = SimpleNamespace(from_port=1, type=1)
     annotated = driver.edges[100, 101]
@@ -71,7 +71,7 @@ def test_programmatic_edges_come_back_with_their_ports() -> None:
 
 
 @pytest.mark.parametrize("what", ["remove", "add"])
-def test_refused_change_leaves_the_chain(what: str) -> None:
+def test_refused_edge_change_keeps_the_chain(what: str) -> None:
     driver = Driver(3)
     chain = dict(driver.edges)
     edges = GraphEdges(driver, object(), [(0, 1), (0, 2)])
@@ -83,7 +83,7 @@ def test_refused_change_leaves_the_chain(what: str) -> None:
     assert not edges.is_branched
 
 
-def test_chain_that_cannot_be_put_back_is_said() -> None:
+def test_unrestorable_chain_is_reported() -> None:
     driver = Driver(3)
     edges = GraphEdges(driver, object(), [(0, 1), (0, 2)])
     driver.refused, driver.refusals = {"add"}, 2

@@ -65,7 +65,7 @@ def called(compiled: Compiled, w: torch.Tensor, calls: int) -> None:
 
 
 @pytest.mark.parametrize("winner", [BRANCHES, CHAIN])
-def test_winner_serves_and_inputs_are_read_in_place_later(
+def test_inputs_are_read_in_place_after_the_race(
     cuda_on_cpu: CudaOnCpu,
     faster: list[str],
     winner: str,
@@ -93,7 +93,7 @@ def test_moved_parameter_ends_the_race(cuda_on_cpu: CudaOnCpu, faster: list[str]
     assert all(one.concurrency is not None for one in compiled.reports)
 
 
-def test_option_off_keeps_the_chain_and_says_so(cuda_on_cpu: CudaOnCpu, faster: list[str]) -> None:
+def test_disabled_option_keeps_the_chain_with_a_reason(cuda_on_cpu: CudaOnCpu, faster: list[str]) -> None:
     compiled = Compiled(TwoKernels(cuda_on_cpu), outputs=2)
     called(compiled, values(7), 10)
     (report,) = compiled.reports
@@ -110,7 +110,7 @@ def test_option_off_keeps_the_chain_and_says_so(cuda_on_cpu: CudaOnCpu, faster: 
         ("cuGraphAddDependencies", CHAIN, BRANCHES),
     ],
 )
-def test_driver_that_refuses_leaves_a_right_graph(
+def test_driver_refusal_leaves_a_correct_graph(
     cuda_on_cpu: CudaOnCpu,
     faster: list[str],
     call: str,

@@ -94,7 +94,7 @@ def test_kernel_argument_that_may_hold_addresses_is_a_barrier() -> None:
     assert "may hold addresses" in str(kernel_memory(("in_ptr0",), (object(),), frozenset())[2])
 
 
-def test_operator_writes_what_its_schema_says() -> None:
+def test_operator_writes_are_taken_from_its_schema() -> None:
     a, b, out = (torch.zeros(2, 2) for _ in range(3))
     reads, writes, barrier = operator_memory(torch.ops.aten.mm.out, (a, b), {"out": out})
     assert writes == [out] and reads[:2] == [a, b] and barrier is None
@@ -124,7 +124,7 @@ def test_log_orders_kernels_and_operators(graph: Graph) -> None:
     assert order_launches([one.launch for one in log.logged]).waits_for[:2] == ((), ())
 
 
-def test_kernels_of_several_modules_are_noted_and_put_back(graph: Graph) -> None:
+def test_kernels_of_several_modules_are_logged_and_restored(graph: Graph) -> None:
     modules: list[dict[str, Any]] = [{"k0": Kernel(graph, "out_ptr0")}, {"k0": Kernel(graph, "out_ptr0"), "x": 1}]
     originals = [dict(module) for module in modules]
     log = LaunchLog(graph.count, device_type="cpu")
@@ -135,7 +135,7 @@ def test_kernels_of_several_modules_are_noted_and_put_back(graph: Graph) -> None
     assert modules == originals
 
 
-def test_view_counts_with_its_storage_where_all_may_be_passed(graph: Graph) -> None:
+def test_view_counts_with_its_storage_if_all_may_be_passed(graph: Graph) -> None:
     whole = torch.zeros(16)
     module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
     log = LaunchLog(graph.count, None, device_type="cpu")
@@ -145,7 +145,7 @@ def test_view_counts_with_its_storage_where_all_may_be_passed(graph: Graph) -> N
 
 
 @pytest.mark.parametrize("in_autograd", [False, True])
-def test_thread_of_autograd_is_noted_where_asked(graph: Graph, in_autograd: bool) -> None:
+def test_autograd_thread_is_logged_where_requested(graph: Graph, in_autograd: bool) -> None:
     """The thread stands for one of autograd's, which a CPU program does not have."""
     module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
     log = LaunchLog(graph.count, device_type="cpu", in_autograd=in_autograd)
@@ -170,7 +170,7 @@ def test_thread_of_autograd_is_noted_where_asked(graph: Graph, in_autograd: bool
     )
 
 
-def test_caller_with_a_mode_of_its_own_passes_operators(graph: Graph) -> None:
+def test_operators_are_logged_inside_a_users_mode(graph: Graph) -> None:
     log = LaunchLog(graph.count, device_type="cpu")
     a, out = torch.zeros(2), torch.zeros(2)
 
@@ -185,7 +185,7 @@ def test_caller_with_a_mode_of_its_own_passes_operators(graph: Graph) -> None:
     assert extent(out) in logged.launch.writes
 
 
-def test_result_that_is_a_part_counts_with_its_padding(graph: Graph) -> None:
+def test_partial_result_counts_with_its_padding(graph: Graph) -> None:
     padded = torch.zeros(4, 8)
     log = LaunchLog(graph.count, device_type="cpu")
 
@@ -210,7 +210,7 @@ def test_nodes_of_unknown_origin_are_a_barrier(graph: Graph) -> None:
     assert order_launches(launches).waits_for == ((), (0,), (1,))
 
 
-def test_driver_that_cannot_count_ends_the_log_only() -> None:
+def test_failed_node_count_ends_only_the_log() -> None:
     def count() -> int:
         raise AttributeError("no such call\nof the driver")
 
@@ -222,7 +222,7 @@ def test_driver_that_cannot_count_ends_the_log_only() -> None:
     assert log.logged == []
 
 
-def test_error_of_the_log_spares_the_capture(graph: Graph) -> None:
+def test_error_in_the_log_does_not_end_the_capture(graph: Graph) -> None:
     def allocated() -> int:
         raise torch.OutOfMemoryError("no statistics")
 
@@ -234,7 +234,7 @@ def test_error_of_the_log_spares_the_capture(graph: Graph) -> None:
     assert "no statistics" in str(log.failure) and log.logged == []
 
 
-def test_tensor_without_memory_is_in_no_launch(graph: Graph) -> None:
+def test_tensor_without_memory_is_not_logged(graph: Graph) -> None:
     def run() -> torch.Tensor:
         graph.nodes += 1
         return zeros
@@ -247,7 +247,7 @@ def test_tensor_without_memory_is_in_no_launch(graph: Graph) -> None:
     assert (log.logged[0].launch.reads, log.logged[0].launch.writes) == ((), ())
 
 
-def test_view_that_was_given_counts_with_its_whole_storage(graph: Graph) -> None:
+def test_passed_view_counts_with_its_whole_storage(graph: Graph) -> None:
     whole = torch.zeros(16)
     module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
     log = LaunchLog(graph.count, [whole[4:8]], device_type="cpu")
@@ -324,24 +324,24 @@ def test_declared_addresses_add_no_memory() -> None:
     assert hidden((0x1000, 0x2010, 7, 0xFF0000), ()).writes == ((0x2000, 0x2100),)
 
 
-def test_hidden_workspace_is_what_no_live_tensor_holds() -> None:
+def test_hidden_workspace_excludes_live_tensors() -> None:
     live = ((0x1000, 0x1100), (0x2000, 0x2100), (0x4000, 0x4100))
     assert hidden((RESULT, 0x3000), live).writes == ((0x2000, 0x2100), (0x2100, 0x4000))
 
 
-def test_hidden_workspace_is_no_larger_than_what_was_allocated() -> None:
+def test_hidden_workspace_is_bounded_by_its_allocation() -> None:
     live = ((0x2000, 0x2100), (0x4000, 0x4100))
     assert (0x2F00, 0x3100) in hidden((RESULT, 0x3000), live, own_bytes=0x100).writes
 
 
-def test_workspace_may_be_larger_than_a_later_block_there() -> None:
+def test_workspace_may_exceed_a_later_block_at_its_address() -> None:
     live = ((0x2000, 0x2100), (0x8000, 0x8100))
     later = ((0x6000, 0x6100), (0x6100, 0x6200))
     assert (0x5E00, 0x6200) in hidden((RESULT, 0x6000), live, later, own_bytes=0x200).writes
     assert (0x2100, 0x8000) in hidden((RESULT, 0x6000), live, later).writes
 
 
-def test_workspace_that_is_never_freed_is_its_block() -> None:
+def test_unfreed_workspace_is_its_block() -> None:
     assert (0x6000, 0x7000) in hidden((RESULT, 0x6800), (), ((0x6000, 0x7000),), own_bytes=0).writes
 
 
@@ -359,7 +359,7 @@ def test_scratch_of_a_triton_kernel_counts_as_the_segment(graph: Graph) -> None:
     assert plain.writes == (extent(out),)
 
 
-def test_more_live_tensors_than_are_noted_count_as_the_segment(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlogged_live_tensors_count_as_the_segment(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_log, "MOST_LIVE", 3)
     given = [torch.zeros(2) for _ in range(3)]
     allocated = iter(range(0, 1 << 20, 256))
@@ -380,7 +380,7 @@ def test_live_tensor_that_was_not_passed_counts() -> None:
     assert (0x4000, 0x4100) in hidden((RESULT, 0x4010), ((0x4000, 0x4100),)).reads
 
 
-def test_address_in_an_input_that_was_not_given_counts() -> None:
+def test_address_in_an_input_not_passed_counts() -> None:
     launch = Launch("aten.mm.out", 0, writes=((0x2000, 0x2100),))
     graph = CapturedGraph(nodes=(kernel_node(0x2000, 0xA010),), edges=())
     (found,) = with_hidden_memory([Logged(launch, True)], graph, POOL, (), [(0xA000, 0xB000)])
@@ -421,7 +421,7 @@ def test_node_that_cannot_be_read_is_a_barrier(node: Any) -> None:
     assert "a node of it is of the kind" in str(found.barrier)
 
 
-def test_kernel_of_the_program_is_a_barrier_whatever_its_names(graph: Graph) -> None:
+def test_users_kernel_is_a_barrier_despite_argument_names(graph: Graph) -> None:
     kernel = Kernel(graph, "in_ptr", "out_ptr")
     kernel.custom_kernel = True
     log = LaunchLog(graph.count, device_type="cpu")
@@ -432,7 +432,7 @@ def test_kernel_of_the_program_is_a_barrier_whatever_its_names(graph: Graph) -> 
     assert "does not name" in str(logged.launch.barrier)
 
 
-def test_error_in_the_function_puts_its_kernels_back(graph: Graph) -> None:
+def test_error_in_the_function_restores_its_kernels(graph: Graph) -> None:
     kernel = Kernel(graph, "out_ptr0")
     log = LaunchLog(graph.count, device_type="cpu")
     module: dict[str, Any] = {"k0": kernel}
@@ -466,7 +466,7 @@ def moving_inputs(graph: Graph, *, writes_moving: bool, writes_fixed: bool) -> t
     return order_launches(with_moving_inputs(log.logged, launches, log.inputs)).waits_for
 
 
-def test_inputs_that_are_only_read_make_no_launch_wait(graph: Graph) -> None:
+def test_read_only_inputs_add_no_dependencies(graph: Graph) -> None:
     assert moving_inputs(graph, writes_moving=False, writes_fixed=False) == ((), (), ())
 
 

@@ -56,13 +56,13 @@ def brute_force(launches: list[Launch]) -> list[set[int]]:
 
 
 @given(DRAWN)
-def test_order_is_that_of_all_conflicts(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> None:
+def test_order_follows_from_all_conflicts(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> None:
     launches = launches_of(drawn)
     assert reachable(order_launches(launches)) == brute_force(launches)
 
 
 @given(DRAWN)
-def test_no_wait_follows_from_others(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> None:
+def test_order_has_no_redundant_waits(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> None:
     order = order_launches(launches_of(drawn))
     before = reachable(order)
     for waits in order.waits_for:
@@ -80,7 +80,7 @@ def test_node_edges_lead_forward_and_keep_launches(drawn: list[tuple[list[Span],
         assert {*pairwise(range(launch.first, launch.last + 1))} <= set(edges)
 
 
-def test_two_branches_run_side_by_side() -> None:
+def test_independent_branches_run_concurrently() -> None:
     order = order_launches(
         [
             Launch("split", 0, writes=((0, 8), (8, 16))),
@@ -94,7 +94,7 @@ def test_two_branches_run_side_by_side() -> None:
     assert order.levels() == [0, 1, 1, 2]
 
 
-def test_barrier_holds_back_what_follows() -> None:
+def test_barrier_orders_all_later_work() -> None:
     order = order_launches(
         [
             Launch("one", 0, writes=((0, 8),)),

@@ -35,7 +35,7 @@ def side(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> Any:
     return Stream("the side", told)
 
 
-def test_capture_comes_between_earlier_and_later_work(side: Any, told: list[str]) -> None:
+def test_capture_runs_between_earlier_and_later_work(side: Any, told: list[str]) -> None:
     with in_order(side):
         told.append("a capture")
     assert told == ["the side waits for the caller", "a capture", "the caller waits for the side"]

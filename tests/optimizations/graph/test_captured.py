@@ -173,7 +173,7 @@ def test_library_kernels_and_packed_parameters_are_read() -> None:
     assert [int.from_bytes(p.data, "little") for p in node.parameters] == [1, 2]
 
 
-def test_a_kernel_that_hides_its_parameters_is_an_error() -> None:
+def test_kernel_that_hides_its_parameters_is_an_error() -> None:
     driver = FakeDriver([{"type": KERNEL, "params": kernel_params(7)}], {1: ([100], [])})
     driver.functions[7] = {"name": b"k", "layout": [(0, 8)]}
     with pytest.raises(ValueError, match="1 parameters has neither kernelParams nor extra"):
@@ -226,7 +226,7 @@ def test_copies_fills_child_graphs_and_other_nodes_are_read() -> None:
     assert [path for path, _ in graph.walk()] == [(0,), (1, 0), (2,)]
 
 
-def test_a_function_the_library_does_not_have_is_named() -> None:
+def test_function_the_library_does_not_have_is_named() -> None:
     def cuFuncGetParamInfo(function: int, index: int) -> tuple[Any, ...]:
         raise RuntimeError('Function "cuFuncGetParamInfo" not found')
 

@@ -39,12 +39,12 @@ def codes(analysis: Analysis) -> list[list[ReasonCode]]:
     return [[reason.code for reason in verdict.reasons] for verdict in analysis.verdicts]
 
 
-def test_an_aliased_input_is_copied() -> None:
+def test_aliased_input_is_copied() -> None:
     assert codes(limit(analysis_of(), graph_of(), {1})) == [[], [ReasonCode.OUTPUT_ALIAS]]
 
 
 @pytest.mark.parametrize(("height", "depth", "copied"), [(1, 1, False), (2, 1, True), (1, 3, True)])
-def test_an_input_in_a_copy_of_several_dimensions_is_copied(height: int, depth: int, copied: bool) -> None:
+def test_input_in_a_copy_of_several_dimensions_is_copied(height: int, depth: int, copied: bool) -> None:
     uses = PointerUse((0,), 0, 0, 1, 0, UseKind.MEMCPY_DESTINATION), PointerUse((1,), 0, 0, 0, 0)
     found = limit(analysis_of(*uses), graph_of(copy_of(height, depth), kernel([word(1)])), ())
     assert codes(found) == [[], [ReasonCode.NO_UPDATER] if copied else []]

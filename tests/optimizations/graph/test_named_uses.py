@@ -69,7 +69,7 @@ def test_intermediate_in_memory_of_a_dead_input_is_left_alone() -> None:
         [launch("b", X, OUT), launch("a", X, OUT)],
     ],
 )
-def test_other_kernels_than_those_of_the_source_say_nothing(nodes: list[Node]) -> None:
+def test_unknown_kernels_are_not_evidence(nodes: list[Node]) -> None:
     x, _ = find(nodes, [("a", [0]), ("b", [0])]).verdicts
     assert (x.uses, x.reasons[0].code) == ((), ReasonCode.UNEXPLAINED)
 
@@ -84,12 +84,12 @@ def test_other_kernels_than_those_of_the_source_say_nothing(nodes: list[Node]) -
         kernel([b"\0" * 4 + word(X)], name="a"),
     ],
 )
-def test_launch_without_its_given_argument_proves_nothing(node: Node) -> None:
+def test_launch_without_its_argument_is_not_evidence(node: Node) -> None:
     x, _ = find([node], [("a", [0])]).verdicts
     assert (x.uses, x.reasons[0].code) == ((), ReasonCode.UNEXPLAINED)
 
 
-def test_nodes_that_are_listed_against_their_order_say_nothing() -> None:
+def test_nodes_listed_out_of_order_are_not_evidence() -> None:
     graph = CapturedGraph(nodes=(launch("a", X, OUT), launch("a", X, OUT)), edges=(Edge(source=1, target=0),))
     placeholder = Placeholder(input=0, memory=MemoryRange(address=X, size_bytes=SIZE))
     capture = Capture(graph=graph, placeholders=(placeholder,))
@@ -97,14 +97,14 @@ def test_nodes_that_are_listed_against_their_order_say_nothing() -> None:
     assert (x.uses, x.reasons[0].code) == ((), ReasonCode.UNEXPLAINED)
 
 
-def test_what_is_not_named_or_not_used_is_copied_with_the_reason() -> None:
+def test_unknown_or_unused_inputs_are_copied_with_a_reason() -> None:
     x, y = find([launch("a", X, OUT)], [("a", [0])], named=[1]).verdicts
     assert (x.reasons[0].code, x.reasons[0].message) == (ReasonCode.UNPROVEN, "it is not named")
     assert y.reasons[0].code is ReasonCode.NO_USE
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from([0, 1, None]), max_size=4)), max_size=6))
-def test_every_use_is_found_where_it_was_passed(launches: list[tuple[str, list[int | None]]]) -> None:
+def test_every_use_is_found_at_its_argument(launches: list[tuple[str, list[int | None]]]) -> None:
     address = {0: X, 1: Y, None: OUT}
     nodes = [launch(name, *(address[one] for one in passed)) for name, passed in launches]
     analysis = find(nodes, [(name, [one for one in passed if one is not None]) for name, passed in launches])

@@ -17,6 +17,6 @@ def test_compiled_kernel_with_an_empty_log_keeps_the_process() -> None:
     assert list(space.encode()) == [32]
 
 
-def test_what_nvrtc_said_is_in_the_error() -> None:
+def test_nvrtc_log_is_in_the_error() -> None:
     with pytest.raises(KernelUnavailable, match=r"sm_90.*set\.cu\(1\): error"):
         compile_cubin(nvrtc, "no declaration", "set.cu", "sm_90")

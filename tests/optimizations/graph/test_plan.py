@@ -100,9 +100,7 @@ def replay(graph: CapturedGraph, plan: Plan, address: Mapping[int, int]) -> dict
 
 @examples(150)
 @given(case=cases(), choice=st.sampled_from(Choice), available=st.sampled_from([EVERYTHING, WITHOUT_PRELUDE]))
-def test_replay_by_the_plan_gives_every_node_the_new_addresses(
-    case: Case, choice: Choice, available: Available
-) -> None:
+def test_plan_sets_new_addresses_in_every_node(case: Case, choice: Choice, available: Available) -> None:
     analysis = find_pointer_uses(case.first, case.second, further=[case.control])
 
     plan = make_plan(case.first.graph, analysis, choice, available)
@@ -157,13 +155,13 @@ def counts(plan: Plan) -> tuple[int, int]:
         (Choice.PRELUDE, 1, (0, 1)),
     ],
 )
-def test_nodes_have_the_updater_of_the_choice(choice: Choice, nodes: int, expected: tuple[int, int]) -> None:
+def test_nodes_have_the_chosen_updater(choice: Choice, nodes: int, expected: tuple[int, int]) -> None:
     plan = make_plan(*pointer_kernels(nodes), choice, EVERYTHING)
     assert (counts(plan), plan.fallbacks) == (expected, ())
 
 
 @pytest.mark.parametrize("choice", [Choice.AUTO, Choice.PRELUDE])
-def test_host_stands_in_for_the_prelude_with_the_reason(choice: Choice) -> None:
+def test_host_replaces_the_prelude_with_a_reason(choice: Choice) -> None:
     plan = make_plan(*pointer_kernels(5), choice, WITHOUT_PRELUDE)
     assert counts(plan) == (5, 0)
     assert plan.fallbacks == tuple(((index,), f"prelude: {OLD}") for index in range(5))
@@ -183,7 +181,7 @@ def test_input_without_updater_is_copied_and_frees_its_nodes() -> None:
     assert [(one.updater, [use.input for use in one.uses]) for one in plan.nodes] == [(Choice.PRELUDE, [0])]
 
 
-def test_tensor_maps_go_through_the_table_whole() -> None:
+def test_tensor_maps_are_written_whole_through_the_table() -> None:
     first, other = make_tensor_map(512), make_tensor_map(512, shape=9)
     nodes = [kernel([word(5), first]), kernel([first]), kernel([bytes(64) + other])]
     uses = [

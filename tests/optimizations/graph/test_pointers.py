@@ -49,7 +49,7 @@ def codes(analysis: Analysis) -> list[set[ReasonCode]]:
 
 @examples(300)
 @given(case=cases())
-def test_every_pointer_is_found_and_no_other(case: Case) -> None:
+def test_exactly_the_pointers_are_found(case: Case) -> None:
     analysis = find_pointer_uses(case.first, case.second, further=[case.control])
     assert set(analysis.uses) == case.uses
     assert analysis.unexplained == ()
@@ -66,7 +66,7 @@ def test_every_pointer_is_found_and_no_other(case: Case) -> None:
 
 @examples(200)
 @given(case=cases())
-def test_without_a_control_padding_is_a_doubt_and_no_pointer(case: Case) -> None:
+def test_padding_without_a_control_capture_is_unexplained(case: Case) -> None:
     analysis = find_pointer_uses(case.first, case.second)
     assert set(analysis.uses) == case.uses
     assert all((ReasonCode.UNEXPLAINED in found) == bool(analysis.unexplained) for found in codes(analysis))
@@ -87,7 +87,7 @@ def test_value_computed_from_an_address_copies_every_input(case: Case, index: in
     assert set(analysis.uses) == case.uses
 
 
-def test_an_integer_that_looks_like_an_address_is_no_pointer() -> None:
+def test_integer_that_looks_like_an_address_is_no_pointer() -> None:
     nodes = [kernel([word(A + 8), word(B + 8)])]
     analysis = find_pointer_uses(capture(nodes, [(A, 64)]), capture(nodes, [(B, 64)]))
     assert codes(analysis) == [{ReasonCode.NO_USE}]
@@ -113,7 +113,7 @@ def test_inputs_that_overlap_and_move_together_are_copied() -> None:
     assert "input 1" in analysis.verdicts[0].reasons[0].message
 
 
-def test_an_input_that_did_not_move_is_copied() -> None:
+def test_input_that_did_not_move_is_copied() -> None:
     first = capture([kernel([word(A), word(A + 512)])], [(A, 64), (A + 512, 64)])
     second = capture([kernel([word(A), word(B)])], [(A, 64), (B, 64)])
     assert codes(find_pointer_uses(first, second)) == [{ReasonCode.NOT_MOVED, ReasonCode.NO_USE}, set()]
@@ -127,7 +127,7 @@ def test_address_before_an_input_copies_that_input_only() -> None:
     assert "-8 bytes from its start" in analysis.verdicts[0].reasons[0].message
 
 
-def test_the_halves_of_neighbouring_pointers_are_no_pointer() -> None:
+def test_halves_of_neighbouring_pointers_are_no_pointer() -> None:
     """The word between the two reads as an address of input 2, in both captures and at the same offset."""
     places = [0x7F12_3400_0000, 0x7F13_0000_1000], [0x7F12_9000_0000, 0x7F13_0000_2000]
     between = [int.from_bytes((word(one) + word(other))[4:12], "little") - 16 for one, other in places]
@@ -140,7 +140,7 @@ def test_the_halves_of_neighbouring_pointers_are_no_pointer() -> None:
     assert codes(analysis) == [set(), set(), {ReasonCode.NO_USE}]
 
 
-def test_half_an_address_stored_alone_is_a_doubt() -> None:
+def test_half_an_address_stored_alone_is_unexplained() -> None:
     first = capture([kernel([word(A)[:4], word(A)])], [(A, 64)])
     second = capture([kernel([word(B)[:4], word(B)])], [(B, 64)])
     analysis = find_pointer_uses(first, second, further=[first])
@@ -148,7 +148,7 @@ def test_half_an_address_stored_alone_is_a_doubt() -> None:
     assert analysis.unexplained == (UnexplainedWord((0,), 0, 0),)
 
 
-def test_half_an_address_left_over_beside_a_value_is_padding() -> None:
+def test_half_an_address_next_to_a_value_is_padding() -> None:
     """As cuDNN's kernels have it: the lower half of a pointer, and 1.0 where the upper half was."""
     one = (0x3F80_0000).to_bytes(4, "little")
     first = capture([kernel([word(A + 8), bytes(8) + word(A + 8)[:4] + one])], [(A, 64)])
@@ -165,7 +165,7 @@ def test_half_an_address_left_over_beside_a_value_is_padding() -> None:
 
 @examples(100)
 @given(case=cases(), content=st.binary(min_size=4, max_size=4))
-def test_a_repeat_tells_padding_that_a_control_leaves_a_doubt(case: Case, content: bytes) -> None:
+def test_repeated_capture_identifies_padding(case: Case, content: bytes) -> None:
     """Bytes that happened to be the same in the first capture and its control."""
     captures = []
     for one, value in zip((case.first, case.second, case.control), (bytes(4), content, bytes(4)), strict=True):
@@ -184,7 +184,7 @@ def test_a_repeat_tells_padding_that_a_control_leaves_a_doubt(case: Case, conten
 
 @examples(100)
 @given(case=cases(), content=st.binary(min_size=4, max_size=4), moves=st.booleans())
-def test_what_stays_when_all_inputs_move_once_more_is_no_address(case: Case, content: bytes, moves: bool) -> None:
+def test_bytes_unchanged_by_a_third_move_are_no_address(case: Case, content: bytes, moves: bool) -> None:
     """Bytes of the stack that come out the same whenever the same is captured, and differ between two addresses."""
     shift = 4096
     captures = []
@@ -210,7 +210,7 @@ def test_address_of_a_possible_intermediate_copies_its_input() -> None:
     assert codes(find_pointer_uses(first, second)) == [{ReasonCode.AMBIGUOUS}]
 
 
-def test_intermediates_need_their_memory_to_be_known() -> None:
+def test_intermediates_are_excluded_by_their_known_memory() -> None:
     pool = [(0x7F40_0000_0000, 4096)], [(0x7F41_0000_0000, 4096)]
     nodes = [[kernel([word(address), word(pool[which][0][0] + 8)])] for which, address in enumerate((A, B))]
     known = find_pointer_uses(capture(nodes[0], [(A, 64)], pool[0]), capture(nodes[1], [(B, 64)], pool[1]))
@@ -254,7 +254,7 @@ FILL = MemsetNode(address=STATIC, pitch_bytes=0, value=0, element_bytes=4, width
         ([OtherNode(type_name="EMPTY")], [OtherNode(type_name="HOST")], "differs in type_name"),
     ],
 )
-def test_captures_of_different_work_make_every_input_a_copy(one: list[Node], other: list[Node], said: str) -> None:
+def test_captures_of_different_work_copy_every_input(one: list[Node], other: list[Node], said: str) -> None:
     pairs = (
         (one, other),
         (
@@ -284,7 +284,7 @@ def test_captures_with_other_dependencies_copy_every_input() -> None:
     assert "dependencies" in analysis.verdicts[0].reasons[0].message
 
 
-def test_a_control_of_different_work_makes_every_input_a_copy() -> None:
+def test_control_capture_of_different_work_copies_every_input() -> None:
     first, second = capture([kernel([word(A)])], [(A, 64)]), capture([kernel([word(B)])], [(B, 64)])
     control = capture([kernel([word(A)], grid=(9, 1, 1))], [(A, 64)])
     assert codes(find_pointer_uses(first, second, further=[control])) == [{ReasonCode.GRAPHS_DIFFER}]

@@ -100,7 +100,7 @@ def test_small_segments_are_queried_for_new_addresses_only(monkeypatch: pytest.M
     assert small.hold(1 << 21)
 
 
-def test_a_pool_is_one_reference_until_it_goes(allocator: Allocator) -> None:
+def test_pool_holds_one_reference_until_it_is_freed(allocator: Allocator) -> None:
     pool = Pool(0)
     handle = pool.id
     assert allocator.references == {handle: 1}
@@ -110,7 +110,7 @@ def test_a_pool_is_one_reference_until_it_goes(allocator: Allocator) -> None:
     assert allocator.references == {handle: 0}
 
 
-def test_a_scratch_pool_goes_with_its_block_also_by_an_exception(allocator: Allocator) -> None:
+def test_scratch_pool_is_freed_after_its_block_and_on_errors(allocator: Allocator) -> None:
     with pytest.raises(ZeroDivisionError), scratch_pool(0) as handle:
         assert allocator.references == {handle: 1}
         raise ZeroDivisionError
@@ -118,14 +118,14 @@ def test_a_scratch_pool_goes_with_its_block_also_by_an_exception(allocator: Allo
 
 
 @pytest.mark.parametrize("size", [0, 2**21])
-def test_memory_is_given_back_if_there_was_any(allocator: Allocator, size: int) -> None:
+def test_memory_is_released_if_any_was_allocated(allocator: Allocator, size: int) -> None:
     allocator.size = size
     with scratch_pool(0):
         assert allocator.emptied == 0
     assert allocator.emptied == (1 if size else 0)
 
 
-def test_an_allocator_that_refuses_to_give_memory_back_is_let_be(
+def test_allocator_that_refuses_to_free_memory_is_ignored(
     allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
@@ -138,7 +138,7 @@ def test_an_allocator_that_refuses_to_give_memory_back_is_let_be(
     assert allocator.references == {handle: 0}
 
 
-def test_a_failed_capture_is_ended_once(allocator: Allocator) -> None:
+def test_failed_capture_is_ended_once(allocator: Allocator) -> None:
     allocator.begin(0, (0, 9))
     end_failed_capture(0, (0, 9), STREAM, in_cusolver=False)
     assert not allocator.allocating
@@ -163,7 +163,7 @@ def test_cusolver_failure_is_not_repeated(allocator: Allocator, monkeypatch: pyt
     assert solved == {0: [True], 1: [False, True], 5: [False, False]}[failures]
 
 
-def test_failure_of_cusolver_is_found_behind_the_captures() -> None:
+def test_cusolver_failure_is_found_after_the_captures() -> None:
     """What ends the capture raises an error of its own."""
     try:
         try:
@@ -182,7 +182,7 @@ def test_segments_that_adjoin_are_one() -> None:
     assert [(one.address, one.size_bytes) for one in found] == [(100, 250), (400, 10)]
 
 
-def test_what_is_in_use_of_a_pool_is_told_from_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_and_free_memory_of_a_pool_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     states = ["active_allocated", "inactive", "active_pending_free", "active_allocated", "inactive"]
     blocks = [{"size": 512 * (place + 1), "state": state} for place, state in enumerate(states)]
     segments = [{"address": 4096, "blocks": blocks}, {"address": 65536, "blocks": [{"size": 512, "state": "inactive"}]}]

@@ -25,7 +25,7 @@ from optimizations.graph.prelude import (
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
-def test_the_prelude_compiles_and_links(target: str) -> None:
+def test_prelude_compiles_and_links(target: str) -> None:
     cubin = build_prelude(target)
     assert entry_points(cubin) == {KERNEL_NAME}
     sass = disassemble(cubin)
@@ -55,7 +55,7 @@ updates = st.builds(
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.lists(updates, max_size=4)), max_size=300))
-def test_tables_hold_what_the_kernel_reads(nodes: list[tuple[int, list[ParameterUpdate]]]) -> None:
+def test_tables_contain_what_the_kernel_reads(nodes: list[tuple[int, list[ParameterUpdate]]]) -> None:
     packed_nodes, packed_updates = pack_tables(nodes)
     node_type, update_type = declared("Node"), declared("Update")
     read_nodes = (node_type * len(nodes)).from_buffer_copy(packed_nodes)
@@ -71,12 +71,12 @@ def test_tables_hold_what_the_kernel_reads(nodes: list[tuple[int, list[Parameter
     ]
 
 
-def test_an_unknown_target_fails_with_what_the_compiler_said() -> None:
+def test_unknown_target_fails_with_the_compilers_message() -> None:
     with pytest.raises(KernelUnavailable, match=r"NVRTC for sm_1: nvrtcCompileProgram failed.*invalid value"):
         build_prelude("sm_1")
 
 
-def test_a_missing_device_runtime_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_device_runtime_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise cuda.pathfinder.StaticLibNotFoundError(f"no {name} anywhere")
 
@@ -85,7 +85,7 @@ def test_a_missing_device_runtime_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         build_prelude("sm_90")
 
 
-def test_damaged_device_runtime_fails_with_the_linkers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_device_runtime_fails_with_the_linkers_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     junk = tmp_path / "libcudadevrt.a"
     junk.write_bytes(b"no archive")
     monkeypatch.setattr(cuda.pathfinder, "find_static_lib", lambda name: str(junk))

@@ -145,7 +145,7 @@ def codes(analysis: Analysis) -> list[set[ReasonCode]]:
 
 
 @pytest.mark.parametrize("name", [*FILES, *WORKLOADS])
-def test_every_word_that_moved_with_an_input_is_found(name: str) -> None:
+def test_every_pointer_that_moved_with_an_input_is_found(name: str) -> None:
     pair = load(name)
     analysis = analyse(pair)
     expected = moved_places(pair.first, pair.second)
@@ -155,7 +155,7 @@ def test_every_word_that_moved_with_an_input_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*FILES, *WORKLOADS])
-def test_all_other_changes_are_the_graphs_own_memory_or_at_rest(name: str) -> None:
+def test_other_changes_are_graph_memory_or_constant(name: str) -> None:
     pair = load(name)
     uses = {place for places in moved_places(pair.first, pair.second).values() for place in places}
     own, padding = 0, 0
@@ -175,7 +175,7 @@ def test_all_other_changes_are_the_graphs_own_memory_or_at_rest(name: str) -> No
     assert name in WORKLOADS or padding == PADDING_WORDS.get(name, 0)
 
 
-def test_half_an_address_left_over_in_padding_is_no_doubt() -> None:
+def test_half_an_address_in_padding_is_explained() -> None:
     """`leftovers/MMC.json` is some nodes of MMC: cuDNN wrote 1.0 where the upper half of an address was.
 
     A control says nothing of it, for the address is the same there.
@@ -204,7 +204,7 @@ def map_at(capture: Capture, node: int, parameter: int, start: int) -> bytes:
     return record.parameters[parameter].data[start : start + LIVE_BYTES]
 
 
-def test_the_stand_in_makes_the_very_bytes_of_a_real_map() -> None:
+def test_simulated_tensor_map_is_bit_identical_to_a_real_one() -> None:
     pair = load("matmul_bf16")
     (weights,) = (one.memory for one in pair.first.placeholders if one.input == 1)
     assert map_at(pair.first, 0, 0, 176) == make_tensor_map(weights.address)[:LIVE_BYTES]
@@ -231,7 +231,7 @@ def expected_appliers(graph: CapturedGraph, uses: dict[int, list[Place]], choice
 
 @pytest.mark.parametrize("choice", [choice for choice in Choice if choice is not Choice.OFF])
 @pytest.mark.parametrize("name", [*FILES, *WORKLOADS])
-def test_a_plan_turns_the_first_capture_into_one_at_any_address(name: str, choice: Choice) -> None:
+def test_plan_moves_the_first_capture_to_any_address(name: str, choice: Choice) -> None:
     pair, plan = planned(name, choice)
     places = moved_places(pair.first, pair.second)
     assert [one.input for one in plan.inputs if one.indirect] == [index for index, found in places.items() if found]

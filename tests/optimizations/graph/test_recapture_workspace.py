@@ -47,7 +47,7 @@ def test_all_workspaces_are_freed_where_the_program_has_no_pool(workspaces: Work
     assert before.gone and found.gone, "no memory stays"
 
 
-def test_a_graph_captured_by_hand_keeps_its_workspace(workspaces: Workspaces) -> None:
+def test_graph_captured_by_hand_keeps_its_workspace(workspaces: Workspaces) -> None:
     by_hand = captured_by_hand(workspaces)
     found, owned = captured_again(workspaces)
     assert owned and found is not by_hand
@@ -57,7 +57,7 @@ def test_a_graph_captured_by_hand_keeps_its_workspace(workspaces: Workspaces) ->
     assert not by_hand.gone and by_hand not in tensors
 
 
-def test_second_captures_share_one_workspace_in_turn(workspaces: Workspaces) -> None:
+def test_second_captures_reuse_one_workspace(workspaces: Workspaces) -> None:
     captured_by_hand(workspaces)
     first, _ = captured_again(workspaces)
     count = len(workspaces.blocks)
@@ -87,7 +87,7 @@ def test_pools_of_encore_are_not_the_programs(workspaces: Workspaces) -> None:
 
 
 @pytest.mark.parametrize("rounds", range(1, 4))
-def test_a_capture_that_fails_leaves_the_next_one_right(workspaces: Workspaces, rounds: int) -> None:
+def test_capture_after_a_failed_one_is_correct(workspaces: Workspaces, rounds: int) -> None:
     captured_by_hand(workspaces)
     for _ in range(rounds):
         with (

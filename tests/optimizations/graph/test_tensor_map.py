@@ -45,7 +45,7 @@ MOVES = Moves(capture(FIRST), capture(SECOND))
     lead=st.integers(0, 3),
     tail=st.binary(max_size=70),
 )
-def test_maps_at_aligned_offsets_are_found_and_nothing_else(
+def test_exactly_the_maps_at_aligned_offsets_are_found(
     make: Callable[[int], bytes], replace: ReplaceAddress, inputs: list[int | None], lead: int, tail: bytes
 ) -> None:
     expected, first, second = [], bytearray(64 * lead), bytearray(64 * lead)
@@ -61,22 +61,22 @@ def test_maps_at_aligned_offsets_are_found_and_nothing_else(
     assert found == tuple(expected)
 
 
-def test_a_map_that_also_changed_in_another_way_is_no_proof() -> None:
+def test_map_with_other_changes_is_not_evidence() -> None:
     first, second = make_tensor_map(FIRST[0], shape=7), make_tensor_map(SECOND[0], shape=8)
     assert find_tensor_maps(first, second, MOVES, replace_address) == ()
 
 
-def test_a_map_that_did_not_change_is_none_over_a_moved_input() -> None:
+def test_unchanged_map_does_not_refer_to_a_moved_input() -> None:
     same = make_tensor_map(FIRST[0])
     assert find_tensor_maps(same, same, MOVES, replace_address) == ()
 
 
-def test_a_map_between_aligned_offsets_is_not_looked_for() -> None:
+def test_maps_at_unaligned_offsets_are_not_searched() -> None:
     first, second = (bytes(32) + make_tensor_map(address) + bytes(32) for address in (FIRST[0], SECOND[0]))
     assert find_tensor_maps(first, second, MOVES, replace_address) == ()
 
 
-def test_map_into_an_input_is_found_where_a_word_names_it() -> None:
+def test_map_into_an_input_is_found_by_its_address() -> None:
     def plain(window: bytes, address: int) -> bytes | None:
         return window[:16] + address.to_bytes(8, "little") + window[24:] if window[:4] == b"TMAP" else None
 
@@ -117,7 +117,7 @@ class FakeDriver:
         return (cuda.CUresult.CUDA_SUCCESS,)
 
 
-def test_the_driver_replaces_addresses_in_a_copy() -> None:
+def test_driver_replaces_addresses_in_a_copy() -> None:
     replace = driver_replace_address(FakeDriver())
     original = make_tensor_map(FIRST[0])
     assert replace(original, SECOND[0]) == make_tensor_map(SECOND[0])

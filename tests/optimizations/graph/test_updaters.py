@@ -134,7 +134,7 @@ NODES = {Choice.HOST: (3, 0), Choice.PRELUDE: (1, 2)}
 @pytest.mark.parametrize(
     "choice", [one for one in Choice if one not in (Choice.OFF, Choice.AUTO)], ids=lambda one: one.value
 )
-def test_a_graph_follows_its_inputs(program: Program, choice: Choice) -> None:
+def test_graph_reads_its_moved_inputs(program: Program, choice: Choice) -> None:
     """Several times to new addresses, one input alone and both; where they lay before is poisoned."""
     captured = read_graph(program.driver, real.CUgraph(program.graph))
     plan = make_plan(captured, analysis_of(*USES), choice, ALL)
@@ -162,7 +162,7 @@ def test_a_graph_follows_its_inputs(program: Program, choice: Choice) -> None:
     assert applied.failure() is None
 
 
-def test_a_fill_follows_its_destination() -> None:
+def test_fill_writes_its_moved_destination() -> None:
     driver = SimulatedDriver()
     memory, elsewhere = torch.zeros(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8)
     graph = driver.new_graph()
@@ -253,7 +253,7 @@ def test_table_is_written_by_few_nodes_and_only_where_it_changed(slots: int) -> 
     assert list(memory) == [0x1000 * (index + 1) + index for index in range(last)] + [0x77 + last]
 
 
-def test_interrupt_while_the_table_rests_does_not_leave_it_so(program: Program) -> None:
+def test_interrupt_while_the_table_is_disabled_enables_it_again(program: Program) -> None:
     driver = program.driver
     switch, interrupting = driver.cuGraphNodeSetEnabled, [True]
 
@@ -278,7 +278,7 @@ def test_interrupt_while_the_table_rests_does_not_leave_it_so(program: Program) 
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
-def test_the_table_kernel_compiles(target: str) -> None:
+def test_table_kernel_compiles(target: str) -> None:
     first, *others = (build_table_kernel(target, capacity) for capacity in CAPACITIES)
     assert first.startswith(b"\x7fELF")
     assert first not in others

@@ -44,21 +44,23 @@ def drop() -> None:
 
 
 @pytest.mark.parametrize("let_go", [leave_pool, drop])
-def test_what_the_last_launch_reads_is_kept_for_its_stream(cuda_on_cpu: CudaOnCpu, let_go: Callable[[], None]) -> None:
+def test_memory_of_the_last_launch_is_recorded_on_its_stream(
+    cuda_on_cpu: CudaOnCpu, let_go: Callable[[], None]
+) -> None:
     compiled, memory = in_place(cuda_on_cpu)
     let_go()
     assert set(cuda_on_cpu.tools.read_on) == {(address, STREAM) for address in memory}
     check(compiled, WEIGHT, calls=2)
 
 
-def test_so_it_is_where_the_function_is_gone(cuda_on_cpu: CudaOnCpu) -> None:
+def test_memory_of_a_freed_function_is_recorded_on_its_stream(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, memory = in_place(cuda_on_cpu)
     del compiled
     gc.collect()
     assert set(cuda_on_cpu.tools.read_on) == {(address, STREAM) for address in memory}
 
 
-def test_the_allocator_is_told_by_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_tensor_is_recorded_on_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, str]] = []
 
     class Memory:

@@ -49,7 +49,7 @@ def tracker_of(
     )
 
 
-def test_only_moved_inputs_are_pointed_at() -> None:
+def test_only_moved_inputs_are_patched() -> None:
     pointers = FakePointers()
     tracker = tracker_of(pointers)
     a, b, c = aligned(4), aligned(4), aligned(4)
@@ -62,7 +62,7 @@ def test_only_moved_inputs_are_pointed_at() -> None:
     assert (tracker.moves, tracker.pointer_bytes, tracker.placeholder_bytes) == (2, 24, 0)
 
 
-def test_the_first_call_without_moves_is_told_once() -> None:
+def test_first_call_without_moves_is_reported_once() -> None:
     pointers = FakePointers()
     tracker = tracker_of(pointers)
     a, b = aligned(4), aligned(4)
@@ -74,7 +74,7 @@ def test_the_first_call_without_moves_is_told_once() -> None:
     assert told == [0, 1, 1, 1, 2, 2]
 
 
-def test_addresses_of_a_call_that_never_launched_do_not_count() -> None:
+def test_addresses_of_unlaunched_calls_are_ignored() -> None:
     pointers = FakePointers()
     tracker = tracker_of(pointers)
     a, b = aligned(4), aligned(4)
@@ -97,7 +97,7 @@ def test_callers_tensors_stay_in_the_list_until_the_launch() -> None:
 
 
 @given(st.integers(0, 7), st.sampled_from([4, 16, 32, 256]))
-def test_a_misaligned_input_is_copied_into_its_placeholder(offset: int, alignment: int) -> None:
+def test_misaligned_input_is_copied_into_its_placeholder(offset: int, alignment: int) -> None:
     pointers, filled = FakePointers(), []
     tracker = tracker_of(pointers, TrackedInput(0, alignment, PLACEHOLDER), filled=filled)
     tensor = aligned(8, offset=offset)
@@ -108,7 +108,7 @@ def test_a_misaligned_input_is_copied_into_its_placeholder(offset: int, alignmen
     assert tracker.placeholder_bytes == (0 if in_place else tensor.nbytes)
 
 
-def test_a_placeholder_may_lie_elsewhere_once_it_is_filled() -> None:
+def test_placeholder_may_move_after_it_is_filled() -> None:
     pointers, elsewhere = FakePointers(), 2 * PLACEHOLDER
     tracker = AddressTracker(
         [TrackedInput(0, 16, PLACEHOLDER)],
@@ -132,7 +132,7 @@ def test_memory_of_the_graph_is_copied_first() -> None:
     assert [index for index, _ in filled] == [2]
 
 
-def test_after_a_failed_update_everything_is_pointed_at_again() -> None:
+def test_failed_update_patches_all_inputs_again() -> None:
     pointers = FakePointers()
     tracker = tracker_of(pointers)
     a, b, c = aligned(4), aligned(4), aligned(4)
@@ -174,7 +174,7 @@ def writing_tracker(
     )
 
 
-def test_a_view_of_what_the_graph_writes_is_copied() -> None:
+def test_view_of_written_memory_is_copied() -> None:
     pointers, filled = FakePointers(), []  # type: ignore[var-annotated]
     weight, apart = aligned(64), aligned(64)
     tracker = writing_tracker(pointers, weight, filled)

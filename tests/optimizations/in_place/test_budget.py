@@ -13,7 +13,7 @@ from optimizations.in_place.budget import (
 from optimizations.race import CALLS
 
 
-def test_work_begins_and_ends_after_a_number_of_replays() -> None:
+def test_in_place_work_is_bounded_by_replays() -> None:
     use, due, over = Use(), [], []
     for replay in range(1, 40):
         use.replays += 1
@@ -22,12 +22,12 @@ def test_work_begins_and_ends_after_a_number_of_replays() -> None:
     assert (due[0], over[0]) == (FEWEST_REPLAYS, MOST_REPLAYS)
 
 
-def test_a_function_is_settled_after_thirty_calls() -> None:
+def test_function_is_settled_after_thirty_calls() -> None:
     warm_up_and_recordings = 3
     assert MOST_REPLAYS + warm_up_and_recordings < 30
 
 
-def test_a_race_leaves_replays_for_what_comes_after_it() -> None:
+def test_race_leaves_replays_for_later_work() -> None:
     use = Use(replays=FEWEST_BEFORE_A_RACE)
     assert use.may_race and not use.due
     after = FEWEST_BEFORE_A_RACE + 2 * (CALLS + 1)
@@ -37,6 +37,6 @@ def test_a_race_leaves_replays_for_what_comes_after_it() -> None:
     assert not use.is_over
 
 
-def test_at_most_a_share_of_the_free_memory_is_taken() -> None:
+def test_at_most_a_share_of_free_memory_is_used() -> None:
     assert waiting_for_memory(int(1000 * FREE_SHARE), 1000) is None
     assert "501 B are needed, and half of the free 1000 B" in str(waiting_for_memory(501, 1000))

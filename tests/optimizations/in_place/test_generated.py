@@ -89,7 +89,7 @@ def test_triton_kernel_arguments_are_counted_and_others_unknown() -> None:
         ("arg0_1 = buf0", False),
     ],
 )
-def test_inputs_that_only_kernels_and_products_use_are_known(use: str, only: bool) -> None:
+def test_inputs_used_only_by_kernels_and_products_are_known(use: str, only: bool) -> None:
     assert (0 in read(f"\n{use}\n").products) is only
 
 
@@ -100,13 +100,13 @@ def test_inputs_that_only_kernels_and_products_use_are_known(use: str, only: boo
         "buf1 = arg0_1",
     ],
 )
-def test_an_input_whose_memory_is_taken_over_is_known(use: str) -> None:
+def test_input_with_reused_memory_is_known(use: str) -> None:
     code = read(f"\n{use}\ntriton_poi_a_0.run(buf1, buf0, 64, stream=stream0)\n")
     assert code.reused == {0}
     assert 0 not in code.triton_uses
 
 
-def test_alignment_of_an_input_is_no_use_of_it() -> None:
+def test_alignment_check_of_an_input_is_no_use() -> None:
     """PyTorch 2.14 and later generate it. An aligned input is given back as it is."""
     code = read("\narg0_1 = copy_if_misaligned(arg0_1)\ntriton_poi_a_0.run(arg0_1, buf0, 64, stream=stream0)\n")
     assert (code.opaque, code.triton_uses[0]) == (None, 1)
@@ -114,7 +114,7 @@ def test_alignment_of_an_input_is_no_use_of_it() -> None:
     assert copied.opaque == "it calls copy_if_misaligned, whose effects are not known"
 
 
-def test_a_view_of_an_input_is_an_unknown_use() -> None:
+def test_view_of_an_input_is_an_unknown_use() -> None:
     code = read("\ntriton_poi_a_0.run(reinterpret_tensor(arg0_1, (4, ), (1, ), 4), buf0, 64, stream=stream0)\n")
     assert 0 not in code.triton_uses
     assert code.triton_uses == {1: 0, 2: 0}
@@ -165,7 +165,7 @@ def test_calls_that_could_notice_a_capture_are_named(call: str, said: str) -> No
         "torch.ops.torchvision._deform_conv2d_backward.default(arg0_1, arg1_1)",
     ],
 )
-def test_calls_that_cannot_notice_a_capture(call: str) -> None:
+def test_calls_that_cannot_notice_a_capture_are_accepted(call: str) -> None:
     code = read(f"\ntriton_red_b_1.run(arg2_1, workspace_0, 64, stream=stream0)\nbuf0 = {call}\n")
     assert code.opaque is None
     assert code.triton_uses[2] == 1
@@ -199,7 +199,7 @@ def test_collectives_are_known_from_the_generated_code(call: str) -> None:
         "empty_strided_cuda((8, 8), (8, 1), torch.float32)",
     ],
 )
-def test_what_stays_in_one_process_is_no_collective(call: str) -> None:
+def test_work_of_one_process_is_no_collective(call: str) -> None:
     code = read(f"\nbuf0 = {call}\n")
     assert not code.collective
 
@@ -220,18 +220,18 @@ def test_random_numbers_are_seen(call: str, random: bool) -> None:
     assert code.random is random
 
 
-def test_what_has_no_source_is_opaque() -> None:
+def test_function_without_source_is_opaque() -> None:
     assert "cannot be read" in str(read_generated(len).opaque)
     assert read_generated(lambda args: args).opaque is not None
 
 
-def test_function_that_does_not_begin_with_its_inputs_is_opaque() -> None:
+def test_function_not_starting_with_its_inputs_is_opaque() -> None:
     (definition,) = ast.parse("def call(args):\n    return args\n").body
     assert isinstance(definition, ast.FunctionDef)
     assert "naming its inputs" in str(read_function(definition, {}).opaque)
 
 
-def test_memory_taken_for_something_of_another_shape_is_reused() -> None:
+def test_memory_reused_in_another_shape_is_found() -> None:
     code = read(
         "\nbuf2 = reinterpret_tensor(arg0_1, (), (), 0); del arg0_1\ntriton_poi_a_0.run(buf2, 1, stream=stream0)\n"
     )
@@ -270,5 +270,5 @@ COPY_TO_0 = "buf9 = torch.ops.aten.copy_.default(buf0, arg0_1)"
         (("torch.ops.aten.no_such_operator_.default(arg0_1)", "buf0 = torch.ops.aten.sin(arg1_1)"), set()),
     ],
 )
-def test_writes_through_views_of_inputs_are_seen(lines: tuple[str, ...], written: set[int]) -> None:
+def test_writes_through_views_of_inputs_are_found(lines: tuple[str, ...], written: set[int]) -> None:
     assert read("\n" + "\n".join(lines) + "\n").written == written

@@ -35,7 +35,7 @@ def called(net: Shifted, step: int, size: int) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("weights_let_go")
-def test_a_weight_beside_one_that_did_not_move_is_copied(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_weight_next_to_an_unmoved_one_is_copied(compiled_on_cpu: CompiledOnCpu) -> None:
     net, kept = Shifted(), []
     run = torch.compile(net, backend="encore")
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_a_weight_beside_one_that_did_not_move_is_copied(compiled_on_cpu: Compil
     assert sum(compiled_on_cpu.captures) < 8
 
 
-def test_a_weight_of_another_size_is_not_copied(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_weight_of_another_size_is_not_copied(compiled_on_cpu: CompiledOnCpu) -> None:
     """Dynamo does not notice it, but the generated code does when it is run."""
     net, kept = Shifted(), []
     run = torch.compile(net, backend="encore")

@@ -133,7 +133,7 @@ def test_program_settles_within_thirty_calls(
     assert (decisions(), sum(compiled_on_cpu.captures)) == (before, captures)
 
 
-def test_recording_that_is_replayed_too_seldom_stays_as_it_is(
+def test_rarely_replayed_recording_is_unchanged(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two sets of weights: one is used in one of 40 calls."""

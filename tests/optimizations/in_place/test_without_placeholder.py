@@ -101,7 +101,7 @@ def test_result_of_the_graph_as_input_is_cloned(cuda_on_cpu: CudaOnCpu, large: N
     assert torch.equal(out, expected)
 
 
-def test_recording_that_cannot_be_led_is_made_again(
+def test_recording_that_cannot_be_patched_is_made_again(
     cuda_on_cpu: CudaOnCpu, large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The graph has other kernels than the generated code says. Its recording serves the call that was recorded."""
@@ -115,7 +115,7 @@ def test_recording_that_cannot_be_led_is_made_again(
 
 
 @pytest.mark.parametrize("winner", [BRANCHES, CHAIN])
-def test_race_of_branches_follows_the_inputs(
+def test_race_of_branches_uses_moved_inputs(
     cuda_on_cpu: CudaOnCpu, large: None, faster: list[str], winner: str
 ) -> None:
     """The race instantiates the graph again, which then holds the addresses of the recording."""
@@ -140,7 +140,7 @@ def test_recording_without_placeholders_is_in_no_race_of_copies(cuda_on_cpu: Cud
     assert placeholders(cuda_on_cpu) == 2
 
 
-def test_inputs_are_alive_until_the_recording_has_run(cuda_on_cpu: CudaOnCpu, large: None) -> None:
+def test_inputs_are_referenced_until_the_recording_has_run(cuda_on_cpu: CudaOnCpu, large: None) -> None:
     model, w = Model(cuda_on_cpu, code=CODE), values(7)
     compiled = Compiled(model)
     check(compiled, w, calls=1)

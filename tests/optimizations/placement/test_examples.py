@@ -94,7 +94,7 @@ def test_nothing_stays_on_the_cpu_and_nothing_blocks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_results_are_those_of_the_module_after_a_change_too(name: str) -> None:
+def test_results_equal_the_module_after_attribute_changes(name: str) -> None:
     example = EXAMPLES[name]
     traced = _traced(example)
     original = runner(traced.graph_module, traced.inputs)

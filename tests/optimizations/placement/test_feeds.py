@@ -53,7 +53,7 @@ def _feeds(*groups: HoistedGroup, kept: tuple[int, ...] = ()) -> Feeds:
     )
 
 
-def test_interrupt_in_refresh_leaves_settings() -> None:
+def test_interrupted_refresh_restores_settings() -> None:
     mask = torch.ones(2, 2)
     feeds = _feeds(_group([0], torch.neg, mask))
     places = 0
@@ -162,7 +162,7 @@ def test_values_are_compared_bit_by_bit(old: torch.Tensor, new: torch.Tensor) ->
 
 
 @pytest.mark.parametrize("keeper", ["python", "detached", "graph"])
-def test_a_value_that_anybody_keeps_is_not_overwritten(keeper: str) -> None:
+def test_referenced_value_is_not_overwritten(keeper: str) -> None:
     """AOTAutograd keeps some values as attributes of its own, and hooks for saved tensors keep what they like."""
     scale = torch.tensor([2.0])
     feeds = _feeds(_group([0], torch.clone, scale))
@@ -207,7 +207,7 @@ def test_values_cross_inference_mode_both_ways() -> None:
         assert feeds.bind((mask,))[0].tolist() == [-3.0, -3.0]
 
 
-def test_the_steady_state_touches_no_tensor_operation() -> None:
+def test_fast_path_runs_no_tensor_operation() -> None:
     """Anything dispatched per call would cost more than all guards together."""
     mask, scale = torch.ones(2, 2), torch.tensor(3.0)
     feeds = _feeds(_group([0], operator.neg, mask), _group([1], torch.clone, scale))

@@ -9,7 +9,7 @@ from optimizations.placement import guards
 from optimizations.placement.guards import checks_for
 
 
-def test_a_scalar_that_turns_up_pinned_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_scalar_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy into it may be under way, so the same bytes say nothing."""
     pinned: set[int] = set()
     asked: list[int] = []

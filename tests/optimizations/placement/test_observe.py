@@ -59,7 +59,7 @@ def _storages(observation: Observation, name: str) -> set[int]:
         (torch.ops.aten.relu_.default, (torch.ones(3),), False),
     ],
 )
-def test_writes_are_seen_through_any_spelling(target: Any, operands: tuple[Any, ...], method: bool) -> None:
+def test_writes_are_found_in_every_call_form(target: Any, operands: tuple[Any, ...], method: bool) -> None:
     observation, effects = _observed(target, *operands, method=method)
     assert effects.writes == _storages(observation, "input_0")
 
@@ -79,7 +79,7 @@ def test_writes_are_seen_through_any_spelling(target: Any, operands: tuple[Any, 
         (torch.nn.functional.dropout, (torch.ones(4), 0.5, False), False, True),
     ],
 )
-def test_aliases_are_those_of_the_run(target: Any, operands: tuple[Any, ...], method: bool, aliases: bool) -> None:
+def test_aliases_are_found_by_running(target: Any, operands: tuple[Any, ...], method: bool, aliases: bool) -> None:
     observation, _ = _observed(target, *operands, method=method)
     assert observation.share_memory("call", "input_0") is aliases
 
@@ -94,7 +94,7 @@ def test_aliases_are_those_of_the_run(target: Any, operands: tuple[Any, ...], me
         (torch.ones, (3,), False),
     ],
 )
-def test_random_numbers_on_the_cpu_are_seen(target: Any, operands: tuple[Any, ...], random: bool) -> None:
+def test_random_numbers_on_the_cpu_are_found(target: Any, operands: tuple[Any, ...], random: bool) -> None:
     assert _observed(target, *operands)[1].random_on_cpu is random
 
 
@@ -108,7 +108,7 @@ def test_random_numbers_on_the_cpu_are_seen(target: Any, operands: tuple[Any, ..
         (torch.repeat_interleave, (torch.ones(3, dtype=torch.int64),)),
     ],
 )
-def test_host_reads_are_seen_or_the_graph_is_left(target: Any, operands: tuple[Any, ...]) -> None:
+def test_host_reads_are_found_or_the_graph_is_unchanged(target: Any, operands: tuple[Any, ...]) -> None:
     """Without symbols for unknown sizes PyTorch refuses such calls; with them the effect is noted."""
     try:
         observation, effects = _observed(target, *operands, method=isinstance(target, str))
@@ -128,7 +128,7 @@ def test_host_reads_are_seen_or_the_graph_is_left(target: Any, operands: tuple[A
         (torch.histogram, (torch.ones(3), torch.ones(3)), "cc", "has no kernel for the GPU"),
     ],
 )
-def test_what_keeps_operands_on_the_cpu(
+def test_obstacles_keep_operands_on_the_cpu(
     target: Any, operands: tuple[Any, ...], devices: str, obstacle: str | None
 ) -> None:
     _, effects = _observed(target, *operands, method=isinstance(target, str), devices=devices)
@@ -175,7 +175,7 @@ def _wait_for_event(graph: torch.fx.Graph) -> None:
 
 
 @pytest.mark.parametrize("ordering", [_wait, _wait_for_stream, _choose_stream, _wait_for_event])
-def test_graphs_that_wait_for_copies_or_choose_streams_are_left(ordering: Callable[[torch.fx.Graph], None]) -> None:
+def test_graphs_with_waits_or_streams_are_unchanged(ordering: Callable[[torch.fx.Graph], None]) -> None:
     """What is done behind the graph would come after the wait: the copy would be read before it is there."""
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
@@ -189,7 +189,7 @@ def test_graphs_that_wait_for_copies_or_choose_streams_are_left(ordering: Callab
     assert "orders the host's work and the GPU's" in (placement.report.untouched or "")
 
 
-def test_global_modes_are_as_before_even_if_the_run_breaks_off() -> None:
+def test_failed_run_restores_global_modes() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     graph.call_function(torch_internals.set_grad_enabled, (False,))

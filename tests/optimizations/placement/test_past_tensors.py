@@ -92,7 +92,7 @@ def results(kind: Callable[[], Program], run: Callable[..., Any]) -> list[Any]:
     ("kind", "hoisted"),
     [(Around, 1), (Statistics, 0), (FixedStatistics, 0)],
 )
-def test_what_is_read_past_a_tensor_or_written_unsaid_is_seen(kind: Callable[[], Program], hoisted: int) -> None:
+def test_undeclared_reads_and_writes_are_found(kind: Callable[[], Program], hoisted: int) -> None:
     graph_module, inputs, placement = traced(kind())
     assert len(placement.report.hoisted) == hoisted
     placed = results(kind, placed_runner(graph_module, placement, inputs))

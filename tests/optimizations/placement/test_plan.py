@@ -122,7 +122,7 @@ def test_argument_dependents_are_evaluated_and_staged(graph: Graph) -> None:
         ({}, "kept"),
     ],
 )
-def test_form_of_a_constant(graph: Graph, fields: dict[str, Any], form: str) -> None:
+def test_constant_is_hoisted_in_its_form(graph: Graph, fields: dict[str, Any], form: str) -> None:
     graph.add("constant", **fields)
     graph.add("out", "x", "constant", device=GPU)
     assert [hoist.form for hoist in graph.plan("out").hoists] == [form]
@@ -137,9 +137,7 @@ def test_form_of_a_constant(graph: Graph, fields: dict[str, Any], form: str) -> 
         ({"requires_grad": True}, "requires a gradient"),
     ],
 )
-def test_an_operation_that_has_to_stay_keeps_what_depends_on_it(
-    graph: Graph, fields: dict[str, Any], reason: str
-) -> None:
+def test_unmovable_operation_keeps_its_dependents(graph: Graph, fields: dict[str, Any], reason: str) -> None:
     graph.argument("time")
     graph.add("earlier", "time")
     graph.add("obstacle", "earlier", **fields)
@@ -196,7 +194,7 @@ def test_memory_made_and_written_in_the_graph_is_hoisted(graph: Graph) -> None:
     assert (hoist.value, hoist.nodes) == ("empty", ("empty", "fill"))
 
 
-def test_results_for_the_cpu_are_computed_there_behind_the_graph(graph: Graph) -> None:
+def test_cpu_results_are_computed_after_the_graph(graph: Graph) -> None:
     graph.argument("time")
     graph.add("scale", "time")
     graph.add("loss", "x")
@@ -215,9 +213,7 @@ def test_results_for_the_cpu_are_computed_there_behind_the_graph(graph: Graph) -
         ({"writes": ("state",)}, "visible outside"),
     ],
 )
-def test_results_that_cannot_be_computed_behind_the_graph_stay(
-    graph: Graph, fields: dict[str, Any], reason: str
-) -> None:
+def test_results_not_computable_after_the_graph_stay(graph: Graph, fields: dict[str, Any], reason: str) -> None:
     graph.argument("state")
     graph.add("loss", "x")
     graph.add("result", "loss", **fields)
@@ -235,7 +231,7 @@ def test_results_that_cannot_be_computed_behind_the_graph_stay(
         ({"value_bytes": 100}, {"process_limit_bytes": 99}, "more than process_limit_bytes"),
     ],
 )
-def test_an_argument_that_cannot_be_staged(
+def test_unstageable_argument_is_kept(
     graph: Graph, fields: dict[str, Any], options: dict[str, Any], reason: str
 ) -> None:
     graph.argument("time", **fields)

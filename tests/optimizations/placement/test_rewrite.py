@@ -35,7 +35,7 @@ def _names(placement: Placement, op: str) -> list[str]:
     return [node.name for node in placement.graph_module.graph.nodes if node.op == op]
 
 
-def test_added_inputs_follow_the_kept_ones_and_are_marked() -> None:
+def test_added_inputs_come_last_and_are_marked() -> None:
     placement = _placed(
         lambda x, t, y: x * torch.linspace(0, 1, 3).exp().to(x.device) + t.to(x.device) + y,
         *(torch.ones(3), torch.ones(3), torch.ones(3)),
@@ -77,7 +77,7 @@ def _only_reads(x: torch.Tensor) -> Any:
     ("program", "clones"),
     [(_writes_to_its_copy, 1), (_returns_its_copy, 1), (_returns_a_view_of_its_copy, 1), (_only_reads, 0)],
 )
-def test_a_copy_stays_one_only_where_somebody_could_tell(program: Callable[..., Any], clones: int) -> None:
+def test_copy_is_kept_only_where_it_is_observable(program: Callable[..., Any], clones: int) -> None:
     graph_module, inputs = _traced(program, torch.ones(2, 3))
     placement = place(graph_module, inputs)
     targets = [node.target for node in placement.graph_module.graph.nodes]
@@ -106,7 +106,7 @@ def _a_view_and_the_whole(x: torch.Tensor) -> Any:
 @pytest.mark.parametrize(
     ("program", "kept"), [(_the_same_twice, torch.arange(3)), (_a_view_and_the_whole, torch.zeros(3, 2))]
 )
-def test_copies_are_no_aliases_when_inductor_is_through(program: Callable[..., Any], kept: torch.Tensor) -> None:
+def test_copies_are_no_aliases_after_inductor(program: Callable[..., Any], kept: torch.Tensor) -> None:
     """Inductor takes clones away, even where two of them are returned; transfers, which they stand for, it leaves."""
     graph_module, inputs = _traced(program, torch.ones(3))
     placement = place(graph_module, inputs)
@@ -121,7 +121,7 @@ def test_copies_are_no_aliases_when_inductor_is_through(program: Callable[..., A
     assert bits(list(results[1:])) == bits(list(expected[1:]))
 
 
-def test_a_copy_to_the_cpu_is_taken_when_it_was() -> None:
+def test_copy_to_the_cpu_keeps_its_position() -> None:
     def program(x: torch.Tensor) -> Any:
         before = x.cpu()
         x.add_(1)
@@ -136,7 +136,7 @@ def test_a_copy_to_the_cpu_is_taken_when_it_was() -> None:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_views_made_before_the_graph_are_those_of_the_program(grad: bool) -> None:
+def test_views_made_before_the_graph_equal_the_programs(grad: bool) -> None:
     """One that was made without gradients could not be written with a tensor that requires them."""
     switched = torch.ones(3, requires_grad=True)
 
@@ -191,7 +191,7 @@ def test_what_stays_in_the_graph_reads_earlier_results() -> None:
         assert torch.equal(counter, expected)
 
 
-def test_an_error_of_a_constant_is_raised_by_the_call() -> None:
+def test_error_of_a_constant_is_raised_by_the_call() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x + torch.arange(3.0)[torch.arange(7, 8)].to(x.device)
 
@@ -204,7 +204,7 @@ def test_an_error_of_a_constant_is_raised_by_the_call() -> None:
             placed(torch.ones(3))
 
 
-def test_a_graph_on_several_gpus_is_left() -> None:
+def test_graph_on_several_gpus_is_unchanged() -> None:
     mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
     graph = torch.fx.Graph()
     x, y, t = (graph.placeholder(name) for name in "xyt")
@@ -261,7 +261,7 @@ def _negative_by_a_flag(x: torch.Tensor) -> Any:
         (lambda x: torch.vmap(lambda row: row * torch.tensor(2.0))(x), {}, "function transforms"),
     ],
 )
-def test_untouched_graphs_are_the_very_ones_with_a_reason(
+def test_unchanged_graphs_are_the_same_objects_with_a_reason(
     program: Callable[..., Any], options: dict[str, Any], reason: str
 ) -> None:
     graph_module, inputs = _traced(program, torch.ones(2, 3))
@@ -279,7 +279,7 @@ def _with_sizes(x: torch.Tensor, t: torch.Tensor, index: torch.Tensor) -> Any:
     return moved, x[index], (x.sum() * 2).cpu()
 
 
-def test_sizes_may_differ_between_calls() -> None:
+def test_placed_graph_accepts_changing_sizes() -> None:
     example = (torch.ones(5, 4), torch.arange(5), torch.tensor([0, 2, 1]))
     torch_internals.reset_dynamo()
     mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)

@@ -40,7 +40,7 @@ TENSORS = (
 
 
 @pytest.mark.parametrize("keep_addresses", [True, False])
-def test_each_call_brings_its_own_values_in_dense_layout(keep_addresses: bool) -> None:
+def test_each_call_stages_its_values_in_dense_layout(keep_addresses: bool) -> None:
     staging = _staging(*map(_layout, TENSORS), keep_addresses=keep_addresses)
     for _ in range(3):
         tensors = tuple(torch.rand(tensor.shape).mul(3).to(tensor.dtype) for tensor in TENSORS)
@@ -58,7 +58,7 @@ def test_every_staged_tensor_is_aligned_relative_to_the_buffer() -> None:
         assert (tensor.data_ptr() - buffer.data_ptr()) % ALIGNMENT_BYTES == 0 or tensor.numel() == 0
 
 
-def test_all_arguments_go_over_in_one_copy() -> None:
+def test_all_arguments_are_staged_by_one_copy() -> None:
     staging = _staging(*map(_layout, TENSORS))
     staging.stage(TENSORS)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
@@ -69,7 +69,7 @@ def test_all_arguments_go_over_in_one_copy() -> None:
     assert sum(name == "aten::copy_" for name in names) == len(TENSORS) + 1
 
 
-def test_addresses_stay_only_where_nobody_keeps_values() -> None:
+def test_addresses_are_reused_only_for_unreferenced_values() -> None:
     value = torch.rand(3)
     fixed = _staging(_layout(value))
     assert fixed.stage((value,))[0] is fixed.stage((value,))[0]
@@ -92,7 +92,7 @@ def test_sizes_that_differ_between_calls_get_a_buffer_each() -> None:
     assert len(staging.buffers()) == LAYOUTS_LIMIT
 
 
-def test_layouts_that_differ_between_calls_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changing_layouts_do_not_accumulate_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging_module, "LAYOUTS_LIMIT_BYTES", 1000)
     staging = _staging(TensorLayout((object(),), (1,), torch.float32))
     for size in (64, 100, 128, 300, 64):
@@ -153,7 +153,7 @@ def late_events(monkeypatch: pytest.MonkeyPatch) -> list[_LateEvent]:
     return _LateEvent.made
 
 
-def test_a_buffer_in_flight_is_not_written(late_events: list[_LateEvent]) -> None:
+def test_buffer_in_flight_is_not_written(late_events: list[_LateEvent]) -> None:
     staging = _staging(_layout(torch.rand(3)))
     for number in range(BUFFERS_LIMIT):
         staging.stage((torch.full((3,), float(number)),))
@@ -163,14 +163,14 @@ def test_a_buffer_in_flight_is_not_written(late_events: list[_LateEvent]) -> Non
     assert hosts == [float(number) for number in range(BUFFERS_LIMIT)]
 
 
-def test_only_a_full_ring_waits_and_only_for_the_oldest(late_events: list[_LateEvent]) -> None:
+def test_only_a_full_ring_waits_for_its_oldest_buffer(late_events: list[_LateEvent]) -> None:
     staging = _staging(_layout(torch.rand(3)))
     for number in range(BUFFERS_LIMIT + 1):
         staging.stage((torch.full((3,), float(number)),))
     assert [event.waited for event in late_events] == [1] + [0] * (BUFFERS_LIMIT - 1)
 
 
-def test_a_passed_buffer_is_used_again(late_events: list[_LateEvent]) -> None:
+def test_completed_buffer_is_reused(late_events: list[_LateEvent]) -> None:
     staging = _staging(_layout(torch.rand(3)))
     for _ in range(5):
         staging.stage((torch.rand(3),))
@@ -179,7 +179,7 @@ def test_a_passed_buffer_is_used_again(late_events: list[_LateEvent]) -> None:
     assert len(late_events) == 1
 
 
-def test_released_staging_starts_again() -> None:
+def test_released_staging_works_again() -> None:
     value = torch.rand(3)
     staging = _staging(_layout(value))
     staging.stage((value,))
@@ -188,7 +188,7 @@ def test_released_staging_starts_again() -> None:
     assert torch.equal(staging.stage((value,))[0], value)
 
 
-def test_a_default_device_changes_nothing() -> None:
+def test_default_device_changes_nothing() -> None:
     value = torch.rand(3)
     with torch.device("meta"):
         (staged,) = _staging(_layout(value)).stage((value,))

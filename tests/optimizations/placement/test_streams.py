@@ -37,7 +37,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     return made
 
 
-def test_what_is_overwritten_is_read_no_more_on_any_stream(streams: Streams) -> None:
+def test_overwritten_memory_has_no_reader_on_any_stream(streams: Streams) -> None:
     used: list[tuple[str, int]] = []
     kept: Any = SimpleNamespace(record_stream=lambda stream: used.append(("kept", stream.cuda_stream)))
     order = feeds._StreamOrder(torch.device("cuda", 0), lambda: [kept])
@@ -58,7 +58,7 @@ def test_what_is_overwritten_is_read_no_more_on_any_stream(streams: Streams) -> 
     assert streams.waits[2:] == [(3, 2), (3, 1), (3, 2)]
 
 
-def test_stream_that_may_be_gone_is_waited_for_once(streams: Streams) -> None:
+def test_possibly_destroyed_stream_is_awaited_once(streams: Streams) -> None:
     order = feeds._StreamOrder(torch.device("cuda", 0), list)
     order.follow()
     streams.here = EXTERNAL
@@ -70,7 +70,7 @@ def test_stream_that_may_be_gone_is_waited_for_once(streams: Streams) -> None:
     assert streams.waits[2:] == [(2, 1)]
 
 
-def test_a_capture_of_a_step_waits_for_no_stream_outside_of_it(streams: Streams) -> None:
+def test_capture_of_a_step_waits_for_no_outside_stream(streams: Streams) -> None:
     order = feeds._StreamOrder(torch.device("cuda", 0), list)
     order.follow()
     streams.here, streams.capturing = 7, {7}

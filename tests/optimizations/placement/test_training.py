@@ -50,7 +50,7 @@ def _arguments(module: nn.Module, seed: int) -> list[torch.Tensor]:
     return arguments
 
 
-def test_attributes_that_require_gradients_are_left() -> None:
+def test_attributes_that_require_gradients_are_not_moved() -> None:
     class Trained(Scored):
         def __init__(self) -> None:
             super().__init__()
@@ -66,7 +66,7 @@ def test_attributes_that_require_gradients_are_left() -> None:
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_autograd_and_inductor_are_told_which_addresses_stay(grad: bool) -> None:
+def test_fixed_addresses_reach_autograd_and_inductor(grad: bool) -> None:
     """Stock code down to Inductor's door, on the CPU: static inputs, gradients, and results are right."""
     with torch.set_grad_enabled(grad):
         graph_module, inputs, placement = _traced()
@@ -108,7 +108,7 @@ def _unpacked(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("hooks", ["none", "save on the CPU", "save on the CPU, pinned", "kept by Python"])
-def test_backwards_see_what_their_forwards_saw(hooks: str) -> None:
+def test_backwards_read_the_values_of_their_forwards(hooks: str) -> None:
     """Two forwards before their backwards, attributes that change in between, and each backward twice."""
     graph_module, inputs, placement = _traced()
     assert placement.feeds is not None
@@ -153,7 +153,7 @@ def test_backwards_see_what_their_forwards_saw(hooks: str) -> None:
             torch.testing.assert_close(one.grad, other.grad)
 
 
-def test_the_whole_way_through_dynamo_and_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placement_works_through_dynamo_and_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.compile(backend="encore")` of a training step, placed as for a GPU, with the CPU as the device."""
     graph_module, inputs, for_gpu = _traced()
     assert for_gpu.feeds is not None

@@ -14,7 +14,7 @@ import optimizations
 from optimizations import torch_internals
 
 
-def test_each_graph_is_told_before_and_after() -> None:
+def test_each_graph_is_explained_before_and_after() -> None:
     mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
     with torch.no_grad(), mode:
         module = on_cuda(TimedDenoiser().eval(), mode)
@@ -30,7 +30,7 @@ def test_each_graph_is_told_before_and_after() -> None:
     assert "placement_examples.py" in text
 
 
-def test_graphs_behind_a_break_are_told_too_with_reasons() -> None:
+def test_graphs_after_a_break_are_explained_with_reasons() -> None:
     @torch.compiler.disable
     def outside(x: torch.Tensor) -> torch.Tensor:
         return x
@@ -82,6 +82,6 @@ def test_explanation_does_not_change_the_next_compilation() -> None:
     assert seen == [[[5]]], "what was compiled before is kept"
 
 
-def test_what_cannot_be_called_is_named() -> None:
+def test_uncallable_target_is_named() -> None:
     with pytest.raises(TypeError, match=r"explain needs a module or function .* not Tensor$"):
         optimizations.explain(torch.ones(3))  # type: ignore[arg-type]

@@ -64,7 +64,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], bool]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_are_where_the_program_has_them(name: str) -> None:
+def test_results_are_on_the_programs_devices(name: str) -> None:
     program, shapes, moved = PROGRAMS[name]
     graph_module = traced(program, *shapes)
     expected = devices(graph_module)
@@ -87,7 +87,7 @@ def graph_module_of(*devices_of_inputs: str) -> torch.fx.GraphModule:
 @pytest.mark.parametrize(
     ("on", "marked"), [(("cpu",), False), (("cuda:0",), False), (("cuda:0", "cpu"), True)], ids=str
 )
-def test_a_graph_with_values_on_both_is_marked(on: tuple[str, ...], marked: bool) -> None:
+def test_graph_with_cpu_and_gpu_values_is_marked(on: tuple[str, ...], marked: bool) -> None:
     settings = {"triton.cudagraphs": True}
     found = cpu_results.settings_for(graph_module_of(*on), (), settings)
     assert (found is not settings) == marked
@@ -95,7 +95,7 @@ def test_a_graph_with_values_on_both_is_marked(on: tuple[str, ...], marked: bool
 
 
 @pytest.mark.parametrize("gone", ["ConstructorMoverPass", "CustomGraphPass"])
-def test_where_the_pass_is_another_one_nothing_is_marked(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_pass_marks_no_graph(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(torch_internals.NAMES, gone, "torch:NotThere")
     monkeypatch.delitem(vars(torch_internals), gone, raising=False)
     for made in (cpu_results.corrected_mover, cpu_results._kind):
@@ -115,7 +115,7 @@ class Pass(torch_internals.CustomGraphPass):  # type: ignore[misc,name-defined]
         return "a user's"
 
 
-def test_a_pass_of_the_users_runs_as_well_and_is_part_of_the_key() -> None:
+def test_users_pass_runs_too_and_is_part_of_the_key() -> None:
     own, seen = Pass(), []
     graph_module = graph_module_of("cuda:0", "cpu")
     settings = {"post_grad_custom_post_pass": own}

@@ -40,14 +40,14 @@ def of_linear(made: nn.Linear) -> ComparedAfterWrites:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="3.13.0 leaves out some writes, so each process tries it out")
-def test_python_3_12_tells_of_writes() -> None:
+def test_python_3_12_reports_writes() -> None:
     assert can_be_watched() == (sys.version_info >= (3, 12))
 
 
 @watching
 @pytest.mark.parametrize("kind", [dict, OrderedDict])
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_is_counted(write: str, kind: type[dict[str, Any]]) -> None:
+def test_dictionary_write_is_counted(write: str, kind: type[dict[str, Any]]) -> None:
     dictionary = kind(a=1)
     watched = Watched([dictionary])
     before = writes_left()
@@ -59,7 +59,7 @@ def test_a_write_is_counted(write: str, kind: type[dict[str, Any]]) -> None:
 
 
 @watching
-def test_nothing_is_counted_once_nobody_watches() -> None:
+def test_unwatched_dictionary_is_not_counted() -> None:
     dictionary = {"a": 1}
     first, second = Watched([dictionary]), Watched([dictionary])
     del first
@@ -74,7 +74,7 @@ def test_nothing_is_counted_once_nobody_watches() -> None:
 
 
 @watching
-def test_a_collection_while_another_begins_to_watch() -> None:
+def test_garbage_collection_during_registration_is_safe() -> None:
     """What a garbage collection leaves while the lock is held is left as soon as it is free."""
     dictionary = {"a": 1}
     watched: Any = Watched([dictionary])
@@ -90,7 +90,7 @@ def test_a_collection_while_another_begins_to_watch() -> None:
 
 
 @watching
-def test_no_comparison_while_nothing_is_written() -> None:
+def test_unwritten_dictionary_is_not_compared() -> None:
     compared: list[int] = []
     dictionary: dict[str, Any] = {"a": 1}
     same = ComparedAfterWrites(lambda dictionaries: compared.append(1) is None, (dictionary,))
@@ -110,7 +110,7 @@ def test_other_pythons_compare_each_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @watching
-def test_threads_that_write_and_compare() -> None:
+def test_threads_may_write_and_compare() -> None:
     """After each exchange that a thread has made, the next look in any thread sees it."""
     made = nn.Linear(2, 2)
     state = [(of_linear(made), made.weight)]
@@ -149,7 +149,7 @@ def test_threads_that_write_and_compare() -> None:
 
 
 @watching
-def test_modules_end_with_an_exception_on_its_way() -> None:
+def test_modules_are_freed_while_an_exception_is_raised() -> None:
     for _ in range(20):
         made: Any = nn.Linear(2, 2)
         same: Any = of_linear(made)
@@ -172,7 +172,7 @@ print("ended")
 """
 
 
-def test_a_process_ends_while_it_watches() -> None:
+def test_process_exits_while_watching() -> None:
     ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ended\n", "")
 

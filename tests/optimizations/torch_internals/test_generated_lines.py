@@ -24,7 +24,7 @@ def program(x: torch.Tensor) -> torch.Tensor:
     return y.sin() @ y
 
 
-def test_line_of_generated_code_leads_to_the_program() -> None:
+def test_line_of_generated_code_maps_to_the_program() -> None:
     with torch_internals.fresh_cache(), torch_internals.inductor_config.patch({"fallback_by_default": True}):
         torch.compiler.reset()
         before = len(torch_internals.PyCodeCache.modules)
@@ -44,7 +44,7 @@ def test_line_of_generated_code_leads_to_the_program() -> None:
     assert found["aten.mm.default("] == f"{__file__}:{first + 2} in program"  # the last of two
 
 
-def test_kernels_of_a_partition_lead_to_the_program(tmp_path: Path) -> None:
+def test_kernels_of_a_partition_map_to_the_program(tmp_path: Path) -> None:
     """CUDA graphs are made of partitions, whose lines stock PyTorch drops."""
     answer, script = tmp_path / "answer.json", Path(generated_lines.__file__)
     folders = (str(Path(__file__).parents[3]), str(script.parent))
@@ -103,7 +103,7 @@ def test_line_of_another_file_has_none() -> None:
     assert source_line(__file__, 3) is None
 
 
-def test_pytorch_that_answers_otherwise_costs_only_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_stack_frames_give_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Any] = [[{"filename": "a.py"}], [("a.py", 3)], [{"filename": "a.py", "line": "x", "name": "f"}]]
     for answer in answers:
         monkeypatch.setattr(

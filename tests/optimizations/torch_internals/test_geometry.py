@@ -109,7 +109,7 @@ class Looked(Table):
 @pytest.mark.parametrize("kind", [Table, Looked])
 @pytest.mark.parametrize("limit", [2**20, 0])
 @pytest.mark.parametrize("change", CHANGES)
-def test_cpu_attribute_in_another_geometry(
+def test_cpu_attribute_may_change_geometry(
     change: Callable[[torch.Tensor], None], limit: int, kind: type[Table]
 ) -> None:
     """Other strides have eager's values; another shape or dtype raises, and the attribute can be put back."""

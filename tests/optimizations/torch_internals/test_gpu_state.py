@@ -24,7 +24,7 @@ print([had - has for had, has in zip(before, after)])
 """
 
 
-def test_numbers_of_a_pool_outlive_any_number_of_questions() -> None:
+def test_pool_queries_leak_no_references() -> None:
     """In a process of its own: plain PyTorch 2.11 crashes it at the second question."""
     done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -38,7 +38,7 @@ def eval_numbers(text: str) -> list[int]:
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_cuda_memorySnapshot"), reason="this PyTorch knows nothing of CUDA")
-def test_it_is_found_out_whether_this_pytorch_drops_references() -> None:
+def test_reference_drop_of_this_pytorch_is_detected() -> None:
     number = int("1234567")
     asked = [(number, number, False)] * 4
     before = sys.getrefcount(number)

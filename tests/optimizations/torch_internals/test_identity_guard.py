@@ -79,7 +79,7 @@ KEPT: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_exchange_is_seen(change: str) -> None:
+def test_exchanged_parameter_is_found(change: str) -> None:
     one, other = model(), model()
     same = comparison(one, other)
     assert all(same() for _ in range(4))
@@ -98,7 +98,7 @@ def test_other_change_is_no_exchange(change: str) -> None:
     assert not same()
 
 
-def test_parameter_exchanged_while_making_is_seen() -> None:
+def test_parameter_exchanged_during_creation_is_found() -> None:
     one = model()
     tensors: list[Any] = []
     held = held_by(one, tensors)
@@ -123,6 +123,6 @@ def test_many_modules_are_compared() -> None:
 
 
 @pytest.mark.parametrize("marked", ["mark_tag_safe", "mark_tag_safe_root"])
-def test_no_node_is_marked_to_be_skipped(marked: str) -> None:
+def test_guards_mark_no_node_as_skipped(marked: str) -> None:
     """PyTorch withdrew recursive marks in 2.12: they read versions of dictionaries that may be freed."""
     assert marked not in inspect.getsource(identity_guard).replace("(`mark_tag_safe_root`)", "")

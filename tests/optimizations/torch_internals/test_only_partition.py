@@ -42,7 +42,7 @@ def runner_of(body: str, where: Path, partitions: list[Any]) -> Any:
     return runner
 
 
-def test_the_order_is_read_from_the_source(tmp_path: Path) -> None:
+def test_order_is_read_from_the_source(tmp_path: Path) -> None:
     runner = runner_of(PASSES_ON, tmp_path / "generated.py", [lambda values: values])
     order = order_of(runner.call)
     assert order == Order(arguments=(2, 0), results=(1, 0, 1), given=2)
@@ -78,7 +78,7 @@ def test_code_that_does_anything_else_has_no_order(tmp_path: Path, old: str, new
     assert order_of(runner_of(PASSES_ON.replace(old, new, 1), tmp_path / "generated.py", []).call) is None
 
 
-def test_a_function_without_source_has_no_order() -> None:
+def test_function_without_source_has_no_order() -> None:
     assert order_of(dict.get) is None
 
 
@@ -99,7 +99,7 @@ X = torch.arange(4.0)
 
 
 @pytest.mark.parametrize(("count", "places"), [(1, {1}), (2, {0, 1})])
-def test_a_partition_is_told_which_of_its_results_callers_get(tmp_path: Path, count: int, places: set[int]) -> None:
+def test_partition_gets_the_indices_of_returned_results(tmp_path: Path, count: int, places: set[int]) -> None:
     told: list[frozenset[int]] = []
     partition = SimpleNamespace(tell_what_callers_get=told.append)
     runner = runner_of(PASSES_ON, tmp_path / "generated.py", [partition])
@@ -196,7 +196,7 @@ def check(model: nn.Module, run: Callable[..., Any], start: float = 0) -> None:
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_bound_arguments_go_straight_to_the_partition(partitioned: Partitioned, grad: bool) -> None:
+def test_bound_arguments_are_passed_directly_to_the_partition(partitioned: Partitioned, grad: bool) -> None:
     model = Model().requires_grad_(False)
     with torch.set_grad_enabled(grad):
         run = settled(model)
@@ -278,7 +278,7 @@ def test_profiler_and_debugger_calls_go_through_all_code(
 
 
 @torch.no_grad()
-def test_a_function_that_was_put_in_the_graphs_place_is_called(partitioned: Partitioned) -> None:
+def test_replacement_of_the_graph_is_called(partitioned: Partitioned) -> None:
     model = Model()
     run = settled(model)
     (graph,) = partitioned.graphs

@@ -45,7 +45,7 @@ def _graph(name: str) -> Any:
     )
 
 
-def test_nested_block_notes_once_and_other_threads_do_not(stock: Any) -> None:
+def test_nested_block_records_once_per_thread(stock: Any) -> None:
     outer: list[CompiledGraph] = []
     inner: list[CompiledGraph] = []
     with watched(outer.append):
@@ -73,7 +73,7 @@ LINE = "/x/site-packages/mine/net.py:12 in forward: y = x + self.table"
         ("complex memory overlap", ("complex memory overlap", None)),
     ],
 )  # fmt: skip
-def test_messages_of_inductor_are_taken_apart(message: str, expected: tuple[str, str | None]) -> None:
+def test_messages_of_inductor_are_parsed(message: str, expected: tuple[str, str | None]) -> None:
     reason, frame = reason_and_frame(message)
     assert (reason, None if frame is None else str(frame)) == expected
 
@@ -105,7 +105,7 @@ def noted(
     return record
 
 
-def test_each_way_of_not_being_captured_has_its_reason(stock: Any) -> None:
+def test_each_kind_of_uncaptured_graph_has_a_reason(stock: Any) -> None:
     overlapping = SimpleNamespace(cudagraph_fail_reasons=["complex memory overlap"] * 2)
     cpu_device = f"skipping cudagraphs due to cpu device (a). Found from : \n {FRAME}"
     for fields, expected in [

@@ -171,7 +171,9 @@ def test_unsafe_operator_leaves_program_without_graph(
     assert "incompatible op" in reasons[0]
 
 
-def test_dynamic_sizes_are_skipped_when_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamic_sizes_are_skipped_by_the_option(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(INDUCTOR, "triton.cudagraph_skip_dynamic_graphs", True)
     world: CompiledOnCpu = request.getfixturevalue("world")
     call = torch.compile(lambda x: (x * 2).sin(), backend="encore", dynamic=True)

@@ -33,7 +33,7 @@ def settings(**options: Any) -> Iterator[None]:
         yield
 
 
-def test_duplicates_are_off_whatever_is_passed() -> None:
+def test_duplicates_are_always_disabled() -> None:
     def stock(model: Any, user_visible_output_idxs: Any = (7,), other: int = 0) -> Any:
         return model, user_visible_output_idxs, other
 
@@ -106,7 +106,7 @@ def test_copied_inputs_have_one_list(cuda_on_cpu: CudaOnCpu) -> None:
     assert node.non_static_input_idx == node.input_copy_idxs == [1]
 
 
-def test_left_pool_forgets_what_was_decided(cuda_on_cpu: CudaOnCpu) -> None:
+def test_released_pool_clears_its_decisions(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     w = values(7)
     for step in range(3):
@@ -125,19 +125,19 @@ def scaled(value: int, *, offset: int = 1) -> int:
     return factor * value + offset
 
 
-def test_the_function_reads_the_new_object_and_stock_the_old() -> None:
+def test_rebound_function_reads_the_new_global() -> None:
     bound = stock_trees.with_globals(scaled, factor=10)
     assert (bound(3), scaled(3)) == (31, 7)
     assert bound(3, offset=0) == 30
     assert (bound.__name__, bound.__doc__) == (scaled.__name__, scaled.__doc__)
 
 
-def test_a_global_that_is_not_read_is_refused() -> None:
+def test_global_that_is_not_read_is_refused() -> None:
     with pytest.raises(torch_internals.UnsupportedTorch, match=r"scaled does not read quotient"):
         stock_trees.with_globals(scaled, quotient=3)
 
 
-def test_what_is_no_python_function_is_refused() -> None:
+def test_non_python_function_is_refused() -> None:
     with pytest.raises(torch_internals.UnsupportedTorch, match="not a plain Python function"):
         stock_trees.with_globals(len, factor=1)
 

@@ -49,7 +49,7 @@ def members(one: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("ours", OURS)
-def test_used_members_are_there(ours: type) -> None:
+def test_used_members_exist(ours: type) -> None:
     used = attributes(definition(ours), "self")
     if ours is node.EncoreNode:
         used |= attributes(ast.parse(inspect.getsource(results)), "node")

@@ -42,7 +42,7 @@ def keepers(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     yield found
 
 
-def test_a_process_ends_well_right_after_its_threads() -> None:
+def test_process_exits_cleanly_right_after_its_threads() -> None:
     """Without the wait about every fifth one is aborted."""
     for _ in range(6):
         done = subprocess.run(
@@ -51,9 +51,7 @@ def test_a_process_ends_well_right_after_its_threads() -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_threads_that_ended_are_waited_for_until_they_are_gone(
-    keepers: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_threads_are_awaited_until_they_are_gone(keepers: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     there = iter([True, True, False])
     asked = []
     monkeypatch.setattr(thread_state, "_is_there", lambda thread: asked.append(thread) or next(there))
@@ -62,7 +60,7 @@ def test_threads_that_ended_are_waited_for_until_they_are_gone(
     assert asked == [7, 7, 7]
 
 
-def test_nobody_waits_for_threads_that_run(keepers: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_threads_are_not_awaited(keepers: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Daemons may never end."""
     thread_state.keep(KEY, object())
     assert keepers == {threading.get_native_id()}
@@ -70,14 +68,14 @@ def test_nobody_waits_for_threads_that_run(keepers: set[int], monkeypatch: pytes
     thread_state.wait_for_ended_threads()
 
 
-def test_the_wait_is_bounded(keepers: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_threads_is_bounded(keepers: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_state, "_is_there", lambda thread: True)
     monkeypatch.setattr(thread_state, "LONGEST_WAIT_S", 0.02)
     keepers.update((7, 8))
     thread_state.wait_for_ended_threads()
 
 
-def test_threads_that_are_gone_are_forgotten(keepers: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_threads_are_removed(keepers: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_state, "MANY", 3)
     own = threading.get_native_id()
     keepers.update((own, 2**22 + 1, 2**22 + 2))  # above the system's largest number
@@ -85,7 +83,7 @@ def test_threads_that_are_gone_are_forgotten(keepers: set[int], monkeypatch: pyt
     assert keepers == {own}
 
 
-def test_a_thread_has_its_own_and_lets_go_of_it() -> None:
+def test_thread_state_is_separate_and_released() -> None:
     found = []
 
     def other() -> None:

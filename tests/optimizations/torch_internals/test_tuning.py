@@ -64,13 +64,13 @@ def once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tune_once()
 
 
-def test_kernel_with_another_number_is_launched_as_tuned(tmp_path: Path) -> None:
+def test_kernel_with_another_suffix_reuses_its_tuning(tmp_path: Path) -> None:
     assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0}).kept == 4
     again = Tuner(tmp_path, "triton_poi_fused_relu_12", {4: 2.0, 8: 1.0})
     assert (again.kept, again.timed) == (4, []), "it is not timed again: that would be load on the GPU"
 
 
-def test_waiting_process_finds_what_the_one_before_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_process_reuses_the_tuned_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And it tunes in its turn, and nowhere else."""
     turns: list[str] = []
     first = Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0})
@@ -92,13 +92,13 @@ def test_waiting_process_finds_what_the_one_before_tuned(tmp_path: Path, monkeyp
     assert turns == ["begins", "begins", "ends", "ends"], "what is known needs no turn"
 
 
-def test_a_kernel_that_computes_something_else_is_tuned(tmp_path: Path) -> None:
+def test_different_kernel_is_tuned_separately(tmp_path: Path) -> None:
     assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0}).kept == 4
     assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 2.0, 8: 1.0}, factor=3).kept == 8
     assert Tuner(tmp_path, "triton_poi_fused_gelu_5", {4: 2.0, 8: 1.0}).kept == 8
 
 
-def test_what_trials_tune_is_not_found_outside_of_their_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_of_trials_stays_in_their_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as trial:
         trial.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "trial"))
         assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0}).kept == 4
@@ -106,7 +106,7 @@ def test_what_trials_tune_is_not_found_outside_of_their_caches(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("content", [b"", b"{", json.dumps({"kwargs": {"XBLOCK": 1}}).encode()])
-def test_a_result_that_fits_no_configuration_counts_for_nothing(tmp_path: Path, content: bytes) -> None:
+def test_invalid_tuning_result_is_ignored(tmp_path: Path, content: bytes) -> None:
     assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0}).kept == 4
     (file,) = (tmp_path / "inductor" / "tuned").iterdir()
     file.write_bytes(content)

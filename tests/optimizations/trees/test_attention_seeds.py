@@ -33,7 +33,7 @@ def code_of(source: str) -> GeneratedCode:
     return read_function(definition, {})
 
 
-def test_seeds_are_found_in_what_inductor_generates() -> None:
+def test_seeds_are_found_in_inductors_code() -> None:
     """By compiling calls of both operators: their schemas and Inductor's way of calling them are PyTorch's."""
 
     def padded(
@@ -62,7 +62,7 @@ def test_seeds_are_found_in_what_inductor_generates() -> None:
         assert read_function(call, {}).seeds == (6, 7), program.__name__
 
 
-def test_seeds_of_other_attention_stay_where_they_are() -> None:
+def test_seeds_of_other_attention_are_not_moved() -> None:
     """Flash attention has arguments of the same name, and reads them on the GPU in every case."""
     found = code_of("""
         def call(args):
@@ -167,7 +167,7 @@ class CompiledGraph(SimpleNamespace):
         (WHOLE.replace("efficient", "flash"), 0, False, [["meta", "meta", "meta"]]),
     ],
 )
-def test_functions_left_without_graphs_read_seeds_on_the_host(
+def test_uncaptured_functions_read_seeds_on_the_host(
     source: str, partitions: int, graphed: bool, seen: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inductor may leave a backward without graphs whose forward has one, or an operator outside of its partitions."""

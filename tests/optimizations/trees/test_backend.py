@@ -67,7 +67,7 @@ def call(options: Mapping[str, Any]) -> None:
     assert torch.equal(compiled(x), program(x))
 
 
-def test_stock_makes_the_graphs_where_indirection_is_off(encore: FakeMaker) -> None:
+def test_indirection_off_uses_stock_graphs(encore: FakeMaker) -> None:
     assert Options().indirection == "auto", "what a user gets who says nothing"
     call({"indirection": "off"})
     assert FakeEncore.made_with == []
@@ -91,7 +91,7 @@ def test_reset_of_the_compiler_frees_graphs_and_keeps_reports(
 
 
 @pytest.mark.parametrize("choice", ["auto", "host", "prelude"])
-def test_encore_makes_them_where_indirection_is_on_and_reports(encore: FakeMaker, choice: str) -> None:
+def test_indirection_on_uses_encores_graphs_and_reports(encore: FakeMaker, choice: str) -> None:
     call({"indirection": choice})
     assert FakeEncore.made_with == [Choice(choice)]
     assert encore.made == []
@@ -102,15 +102,13 @@ def test_encore_makes_them_where_indirection_is_on_and_reports(encore: FakeMaker
 @pytest.mark.parametrize(
     ("inductor", "stock_is_asked"), [({"triton.cudagraphs": False}, False), ({"triton.cudagraph_trees": False}, True)]
 )
-def test_without_cuda_graphs_everything_is_stock(
-    encore: FakeMaker, inductor: Mapping[str, Any], stock_is_asked: bool
-) -> None:
+def test_disabled_cuda_graphs_use_stock(encore: FakeMaker, inductor: Mapping[str, Any], stock_is_asked: bool) -> None:
     call({"indirection": "auto", "inductor": inductor})
     assert FakeEncore.made_with == []
     assert bool(encore.made) == stock_is_asked
 
 
-def test_reset_gives_everything_back(encore: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reset_frees_all_memory(encore: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[str] = []
     monkeypatch.setattr(maker_module.containers, "free_all", lambda: freed.append("graphs"))
     monkeypatch.setattr(maker_module, "unload_kernels", lambda: freed.append("kernels"))

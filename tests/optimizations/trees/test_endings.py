@@ -45,7 +45,7 @@ def test_collective_graphs_are_freed_before_their_group(
     assert len(managers()) == 1, "functions record again"
 
 
-def test_a_forked_child_keeps_what_it_inherited_and_ends(cuda_on_cpu: CudaOnCpu) -> None:
+def test_forked_child_exits_without_freeing_inherited_graphs(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, values(7), calls=3)
     expected = len(everything())
@@ -130,7 +130,7 @@ elif ending == "destroys while stuck":
         ("destroys while stuck", (1, 1), ("Timeout (0:00:05)!", "Timeout (0:00:05)!")),
     ],
 )
-def test_processes_with_graphs_that_hold_collectives_end(
+def test_processes_with_captured_collectives_exit(
     tmp_path: Path, ending: str, codes: tuple[int, int], words: tuple[str, str]
 ) -> None:
     program = RankProgram(tmp_path, PROGRAM, 2, ENDING=ending)

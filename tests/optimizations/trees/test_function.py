@@ -62,7 +62,7 @@ def test_each_value_of_an_integer_input_has_a_recording(record: FakeRecord) -> N
 
 
 @pytest.mark.parametrize(("sizes", "captured"), [((4,), 4), (((4, 7),), 7)])
-def test_sizes_that_are_not_to_be_captured_run_as_they_are(record: FakeRecord, sizes: Any, captured: int) -> None:
+def test_excluded_sizes_run_uncaptured(record: FakeRecord, sizes: Any, captured: int) -> None:
     function = function_of()
     inputs = [4, torch.ones(4)] if captured == 4 else [4, 7, torch.ones(4)]
     with torch_internals.inductor_config.patch({"triton.cudagraph_capture_sizes": sizes}):
@@ -98,9 +98,7 @@ def test_misaligned_inputs_are_aligned_where_the_function_runs(monkeypatch: pyte
     ("backward", "inference", "direction"),
     [(True, False, "backward"), (False, True, "inference"), (False, False, "forward")],
 )
-def test_the_maker_hands_on_what_inductor_says(
-    record: FakeRecord, backward: bool, inference: bool, direction: str
-) -> None:
+def test_maker_passes_inductors_arguments(record: FakeRecord, backward: bool, inference: bool, direction: str) -> None:
     reports: list[Any] = []
     made = EncoreMaker(Options(indirection="host", selection="off"), reports.append).cudagraphify(
         total,

@@ -47,7 +47,7 @@ class Held:
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("every", [3, 6, 15])
-def test_a_result_is_held_that_another_graph_reads(cuda_on_cpu: CudaOnCpu, marks: bool, lean: bool, every: int) -> None:
+def test_result_read_by_another_graph_is_retained(cuda_on_cpu: CudaOnCpu, marks: bool, lean: bool, every: int) -> None:
     first, second = (Compiled(Model(cuda_on_cpu), lean=lean) for _ in range(2))
     w, held = values(7), Held()
     for step in range(CALLS):
@@ -70,7 +70,7 @@ def test_a_result_is_held_that_another_graph_reads(cuda_on_cpu: CudaOnCpu, marks
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("every", [3, 6, 15])
 @pytest.mark.parametrize("others", [0, 5])
-def test_of_a_result_its_storage_is_held(
+def test_storage_of_a_result_is_retained(
     cuda_on_cpu: CudaOnCpu, marks: bool, lean: bool, every: int, others: int
 ) -> None:
     """With few results, and with many, which are asked about together."""
@@ -101,7 +101,7 @@ def test_of_a_result_its_storage_is_held(
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("every", [3, 6, 15])
 @pytest.mark.parametrize("mostly", [True, False])
-def test_result_dead_at_the_next_recording_may_be_held(
+def test_result_may_be_retained_if_dead_at_recording(
     cuda_on_cpu: CudaOnCpu, marks: str, lean: bool, every: int, mostly: bool
 ) -> None:
     """Or dropped where it was held."""
@@ -122,7 +122,7 @@ def test_result_dead_at_the_next_recording_may_be_held(
         held.check(step)
 
 
-def test_interrupt_while_making_results_costs_that_call_only(cuda_on_cpu: CudaOnCpu) -> None:
+def test_interrupt_while_creating_results_affects_one_call(cuda_on_cpu: CudaOnCpu) -> None:
     """The first replay makes them. What was made in part stood for all that there is, and each later call raised."""
     w = values(7)
     for number in range(90):
@@ -154,7 +154,7 @@ def test_interrupt_while_making_results_costs_that_call_only(cuda_on_cpu: CudaOn
 
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("views", [True, False])
-def test_kept_results_without_memory_for_copies_are_passed(
+def test_retained_results_without_memory_are_passed(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool, views: bool
 ) -> None:
     """The graph has run, and written what it writes: an error would have the program do that once more."""
@@ -191,7 +191,7 @@ def test_kept_results_without_memory_for_copies_are_passed(
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_copies_of_kept_results_are_laid_out_once(
+def test_layout_of_retained_copies_is_computed_once(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool
 ) -> None:
     laid_out: list[int] = []
@@ -221,7 +221,7 @@ def test_copies_of_kept_results_are_laid_out_once(
     assert kept.copies > 60
 
 
-def test_loop_naming_its_last_result_takes_the_fast_path(
+def test_loop_with_its_last_result_takes_the_fast_path(
     compiled_on_cpu: CompiledOnCpu,
 ) -> None:
     """As nanoGPT's loop does. It costs one call without a graph, and one copy in each call."""
@@ -273,7 +273,7 @@ def test_results_that_share_memory_share_a_copy(kept: set[int]) -> None:
         assert handed[3] is given[3]
 
 
-def test_a_result_with_gaps_is_copied_with_its_whole_memory() -> None:
+def test_result_with_gaps_is_copied_with_its_whole_memory() -> None:
     results = [torch.arange(8.0)[::2]]
     copies = CopiesOut(results, {0}, pool_of(results))
     handed = [(torch.arange(8.0) + 3)[::2]]

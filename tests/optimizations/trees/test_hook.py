@@ -36,7 +36,7 @@ def stock_backend(graph_module: Any, inputs: Any) -> Any:
     return torch_internals.compile_fx.compile_fx(graph_module, inputs, config_patches=PATCHES)
 
 
-def test_a_backward_goes_where_its_forward_went(cuda_in_disguise: FakeMaker) -> None:
+def test_backward_is_compiled_by_its_forwards_backend(cuda_in_disguise: FakeMaker) -> None:
     """It is compiled when it first runs, long after `compile_fx` returned."""
     ours = FakeMaker()
     mine = torch.compile(program, backend=backend_of(ours))
@@ -52,7 +52,7 @@ def test_a_backward_goes_where_its_forward_went(cuda_in_disguise: FakeMaker) -> 
 
 
 @pytest.mark.parametrize("needs_grad", [False, True])
-def test_what_comes_from_the_caches_goes_to_the_maker_as_well(cuda_in_disguise: FakeMaker, needs_grad: bool) -> None:
+def test_functions_from_caches_reach_the_maker(cuda_in_disguise: FakeMaker, needs_grad: bool) -> None:
     """Compiled by stock first, so that ours is a hit; AOTAutograd's cache calls no `inner_compile`."""
     x = torch.ones(8, 8, requires_grad=needs_grad)
 
@@ -78,7 +78,7 @@ def names_in_place() -> list[Any]:
     return [getattr(owner, attribute) for owner, attribute in places]
 
 
-def test_names_are_stocks_again_when_nobody_asks() -> None:
+def test_stock_names_are_restored_after_the_last_block() -> None:
     stock = names_in_place()
     first, second = FakeMaker(), FakeMaker()
     with captured_by(first):
@@ -119,7 +119,7 @@ def test_blocks_of_two_threads_may_end_in_any_order() -> None:
     assert names_in_place() == stock
 
 
-def test_a_wrapper_that_someone_puts_around_the_dispatcher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_wrapper_of_the_dispatcher_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     trees = torch_internals.cudagraph_trees
     stock_calls: list[int] = []
     monkeypatch.setattr(trees, "get_manager", lambda index, create=True: stock_calls.append(index))

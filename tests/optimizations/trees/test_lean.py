@@ -64,7 +64,7 @@ def serve(compiled: Compiled, start: float, y: torch.Tensor, w: torch.Tensor) ->
     assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
 
 
-def test_calls_in_steady_state_do_not_go_stocks_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_fast_path_skips_stocks_run(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     compiled = steady(cuda_on_cpu, slow_calls)
     replays = cuda_on_cpu.replays
     check(compiled, W, calls=20)
@@ -95,7 +95,7 @@ def test_table_is_written_once_after_an_input_moved(
     assert found == [0, 1, 1, 1, 1, 2, 2], "by the call after the one that moved it"
 
 
-def test_the_way_to_steady_calls_is_counted(cuda_on_cpu: CudaOnCpu) -> None:
+def test_calls_before_the_fast_path_are_counted(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W, calls=12)
     (function,) = compiled.functions
@@ -105,7 +105,7 @@ def test_the_way_to_steady_calls_is_counted(cuda_on_cpu: CudaOnCpu) -> None:
     assert sum(ways.values()) == 11 - report.steady_replays, "the first call of all is made by who records"
 
 
-def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_lean_off_uses_stocks_run(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     compiled = steady(cuda_on_cpu, slow_calls, lean=False)
     check(compiled, W, calls=4)
     assert len(slow_calls) >= 4
@@ -114,7 +114,7 @@ def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -
     assert compiled.reports[0].steady_replays == 0
 
 
-def test_second_call_is_slow_while_the_first_result_is_held(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_second_call_is_slow_while_the_first_result_is_live(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     compiled = steady(cuda_on_cpu, slow_calls)
     torch.compiler.cudagraph_mark_step_begin()
     x, y = values(1), values(2)
@@ -128,7 +128,7 @@ def test_second_call_is_slow_while_the_first_result_is_held(cuda_on_cpu: CudaOnC
     assert len(list(nodes())) == 2
 
 
-def test_a_loop_that_keeps_no_results_is_steady_in_each_round(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_loop_without_live_results_takes_the_fast_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Stock ends the path of an iteration where all results are dead, and nothing that was recorded follows."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
 
@@ -158,7 +158,7 @@ def test_a_loop_that_keeps_no_results_is_steady_in_each_round(cuda_on_cpu: CudaO
     iteration(2, 7)
 
 
-def test_a_moved_parameter_goes_the_full_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_moved_parameter_takes_the_slow_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     compiled = steady(cuda_on_cpu, slow_calls)
     call(compiled, values(5))
     assert slow_calls
@@ -193,7 +193,7 @@ def test_ordinary_parameters_are_replayed_on_the_fast_path(cuda_on_cpu: CudaOnCp
         assert len(compiled.reports) == 3
 
 
-def test_work_that_is_due_goes_the_full_way(
+def test_pending_work_takes_the_slow_path(
     cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "FEWEST_REPLAYS", 12)
@@ -218,7 +218,7 @@ def test_inductors_debugging_options_disable_the_fast_path(cuda_on_cpu: CudaOnCp
     assert not node.takes_fast_path
 
 
-def test_functions_that_return_inputs_have_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:
+def test_functions_that_return_inputs_have_no_fast_path(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W)
     (node,) = nodes()
@@ -245,7 +245,7 @@ def _change_state(_: Any) -> None:
     ("change", "reasons_given"),
     [(_nothing, []), (_leave_pool, [reasons.NOT_EXECUTING]), (_change_state, [reasons.NOT_RECORDED])],
 )
-def test_a_recording_that_is_another_now_goes_the_full_way(
+def test_changed_recording_takes_the_slow_path(
     cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], change: Callable[[Any], None], reasons_given: list[str]
 ) -> None:
     compiled = steady(cuda_on_cpu, slow_calls)
@@ -274,7 +274,7 @@ class Training:
             assert torch.equal(grad, 2 * tangent + expected * W)
 
 
-def test_forward_and_backward_follow_each_other_steadily(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_forward_and_backward_take_the_fast_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     training = Training(cuda_on_cpu)
     for step in range(12):
         training.step(step)
@@ -317,7 +317,7 @@ def test_forward_with_pending_backward_is_slow(
     assert reasons.BACKWARD_PENDING in slow_reasons(training.forward)
 
 
-def test_saved_result_held_after_the_backward_is_slow(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_live_saved_result_after_the_backward_is_slow(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     training = Training(cuda_on_cpu)
     for step in range(12):
         training.step(step)

@@ -64,7 +64,7 @@ def test_first_fast_call_of_a_thread_sets_the_context(
     assert slow_calls == []
 
 
-def test_thread_of_backwards_is_known_as_a_caller(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_autograd_thread_is_a_known_caller(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Autograd's threads are no callers. Where several threads call, nothing is captured again in between."""
     training = Training(cuda_on_cpu)
     for step in range(12):
@@ -88,7 +88,7 @@ def test_thread_of_backwards_is_known_as_a_caller(cuda_on_cpu: CudaOnCpu, slow_c
     assert callers == [1, 2]
 
 
-def test_fast_call_on_another_stream_waits_for_the_last(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_fast_call_on_another_stream_waits_for_the_previous(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Both calls use the same memory."""
     compiled = steady(cuda_on_cpu, slow_calls)
     for stream, waits in ((1, []), (2, [1]), (2, [1]), (3, [1, 2])):
@@ -121,7 +121,7 @@ def test_fast_path_runs_no_graph_inside_a_capture(
     assert cuda_on_cpu.replays == replays + 4
 
 
-def test_fast_call_runs_the_function_while_graphs_rest(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_fast_call_runs_the_function_while_graphs_are_disabled(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """It is part of a step that is captured; a graph cannot be launched there."""
     model = Model(cuda_on_cpu)
     compiled = Compiled(model)

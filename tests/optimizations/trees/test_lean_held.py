@@ -43,7 +43,7 @@ class Reusing(Model):
             self.cuda.allocate = allocate  # type: ignore[method-assign]
 
 
-def test_held_result_in_written_memory_is_not_overwritten(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_live_result_in_written_memory_is_not_overwritten(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """It was dead when the graph behind it was recorded, and its memory given to that graph."""
     reusing = Reusing(cuda_on_cpu)
     first, second = Compiled(WithAnother(cuda_on_cpu), outputs=2), Compiled(reusing)
@@ -75,7 +75,7 @@ def test_held_result_in_written_memory_is_not_overwritten(cuda_on_cpu: CudaOnCpu
     assert slow_reasons(second) == [reasons.EARLIER_RESULT_HELD]
 
 
-def test_held_result_at_the_start_checks_the_next_call(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_live_result_at_the_start_slows_the_next_call(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Only the full way looks, and ends what began with the held result once nobody holds it."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
 
@@ -164,7 +164,7 @@ class Runs(torch.autograd.Function):
         return None, None, None
 
 
-def test_held_result_survives_another_losing_its_history(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_live_result_survives_another_losing_its_history(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     compiled, leaf = Compiled(Two(cuda_on_cpu), outputs=2, is_inference=False), torch.ones(1, requires_grad=True)
 
     def iteration(start: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,7 +187,7 @@ def test_held_result_survives_another_losing_its_history(cuda_on_cpu: CudaOnCpu,
     assert reasons.RESULTS_HELD in slow_reasons(compiled)
 
 
-def test_another_result_of_the_same_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_different_result_of_a_graph_takes_the_slow_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """The graph reads the one that it was recorded with, and nothing else tells them apart."""
     first, second = Compiled(Two(cuda_on_cpu), outputs=2), Compiled(Model(cuda_on_cpu))
 
@@ -209,7 +209,7 @@ def test_another_result_of_the_same_graph_goes_the_full_way(cuda_on_cpu: CudaOnC
     assert slow_reasons(second) == [reasons.FIXED_INPUT_MOVED]
 
 
-def test_a_result_that_is_handed_on_is_still_the_callers_tensor(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_result_passed_on_is_the_callers_tensor(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Of results of earlier graphs a steady call lets go of those only that are dead behind it."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu, returns_x=True), outputs=2)
 
@@ -230,7 +230,7 @@ def test_a_result_that_is_handed_on_is_still_the_callers_tensor(cuda_on_cpu: Cud
     assert slow_calls == []
 
 
-def test_a_recording_without_a_graph_has_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:
+def test_recording_without_a_graph_has_no_fast_path(cuda_on_cpu: CudaOnCpu) -> None:
     """All graphs may be ended in the midst of a call, by a finalizer of the program's."""
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W)
@@ -241,7 +241,7 @@ def test_a_recording_without_a_graph_has_no_steady_calls(cuda_on_cpu: CudaOnCpu)
     assert not node.takes_fast_path
 
 
-def test_the_list_of_inputs_is_empty_after_a_steady_call(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_fast_call_clears_the_input_list(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Or its caller would keep them alive, and their memory taken, while what follows runs."""
     compiled = steady(cuda_on_cpu, slow_calls)
     torch.compiler.cudagraph_mark_step_begin()
@@ -251,7 +251,7 @@ def test_the_list_of_inputs_is_empty_after_a_steady_call(cuda_on_cpu: CudaOnCpu,
     assert slow_calls == []
 
 
-def test_data_that_steady_calls_copy_is_counted(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+def test_bytes_copied_by_fast_calls_are_counted(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     compiled = Compiled(Model(cuda_on_cpu, hides_y=True))
     check(compiled, W, calls=30)
     slow_calls.clear()
@@ -274,7 +274,7 @@ def test_forwards_without_backward_are_fast_with_step_marks(cuda_on_cpu: CudaOnC
     assert cuda_on_cpu.replays == replays + 6
 
 
-def test_calls_are_steady_while_work_on_their_recording_waits(
+def test_calls_are_fast_while_work_on_their_recording_waits(
     cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "FEWEST_REPLAYS", 100)

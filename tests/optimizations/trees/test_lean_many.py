@@ -67,7 +67,7 @@ class Training:
         return found
 
 
-def test_unheld_results_are_not_checked_one_by_one(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_results_are_not_checked_one_by_one(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(cuda_on_cpu)
     asked: list[int] = []
     references = liveness._references
@@ -88,7 +88,7 @@ HOLDS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
 
 
 @pytest.mark.parametrize("held", sorted(HOLDS))
-def test_one_of_many_that_is_held_sends_calls_the_full_way(cuda_on_cpu: CudaOnCpu, held: str) -> None:
+def test_one_live_result_of_many_takes_the_slow_path(cuda_on_cpu: CudaOnCpu, held: str) -> None:
     training = Training(cuda_on_cpu)
     seen = training.step(1, HOLDS[held])
     assert reasons.INPUT_STILL_HELD in training.ways(), "the backward would write over it"
@@ -101,7 +101,7 @@ def test_one_of_many_that_is_held_sends_calls_the_full_way(cuda_on_cpu: CudaOnCp
     assert training.ways() == []
 
 
-def test_a_result_that_is_made_again_is_one_of_many_again(cuda_on_cpu: CudaOnCpu) -> None:
+def test_recreated_result_is_checked_with_the_others(cuda_on_cpu: CudaOnCpu) -> None:
     training = Training(cuda_on_cpu)
     training.step(1, lambda saved: saved[3].unsqueeze_(0).dim())
     training.ways()
@@ -113,7 +113,7 @@ def test_a_result_that_is_made_again_is_one_of_many_again(cuda_on_cpu: CudaOnCpu
     assert reasons.INPUT_STILL_HELD in training.ways() and seen.shape == (COUNT,)
 
 
-def test_counts_are_those_of_the_references_that_stock_keeps_now(cuda_on_cpu: CudaOnCpu) -> None:
+def test_reference_counts_match_stocks_current_references(cuda_on_cpu: CudaOnCpu) -> None:
     training = Training(cuda_on_cpu)
     node = next(one for one in nodes() if one.function is training.compiled[0].functions[0])
     references = node.references([(0, place) for place in range(RESULTS)])

@@ -54,7 +54,7 @@ def test_change_beyond_values_is_found(change: Callable[[torch.Tensor], Any], ca
 
 @pytest.mark.parametrize("calls", [0, FIRST_CALLS + 2])
 @pytest.mark.parametrize("attach", ATTACHED)
-def test_what_is_attached_to_a_seen_tensor_is_found(attach: Callable[[torch.Tensor], Any], calls: int) -> None:
+def test_attachment_to_a_known_tensor_is_found(attach: Callable[[torch.Tensor], Any], calls: int) -> None:
     live_results, results = after(calls)
     attach(results[2])
     assert live_results.changed(results) == [2]
@@ -64,7 +64,7 @@ def test_what_is_attached_to_a_seen_tensor_is_found(attach: Callable[[torch.Tens
 
 
 @pytest.mark.parametrize("calls", [0, FIRST_CALLS + 2])
-def test_a_weak_reference_is_found_while_it_is_there(calls: int) -> None:
+def test_live_weak_reference_is_found(calls: int) -> None:
     live_results, results = after(calls)
     references = [weakref.ref(results[2])]
     assert live_results.changed(results) == [2]

@@ -35,14 +35,14 @@ def test_forward_and_backward_share_a_manager_and_their_trees(cuda_on_cpu: CudaO
     assert [report.direction for report in (*forward.reports, *backward.reports)] == ["forward", "backward"]
 
 
-def test_stocks_container_is_left_alone(cuda_on_cpu: CudaOnCpu) -> None:
+def test_stocks_container_is_unchanged(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, values(7))
     assert torch_internals.cudagraph_trees.get_manager(0, create_if_none_exists=False) is None
     assert isinstance(graphed_function.container(0).tree_manager, manager.EncoreManager)
 
 
-def test_each_thread_has_managers_of_its_own(cuda_on_cpu: CudaOnCpu) -> None:
+def test_each_thread_has_its_own_managers(cuda_on_cpu: CudaOnCpu) -> None:
     here = graphed_function.container(0)
     there: list[Any] = []
     thread = threading.Thread(target=lambda: there.append(graphed_function.container(0)))
@@ -52,7 +52,7 @@ def test_each_thread_has_managers_of_its_own(cuda_on_cpu: CudaOnCpu) -> None:
     assert graphed_function.container(0) is here
 
 
-def test_reset_waits_for_no_other_threads_graphs(cuda_on_cpu: CudaOnCpu) -> None:
+def test_reset_does_not_wait_for_graphs_of_other_threads(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
     assert not others_have_managers(), "the graphs are this thread's"
@@ -63,7 +63,7 @@ def test_reset_waits_for_no_other_threads_graphs(cuda_on_cpu: CudaOnCpu) -> None
     assert found == [True]
 
 
-def test_a_managers_end_comes_with_the_last_function(cuda_on_cpu: CudaOnCpu) -> None:
+def test_manager_is_freed_with_its_last_function(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
     container = graphed_function.container(0)

@@ -14,7 +14,7 @@ from optimizations.in_place import examination, session
 from optimizations.in_place.generated import GeneratedCode, Launch
 
 
-def test_a_function_with_unknown_calls_is_never_captured_again(cuda_on_cpu: CudaOnCpu) -> None:
+def test_function_with_unknown_calls_is_captured_once(cuda_on_cpu: CudaOnCpu) -> None:
     model, w = Model(cuda_on_cpu, code=GeneratedCode("it calls a custom operator, mine::op")), values(7)
     compiled = Compiled(model)
     check(compiled, w)
@@ -48,7 +48,7 @@ def test_named_inputs_are_read_in_place_without_a_capture(
 
 
 @pytest.mark.parametrize("opaque", [None, "it takes part in a collective, _c10d_functional::all_reduce_"])
-def test_what_else_is_used_is_compared_or_copied(
+def test_inputs_with_other_uses_are_compared_or_copied(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, opaque: str | None
 ) -> None:
     """y has a use that is not an argument of a Triton kernel: a second capture finds it, where there may be one."""
@@ -76,9 +76,7 @@ def test_input_of_another_operator_is_copied(cuda_on_cpu: CudaOnCpu) -> None:
     assert report.inputs[1].reasons == (session.OTHER_USES,)
 
 
-def test_named_inputs_stand_where_comparison_leaves_doubts(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_named_inputs_need_no_comparison(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding that nobody can explain speaks against all inputs, but not against those whose uses are named."""
 
     made: list[int] = []

@@ -43,7 +43,7 @@ def result_of(compiled: Compiled, start: float) -> torch.Tensor:
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("inference", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
-def test_change_of_a_result_is_not_in_the_next_one(
+def test_metadata_change_of_a_result_does_not_persist(
     cuda_on_cpu: CudaOnCpu, lean: bool, inference: bool, change: Callable[[torch.Tensor], Any]
 ) -> None:
     compiled = settled(cuda_on_cpu, lean=lean, is_inference=inference)
@@ -81,7 +81,7 @@ class SeesOperators(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("mode", [SeesFunctions, SeesOperators])
-def test_no_mode_sees_that_a_result_is_made(cuda_on_cpu: CudaOnCpu, mode: Any) -> None:
+def test_dispatch_modes_do_not_observe_result_creation(cuda_on_cpu: CudaOnCpu, mode: Any) -> None:
     compiled = settled(cuda_on_cpu)
     node = managers()[0].current_node
     with mode() as sees:
@@ -110,7 +110,7 @@ def test_results_of_calls_inside_transforms_are_plain(cuda_on_cpu: CudaOnCpu, tr
     result_of(compiled, 3)
 
 
-def test_kept_tensors_have_no_history(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_retained_tensors_have_no_autograd_history(compiled_on_cpu: CompiledOnCpu) -> None:
     """Nothing of the last call stays: its backward refers to weights, and to results of graphs that it saved."""
     net = Net()
     model = torch.compile(net, backend="encore")
@@ -134,7 +134,7 @@ def test_kept_tensors_have_no_history(compiled_on_cpu: CompiledOnCpu) -> None:
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_result_that_is_held_has_the_gradients_of_its_call(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
+def test_live_result_has_the_gradients_of_its_call(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
     net, twin = Net(), Net()
     model = torch.compile(net, backend="encore", options={"lean": lean})
     for step in range(12):
@@ -158,7 +158,7 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_dropped_forward_keeps_no_other_model_off_its_graph(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
+def test_dropped_forward_does_not_block_other_models(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
     model, evaluated = (torch.compile(net, backend="encore", options={"lean": lean}) for net in (Net(), Scaled()))
     for step in range(8):
         torch.compiler.cudagraph_mark_step_begin()

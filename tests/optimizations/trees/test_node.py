@@ -41,7 +41,7 @@ def test_warm_up_recording_and_replays_compute_the_same(cuda_on_cpu: CudaOnCpu, 
     assert [(one.name, one.indirect) for one in report.inputs] == [("x", True), ("y", True)]
 
 
-def test_unmoved_inputs_set_nothing(cuda_on_cpu: CudaOnCpu) -> None:
+def test_unmoved_inputs_update_no_node(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
     x, y = values(1), values(2)
@@ -54,7 +54,7 @@ def test_unmoved_inputs_set_nothing(cuda_on_cpu: CudaOnCpu) -> None:
     assert cuda_on_cpu.driver.calls == []
 
 
-def test_the_callers_tensors_are_not_kept(cuda_on_cpu: CudaOnCpu) -> None:
+def test_callers_tensors_are_not_retained(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     for start in range(4):
         x, y = values(start), values(start)
@@ -65,7 +65,7 @@ def test_the_callers_tensors_are_not_kept(cuda_on_cpu: CudaOnCpu) -> None:
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_an_input_that_is_returned_is_copied(cuda_on_cpu: CudaOnCpu, several: bool) -> None:
+def test_input_that_is_returned_is_copied(cuda_on_cpu: CudaOnCpu, several: bool) -> None:
     model, w = Model(cuda_on_cpu, returns_x=True), values(7)
     compiled = Compiled(model, outputs=2)
     kept = []
@@ -117,7 +117,7 @@ def test_output_in_memory_of_a_dead_input_is_not_the_input(cuda_on_cpu: CudaOnCp
         assert torch.equal(out, 2 * x + y * w), step
 
 
-def test_kept_results_stay_valid_and_are_copied_from_then_on(cuda_on_cpu: CudaOnCpu) -> None:
+def test_retained_results_stay_valid_and_are_copied(cuda_on_cpu: CudaOnCpu) -> None:
     model, w = Model(cuda_on_cpu), values(7)
     compiled = Compiled(model)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -135,7 +135,7 @@ def test_kept_results_stay_valid_and_are_copied_from_then_on(cuda_on_cpu: CudaOn
     assert model.runs.count("plain") <= 1 + manager.PATIENCE
 
 
-def test_result_held_from_a_replay_moves_to_a_new_pool(cuda_on_cpu: CudaOnCpu) -> None:
+def test_live_result_of_a_replay_moves_to_a_new_pool(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
     x, y = values(1), values(2)
@@ -149,7 +149,7 @@ def test_result_held_from_a_replay_moves_to_a_new_pool(cuda_on_cpu: CudaOnCpu) -
     assert len(compiled.reports) == 2, "the recording that is gone is still reported"
 
 
-def test_a_recording_that_fails_costs_the_graph_and_nothing_else(cuda_on_cpu: CudaOnCpu) -> None:
+def test_failed_recording_costs_only_the_graph(cuda_on_cpu: CudaOnCpu) -> None:
     model, w = Model(cuda_on_cpu, writes_w=True), values(7)
 
     def fails(inputs: list[Any]) -> list[Any]:
@@ -171,7 +171,7 @@ def test_a_recording_that_fails_costs_the_graph_and_nothing_else(cuda_on_cpu: Cu
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_failing_pool_check_costs_the_graph_only(
+def test_failed_pool_check_costs_only_the_graph(
     failing: int, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first is made before a warm-up, of what functions before it left there, the second one of its results."""
@@ -285,7 +285,7 @@ def test_parameter_of_another_shape_is_not_copied(cuda_on_cpu: CudaOnCpu, lean: 
     assert len(compiled.reports) == recordings
 
 
-def test_defect_after_the_capture_costs_indirection_only(
+def test_failure_after_the_capture_costs_only_indirection(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for owner, name in (
@@ -307,7 +307,7 @@ def test_defect_after_the_capture_costs_indirection_only(
             assert compiled.reports[0].copied_bytes == 2 * COUNT * 4, name
 
 
-def test_another_stream_waits_for_the_last_one(cuda_on_cpu: CudaOnCpu) -> None:
+def test_replay_on_another_stream_waits_for_the_last_one(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w, calls=3)
     assert cuda_on_cpu.waits == []

@@ -25,7 +25,7 @@ from optimizations.trees.reasons import INSIDE_CAPTURE
 
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("which", [0, 1])
-def test_addresses_the_driver_does_not_change_cost_indirection(cuda_on_cpu: CudaOnCpu, which: int, lean: bool) -> None:
+def test_unchanged_addresses_disable_indirection(cuda_on_cpu: CudaOnCpu, which: int, lean: bool) -> None:
     """Two functions, of which the second reads the first one's result in graph memory and another input in place."""
     functions = [Compiled(Model(cuda_on_cpu), lean=lean) for _ in range(2)]
     w = values(7)
@@ -100,7 +100,7 @@ def test_nodes_added_before_an_interrupt_are_not_added_again(
 
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("how", ["interrupt", "out of memory"])
-def test_a_graph_whose_change_was_not_finished_is_not_launched(
+def test_partially_updated_graph_is_not_launched(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool, how: str
 ) -> None:
     ended: list[str] = []
@@ -253,7 +253,7 @@ def gradient(program: WeightedSine, call: Any, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize("backward", [True, False])
-def test_interrupt_in_call_leaves_settings(compiled_on_cpu: CompiledOnCpu, marks: bool, backward: bool) -> None:
+def test_interrupted_call_restores_settings(compiled_on_cpu: CompiledOnCpu, marks: bool, backward: bool) -> None:
     """A mode that a guard puts back when the traceback goes would be another one from then on."""
     program, eager = WeightedSine(), WeightedSine()
     call = torch.compile(program, backend="encore")

@@ -37,7 +37,7 @@ class Outer:
 
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("known", [0, 1, 5])
-def test_a_function_may_call_another_one(cuda_on_cpu: CudaOnCpu, lean: bool, known: int) -> None:
+def test_function_may_call_another_one(cuda_on_cpu: CudaOnCpu, lean: bool, known: int) -> None:
     """`known`: how often the inner one was called before."""
     inner = Compiled(Model(cuda_on_cpu), lean=lean)
     outer = Compiled(Outer(cuda_on_cpu, inner), lean=lean)
@@ -100,7 +100,7 @@ class OuterOfBackward(Outer):
 
 @pytest.mark.parametrize("without_graph", [False, True])
 @pytest.mark.parametrize("selected", [False, True])
-def test_an_operator_may_run_a_backward_of_another_function(
+def test_operator_may_run_a_backward_of_another_function(
     cuda_on_cpu: CudaOnCpu, without_graph: bool, selected: bool
 ) -> None:
     """The engine's thread does not wait for the turn of a caller that waits for it."""
@@ -131,7 +131,7 @@ def test_an_operator_may_run_a_backward_of_another_function(
     assert set() == turns.LENT
 
 
-def test_results_kept_by_threads_do_not_end_the_graphs(cuda_on_cpu: CudaOnCpu) -> None:
+def test_results_referenced_by_threads_do_not_end_graphs(cuda_on_cpu: CudaOnCpu) -> None:
     """The first results lie in graph memory, and nobody lets go of them."""
     model, w = Model(cuda_on_cpu), values(7)
     compiled = Compiled(model)
@@ -223,7 +223,7 @@ def test_results_of_warm_ups_and_recordings_own_their_memory(
     assert result is not None
 
 
-def test_unheld_results_and_other_processes_need_nothing(
+def test_dead_results_and_other_processes_need_no_copies(
     cuda_on_cpu: CudaOnCpu, owning: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
@@ -239,7 +239,7 @@ def test_unheld_results_and_other_processes_need_nothing(
     assert result is not None
 
 
-def test_a_failure_on_the_way_is_told_and_ends_nothing(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_copy_is_reported_and_ends_no_graph(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise RuntimeError("the pool is in use")
 

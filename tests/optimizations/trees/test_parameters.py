@@ -61,7 +61,7 @@ def saved_in_place() -> list[bool]:
 
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("kind", [Net, Halves])
-def test_fate_of_recorded_parameters_does_not_matter(
+def test_recorded_parameters_may_be_changed_or_freed(
     compiled_on_cpu: CompiledOnCpu, kind: type[Net], lean: bool
 ) -> None:
     net = kind()
@@ -96,7 +96,7 @@ def test_parameter_written_before_the_backward_is_noticed(
     assert compiled_on_cpu.cuda.replays
 
 
-def test_parameters_of_models_that_are_gone_are_not_kept(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_parameters_of_freed_models_are_released(compiled_on_cpu: CompiledOnCpu) -> None:
     """One compiled function serves them all. The last call's history is kept until its recording is called again, or
     another is made, as under stock."""
     call = torch.compile(lambda net, x: net(x), backend="encore")
@@ -176,7 +176,7 @@ def test_layers_of_a_second_model_are_recorded_too(compiled_on_cpu: CompiledOnCp
     assert len(recorded()) == 2 * LAYERS
 
 
-def test_layers_that_are_gone_have_moved(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_freed_layers_count_as_moved(compiled_on_cpu: CompiledOnCpu) -> None:
     """As weights that are loaded for each call: there are two recordings, and one that copies."""
     layer, held = Block(0), []
     layer.compile(backend="encore")
@@ -189,9 +189,7 @@ def test_layers_that_are_gone_have_moved(compiled_on_cpu: CompiledOnCpu) -> None
     assert recorded()[-1] != 3 * 4 * 4, "its weights are copied, or read in place by now"
 
 
-def test_sets_of_weights_that_never_come_back_are_copied(
-    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_never_recur_are_copied(compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moved_inputs, "MOST_LAYERS", 5)
     layer, held = Block(0), []
     layer.compile(backend="encore")

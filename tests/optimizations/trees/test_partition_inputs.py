@@ -66,7 +66,7 @@ def checked_as_on_a_gpu(inputs: Sequence[Any], static: Sequence[int]) -> list[in
     ]
 
 
-def test_arguments_over_partitions_are_eagers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_over_partitions_equal_eager(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = results(lambda program: program)
     cut_into_partitions(monkeypatch)
     monkeypatch.setattr(simulation, "CUTS", ("triple",))

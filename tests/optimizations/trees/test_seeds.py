@@ -170,7 +170,7 @@ def test_seeds_on_the_host_are_never_captured(cuda_on_cpu: CudaOnCpu, host: Host
     assert (reasons.SEEDS_ON_HOST in said) == copied_out
 
 
-def test_backward_asks_for_its_own_forward(cuda_on_cpu: CudaOnCpu) -> None:
+def test_backward_depends_on_its_own_forward_only(cuda_on_cpu: CudaOnCpu) -> None:
     """A forward without a graph that takes another's result does not let that one's backward run without its graph."""
     first, first_back = Compiled(Model(cuda_on_cpu), is_inference=False), Model(cuda_on_cpu)
     second, second_back = Model(cuda_on_cpu, returns_x=True), Model(cuda_on_cpu)
@@ -220,7 +220,7 @@ def test_forward_that_saves_only_its_input_is_recognized(cuda_on_cpu: CudaOnCpu)
     assert len(nodes()) == recordings, "recordings for inputs that lie elsewhere in each call would never be replayed"
 
 
-def test_results_that_are_kept_leave_the_fast_path_to_others(cuda_on_cpu: CudaOnCpu, host: HostMemory) -> None:
+def test_live_uncaptured_forward_keeps_others_fast(cuda_on_cpu: CudaOnCpu, host: HostMemory) -> None:
     """A forward without a graph whose backward never comes says nothing about later calls."""
     training = Training(cuda_on_cpu, host)
     for step in range(12):

@@ -177,7 +177,7 @@ FULL_WAYS = ("several_forwards_in_some_steps", "a_backward_that_comes_steps_late
 @pytest.mark.parametrize(
     ("name", "lean"), [*((name, True) for name in PROGRAMS), *((name, False) for name in FULL_WAYS)]
 )
-def test_what_a_program_computes_is_eagers(compiled_on_cpu: CompiledOnCpu, name: str, lean: bool) -> None:
+def test_program_computes_eagers_results(compiled_on_cpu: CompiledOnCpu, name: str, lean: bool) -> None:
     torch.manual_seed(0)
     expected = flat(PROGRAMS[name](lambda module: module))
     torch.manual_seed(0)
@@ -203,7 +203,7 @@ def test_two_forwards_in_each_step_are_two_recordings(compiled_on_cpu: CompiledO
     assert compiled_on_cpu.cuda.replays == before[1] + 4 * 4
 
 
-def test_a_forward_knows_which_of_its_results_callers_get(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_forward_stores_indices_of_returned_results(compiled_on_cpu: CompiledOnCpu) -> None:
     """The first two; what it saves is not asked for what callers attach to results."""
     net = Net()
 
@@ -237,7 +237,7 @@ def test_backwards_with_copied_saved_tensors_stop_recording(
     assert any("none was replayed" in reason for reason in reasons), reasons
 
 
-def test_forwards_with_a_held_last_result_stop_recording(
+def test_forwards_with_a_live_last_result_stop_recording(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moved_inputs, "MOST_USELESS_RECORDINGS", 6)
@@ -256,9 +256,7 @@ ACTIONS = 30
 @pytest.mark.parametrize(
     ("seed", "lean", "mark_steps"), [(1, True, False), (2, True, True), (3, False, False), (4, True, False)]
 )
-def test_what_a_session_notes_is_eagers(
-    compiled_on_cpu: CompiledOnCpu, seed: int, lean: bool, mark_steps: bool
-) -> None:
+def test_session_results_equal_eager(compiled_on_cpu: CompiledOnCpu, seed: int, lean: bool, mark_steps: bool) -> None:
     check_session(seed, ACTIONS, lean=lean, mark_steps=mark_steps)
     assert any(compiled_on_cpu.captures)
     assert compiled_on_cpu.cuda.replays

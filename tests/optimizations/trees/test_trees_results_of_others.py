@@ -50,7 +50,7 @@ class Adding(Model):
 
 @pytest.mark.parametrize("hides_y", [False, True])
 @pytest.mark.parametrize("moving", [False, True])
-def test_write_to_a_result_of_another_graph_stays(cuda_on_cpu: CudaOnCpu, hides_y: bool, moving: bool) -> None:
+def test_write_to_a_result_of_another_graph_is_kept(cuda_on_cpu: CudaOnCpu, hides_y: bool, moving: bool) -> None:
     """While inputs are tried out, and parameters that moved."""
     first = Compiled(Model(cuda_on_cpu))
     second = Compiled(
@@ -70,7 +70,7 @@ def test_write_to_a_result_of_another_graph_stays(cuda_on_cpu: CudaOnCpu, hides_
         del result, out
 
 
-def test_a_write_is_not_lost_with_a_recording_that_fails(cuda_on_cpu: CudaOnCpu) -> None:
+def test_write_is_not_lost_with_a_recording_that_fails(cuda_on_cpu: CudaOnCpu) -> None:
     first = Compiled(Model(cuda_on_cpu))
     second = Compiled(Adding(cuda_on_cpu, captured=False), static_inputs=(), mutated_input_idxs=WRITTEN)
     for step in range(6):
@@ -100,7 +100,7 @@ def test_failed_recording_of_several_ranks_raises(cuda_on_cpu: CudaOnCpu, monkey
     assert compiled.functions[0].uncaptured() == []
 
 
-def test_a_write_is_not_lost_where_another_input_is_held(cuda_on_cpu: CudaOnCpu) -> None:
+def test_write_is_not_lost_while_another_input_is_live(cuda_on_cpu: CudaOnCpu) -> None:
     first, other = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
     second = Compiled(Adding(cuda_on_cpu), static_inputs=(), mutated_input_idxs=WRITTEN)
     held = []
@@ -154,7 +154,7 @@ def called_on(cuda: CudaOnCpu, stream: int, call: Callable[[], Any]) -> tuple[An
     return returned, set(cuda.waits[waits:]), cuda.replays - replays
 
 
-def test_forever_held_results_get_the_pool_to_themselves(cuda_on_cpu: CudaOnCpu) -> None:
+def test_permanently_live_results_get_their_own_pool(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, WEIGHT, calls=20)
 
@@ -196,7 +196,7 @@ class SavesOne(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_results_only_a_backward_has_are_waited_for_once(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
+def test_results_of_a_pending_backward_are_awaited_once(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
     """A result that nobody holds keeps what its backward would read. In each call there are new ones."""
     compiled = Compiled(Twice(cuda_on_cpu), outputs=2, is_inference=False, lean=lean)
     leaf = torch.ones(1, requires_grad=True)
@@ -212,9 +212,7 @@ def test_results_only_a_backward_has_are_waited_for_once(cuda_on_cpu: CudaOnCpu,
         assert call(12) == (set(), 1)
 
 
-def test_what_ended_a_warm_up_is_raised_where_the_device_is_lost(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warm_up_error_is_raised_if_the_device_is_lost(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = []
 
     class Fails(Model):
@@ -234,7 +232,7 @@ def test_what_ended_a_warm_up_is_raised_where_the_device_is_lost(
 
 
 @pytest.mark.parametrize("captures", [False, True], ids=["", "captures"])
-def test_a_pool_is_left_while_another_thread_captures(
+def test_pool_is_not_checked_while_another_thread_captures(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, captures: bool
 ) -> None:
     """The device cannot be waited for then, and nothing is unmapped that a replay may still use."""
@@ -273,7 +271,7 @@ def without_graph(cuda: CudaOnCpu) -> Compiled:
 
 
 @pytest.mark.parametrize("called_before", [False, True])
-def test_call_past_manager_waits_for_graphs(cuda_on_cpu: CudaOnCpu, called_before: bool) -> None:
+def test_direct_call_waits_for_graphs(cuda_on_cpu: CudaOnCpu, called_before: bool) -> None:
     small = without_graph(cuda_on_cpu)
     compiled = graphed(cuda_on_cpu)
     if called_before:

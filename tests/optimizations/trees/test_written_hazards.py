@@ -36,7 +36,7 @@ def call(compiled: Compiled, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor =
     assert torch.equal(x, before + 1)
 
 
-def test_unfitting_buffers_do_not_end_graphs_of_others(cuda_on_cpu: CudaOnCpu) -> None:
+def test_unsuitable_buffers_do_not_end_other_graphs(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = writing(cuda_on_cpu, UNKNOWN)
     buffers = [values(number) for number in range(MOST_RECORDINGS)]
     strays = [values(100 + number) for number in range(5)]
@@ -50,7 +50,7 @@ def test_unfitting_buffers_do_not_end_graphs_of_others(cuda_on_cpu: CudaOnCpu) -
     assert len(nodes()) == MOST_RECORDINGS
 
 
-def test_iteration_with_other_caches_ends_no_other_graphs(cuda_on_cpu: CudaOnCpu) -> None:
+def test_iteration_with_other_caches_keeps_other_graphs(cuda_on_cpu: CudaOnCpu) -> None:
     """Each of the layers fits no recording in it."""
     compiled = writing(cuda_on_cpu, UNKNOWN)
     sets = [[values(10 * number + layer) for layer in range(MOST_MISFITS + 6)] for number in range(5)]
@@ -71,7 +71,7 @@ def test_iteration_with_other_caches_ends_no_other_graphs(cuda_on_cpu: CudaOnCpu
 
 
 @pytest.mark.parametrize("places", [2, 66, 130])
-def test_one_function_serves_layers_with_own_caches(cuda_on_cpu: CudaOnCpu, places: int) -> None:
+def test_one_function_runs_layers_with_own_caches(cuda_on_cpu: CudaOnCpu, places: int) -> None:
     """The first iterations replay none of their recordings: what was warmed up first was recorded last."""
     compiled = writing(cuda_on_cpu)
     caches = [values(number) for number in range(places)]
@@ -112,7 +112,7 @@ def test_recordings_do_not_multiply_from_layer_to_layer(compiled_on_cpu: Compile
 
 
 @pytest.mark.parametrize("file", ["trees/node.py", "in_place/session.py", "in_place/addresses.py"])
-def test_interrupt_while_buffers_change_costs_nothing_else(cuda_on_cpu: CudaOnCpu, file: str) -> None:
+def test_interrupt_while_buffers_change_is_harmless(cuda_on_cpu: CudaOnCpu, file: str) -> None:
     """The program catches it, and goes on: each call writes its own buffer, and no other."""
     for line in range(1, 130):
         compiled = writing(cuda_on_cpu)
@@ -137,7 +137,7 @@ def test_interrupt_while_buffers_change_costs_nothing_else(cuda_on_cpu: CudaOnCp
         containers.free_all()
 
 
-def test_an_interrupt_where_a_second_capture_begins_ends_it(cuda_on_cpu: CudaOnCpu) -> None:
+def test_interrupt_where_a_second_capture_begins_ends_it(cuda_on_cpu: CudaOnCpu) -> None:
     """What is captured for ever fails whatever the program does next."""
     for number in range(400):
         compiled = Compiled(Model(cuda_on_cpu))
@@ -152,7 +152,7 @@ def test_an_interrupt_where_a_second_capture_begins_ends_it(cuda_on_cpu: CudaOnC
     assert number > 20, "nothing was interrupted"
 
 
-def test_a_buffer_that_the_program_lets_go_of_is_free(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_buffer_released_by_the_program_is_freed(compiled_on_cpu: CompiledOnCpu) -> None:
     def write(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(y)
         return x * 2
@@ -168,7 +168,7 @@ def test_a_buffer_that_the_program_lets_go_of_is_free(compiled_on_cpu: CompiledO
     assert sum(one() is not None for one in let_go) <= 1
 
 
-def test_number_of_a_place_is_not_recorded_for_ever(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_changing_index_is_not_recorded_for_every_value(compiled_on_cpu: CompiledOnCpu) -> None:
     """Stock makes no graph at all of such a function. Each place is another number."""
 
     def step(x: torch.Tensor, cache: torch.Tensor, place: int) -> torch.Tensor:
@@ -205,9 +205,7 @@ def _transposed(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 @pytest.mark.parametrize("function", [_itself, _a_view, _transposed])
 @pytest.mark.parametrize("buffers", [1, 2, 30])
-def test_results_that_lie_in_the_buffer_that_is_written(
-    compiled_on_cpu: CompiledOnCpu, function: Any, buffers: int
-) -> None:
+def test_results_in_the_written_buffer_are_correct(compiled_on_cpu: CompiledOnCpu, function: Any, buffers: int) -> None:
     run = torch.compile(function, backend="encore")
     held = [aligned(16).fill_(number) for number in range(buffers)]
     with torch.no_grad():

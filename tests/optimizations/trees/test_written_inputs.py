@@ -48,7 +48,7 @@ def reasons(compiled: Compiled) -> dict[str, int]:
     return {one.reason: one.calls for function in compiled.functions for one in function.uncaptured()}
 
 
-def test_a_buffer_that_stays_is_written_by_the_graph_where_it_is(cuda_on_cpu: CudaOnCpu) -> None:
+def test_fixed_buffer_is_written_in_place(cuda_on_cpu: CudaOnCpu) -> None:
     model, compiled = writing(cuda_on_cpu, UNKNOWN)
     check(compiled, [values(1)], calls=20)
     (node,) = nodes()
@@ -61,7 +61,7 @@ def test_a_buffer_that_stays_is_written_by_the_graph_where_it_is(cuda_on_cpu: Cu
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_buffers_that_take_turns_are_written_each_where_it_is(cuda_on_cpu: CudaOnCpu, count: int) -> None:
+def test_alternating_buffers_are_written_in_place(cuda_on_cpu: CudaOnCpu, count: int) -> None:
     _, compiled = writing(cuda_on_cpu)
     buffers = [values(10 * number) for number in range(count)]
     check(compiled, buffers, calls=10 * count)
@@ -71,7 +71,7 @@ def test_buffers_that_take_turns_are_written_each_where_it_is(cuda_on_cpu: CudaO
     assert sum(report.replays for report in compiled.reports) >= before + 4 * count - MOST_RECORDINGS
 
 
-def test_new_buffers_have_few_recordings_and_then_none(cuda_on_cpu: CudaOnCpu) -> None:
+def test_new_buffers_stop_being_recorded(cuda_on_cpu: CudaOnCpu) -> None:
     _, compiled = writing(cuda_on_cpu, UNKNOWN)
     calls = 3 * MOST_RECORDINGS + MOST_MISFITS + 10
     buffers = [values(number) for number in range(calls)]
@@ -82,14 +82,16 @@ def test_new_buffers_have_few_recordings_and_then_none(cuda_on_cpu: CudaOnCpu) -
     assert not nodes(), "stock has no memory for its graphs either"
 
 
-def test_one_that_is_not_aligned_at_first_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
+def test_unaligned_first_buffer_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
     _, compiled = writing(cuda_on_cpu)
     check(compiled, [values(1, offset=1)], calls=8)
     assert set(reasons(compiled)) == {WRITES_INPUT}
 
 
 @pytest.mark.parametrize("which", ["backward", "several partitions", "not by Inductor"])
-def test_what_else_is_left_to_stock(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+def test_unsupported_functions_are_left_to_stock(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
     if which == "several partitions":
         monkeypatch.setattr(manager.RecordableFunction, "is_one_of_several", True)
     settings: dict[str, Any] = {"is_backward": which == "backward", "is_inference": which != "backward"}
@@ -101,7 +103,7 @@ def test_what_else_is_left_to_stock(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.
     assert set(model.runs) == {"plain"}
 
 
-def test_input_in_written_memory_is_read_as_it_was_before(cuda_on_cpu: CudaOnCpu) -> None:
+def test_input_in_written_memory_is_read_before_the_write(cuda_on_cpu: CudaOnCpu) -> None:
     """It has to be copied, as stock copies it: the graph may have written over it by then."""
     _, compiled = writing(cuda_on_cpu)
     check(compiled, [values(1)], calls=30)
@@ -119,7 +121,7 @@ def test_input_in_written_memory_is_read_as_it_was_before(cuda_on_cpu: CudaOnCpu
         assert torch.equal(out, 2 * before + before * W)
 
 
-def test_a_result_that_is_passed_to_be_written(cuda_on_cpu: CudaOnCpu) -> None:
+def test_result_passed_as_written_buffer_is_correct(cuda_on_cpu: CudaOnCpu) -> None:
     """It lies in the graph's own memory, or in a copy of the caller's."""
     _, compiled = writing(cuda_on_cpu)
     x = values(1)
@@ -133,7 +135,7 @@ def test_a_result_that_is_passed_to_be_written(cuda_on_cpu: CudaOnCpu) -> None:
         x.remainder_(100)
 
 
-def test_places_that_begin_an_iteration_have_few_recordings(cuda_on_cpu: CudaOnCpu) -> None:
+def test_iteration_starts_with_bounded_recordings(cuda_on_cpu: CudaOnCpu) -> None:
     """One function for all layers, each with a cache of its own, and results that are gone before the next call."""
     _, compiled = writing(cuda_on_cpu)
     caches = [values(number) for number in range(24)]
@@ -154,7 +156,7 @@ def _write_into(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def test_autograd_is_told_of_each_write(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_each_write_increments_the_version(compiled_on_cpu: CompiledOnCpu) -> None:
     """What was saved for a backward and is written is found by its version."""
     run = torch.compile(_write_into, backend="encore")
     buffer, counted = aligned(64).fill_(1), []

@@ -60,7 +60,7 @@ def both(program: Program, w: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], t
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_draws_are_in_eagers_order(name: str) -> None:
+def test_random_draws_are_in_eagers_order(name: str) -> None:
     program, side = PROGRAMS[name]
     w = torch.randn(side, side, generator=torch.Generator().manual_seed(1)) / side**0.5
     with torch_internals.inductor_config.patch(force_disable_caches=True):

@@ -131,7 +131,7 @@ CHANGES: dict[str, Callable[[Scaling], Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
-def test_calls_run_uncaptured_after_a_change_unknown_to_graphs(name: str) -> None:
+def test_calls_run_uncaptured_after_an_unrecorded_change(name: str) -> None:
     module = Scaling()
     call = graph_callables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
     call[0](torch.randn(5, 6)).sum().backward()
@@ -147,7 +147,7 @@ def test_calls_run_uncaptured_after_a_change_unknown_to_graphs(name: str) -> Non
 
 @pytest.mark.parametrize("outputs", ["static", "copied"])
 @pytest.mark.parametrize("name", sorted(ORDERS))
-def test_a_pipeline_in_its_order_gives_the_results_of_eager(name: str, outputs: Any) -> None:
+def test_pipeline_in_its_order_equals_eager(name: str, outputs: Any) -> None:
     order = ORDERS[name]
     stages = [Stage(1), Stage(2)]
     expected = steps(stages, stages, order)
@@ -173,7 +173,7 @@ HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(HOLDERS))
-def test_result_held_through_its_memory_stays_valid(name: str) -> None:
+def test_result_referenced_by_its_storage_stays_valid(name: str) -> None:
     """Nobody could tell whoever has its address that it lies elsewhere now."""
     module = nn.Linear(4, 4)
     call = graph_callables([module], [(torch.randn(2, 4),)], device=CpuDevice(), order=[1])
@@ -191,7 +191,7 @@ def test_result_held_through_its_memory_stays_valid(name: str) -> None:
             del held, seen
 
 
-def test_graphs_without_backwards_serve_wherever_they_were_made() -> None:
+def test_graphs_without_backwards_replay_under_no_grad() -> None:
     """The order says that there are none, and so does no_grad where they are called."""
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
@@ -205,7 +205,7 @@ def test_graphs_without_backwards_serve_wherever_they_were_made() -> None:
     assert [one.replays for one in call.report()] == [1, 1]
 
 
-def test_layers_of_a_list_run_their_graphs_in_the_model() -> None:
+def test_graphed_layers_of_a_list_replay_in_the_model() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6))
     reference = copy.deepcopy(model)
@@ -261,7 +261,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(WRONG))
-def test_wrong_form_of_an_argument_is_named_with_the_right_one(name: str) -> None:
+def test_wrong_argument_structure_names_the_expected_one(name: str) -> None:
     given, words = WRONG[name]
     with pytest.raises((TypeError, ValueError), match=words):
         graph_callables(
@@ -294,7 +294,7 @@ def test_known_call_needs_no_signature_and_one_gradient_copy(
     assert copies == [1, 5]  # the tangent; of weight and bias twice, and of the input
 
 
-def test_setting_that_decides_nothing_keeps_the_graphs() -> None:
+def test_irrelevant_setting_keeps_the_graphs() -> None:
     stage = Stage(1)
     (stepped,) = group = graph_callables([stage], [(torch.randn(4, 6),)], device=CpuDevice())
     x = torch.randn(4, 6)
@@ -337,7 +337,7 @@ UNSERVED: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(UNSERVED))
-def test_the_report_says_why_calls_had_no_graph(name: str) -> None:
+def test_report_gives_reasons_of_calls_without_graph(name: str) -> None:
     use, words = UNSERVED[name]
     module = nn.Linear(3, 3)
     call = graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())
@@ -353,14 +353,14 @@ def test_the_report_says_why_calls_had_no_graph(name: str) -> None:
     assert forward.replays == 1 and not backward.without_graph
 
 
-def test_two_tensors_in_place_of_one_are_told_apart() -> None:
+def test_two_tensors_in_place_of_one_are_distinguished() -> None:
     call = graph_callables(lambda x, y: x * y, [(x := torch.randn(3), x)], device=CpuDevice())
     assert torch.equal(call[0](x, x + 1), x * (x + 1))
     (forward, *_) = call.report()
     assert ["passed twice" in reason for reason in forward.without_graph] == [True]
 
 
-def test_code_may_ask_whether_two_arguments_are_the_same() -> None:
+def test_code_may_compare_arguments_by_identity() -> None:
     """As attention does that is given its queries for keys."""
     weight = nn.Parameter(torch.randn(3))
 
@@ -380,7 +380,7 @@ def test_code_may_ask_whether_two_arguments_are_the_same() -> None:
     assert call.calls_without_graph == 0
 
 
-def test_a_warning_says_if_not_even_the_first_call_fits() -> None:
+def test_warning_is_given_if_the_first_call_does_not_match() -> None:
     """A batch that is smaller than others is one thing, and a sample that no call is like another."""
     modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
     graph_callables(modules, [torch.randn(2, 3)], device=CpuDevice())
@@ -425,7 +425,7 @@ def functions_called(layers: int) -> list[str]:
     return names[:first]
 
 
-def test_forward_calls_equally_few_functions_for_many_parameters() -> None:
+def test_forward_overhead_is_independent_of_parameter_count() -> None:
     """Of each gradient that it holds, it asks for the memory alone."""
     few, many = functions_called(1), functions_called(12)
     asked = "untyped_storage"

@@ -73,7 +73,7 @@ USES: dict[str, Callable[[nn.Linear, Sequence[torch.Tensor], list[Any]], None]] 
 
 
 @pytest.mark.parametrize("name", sorted(USES))
-def test_gradients_are_those_of_eager_and_stay_valid(name: str) -> None:
+def test_gradients_equal_eager_and_stay_valid(name: str) -> None:
     module = nn.Linear(3, 3)
     reference = copy.deepcopy(module)
     call = graphed(module, batches(1))
@@ -87,7 +87,7 @@ def test_gradients_are_those_of_eager_and_stay_valid(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["changes", "keeps", "after", "of its node"])
-def test_hooks_of_parameters_run_once_and_get_what_stays_valid(kind: str) -> None:
+def test_parameter_hooks_run_once_with_valid_gradients(kind: str) -> None:
     """Those that were there before the capture: a graph of them would do their work twice."""
     module = nn.Linear(3, 3)
     reference = copy.deepcopy(module)
@@ -135,7 +135,7 @@ BETWEEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(BETWEEN))
-def test_what_a_backward_reads_must_not_be_written_before_it(name: str) -> None:
+def test_write_to_saved_memory_before_the_backward_is_an_error(name: str) -> None:
     """Eager raises, and so does the graph, in the same words."""
     module = Ends()
     reference = copy.deepcopy(module)
@@ -177,7 +177,7 @@ BACKWARDS: dict[str, tuple[Callable[[Any, nn.Linear, torch.Tensor], Any], str]] 
 
 
 @pytest.mark.parametrize("name", sorted(BACKWARDS))
-def test_backward_that_cannot_be_is_an_error(name: str) -> None:
+def test_impossible_backward_is_an_error(name: str) -> None:
     before, words = BACKWARDS[name]
     module = nn.Linear(3, 3)
     call = graphed(module, batches(1, requires_grad=True))
@@ -222,7 +222,7 @@ def test_backward_finds_attributes_of_a_saved_parameter() -> None:
         assert grad is None and with_graphs is None
 
 
-def test_leaves_that_a_callable_makes_are_no_parameters() -> None:
+def test_leaves_made_by_a_callable_are_no_parameters() -> None:
     """As for a gradient penalty, or an inner step of optimization."""
     module = nn.Linear(3, 1)
     reference = copy.deepcopy(module)
@@ -282,7 +282,7 @@ STRANGE_GRADIENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor
 
 
 @pytest.mark.parametrize("name", sorted(STRANGE_GRADIENTS))
-def test_gradients_that_are_no_memory_of_their_own(name: str) -> None:
+def test_gradients_without_own_memory_are_correct(name: str) -> None:
     function = STRANGE_GRADIENTS[name]
     weight = torch.randn(2, 3, requires_grad=True)
     other = weight.detach().clone().requires_grad_()
@@ -300,7 +300,7 @@ def test_gradients_that_are_no_memory_of_their_own(name: str) -> None:
     assert same([weight.grad], [other.grad])
 
 
-def test_writes_of_a_graph_to_buffers_are_seen_by_autograd() -> None:
+def test_buffer_writes_of_a_graph_increment_versions() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -332,7 +332,7 @@ class Measures(torch.autograd.Function):
         return gradient, None
 
 
-def test_writes_of_a_backward_to_buffers_are_seen_by_autograd() -> None:
+def test_buffer_writes_of_a_backward_increment_versions() -> None:
     largest = torch.zeros(())
     call = graphed(lambda x: Measures.apply(x, largest), batches(1, requires_grad=True))  # type: ignore[no-untyped-call]
     loss = (torch.randn(3, requires_grad=True) * largest).sum()
@@ -345,7 +345,7 @@ def test_writes_of_a_backward_to_buffers_are_seen_by_autograd() -> None:
 
 
 @pytest.mark.parametrize("order", [None, [1, -1, 1, -1], [1, 1, -1, -1]])
-def test_a_second_backward_is_an_error_that_says_so(order: list[int] | None) -> None:
+def test_second_backward_is_an_error_with_its_reason(order: list[int] | None) -> None:
     module = nn.Linear(3, 3)
     graphed(module, batches(1), order=order)
     losses = [module(torch.randn(2, 3)).square().sum() for _ in range(2 if order == [1, 1, -1, -1] else 1)]

@@ -27,7 +27,7 @@ SCHEDULES = {
 @pytest.mark.filterwarnings("ignore:callable . runs without its graphs. a result of an earlier call")
 @pytest.mark.parametrize("flags", [False, True], ids=["", "flags"])
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_first_iteration_tells_the_order(name: str, flags: bool) -> None:
+def test_first_iteration_records_the_order(name: str, flags: bool) -> None:
     order = SCHEDULES[name]
     plain = [Stage(1), Stage(2)]
     expected = steps(plain, plain, order, flags=flags, iterations=4)
@@ -44,7 +44,7 @@ def places(group: GraphedCallables) -> list[tuple[int, int]]:
     return [(one.callable, one.index) for one in group.report() if one.direction == "forward"]
 
 
-def test_as_many_graphs_are_made_as_are_alive_at_once() -> None:
+def test_as_many_graphs_are_made_as_are_live_at_once() -> None:
     for order, expected in (
         (SCHEDULES["1F1B"], [(1, 0), (1, 1), (2, 0)]),
         (SCHEDULES["one at a time"], [(1, 0), (2, 0)]),
@@ -59,7 +59,7 @@ def one_call(module: nn.Module, x: torch.Tensor) -> None:
     module(x).square().sum().backward()
 
 
-def test_iteration_of_a_program_without_optimizer_is_ended_by_it() -> None:
+def test_program_without_optimizer_ends_its_iteration() -> None:
     module = nn.Linear(3, 3)
     group = graph_callables(module, device=CpuDevice())
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_iteration_of_a_program_without_optimizer_is_ended_by_it() -> None:
     assert [one.replays for one in group.report()] == [1, 1]
 
 
-def test_step_of_an_optimizer_before_a_backward_ends_nothing() -> None:
+def test_optimizer_step_before_a_backward_ends_no_iteration() -> None:
     """As of a discriminator, while the generator's backward is still to come."""
     module = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
@@ -101,7 +101,7 @@ def test_forward_without_backward_is_not_waited_for() -> None:
     ]
 
 
-def test_callable_of_later_iterations_only_runs_as_it_is() -> None:
+def test_callable_first_called_later_runs_uncaptured() -> None:
     modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
     reference = copy.deepcopy(modules)
     graph_callables(modules, device=CpuDevice())
@@ -113,7 +113,7 @@ def test_callable_of_later_iterations_only_runs_as_it_is() -> None:
         assert torch.equal(modules[1](x), reference[1](x))
 
 
-def test_refusal_comes_after_the_first_iteration_and_once() -> None:
+def test_refusal_is_raised_once_after_the_first_iteration() -> None:
     class Reads(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) * float(x.sum())
@@ -130,7 +130,7 @@ def test_refusal_comes_after_the_first_iteration_and_once() -> None:
     assert torch.equal(module(x), reference(x))
 
 
-def test_set_up_of_a_first_call_is_over_when_graphs_are_made() -> None:
+def test_first_calls_set_up_is_finished_before_the_capture() -> None:
     class SetsUp(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -159,7 +159,7 @@ def test_order_needs_samples(given: dict[str, Any]) -> None:
         graph_callables(nn.Linear(3, 3), device=CpuDevice(), **given)
 
 
-def test_validation_is_no_part_of_the_first_iteration() -> None:
+def test_validation_is_excluded_from_the_first_iteration() -> None:
     module = nn.Linear(3, 3)
     group = graph_callables(module, device=CpuDevice())
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
@@ -174,7 +174,7 @@ def test_validation_is_no_part_of_the_first_iteration() -> None:
     assert len(group.report()) == 2 and group.report()[0].replays == 1
 
 
-def test_hooks_of_optimizers_go_with_the_first_iteration() -> None:
+def test_optimizer_hooks_are_removed_with_the_group() -> None:
     def hooks() -> int:
         return len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks)
 

@@ -40,7 +40,7 @@ class Initialized(nn.Module):
         (lambda module, x: setattr(module, "scale", float(x.abs().max())), "scale"),
     ],
 )
-def test_first_call_products_of_the_batch_are_not_the_samples(set_up: Any, name: str) -> None:
+def test_module_that_initializes_itself_with_samples_is_refused(set_up: Any, name: str) -> None:
     module, reference = Initialized(set_up), Initialized(set_up)
     with pytest.raises(StepRefused, match=r"sets itself up in its first call.*" + name):
         graph_callables([module], [(torch.ones(2, 3),)], device=CpuDevice())

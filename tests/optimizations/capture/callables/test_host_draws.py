@@ -68,12 +68,12 @@ def test_callable_with_harmless_draws_equals_eager() -> None:
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(trained(True), trained(False), strict=True))
 
 
-def test_without_the_callers_word_it_is_refused_and_told_of_it() -> None:
+def test_undeclared_host_draws_are_refused_with_the_option() -> None:
     with pytest.raises(StepRefused, match=r"draws random numbers on the host .* before the call .*host_draws='unused'"):
         graph_callables(Dropping(), [(torch.ones(2, 4),)], device=CpuDeviceWithHost())
 
 
-def test_a_drawn_number_that_the_gpu_is_given_is_refused() -> None:
+def test_host_draw_passed_to_the_gpu_is_refused() -> None:
     with pytest.raises(StepRefused, match="callable 1 differs in two calls with equal shapes: one ran mul"):
         graph_callables(
             lambda x: x * random.random(),

@@ -22,7 +22,7 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> lis
     return [1] * ahead + [1, -1] * (micro_batches - ahead) + [-1] * ahead
 
 
-def test_backwards_belong_to_forwards_in_turn() -> None:
+def test_backwards_match_forwards_in_order() -> None:
     found = [(one.callable, one.micro_batch, one.direction) for one in events([1, 1, 2, -1, -2, -1], 2)]
     assert found == [
         *((1, 0, "forward"), (1, 1, "forward"), (2, 0, "forward")),
@@ -42,7 +42,7 @@ def test_backwards_belong_to_forwards_in_turn() -> None:
         ([1, -1.5, 2], r"order\[1\] is -1.5: entries are whole numbers"),
     ],
 )
-def test_order_that_no_loop_can_follow_is_refused(order: list[int], words: str) -> None:
+def test_impossible_order_is_refused(order: list[int], words: str) -> None:
     with pytest.raises(WrongOrder, match=words):
         events(order, 2)
 
@@ -59,7 +59,7 @@ def test_chunks_become_their_layers_and_backwards_in_reverse() -> None:
 
 
 @pytest.mark.parametrize("case", [(4, 0, 6), (4, 3, 3), (8, 0, 2), (2, 0, 8)])
-def test_stage_has_as_many_graphs_as_stages_follow_it(case: tuple[int, int, int]) -> None:
+def test_stage_has_one_graph_for_each_later_stage(case: tuple[int, int, int]) -> None:
     stages, stage, micro_batches = case
     plan = plan_graphs(events(one_forward_one_backward(stage, stages, micro_batches), 1))
     assert len(plan) == len({place.pool for place in plan}) == min(stages - stage, micro_batches)
@@ -75,7 +75,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_pairs_alive_together_share_no_memory(order: list[int]) -> None:
+def test_pairs_live_together_share_no_memory(order: list[int]) -> None:
     pool_of = {(one.callable, one.index): one.pool for one in plan_graphs(events(order, max(order)))}
     alive: dict[int, list[int]] = {number: [] for number in range(1, max(order) + 1)}
     for entry in order:
@@ -89,7 +89,7 @@ def test_pairs_alive_together_share_no_memory(order: list[int]) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_pairs_never_alive_together_share_memory(order: list[int]) -> None:
+def test_pairs_never_live_together_share_memory(order: list[int]) -> None:
     alive: Counter[int] = Counter()
     most = 0
     for entry in order:
@@ -98,7 +98,7 @@ def test_pairs_never_alive_together_share_memory(order: list[int]) -> None:
     assert len({one.pool for one in plan_graphs(events(order, max(order)))}) == most
 
 
-def test_results_without_backwards_lie_apart() -> None:
+def test_results_without_backwards_share_no_memory() -> None:
     plan = plan_graphs(events([1, 2, 1, 2], 2))
     assert [(one.callable, one.index) for one in plan] == [(1, 0), (2, 0)]
     assert len({one.pool for one in plan}) == 2

@@ -52,7 +52,7 @@ WRAPPERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("kind", sorted(WRAPPERS))
-def test_a_module_that_works_with_others_is_refused(kind: str, within: bool, process_group: None) -> None:
+def test_distributed_wrapper_is_refused(kind: str, within: bool, process_group: None) -> None:
     wrapper = WRAPPERS[kind]()
     callable_: Any = Holder(wrapper).run if within else wrapper
     words = f"callable 1 reaches .*wrapper, {kind}" if within else f"callable 1 is {kind}"

@@ -12,7 +12,7 @@ import torch
 SCRIPT = Path(__file__).resolve().parents[3] / "gpu" / "pipeline.py"
 
 
-def test_stages_in_two_processes_train_as_without_graphs() -> None:
+def test_stages_in_two_processes_train_as_eager() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ran = subprocess.run(

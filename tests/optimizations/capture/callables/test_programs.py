@@ -45,7 +45,7 @@ SETTINGS: dict[str, tuple[Callable[[Any, Any], Any], Any, Callable[[Any], Any]]]
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_objects_among_the_arguments_are_looked_into(name: str) -> None:
+def test_tensors_inside_argument_objects_are_compared(name: str) -> None:
     function, held, change = SETTINGS[name]
     held = copy.deepcopy(held)
     call = graphed(function, [(torch.randn(3, requires_grad=True), held)])
@@ -78,7 +78,7 @@ TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(TRANSFORMS))
-def test_transforms_go_through_the_function_and_not_its_graphs(name: str) -> None:
+def test_transforms_use_the_function_and_not_its_graphs(name: str) -> None:
     module = nn.Linear(3, 3)
     call = graphed(module, batches(1))
     x = torch.randn(2, 3)
@@ -89,7 +89,7 @@ def test_transforms_go_through_the_function_and_not_its_graphs(name: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
-def test_weights_that_are_passed_for_a_call_are_used() -> None:
+def test_weights_passed_by_functional_call_are_used() -> None:
     module = nn.Linear(3, 3)
     graphed(module, batches(1))
     weights = {name: torch.ones_like(weight) for name, weight in module.named_parameters()}
@@ -98,7 +98,7 @@ def test_weights_that_are_passed_for_a_call_are_used() -> None:
     assert torch.equal(found, functional.linear(x, weights["weight"], weights["bias"]))
 
 
-def test_modes_that_watch_operators_see_them() -> None:
+def test_dispatch_modes_observe_operators() -> None:
     module = nn.Linear(3, 3)
     call = graphed(module, batches(1))
     with FlopCounterMode(display=False) as counter:
@@ -163,7 +163,7 @@ def two_forwards_then_two_backwards(call: Sequence[Any], batch: Callable[[], tor
         two_forwards_then_two_backwards,
     ],
 )
-def test_where_no_order_is_given_any_is_followed(program: Callable[..., Iterator[Any]]) -> None:
+def test_any_order_is_allowed_where_none_is_given(program: Callable[..., Iterator[Any]]) -> None:
     found: list[list[torch.Tensor]] = []
     for graphs in (False, True):
         torch.manual_seed(0)
@@ -215,7 +215,7 @@ def test_callables_without_an_order_do_not_wait_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint_calls_a_graphed_layer_once_more(reentrant: bool) -> None:
+def test_checkpoint_recomputes_a_graphed_layer(reentrant: bool) -> None:
     found: list[list[torch.Tensor | None]] = []
     for graphs in (False, True):
         torch.manual_seed(0)
@@ -247,7 +247,7 @@ def test_code_compiled_around_graphed_layers_compiles_them() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated")
 @pytest.mark.parametrize("within", [False, True])
-def test_a_trace_of_a_graphed_module_holds_the_module(within: bool) -> None:
+def test_trace_of_a_graphed_module_contains_the_module(within: bool) -> None:
     module = nn.Linear(3, 3)
     model = nn.Sequential(module, nn.ReLU()) if within else module
     call = graphed(module, batches(1))
@@ -266,7 +266,7 @@ AROUND: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(AROUND))
-def test_settings_around_a_call_are_part_of_what_it_is(name: str) -> None:
+def test_settings_around_a_call_are_part_of_its_key(name: str) -> None:
     module = nn.Linear(4, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         call = graphed(module, [torch.randn(2, 4)])
@@ -281,7 +281,7 @@ def test_settings_around_a_call_are_part_of_what_it_is(name: str) -> None:
         assert call.calls_without_graph >= (name != "deterministic")
 
 
-def test_graphs_of_inference_mode_serve_there_only() -> None:
+def test_graphs_of_inference_mode_replay_there_only() -> None:
     module = nn.Linear(3, 3).eval()
     with torch.inference_mode():
         call = graphed(module, batches(1))
@@ -311,7 +311,7 @@ class Scaled(torch.Tensor):
 
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
-def test_weights_that_hold_other_tensors_are_looked_into() -> None:
+def test_tensors_inside_wrapped_weights_are_compared() -> None:
     module = nn.Linear(3, 3)
     weight = Scaled(torch.randint(-5, 5, (3, 3)), torch.tensor(0.5))
     module.weight = nn.Parameter(weight, requires_grad=False)
@@ -331,7 +331,7 @@ def test_weights_that_hold_other_tensors_are_looked_into() -> None:
 @pytest.mark.parametrize(
     "make", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
 )
-def test_parametrized_weights_are_computed_in_each_call(make: Callable[[nn.Module], nn.Module]) -> None:
+def test_parametrized_weights_are_computed_on_every_call(make: Callable[[nn.Module], nn.Module]) -> None:
     module = make(nn.Linear(3, 3))
     reference = copy.deepcopy(module)
     call = graphed(module, batches(1))
@@ -345,7 +345,7 @@ def test_parametrized_weights_are_computed_in_each_call(make: Callable[[nn.Modul
     assert call.calls_without_graph == 0
 
 
-def test_own_generator_is_drawn_from_as_in_eager() -> None:
+def test_own_generator_advances_as_in_eager() -> None:
     generator = torch.Generator().manual_seed(1)
     other = torch.Generator().manual_seed(1)
     call = graphed(lambda x: x * torch.rand(3, generator=generator), batches(1, requires_grad=True))
@@ -365,7 +365,7 @@ AROUND_A_MODULE: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(AROUND_A_MODULE))
-def test_hooks_that_a_graphed_module_gets_run_around_its_graphs(name: str) -> None:
+def test_hooks_added_to_a_graphed_module_run_around_its_graphs(name: str) -> None:
     module = Normalized(lambda layer: layer)
     reference = copy.deepcopy(module)
     call = graphed(module, batches(1, requires_grad=True))
@@ -417,7 +417,7 @@ def scaled(layer: nn.Module, scale: list[float]) -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
-def test_hooks_on_inner_modules_and_what_they_read_are_watched() -> None:
+def test_hooks_on_inner_modules_and_their_state_are_compared() -> None:
     found = []
     for graphs in (False, True):
         scale = [2.0]
@@ -439,7 +439,7 @@ def test_hooks_on_inner_modules_and_what_they_read_are_watched() -> None:
     assert call.calls_without_graph == 3
 
 
-def test_hooks_of_the_backward_on_modules_within_are_refused() -> None:
+def test_backward_hooks_on_inner_modules_are_refused() -> None:
     module = Normalized(lambda layer: layer)
     module.inner.register_full_backward_hook(lambda module, of_inputs, of_results: None)
     with pytest.raises(StepRefused, match="callable 1 has hooks of the backward on inner"):
@@ -447,7 +447,7 @@ def test_hooks_of_the_backward_on_modules_within_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")
-def test_random_programs_do_what_they_do_without_graphs() -> None:
+def test_random_programs_equal_uncaptured_runs() -> None:
     replays = without = 0
     for seed in range(RANDOM_PROGRAMS):
         expected, _ = outcome(seed, "cpu", None)

@@ -185,20 +185,20 @@ def test_unrepeatable_work_is_refused_without_a_trace(name: str) -> None:
     assert not (isinstance(function, nn.Module) and "forward" in vars(function))
 
 
-def test_modules_that_are_given_twice_are_refused() -> None:
+def test_module_passed_twice_is_refused() -> None:
     module = nn.Linear(3, 3)
     with pytest.raises(ValueError, match="callable 2 is callable 1 again: give each once"):
         graphed([module, module], batches(2))
 
 
 @pytest.mark.parametrize("order", [[1, -1.5], [1.0, -1.0], ["1", "-1"], [True, -1], [1, None]])
-def test_an_order_of_anything_but_whole_numbers_is_refused(order: Any) -> None:
+def test_order_of_anything_but_whole_numbers_is_refused(order: Any) -> None:
     with pytest.raises(WrongOrder, match=r"order\[[01]\] is .*: entries are whole numbers"):
         graphed(nn.Linear(3, 3), batches(1), order=order)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_a_result_that_is_no_plain_tensor_is_refused() -> None:
+def test_result_of_a_tensor_subclass_is_refused() -> None:
     places = torch.arange(3)[None]
     with pytest.raises(StepRefused, match="callable 1 returns a Scaled"):
         graphed(lambda x: (x, Scaled(x.detach(), x.detach().sum())), batches(1))
@@ -206,7 +206,7 @@ def test_a_result_that_is_no_plain_tensor_is_refused() -> None:
         graphed(lambda x: torch.sparse_coo_tensor(places, x.detach()[0], (3,), check_invariants=False), batches(1))
 
 
-def test_iterator_is_refused_before_it_is_asked() -> None:
+def test_iterator_is_refused_before_it_is_advanced() -> None:
     numbers = itertools.cycle([1.0, 1.0, 1.0, 1.0, 2.0])
     with pytest.raises(StepRefused, match="callable 1 reads from an iterator, numbers"):
         graphed(lambda x: x * next(numbers), [(torch.ones(3, requires_grad=True),)])
@@ -220,7 +220,7 @@ def test_arguments_without_strides_are_refused_by_name() -> None:
             graphed(lambda x: x * 2, (sample,))
 
 
-def test_arguments_whose_copies_share_what_they_hold_are_refused() -> None:
+def test_arguments_without_deep_copies_are_refused() -> None:
     sample = Store({"x": torch.ones(3, requires_grad=True)})
     with pytest.raises(StepRefused, match="callable 1 is given an object of a class of which no copy can be made"):
         graphed(lambda batch: batch["x"] * 2, [(sample,)])

@@ -39,7 +39,7 @@ def test_written_shared_memory_makes_a_call_run_uncaptured() -> None:
     assert call.calls_without_graph == 1
 
 
-def test_a_forward_of_the_modules_own_comes_back() -> None:
+def test_forward_of_the_modules_own_comes_back() -> None:
     module = nn.Linear(3, 3)
     stock = module.forward
     mine = lambda x: stock(x) * 2  # noqa: E731
@@ -66,7 +66,7 @@ def test_module_with_graphs_is_refused_until_they_are_closed() -> None:
     graphed(module, [(torch.randn(4, 3),)])
 
 
-def test_a_closed_group_holds_no_weights_that_were_exchanged() -> None:
+def test_closed_group_holds_no_weights_that_were_exchanged() -> None:
     module = nn.Linear(3, 3)
     call = graphed(module, batches(1))
     module(*batches(1)).sum().backward()
@@ -78,7 +78,7 @@ def test_a_closed_group_holds_no_weights_that_were_exchanged() -> None:
     assert call[0](*batches(1)).requires_grad
 
 
-def test_a_graphed_module_can_be_exported() -> None:
+def test_graphed_module_can_be_exported() -> None:
     module = nn.Linear(3, 3)
     x = torch.randn(2, 3)
     expected = module(x)
@@ -103,7 +103,7 @@ COPIES: dict[str, Callable[[nn.Module], Any]] = {
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", sorted(COPIES))
-def test_a_copy_of_a_graphed_module_is_a_module_of_its_own(name: str, own: bool) -> None:
+def test_copy_of_a_graphed_module_is_independent(name: str, own: bool) -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     if own and name != "saved and loaded":
         module.forward = functools.partial(nn.Sequential.forward, module)  # type: ignore[method-assign]
@@ -122,7 +122,7 @@ def test_a_copy_of_a_graphed_module_is_a_module_of_its_own(name: str, own: bool)
         copy.deepcopy(call)
 
 
-def test_functions_of_a_group_are_copied_as_functions() -> None:
+def test_graphed_functions_are_copied_as_functions() -> None:
     weight = torch.ones(3, requires_grad=True)
     call = graphed([functools.partial(torch.mul, weight)], [(torch.randn(3),)])
     other = copy.deepcopy(call[0])
@@ -159,7 +159,7 @@ class Structured(nn.Module):
         }
 
 
-def test_results_of_any_structure_are_made_new_in_each_call() -> None:
+def test_results_of_any_structure_are_new_on_every_call() -> None:
     module = Structured()
     reference = copy.deepcopy(module)
     call = graphed(module, batches(1))
@@ -185,7 +185,7 @@ class GivesItsWeight(nn.Linear):
 
 
 @pytest.mark.parametrize("outputs", ["static", "copied"])
-def test_results_in_memory_of_the_program_stay_there(outputs: str) -> None:
+def test_results_in_memory_of_the_program_are_not_copied(outputs: str) -> None:
     """A weight that is returned follows its updates, and others may hold it, as `state_dict` does."""
     module = GivesItsWeight(3, 3)
     call = graphed(module, batches(1), outputs=outputs)
@@ -204,7 +204,7 @@ def test_results_in_memory_of_the_program_stay_there(outputs: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
 @pytest.mark.parametrize("order", [None, [1, 1, -1, -1]])
-def test_a_view_that_a_variable_of_the_loop_holds_costs_one_call(order: list[int] | None) -> None:
+def test_view_referenced_by_a_loop_variable_costs_one_call(order: list[int] | None) -> None:
     module, eager = nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())
     eager.load_state_dict(module.state_dict())
     call = graphed(module, batches(1), order=order)
@@ -221,7 +221,7 @@ def test_a_view_that_a_variable_of_the_loop_holds_costs_one_call(order: list[int
 
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
-def test_a_view_that_is_held_for_good_is_never_overwritten() -> None:
+def test_permanently_referenced_view_is_never_overwritten() -> None:
     module = nn.Linear(3, 3)
     call = graphed(module, batches(1))
     kept, values = [], []
@@ -256,7 +256,7 @@ class Unused(nn.Module):
         return self.used(x) + y.detach()  # type: ignore[no-any-return]
 
 
-def test_hooks_of_what_gets_no_gradient_are_not_called() -> None:
+def test_hooks_without_a_gradient_are_not_called() -> None:
     module = Unused()
     reference = copy.deepcopy(module)
     call = graphed(module, [tuple(batches(2, requires_grad=True))])
@@ -282,7 +282,7 @@ class Views(nn.Linear):
         return result, result[0], result
 
 
-def test_a_result_that_is_returned_twice_is_one_tensor() -> None:
+def test_result_returned_twice_is_one_tensor() -> None:
     module = Views(3, 3)
     call = graphed(module, batches(1))
     for x in batches(2):
@@ -368,7 +368,7 @@ def test_inputs_of_unused_results_get_no_gradient() -> None:
         assert mine is None or theirs is None or torch.equal(mine, theirs)
 
 
-def test_hooks_of_what_only_unused_results_depend_on_get_zeros() -> None:
+def test_hooks_of_parameters_of_unused_results_get_zeros() -> None:
     """Autograd calls them, and most take tensors only."""
     module = Halves()
     call = graph_callables(module, [tuple(batches(2))], device=CpuDevice())[0]

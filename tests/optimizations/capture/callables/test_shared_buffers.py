@@ -34,7 +34,7 @@ def forward(modules: Sequence[Any], x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("order", [None, [1, 1, 2, 2, 3, 3, -3, -3, -2, -2, -1, -1]])
-def test_chain_computes_what_it_does_and_copies_one_input(order: list[int] | None) -> None:
+def test_chain_equals_eager_and_copies_one_input(order: list[int] | None) -> None:
     modules = layers()
     reference = copy.deepcopy(modules)
     group = graphed(modules, order=order)
@@ -51,7 +51,7 @@ def test_chain_computes_what_it_does_and_copies_one_input(order: list[int] | Non
     assert copied == {1: 1, 2: 0, 3: 0}
 
 
-def test_argument_that_is_not_shared_runs_uncaptured() -> None:
+def test_unshared_argument_runs_uncaptured() -> None:
     modules = layers(2)
     reference = copy.deepcopy(modules)
     group = graphed(modules)
@@ -65,7 +65,7 @@ def test_argument_that_is_not_shared_runs_uncaptured() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:callable . runs without its graphs")
-def test_result_stays_until_the_next_backward_has_run() -> None:
+def test_shared_result_is_valid_until_the_next_backward() -> None:
     """The first one's backward has run already, and nothing but the second's graph reads the result."""
     modules = layers(2)
     reference = copy.deepcopy(modules)
@@ -95,7 +95,7 @@ def test_write_into_a_shared_result_is_an_error_of_the_backward() -> None:
         loss.backward()
 
 
-def test_kept_result_of_the_chain_stays_valid() -> None:
+def test_referenced_result_of_the_chain_stays_valid() -> None:
     modules = layers(2)
     reference = copy.deepcopy(modules)
     graphed(modules)

@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], str]] = {
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_optimizer_that_counts_on_the_host_is_told_its_options(name: str) -> None:
+def test_host_side_optimizer_count_refusal_names_options(name: str) -> None:
     make, advice = OPTIMIZERS[name]
     model = network("cpu")
     step = GraphedStep(training_step(model, make(model.parameters())), device=CpuDevice())
@@ -40,7 +40,7 @@ def test_optimizer_that_counts_on_the_host_is_told_its_options(name: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_optimizer_with_closures_is_named() -> None:
+def test_optimizer_with_closure_is_named_in_the_refusal() -> None:
     model = network("cpu")
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
 
@@ -142,7 +142,7 @@ PARTS: dict[str, tuple[Callable[[], Callable[..., Any]], str]] = {
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("name", sorted(PARTS))
-def test_host_reads_of_pytorch_have_their_own_advice(name: str) -> None:
+def test_host_reads_inside_pytorch_have_their_own_advice(name: str) -> None:
     make, advice = PARTS[name]
     step = GraphedStep(make(), device=CpuDevice())
     for batch in batches("cpu", 4):
@@ -164,7 +164,7 @@ LIBRARIES = {
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("file", sorted(LIBRARIES))
-def test_a_library_of_graphs_has_advice_of_its_own(file: str) -> None:
+def test_library_of_graphs_has_advice_of_its_own(file: str) -> None:
     code, advice = LIBRARIES[file]
     installed = f"/somewhere/lib/python3/site-packages/torch_geometric/{file}"
     scope: dict[str, Any] = {"torch": torch}

@@ -59,7 +59,7 @@ def run(
 
 
 @pytest.mark.parametrize("name", sorted(AVERAGES))
-def test_average_after_the_step_is_that_of_eager(name: str) -> None:
+def test_average_after_the_step_equals_eager(name: str) -> None:
     expected, _ = run(AVERAGES[name], inside=False, graphed=False)
     found, report = run(AVERAGES[name], inside=False, graphed=True)
     assert all(map(torch.equal, found, expected))
@@ -88,7 +88,7 @@ def copy_what_is_computed(averages: list[torch.Tensor], weights: list[torch.Tens
 
 
 @pytest.mark.parametrize("update", [lerp, copy_what_is_computed])
-def test_averages_that_are_written_by_hand_are_those_of_eager(
+def test_handwritten_averages_equal_eager(
     update: Callable[[list[torch.Tensor], list[torch.Tensor]], None],
 ) -> None:
     found = []

@@ -69,7 +69,7 @@ BATCHES: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], Any]]] =
 
 
 @pytest.mark.parametrize("name", sorted(BATCHES))
-def test_what_a_batch_reads_through_its_class_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_attributes_of_a_batch_are_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, read = BATCHES[name]
     step = GraphedStep(lambda batch: read(batch), device=CpuDevice())
     for index in range(CALLS):
@@ -106,7 +106,7 @@ BY_NAME: dict[str, tuple[Callable[[torch.Tensor, str], Any], Callable[[Any, Any]
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
-def test_an_attribute_whose_name_is_in_the_batch_is_watched(name: str) -> None:
+def test_attribute_named_by_the_batch_is_compared(name: str) -> None:
     make, read = BY_NAME[name]
     tasks = Tasks()
     step = GraphedStep(lambda batch: read(tasks, batch), device=CpuDevice())

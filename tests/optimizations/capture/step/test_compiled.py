@@ -49,7 +49,7 @@ BATCHES: dict[str, Batches] = {
 
 
 @pytest.mark.parametrize("name", sorted(BATCHES))
-def test_a_batch_that_is_a_view_is_no_other_batch(name: str) -> None:
+def test_view_of_a_batch_is_the_same_batch(name: str) -> None:
     """Compiled code detaches what it saves of its arguments if that is a view. A placeholder is none."""
     data = torch.randn(10, ROWS, SIZE, generator=torch.Generator().manual_seed(1))
     batches = [BATCHES[name](data, index) for index in range(len(data))]
@@ -63,7 +63,7 @@ def test_a_batch_that_is_a_view_is_no_other_batch(name: str) -> None:
     assert report.replays >= 6
 
 
-def test_step_that_detaches_in_some_calls_is_another_step() -> None:
+def test_step_that_detaches_in_some_calls_is_recorded_for_each() -> None:
     """The detach itself runs nothing, but the backward ends there."""
 
     def made() -> Any:

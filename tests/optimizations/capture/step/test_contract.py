@@ -270,7 +270,7 @@ NOT_COMPARED: dict[str, Callable[[], Case]] = {
 
 
 @pytest.mark.parametrize("name", sorted(NOT_COMPARED))
-def test_audit_finds_what_is_not_compared(name: str) -> None:
+def test_audit_finds_uncompared_state(name: str) -> None:
     make = NOT_COMPARED[name]
     message = r"step\(\) ran mul\(\.\.\., 3\.0\) where its recorded graph has 1\.0 \(.*test_contract.py:"
     with pytest.raises(StepChanged, match=message):
@@ -337,7 +337,7 @@ def test_key_gives_each_value_a_recording() -> None:
     assert len(graphed.report().recordings) == 2 and graphed.report().replays == 24 - 5
 
 
-def test_key_has_to_return_what_can_be_compared() -> None:
+def test_key_must_return_a_comparable_value() -> None:
     graphed = GraphedStep(lambda batch: batch["x"].sum(), device=CpuDevice(), key=lambda: [1])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"key\(\) returned a list, which has no hash"):
         graphed(*batches("cpu", 1)[0])
@@ -354,7 +354,7 @@ class Trainer:
         return self.model(batch["x"]).sum().detach() * (self.scale if self.global_step >= 0 else 2.0)
 
 
-def test_counter_that_code_names_is_refused_with_both_ways_out() -> None:
+def test_counter_read_by_code_is_refused_with_both_remedies() -> None:
     trainer = Trainer()
     graphed = GraphedStep(trainer.step, device=CpuDevice())
     with pytest.warns(UserWarning, match="Trainer.global_step, which changes on every call"):
@@ -368,7 +368,7 @@ def test_counter_that_code_names_is_refused_with_both_ways_out() -> None:
     assert graphed.report().replays == 0
 
 
-def test_counter_that_no_code_names_is_not_compared() -> None:
+def test_counter_read_by_no_code_is_not_compared() -> None:
     trainer = Trainer()
     graphed = GraphedStep(trainer.step, device=CpuDevice())
     for batch in batches("cpu", 14):

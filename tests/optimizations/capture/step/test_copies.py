@@ -53,7 +53,7 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(RESULTS))
-def test_results_stay_valid_and_lie_as_eagers_do(kind: str) -> None:
+def test_results_stay_valid_and_have_eagers_layout(kind: str) -> None:
     """An expanded one takes as little memory."""
     calls = batches("cpu")
     expected = run(training(RESULTS[kind]), calls)
@@ -68,7 +68,7 @@ def test_results_stay_valid_and_lie_as_eagers_do(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(RESULTS))
-def test_results_may_be_used_like_own_tensors(kind: str) -> None:
+def test_results_are_ordinary_tensors(kind: str) -> None:
     weight = torch.ones((), requires_grad=True)
     step = GraphedStep(lambda x: RESULTS[kind](x.sum()), device=CpuDevice())
     with torch.no_grad():
@@ -82,7 +82,7 @@ def test_results_may_be_used_like_own_tensors(kind: str) -> None:
             assert result.requires_grad
 
 
-def test_call_copies_inputs_of_a_dtype_at_once_and_the_result(copied: list[int]) -> None:
+def test_call_copies_inputs_of_a_dtype_in_one_operation(copied: list[int]) -> None:
     calls = batches("cpu")
     expected = run(training(), calls)
     step = GraphedStep(training(), device=CpuDevice())
@@ -102,7 +102,7 @@ OVERLAPPING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(OVERLAPPING))
-def test_inputs_whose_elements_share_memory_are_passed(kind: str) -> None:
+def test_overlapping_inputs_are_passed(kind: str) -> None:
     graphed = GraphedStep(lambda x: x * 2, device=CpuDevice())
     for _ in range(8):
         x = OVERLAPPING[kind](torch.rand(36))
@@ -110,7 +110,7 @@ def test_inputs_whose_elements_share_memory_are_passed(kind: str) -> None:
     assert graphed.report().replays >= 4, graphed.report().refusals
 
 
-def test_an_input_that_the_step_writes_is_the_callers() -> None:
+def test_input_written_by_the_step_is_the_callers() -> None:
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         batch["x"].mul_(2)
         return batch["x"].sum()
@@ -143,7 +143,7 @@ def test_adjacent_inputs_of_one_tensor_may_be_written(*, moves: bool) -> None:
     assert graphed.report().replays == 4
 
 
-def test_result_without_memory_ends_the_call_before_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_for_results_ends_the_call_unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that catches this calls again, and must not have its weights changed twice."""
     weight = torch.zeros(200, 200)
 
@@ -193,7 +193,7 @@ def test_sparse_result_is_copied_out_of_empty_tensors() -> None:
         lambda x: torch._neg_view(torch.view_as_real(x))[0],
     ],
 )
-def test_lazy_view_of_an_argument_means_what_it_does_in_eager(
+def test_lazy_view_of_an_argument_equals_eager(
     result: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     step = GraphedStep(lambda x: (x.abs(), result(x)), device=CpuDevice())

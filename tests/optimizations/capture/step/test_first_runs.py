@@ -130,7 +130,7 @@ def test_step_refused_before_its_capture_query_equals_eager(first: bool) -> None
         assert step.report().replays > 0 and found[-1].item() != expected[-1].item()
 
 
-def test_querying_callables_are_told_where_otherwise_refused() -> None:
+def test_capture_query_answers_true_where_else_refused() -> None:
     def reads_unless_captured(x: torch.Tensor) -> torch.Tensor:
         if not torch.cuda.is_current_stream_capturing() and x.sum().item() > 1e9:
             return x
@@ -141,7 +141,7 @@ def test_querying_callables_are_told_where_otherwise_refused() -> None:
     assert torch.equal(graphed(x), x * 2)
 
 
-def test_optimizer_is_told_that_it_is_not_captured() -> None:
+def test_optimizer_capture_query_answers_false() -> None:
     """It would refuse a capture with `fused=True`. What it counts on the host is seen by the observer."""
     told, asked = array.array("b"), array.array("b")  # containers of C, whose changes are not the step's
 
@@ -170,7 +170,7 @@ def _asks(answers: array.array[int]) -> Any:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
-def test_compilation_in_a_call_observes_the_next_one(backend: str) -> None:
+def test_compilation_during_a_call_delays_the_recording(backend: str) -> None:
     """Sizes change while calls are observed, so code is compiled then: for a size, and for all sizes."""
     sizes = (6, 6, 6, 6, 9, 9, 9, 9, 7, 7, 7, 7, 6, 9, 7)
 
@@ -190,7 +190,7 @@ def test_compilation_in_a_call_observes_the_next_one(backend: str) -> None:
     assert report.replays >= 1 + 1 + 1 + 3
 
 
-def test_a_capture_compiles_nothing_and_is_tried_again() -> None:
+def test_capture_that_would_compile_is_tried_again() -> None:
     """A hidden number changes where the capture would be, and code is guarded on it. What a compilation computes must
     not lie in the graph's memory."""
     hidden = array.array("d", [0.5])
@@ -231,7 +231,7 @@ def test_a_capture_compiles_nothing_and_is_tried_again() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_a_step_that_compiles_in_each_call_is_refused_in_the_end() -> None:
+def test_step_that_compiles_on_every_call_is_finally_refused() -> None:
     model = network("cpu")
 
     def forward(batch: Any) -> torch.Tensor:
@@ -271,14 +271,14 @@ def timing_kernels(monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[tor
     return doubled
 
 
-def test_timing_kernels_in_first_runs_does_not_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autotuning_in_first_runs_does_not_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     function = timing_kernels(monkeypatch, 4)
     (graphed,) = graph_callables(function, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
     x = torch.arange(3.0, requires_grad=True)
     assert torch.equal(graphed(x), x * 2)
 
 
-def test_timing_kernels_while_a_step_is_observed_does_not_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autotuning_while_observed_does_not_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     model, function = network("cpu"), timing_kernels(monkeypatch, 3)
     step = GraphedStep(training(model, lambda batch: function(loss_of(model, batch))), device=CpuDevice())
     run(step, batches("cpu", 8))
@@ -286,7 +286,7 @@ def test_timing_kernels_while_a_step_is_observed_does_not_refuse(monkeypatch: py
     assert step.report().replays == 8 - 5
 
 
-def test_callables_that_time_kernels_in_every_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callables_that_autotune_in_every_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     function = timing_kernels(monkeypatch, 10**6)
     with pytest.raises(StepRefused, match="times kernels"):
         graph_callables(function, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
@@ -303,7 +303,7 @@ def test_generated_code_that_waits_is_refused_with_its_line(monkeypatch: pytest.
     assert "test_first_runs.py" in str(raised.value.refusal.source_line)
 
 
-def test_a_wait_in_the_first_run_of_a_callable_only_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_in_the_first_run_only_does_not_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """As libraries wait that load themselves on first use."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: None)
     used = array.array("i", [0])
@@ -319,7 +319,7 @@ def test_a_wait_in_the_first_run_of_a_callable_only_is_no_reason(monkeypatch: py
     assert torch.equal(graphed(x), x * 2)
 
 
-def test_the_places_where_kernels_are_timed_are_there() -> None:
+def test_autotuning_functions_of_pytorch_exist() -> None:
     import triton
 
     roots = {"torch": Path(torch.__file__).parents[1], "triton": Path(triton.__file__).parents[1]}

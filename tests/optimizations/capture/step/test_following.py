@@ -156,7 +156,7 @@ def followed(step: GraphedStep) -> tuple[int, int]:
     return recording.tensors_followed, recording.copied_tensors
 
 
-def test_input_of_named_kernels_is_read_in_place(copied: list[int]) -> None:
+def test_input_of_known_kernels_is_read_in_place(copied: list[int]) -> None:
     step, device = run(by_name, calls())
     assert followed(step) == (1, 1)  # the targets go to an operator, and are copied
     assert device.set_nodes == 6 and copied == [*AT_THE_RECORDING, *TARGETS_AND_RESULT * 6]
@@ -168,7 +168,7 @@ def test_input_of_named_kernels_is_read_in_place(copied: list[int]) -> None:
     assert torch.equal(only.inputs.recording_inputs[1], calls()[8][1])
 
 
-def test_one_that_is_not_aligned_is_copied_for_that_call(copied: list[int]) -> None:
+def test_unaligned_input_is_copied_for_that_call(copied: list[int]) -> None:
     given = calls()
     shifted = torch.empty(COUNT + 1)[1:].view(ROWS, COLUMNS).copy_(given[6][0])
     assert shifted.data_ptr() % 16
@@ -180,7 +180,7 @@ def test_one_that_is_not_aligned_is_copied_for_that_call(copied: list[int]) -> N
     assert torch.equal(recording.inputs.recording_inputs[0], given[6][0])  # it had no memory before
 
 
-def test_placeholder_keeps_its_memory_where_the_program_holds_it(copied: list[int]) -> None:
+def test_placeholder_referenced_by_the_program_keeps_memory(copied: list[int]) -> None:
     """It may have put it where no step looks, and reading memory that is freed would end the process."""
     hidden: Any = contextlib.nullcontext([])
 
@@ -197,7 +197,7 @@ def test_placeholder_keeps_its_memory_where_the_program_holds_it(copied: list[in
     assert any(one.data_ptr() == lies.data_ptr() for one in hidden.enter_result)
 
 
-def test_unmoved_input_is_left_alone_and_placeholder_refilled(
+def test_unmoved_input_is_not_patched_and_placeholder_is_filled(
     copied: list[int],
 ) -> None:
     eager, device = training(NOWHERE), CpuDevice()
@@ -349,7 +349,7 @@ def an_operator_of_its_own(run: Any, kernel: Kernel, x: torch.Tensor, out: torch
         an_operator_of_its_own,
     ],
 )
-def test_an_input_of_which_anything_is_in_doubt_is_copied(use: Use) -> None:
+def test_input_with_an_uncertain_use_is_copied(use: Use) -> None:
     step, device = run(use, calls())
     assert followed(step) == (0, 2)
     assert device.set_nodes == 0
@@ -366,7 +366,7 @@ def left_by_a_backward(parameter: nn.Parameter, x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("leaves", [left_in_grad, left_by_a_backward])
-def test_an_input_that_is_left_as_a_gradient_is_copied(leaves: Callable[[nn.Parameter, torch.Tensor], None]) -> None:
+def test_input_stored_as_a_gradient_is_copied(leaves: Callable[[nn.Parameter, torch.Tensor], None]) -> None:
     def program(device: Hidden) -> tuple[Callable[[torch.Tensor], torch.Tensor], nn.Parameter]:
         parameter, launch = nn.Parameter(torch.ones(ROWS, COLUMNS)), launching(Kernel(device, "triton_double"))
 
@@ -418,7 +418,7 @@ def test_input_of_a_result_copied_after_a_launch_is_copied(
 @pytest.mark.parametrize(
     ("use", "differs"), [(an_address_for_an_operator, "differs in two calls with equal shapes: one ran fill_")]
 )
-def test_pointer_past_its_tensor_is_noticed_before_recording(use: Use, differs: str) -> None:
+def test_pointer_past_its_tensor_is_found_before_recording(use: Use, differs: str) -> None:
     given, device = calls(), CpuDevice()
     eager = training(NOWHERE, use)
     expected = [eager(*one) for one in given]
@@ -429,9 +429,7 @@ def test_pointer_past_its_tensor_is_noticed_before_recording(use: Use, differs: 
 
 
 @pytest.mark.parametrize("of_the_kernel", [False, True])
-def test_memory_before_an_operators_arguments_says_nothing(
-    of_the_kernel: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_before_operator_arguments_is_not_evidence(of_the_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Structures that PyTorch does not fill hold old addresses. What Inductor's kernel was given more is in doubt."""
     device, given = CpuDevice(), calls()
     stock = device.read
@@ -455,7 +453,7 @@ def test_memory_before_an_operators_arguments_says_nothing(
     assert followed(step) == ((0, 2) if of_the_kernel else (1, 1))
 
 
-def test_an_input_that_several_kernels_read_is_set_in_each() -> None:
+def test_input_read_by_several_kernels_is_patched_in_each() -> None:
     def use(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
         run(x, out, stream=0)
         out.mul_(0.5)
@@ -468,7 +466,7 @@ def test_an_input_that_several_kernels_read_is_set_in_each() -> None:
     assert device.set_nodes == 2 * 6
 
 
-def test_node_that_cannot_be_set_is_recorded_with_copies(
+def test_unsettable_node_is_recorded_with_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device, given = CpuDevice(), calls(12)
@@ -495,7 +493,7 @@ def test_node_that_cannot_be_set_is_recorded_with_copies(
 
 
 @pytest.mark.parametrize("call", ["node_count", "read", "pointers"])
-def test_silent_driver_costs_reading_in_place_only(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_error_disables_only_in_place_reading(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device, given = CpuDevice(), calls()
 
     def fails(*arguments: Any) -> Any:
@@ -509,7 +507,7 @@ def test_silent_driver_costs_reading_in_place_only(call: str, monkeypatch: pytes
     assert step.report().refusals == () and followed(step) == (0, 2)
 
 
-def test_a_word_in_a_graph_inside_of_the_graph_is_in_doubt() -> None:
+def test_pointer_in_a_child_graph_prevents_in_place_reading() -> None:
     place = MemoryRange(address=2**40, size_bytes=64)
     source, inside = (address.to_bytes(8, "little") for address in (2**40, 2**40 + 16))
     launches = Launches()

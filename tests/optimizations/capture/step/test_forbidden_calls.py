@@ -32,7 +32,7 @@ def nothing_is_left() -> Iterator[None]:
     assert (torch.tensor, torch.as_tensor) == before
 
 
-def test_number_becomes_a_tensor_by_a_fill() -> None:
+def test_number_is_converted_by_a_fill() -> None:
     """Bits, dtypes and errors are PyTorch's."""
     stock = torch.tensor
     observer = Observer(lambda tensor: True, {}, forbid=False)
@@ -57,7 +57,7 @@ def test_number_becomes_a_tensor_by_a_fill() -> None:
         assert torch.tensor is stock
 
 
-def test_tables_filled_in_a_step_know_pytorchs_functions(everything_on_the_gpu: Callable[[], Any]) -> None:
+def test_function_tables_filled_in_a_step_hold_originals(everything_on_the_gpu: Callable[[], Any]) -> None:
     tables = [torch_internals.torch_obj_rule_map, torch_internals.device_constructors]
     for table in tables:
         table.cache_clear()
@@ -68,7 +68,7 @@ def test_tables_filled_in_a_step_know_pytorchs_functions(everything_on_the_gpu: 
         assert torch.tensor in table() and torch.as_tensor in table()
 
 
-def test_number_that_is_assigned_stands_in_the_trace() -> None:
+def test_assigned_number_is_in_the_trace() -> None:
     """PyTorch gives the fill a tensor in CPU memory that it made of the number."""
     x, other = torch.zeros(3, 4), torch.zeros(4)
     on_the_gpu = {storage(x)}
@@ -96,13 +96,13 @@ class Seen(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_mode_sees_what_the_program_calls(everything_on_the_gpu: Callable[[], Any]) -> None:
+def test_dispatch_mode_observes_the_programs_calls(everything_on_the_gpu: Callable[[], Any]) -> None:
     with everything_on_the_gpu(), Seen() as mode:
         torch.tensor(1.0, device="cpu")
     assert mode.functions == ["tensor"]
 
 
-def test_blocks_of_threads_end_in_another_order_than_they_began() -> None:
+def test_blocks_of_threads_may_end_in_any_order() -> None:
     class Owner:
         pass
 
@@ -122,7 +122,7 @@ def test_blocks_of_threads_end_in_another_order_than_they_began() -> None:
         assert vars(Owner).get("name") == there
 
 
-def test_what_others_put_there_in_the_block_stays() -> None:
+def test_other_replacements_in_the_block_stay() -> None:
     class Owner:
         name = "before"
 

@@ -26,7 +26,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("name", "options", "is_carved"), OPTIONS)
-def test_options_of_the_allocator_may_make_room_useless(
+def test_allocator_options_may_make_reserved_memory_useless(
     name: str, options: str, is_carved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert carves({}) and carves({name: options}) is is_carved
@@ -93,7 +93,7 @@ Use = Callable[[Optimizer], None]
     ],
     ids=["dropped first", "dropped last", "dropped outside", "added to", "zeroed"],
 )
-def test_a_new_pool_gets_room_for_them(before: Use, first: Use, last: Use, room: int) -> None:
+def test_new_pool_reserves_memory_for_gradients(before: Use, first: Use, last: Use, room: int) -> None:
     """`unused` gets no gradient. Where none stands before a call, that does not show."""
     outcomes = []
     for captured in (False, True):

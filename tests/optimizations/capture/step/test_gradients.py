@@ -62,7 +62,7 @@ def run(
     return step, device, alike
 
 
-def test_gradients_that_a_graph_points_to_are_loaded() -> None:
+def test_gradients_in_graph_arguments_are_loaded() -> None:
     step, device, alike = run(lambda graph, memory, but=(): bool(memory))
     assert all(alike) and device.captures == 1
     assert step.report().replays >= 4
@@ -70,7 +70,7 @@ def test_gradients_that_a_graph_points_to_are_loaded() -> None:
     assert any(recording.gradients._stays)
 
 
-def test_stale_words_in_operator_kernels_load_no_gradients() -> None:
+def test_stale_pointers_in_operator_kernels_load_no_gradients() -> None:
     """Operators read what they were given, and nobody gave them these gradients."""
     step, device, alike = run(lambda graph, memory, but=(): bool(memory), device=CpuDevice())
     assert all(alike) and device.captures == 1 and step.report().replays >= 4
@@ -108,7 +108,7 @@ class Unknown(CpuDevice):
 
 
 @pytest.mark.parametrize("kind", [WithNode, Unknown])
-def test_words_of_other_nodes_or_of_unknown_ones_may_be_read(kind: type[CpuDevice]) -> None:
+def test_pointers_of_unknown_nodes_may_be_read(kind: type[CpuDevice]) -> None:
     device = kind()
     if kind is Unknown:
         device.mentions = lambda graph, memory, but=(): bool(memory)  # type: ignore[method-assign]
@@ -118,7 +118,7 @@ def test_words_of_other_nodes_or_of_unknown_ones_may_be_read(kind: type[CpuDevic
     assert any(recording.gradients._stays)
 
 
-def test_untouched_gradients_stay_as_another_step_made_them() -> None:
+def test_unused_gradients_of_another_step_are_unchanged() -> None:
     """The one it was recorded with is held by somebody: that is put back, and is not the parameter's any more."""
     found = []
     for graphs in (False, True):

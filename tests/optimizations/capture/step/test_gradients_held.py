@@ -67,7 +67,7 @@ CHANGES = [moved, exchanged, exchanged_and_held, in_a_flat_buffer]
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("zero", ZERO)
-def test_gradients_and_what_is_held_of_them_are_those_of_eager(zero: str, change: Callable[[Training], None]) -> None:
+def test_gradients_and_references_to_them_equal_eager(zero: str, change: Callable[[Training], None]) -> None:
     mine, theirs = Training(zero), Training(zero)
     step = GraphedStep(mine.step, device=CpuDevice())
     for index, batch in enumerate(batches("cpu", 10)):
@@ -80,7 +80,7 @@ def test_gradients_and_what_is_held_of_them_are_those_of_eager(zero: str, change
     assert step.report().replays >= (1 if mine.held else 6)
 
 
-def test_held_gradient_stays_in_place_and_others_may_move() -> None:
+def test_referenced_gradient_stays_and_others_may_move() -> None:
     mine = Training("added to")
     step = GraphedStep(mine.step, device=CpuDevice())
     given = batches("cpu", 8)
@@ -106,7 +106,7 @@ def backward_behind_the_next_call(training: Training, call: Callable[[], Any]) -
 
 
 @pytest.mark.parametrize("zero", ZERO)
-def test_backward_behind_a_call_is_that_of_eager(zero: str) -> None:
+def test_backward_after_a_call_equals_eager(zero: str) -> None:
     """What a call adds to is an error in such a backward, and what it drops is left as it was."""
     mine = Training(zero)
     step = GraphedStep(mine.step, device=CpuDevice())
@@ -131,7 +131,7 @@ def _memory_of(held: Any) -> tuple[torch.UntypedStorage, int]:
 
 
 @pytest.mark.parametrize("hold", HOLDS)
-def test_held_gradient_is_left_until_it_is_dropped(hold: str) -> None:
+def test_referenced_gradient_is_unchanged_until_released(hold: str) -> None:
     mine, theirs = Training("set to None"), Training("set to None")
     step = GraphedStep(mine.step, device=CpuDevice())
     given = batches("cpu", 12)
@@ -152,7 +152,7 @@ def test_held_gradient_is_left_until_it_is_dropped(hold: str) -> None:
     assert step.report().replays == replays + 3
 
 
-def test_versions_of_gradients_that_the_step_does_not_write_stay() -> None:
+def test_versions_of_unwritten_gradients_are_unchanged() -> None:
     mine = Training("set to None")
     apart = torch.nn.Parameter(torch.ones(3))
     apart.grad = torch.ones(3)
@@ -166,7 +166,7 @@ def test_versions_of_gradients_that_the_step_does_not_write_stay() -> None:
     assert graphed.report().replays >= 4 and apart.grad._version == 0
 
 
-def test_a_sparse_gradient_from_before_is_named_in_the_refusal() -> None:
+def test_sparse_gradient_from_before_is_named_in_the_refusal() -> None:
     """It has no address."""
     table = torch.nn.Embedding(8, 4, sparse=True)
 

@@ -66,7 +66,7 @@ def outcome(step: Step, model: torch.nn.Module) -> list[torch.Tensor]:
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("host_draws", ["unused", "refused"])
 @pytest.mark.parametrize("name", sorted(DRAWS))
-def test_draws_that_decide_nothing_need_the_callers_word(name: str, host_draws: str) -> None:
+def test_harmless_host_draws_must_be_declared(name: str, host_draws: str) -> None:
     draw, generator = DRAWS[name]
     expected = outcome(*layer_drop(draw))
     plain, model = layer_drop(draw)
@@ -83,7 +83,7 @@ def test_draws_that_decide_nothing_need_the_callers_word(name: str, host_draws: 
         assert report.replays == 0
 
 
-def test_launches_leave_the_hosts_generators_where_they_are() -> None:
+def test_launches_do_not_advance_host_generators() -> None:
     def draw() -> float:
         return torch.rand([]).item() + random.random() + float(numpy.random.rand())
 
@@ -108,7 +108,7 @@ def test_launches_leave_the_hosts_generators_where_they_are() -> None:
     assert all(one == found[3] for one in found[4:])
 
 
-def test_random_numbers_of_the_gpu_stay_those_of_eager() -> None:
+def test_gpu_random_numbers_equal_eager() -> None:
     results = []
     for graphed in (False, True):
         model = network("cpu", dropout=0.5)
@@ -156,7 +156,7 @@ DECIDE: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("name", sorted(DECIDE))
-def test_draw_that_is_used_is_refused(name: str) -> None:
+def test_host_draw_that_is_used_is_refused(name: str) -> None:
     plain, words = DECIDE[name]
     results = []
     for graphed in (False, True):
@@ -172,7 +172,7 @@ def test_draw_that_is_used_is_refused(name: str) -> None:
     assert results[0] == results[1]
 
 
-def test_the_option_is_checked_and_kept_by_copies() -> None:
+def test_host_draws_option_is_validated_and_copied() -> None:
     words = "host_draws='used' is unknown; allowed are 'refused', 'unused'"
     with pytest.raises(ValueError, match=words):
         optimizations.graph_step(layer_drop, host_draws="used")  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ def adds(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("made_in_it", [True, False])
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_a_step_writes_into_its_arguments_is_the_callers(made_in_it: bool, count: int) -> None:
+def test_writes_to_arguments_reach_the_caller(made_in_it: bool, count: int) -> None:
     """With one cache it is the same tensor in each call."""
 
     def run(step: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
@@ -60,7 +60,7 @@ def test_written_inference_argument_runs_uncaptured() -> None:
     assert graphed.report().replays == 4
 
 
-def test_compiled_code_counts_as_writing_what_it_may_write() -> None:
+def test_compiled_code_is_assumed_to_write_mutable_inputs() -> None:
     with torch.inference_mode():
         one, expanded = torch.zeros(3), torch.zeros(1).expand(3)
     plain = torch.zeros(3)

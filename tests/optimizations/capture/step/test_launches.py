@@ -18,7 +18,7 @@ from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.records import MemoryRange
 
 
-def test_operators_count_where_they_add_nodes() -> None:
+def test_operators_are_logged_where_they_add_nodes() -> None:
     nodes = 0
 
     def adding(count: int) -> None:
@@ -60,7 +60,7 @@ def test_kernel_of_one_node_is_known(added: int, reason: str | None) -> None:
     assert launches.unknown is None if reason is None else reason in str(launches.unknown)
 
 
-def test_nodes_of_unknown_code_say_nothing() -> None:
+def test_nodes_of_unknown_code_are_not_evidence() -> None:
     nodes = 0
     log = LaunchLog(lambda: nodes, device_type="cpu", notes_memory=False)
     with log.noting(operators=False):
@@ -68,7 +68,7 @@ def test_nodes_of_unknown_code_say_nothing() -> None:
         assert "came from neither" in str(Launches.of(log).unknown)
 
 
-def test_numbers_that_may_be_addresses_are_told_from_others() -> None:
+def test_possible_addresses_are_distinguished_from_numbers() -> None:
     def holds(tensor: torch.Tensor) -> bool:
         return tensor is there
 
@@ -97,11 +97,11 @@ def given_back() -> torch.Tensor:
         lambda: torch.empty(1, dtype=torch.uint4),
     ],
 )
-def test_a_tensor_that_has_no_numbers_is_not_asked_for_any(make: Callable[[], torch.Tensor]) -> None:
+def test_tensor_without_readable_numbers_yields_none(make: Callable[[], torch.Tensor]) -> None:
     assert list(numbers_of([make()], lambda tensor: False)) == []
 
 
-def test_a_number_that_an_operator_hands_on_counts_as_given() -> None:
+def test_number_passed_on_by_an_operator_counts_as_argument() -> None:
     table = torch.zeros(2, dtype=torch.int64)
     log = LaunchLog(lambda: int(table.count_nonzero()), notes_memory=False)  # an operator that writes it added nodes
     observer = Observer(lambda tensor: True, {}, forbid=False)
@@ -117,7 +117,7 @@ def at(address: int) -> MemoryRange:
     return MemoryRange(address=address, size_bytes=16)
 
 
-def test_nothing_is_concluded_where_a_node_is_unknown() -> None:
+def test_unknown_node_prevents_conclusions() -> None:
     launches = Launches()
     launches.launches.append(Launch(0, "a", ((64, 64),)))
     assert worth_reading(launches, {0: at(64), 1: at(128)}) == [0]

@@ -25,7 +25,7 @@ from optimizations.trees.manager import EncoreManager
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_beyond_the_limit_further_shapes_run_as_they_are() -> None:
+def test_shapes_beyond_the_limit_run_uncaptured() -> None:
     made = sgd("cpu")
     step = GraphedStep(made.step, device=CpuDevice(), limit=1)
     for rows in (6, 3):
@@ -52,7 +52,7 @@ def decayed(per_rate: int) -> GraphedStep:
     return graphed
 
 
-def test_a_graph_that_is_used_no_more_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_graph_is_replaced_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_recordings, "LONG_IN_USE", 6)
     report = decayed(12).report()
     assert (len(report.recordings), report.dropped_recordings, report.refusals) == (2, 8, ())
@@ -60,13 +60,13 @@ def test_a_graph_that_is_used_no_more_makes_room_for_another(monkeypatch: pytest
 
 
 @pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
-def test_seldom_used_graphs_give_a_reason_with_a_remedy() -> None:
+def test_rarely_used_graphs_give_a_reason_with_a_remedy() -> None:
     report = decayed(12).report()
     assert len(report.recordings) == 2 and report.dropped_recordings == 0
     assert "pass numbers that change as tensors" in report.refusals[0].advice
 
 
-def test_only_the_calls_that_change_python_run_as_they_are() -> None:
+def test_only_calls_that_change_python_run_uncaptured() -> None:
     """`train()` does something in the call behind an evaluation only; what else changes later is recorded."""
     model, scale = network("cpu"), [1.0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -111,7 +111,7 @@ def test_mostly_refused_calls_are_not_observed_repeatedly() -> None:
     assert graphed.report().replays == 7 + 35
 
 
-def test_a_rate_that_changes_after_the_recording_is_followed() -> None:
+def test_changed_learning_rate_reaches_the_recorded_graph() -> None:
     """The recording was made with a number: it is dropped, and the next one has a tensor."""
     model = network("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
@@ -128,7 +128,7 @@ def test_a_rate_that_changes_after_the_recording_is_followed() -> None:
     assert report.dropped_recordings == 1 and report.patched_learning_rates == 1 and report.replays > 5
 
 
-def test_interrupted_write_of_a_rate_is_repeated() -> None:
+def test_interrupted_learning_rate_write_is_repeated() -> None:
     model = network("cpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
     (group,) = optimizer.param_groups
@@ -190,7 +190,7 @@ def test_constant_tensor_is_read_in_place() -> None:
     assert report.recordings[0].copied_bytes == 6 * 8 * 4 + 6 * 8 + 4
 
 
-def test_graphs_of_compiled_modules_rest_for_a_while_only() -> None:
+def test_compiled_modules_graphs_are_disabled_temporarily() -> None:
     manager = torch_internals.cudagraph_trees.CUDAGraphTreeManager
     stock, outer = manager._run, manager.run
 
@@ -210,7 +210,7 @@ def test_graphs_of_compiled_modules_rest_for_a_while_only() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_attribute_of_compiled_code_is_not_left_to_launches(
+def test_attribute_of_compiled_code_is_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compiled code passes no dispatcher: the captured graph itself is asked."""

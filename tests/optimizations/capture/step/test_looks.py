@@ -122,7 +122,7 @@ def changed_gradient(change: Callable[[Any], Any]) -> Change:
 @pytest.mark.filterwarnings("ignore:.*runs some of its calls without a CUDA graph")  # zero_grad sets requires_grad
 @pytest.mark.parametrize("change", sorted(GRADIENTS))
 @pytest.mark.parametrize("zero", ["added to", "to None", "to zero", "outside"])
-def test_gradient_that_looks_otherwise_is_eagers(zero: str, change: str) -> None:
+def test_gradient_with_changed_metadata_equals_eager(zero: str, change: str) -> None:
     """Also one that an earlier call handed out, where it is None before the next."""
     report = assert_as_in_eager(lambda: Training(zero, "sgd"), changed_gradient(GRADIENTS[change]))
     assert report.replays >= 2
@@ -143,7 +143,7 @@ INSIDE: dict[str, Change] = {
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("inside", sorted(INSIDE))
 @pytest.mark.parametrize("zero", ["added to", "to None", "outside"])
-def test_step_that_changes_a_gradient_is_refused_there(zero: str, inside: str) -> None:
+def test_step_that_changes_gradient_metadata_is_refused(zero: str, inside: str) -> None:
     """The graph would go on with the memory and the look from before the change."""
     report = assert_as_in_eager(lambda: Training(zero, "sgd", INSIDE[inside]), lambda made: None)
     if zero == "added to":
@@ -162,7 +162,7 @@ OTHERS: dict[str, Change] = {
 
 @pytest.mark.parametrize("other", sorted(OTHERS))
 @pytest.mark.parametrize("zero", ["added to", "to None"])
-def test_what_else_looks_otherwise_is_what_it_is_in_eager(zero: str, other: str) -> None:
+def test_other_changed_metadata_equals_eager(zero: str, other: str) -> None:
     assert_as_in_eager(lambda: Training(zero, "sgd"), OTHERS[other])
 
 

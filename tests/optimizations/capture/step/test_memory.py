@@ -52,7 +52,7 @@ TURNS = [0] * 6 + [1] * 6 + [0, 1] * 6
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_recordings_for_other_parameters_leave_gradients_alone(first: int) -> None:
+def test_recordings_of_other_parameters_keep_gradients(first: int) -> None:
     device = CpuDevice()
     step = GraphedStep(train, device=device)
     compare(step, two_models(), two_models(), [turn ^ first for turn in TURNS])
@@ -78,7 +78,7 @@ def test_recordings_for_models_that_are_gone_are_freed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
-def test_models_that_are_gone_are_the_reason() -> None:
+def test_freed_models_are_the_reported_reason() -> None:
     step = GraphedStep(train, device=CpuDevice())
     for _ in range(40):
         compare(step, [two_models()[0]], [two_models()[0]], [0] * 5)
@@ -95,7 +95,7 @@ def test_recordings_for_the_same_parameters_share_their_memory() -> None:
     assert len(step.report().recordings) == 2 and len(device.pools) == 1
 
 
-def test_a_pool_that_a_capture_failed_in_is_not_used_again() -> None:
+def test_pool_of_a_failed_capture_is_not_reused() -> None:
     model, device = network("cpu"), CpuDevice()
     step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=device)
     for batch in batches("cpu", 4):
@@ -112,7 +112,7 @@ def test_a_pool_that_a_capture_failed_in_is_not_used_again() -> None:
     assert len(device.pools) == 2
 
 
-def test_a_gradient_that_came_after_the_recording_is_added_to() -> None:
+def test_gradient_set_after_the_recording_is_accumulated() -> None:
     """One parameter's gradient is thrown away by the step, the other's is not, and was None in the recording."""
 
     def outcome(step_of: Callable[[Any], Any]) -> list[torch.Tensor]:
@@ -138,7 +138,7 @@ def test_a_gradient_that_came_after_the_recording_is_added_to() -> None:
     assert all(map(torch.equal, found, expected)) and len(found) == len(expected)
 
 
-def test_replaced_side_stream_observes_the_step_once_more() -> None:
+def test_replaced_side_stream_observes_the_step_again() -> None:
     model, reference, device = network("cpu"), network("cpu"), CpuDevice()
     step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=device)
     eager = training_step(reference, torch.optim.SGD(reference.parameters(), lr=0.1))
@@ -188,7 +188,7 @@ def test_matrix_products_on_other_streams_are_refused(multiplies: bool) -> None:
 
 
 @pytest.mark.parametrize("often", [1, 9])
-def test_freed_workspaces_during_a_capture_capture_again(often: int) -> None:
+def test_workspaces_freed_during_a_capture_repeat_it(often: int) -> None:
     """By a recording in another thread: a workspace lies in the graph's pool then."""
 
     class Freed(CpuDevice):
@@ -226,7 +226,7 @@ def test_callables_are_refused_where_their_stream_changes() -> None:
 
 
 @pytest.mark.parametrize("order", [[1, -1, 2, -2], [1, 2, -2, -1, 1, 2, -2, -1], [1, -1, 1, -1]], ids=str)
-def test_callables_of_one_pool_are_right_in_any_order(order: list[int]) -> None:
+def test_callables_of_one_pool_are_correct_in_any_order(order: list[int]) -> None:
     torch.manual_seed(1)
     modules = [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.GELU())][: max(order)]
     torch.manual_seed(1)
@@ -260,7 +260,7 @@ def test_launches_on_several_streams_are_in_order() -> None:
     assert step.report().replays == 7
 
 
-def test_step_captured_by_hand_is_captured_uncaptured() -> None:
+def test_step_in_a_capture_of_the_program_runs_uncaptured() -> None:
     device = CpuDevice()
     graphed = GraphedStep(lambda x: x * 2, device=device)
     for _ in range(6):
@@ -286,7 +286,7 @@ def test_callables_on_several_streams_run_in_order() -> None:
     assert device.waits == [(7, 0), (0, 7), (9, 0), (0, 9)]
 
 
-def test_memory_of_the_stream_that_is_left_is_given_back() -> None:
+def test_memory_of_the_previous_stream_is_freed() -> None:
     """Calls that are observed are on a stream of their own, those behind a refusal on the program's again."""
     device, model = CpuDevice(), network("cpu")
     train_once = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -308,7 +308,7 @@ def test_memory_of_the_stream_that_is_left_is_given_back() -> None:
     assert found[-1] == 2, "and before the first that is not"
 
 
-def test_memory_that_callables_were_warmed_up_in_is_given_back() -> None:
+def test_warm_up_memory_of_callables_is_freed() -> None:
     device = CpuDevice()
     graph_callables(nn.Linear(8, 4), [(torch.randn(3, 8),)], device=device)
     assert device.given_back == 1

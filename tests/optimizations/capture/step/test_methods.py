@@ -67,7 +67,7 @@ def overrides_with_a_step(decorate: Decorate) -> Any:
 
 
 @pytest.mark.parametrize("make", [overrides, overrides_with_a_step])
-def test_a_derived_class_may_override_a_step_and_call_it(make: Callable[[Decorate], Any]) -> None:
+def test_derived_class_may_override_and_call_a_step(make: Callable[[Decorate], Any]) -> None:
     theirs, ours = make(as_it_is), make(graphed)
     for index, batch in enumerate(batches("cpu", CALLS)):
         assert torch.equal(ours.train(*batch), theirs.train(*batch)), index
@@ -78,7 +78,7 @@ def test_a_derived_class_may_override_a_step_and_call_it(make: Callable[[Decorat
     assert step.report().replays == CALLS - 5
 
 
-def test_copy_of_an_object_has_recordings_of_its_own() -> None:
+def test_copied_object_has_its_own_recordings() -> None:
     class Trainer(Base):
         train = graphed(Base.train)
 
@@ -116,7 +116,7 @@ class Called:
     ],
     ids=["object", "method of another", "static", "partial", "a step"],
 )
-def test_what_is_no_method_of_an_object_is_not_given_it(make: Callable[[Base], Any]) -> None:
+def test_step_that_is_no_method_does_not_receive_the_object(make: Callable[[Base], Any]) -> None:
     theirs = Base()
 
     class Trainer:
@@ -155,7 +155,7 @@ def of_a_method_that_is_overridden(decorate: Decorate) -> tuple[Any, Base]:
 
 
 @pytest.mark.parametrize("make", [of_a_function, of_a_method, of_a_method_that_is_overridden])
-def test_what_a_step_reads_through_another_step_is_noticed(make: Callable[[Decorate], tuple[Any, Base]]) -> None:
+def test_state_read_through_another_step_is_compared(make: Callable[[Decorate], tuple[Any, Base]]) -> None:
     (expected, theirs), (step, ours) = make(as_it_is), make(graphed)
     for index, batch in enumerate(batches("cpu", 16)):
         assert torch.equal(step(*batch), expected(*batch)), index
@@ -187,7 +187,7 @@ def saved_and_loaded(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))  # noqa: S301 (it was made here)
 
 
-def test_a_step_is_saved_as_the_function_or_method_that_it_is() -> None:
+def test_step_is_pickled_as_its_function_or_method() -> None:
     """As functions and methods are: by name, and with their object."""
     assert saved_and_loaded(doubled) is copy.copy(doubled) is copy.deepcopy(doubled) is doubled
     one, x = Doubling(), torch.ones(3)

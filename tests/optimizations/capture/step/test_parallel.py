@@ -54,7 +54,7 @@ MODELS: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_what_is_refused_is_named_with_what_to_change(name: str) -> None:
+def test_refusal_names_the_cause_and_the_remedy(name: str) -> None:
     make, reason, advice = MODELS[name]
     step = step_of(make())
     losses = [step(*batch).item() for batch in batches("cpu", 2)]

@@ -40,7 +40,7 @@ LIBRARY = (
 
 
 @pytest.mark.parametrize("name", LIBRARY)
-def test_program_of_a_library_has_eagers_results(name: str) -> None:
+def test_library_program_has_eagers_results(name: str) -> None:
     make = library_programs()[name]
     eager, made = make("cpu"), make("cpu")
     expected = outcome(eager, eager.step)
@@ -66,7 +66,7 @@ def regularised_by_a_derivative() -> Program:
     return Program(step, batches("cpu"), lambda: state_of(model, optimizer))
 
 
-def test_zero_tangents_without_memory_are_none_in_a_graph() -> None:
+def test_zero_tangents_without_memory_become_none() -> None:
     """Differentiation in forward mode makes such for what does not depend on the input."""
     eager, made = regularised_by_a_derivative(), regularised_by_a_derivative()
     expected = outcome(eager, eager.step)

@@ -83,7 +83,7 @@ NESTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", sorted(NESTS))
-def test_a_nest_is_taken_apart_and_put_together(name: str) -> None:
+def test_nested_arguments_are_flattened_and_rebuilt(name: str) -> None:
     nest = NESTS[name]
     tensors: list[torch.Tensor] = []
     key = signature(nest, tensors)
@@ -115,7 +115,7 @@ def test_a_nest_is_taken_apart_and_put_together(name: str) -> None:
         ([torch.ones(2)] * 2, [torch.ones(2), torch.ones(2)]),
     ],
 )
-def test_what_needs_another_graph_has_another_signature(one: Any, other: Any) -> None:
+def test_different_graphs_have_different_signatures(one: Any, other: Any) -> None:
     assert signature(one, []) != signature(other, [])
 
 
@@ -127,7 +127,7 @@ def test_tensor_next_to_container_entries_is_in_the_signature() -> None:
     assert signature(one, []) != signature(other, [])
 
 
-def test_arguments_that_no_graph_takes_are_refused_by_name() -> None:
+def test_unsupported_arguments_are_refused_by_name() -> None:
     def refusal(tensor: torch.Tensor, holds: bool = True) -> str:
         return str(refused_tensor("batch['x']", tensor, lambda _: holds))
 
@@ -165,7 +165,7 @@ def test_fused_copy_fills_placeholders_of_any_layout() -> None:
     assert passing.copied_bytes == 4 * (24 + 24 + 3) + 40
 
 
-def test_tensors_of_one_dtype_are_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_of_one_dtype_share_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch copies a list of several dtypes one by one."""
     launches: list[list[torch.dtype]] = []
     stock = torch_internals.foreach_copy_
@@ -186,7 +186,7 @@ def operation(name: str, *arguments: Any, line: str | None = "loop.py:3 in step"
     return Operation(name, arguments, line)
 
 
-def test_first_difference_of_two_runs_has_its_line() -> None:
+def test_first_difference_of_two_runs_is_reported_with_its_line() -> None:
     run = [operation("aten.mul.Tensor", 1), operation("aten.add_.Tensor", 0.5)]
     assert first_difference(run, list(run)) is None
     other = first_difference(run, [run[0], operation("aten.add_.Tensor", 0.25)])
@@ -202,7 +202,7 @@ def seen(trace: list[Operation], *findings: Refusal) -> Observed:
     return Observed(trace, None, [*findings], frozenset(), [], False, False, False, frozenset())
 
 
-def test_late_agreement_of_calls_counts() -> None:
+def test_calls_that_agree_late_are_accepted() -> None:
     progress = Progress()
     refusal: Refusal | None = None
     for number in range(PATIENCE):
@@ -237,7 +237,7 @@ def test_unnamed_tensors_and_allocations_are_ignored() -> None:
     assert difference is not None and " weight) where the call before has" in difference.reason
 
 
-def test_a_checkpoint_keeps_the_random_state_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_random_state_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """What PyTorch's own functions do there differs from what stands in for them in a capture."""
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.zeros(8, dtype=torch.uint8).clone())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: state.clone())
@@ -248,7 +248,7 @@ def test_a_checkpoint_keeps_the_random_state_without_a_trace(monkeypatch: pytest
         assert observer.operations == [] and queries.random_state
 
 
-def test_too_many_signatures_are_a_reason() -> None:
+def test_too_many_signatures_are_reported() -> None:
     plan = Plan(warm_up=3)
     for number in range(MOST_SIGNATURES):
         plan.next(number)
@@ -269,7 +269,7 @@ def graph_of_kernel(data: bytes, name: str | None = "kernel") -> CapturedGraph:
     return CapturedGraph(nodes=(node,), edges=())
 
 
-def test_address_in_a_graph_is_found_in_any_word() -> None:
+def test_address_is_found_in_any_kernel_argument() -> None:
     address = 0x7F0012345000
     memory = [MemoryRange(address=address, size_bytes=64)]
     for shift in (0, 4, 8):
@@ -279,7 +279,7 @@ def test_address_in_a_graph_is_found_in_any_word() -> None:
     assert not any_word_in(graph_of_kernel((address - 1).to_bytes(8, "little")), memory)
 
 
-def test_module_imported_in_a_watched_call_holds_nothing() -> None:
+def test_module_imported_while_watched_retains_no_observer() -> None:
     """PyTorch imports modules of its own in the first capture, which keep `torch.cuda.synchronize` for themselves."""
     observer = Observer(lambda tensor: True, {}, forbid=True)
     gone = weakref.ref(observer)
@@ -309,5 +309,5 @@ _ATEN = torch.ops.aten
         (_ATEN.add.Tensor, (1, 2), {}, False),
     ],
 )
-def test_attention_draws_where_it_has_dropout(operator: Any, args: Any, kwargs: Any, expected: bool) -> None:
+def test_attention_with_dropout_draws_random_numbers(operator: Any, args: Any, kwargs: Any, expected: bool) -> None:
     assert draws(operator, args, kwargs) == expected

@@ -41,7 +41,7 @@ def run(made: Refused, step: Any) -> list[torch.Tensor]:
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_unrepeatable_step_is_refused_and_runs_as_before(name: str) -> None:
+def test_unrepeatable_step_is_refused_and_runs_uncaptured(name: str) -> None:
     eager = REFUSED[name]("cpu")
     expected = run(eager, eager.step)
     made, device = REFUSED[name]("cpu"), CpuDevice()
@@ -59,14 +59,14 @@ def test_unrepeatable_step_is_refused_and_runs_as_before(name: str) -> None:
     assert sum(graph.replays for graph in device.graphs) == 0
 
 
-def test_the_reason_is_a_warning_with_the_name_of_the_step() -> None:
+def test_refusal_is_a_warning_with_the_steps_name() -> None:
     made = REFUSED["item"]("cpu")
     step = GraphedStep(made.step, device=CpuDevice())
     with pytest.warns(UserWarning, match=r"item.*runs without a CUDA graph: it reads a value"):
         run(made, step)
 
 
-def test_with_raise_a_refused_call_ends_before_it_does_anything() -> None:
+def test_raise_option_refuses_a_call_before_any_effect() -> None:
     made = REFUSED["item"]("cpu")
     step = GraphedStep(made.step, device=CpuDevice(), on_refusal="raise")
     calls = batches("cpu")
@@ -103,7 +103,7 @@ class Counted:
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("capture failed")])
-def test_failed_capture_costs_the_graph_and_repeats_nothing(error: Exception) -> None:
+def test_failed_capture_repeats_no_work(error: Exception) -> None:
     made, reference = Counted(), Counted()
     device = CpuDevice()
     step = GraphedStep(made.step, device=device)
@@ -133,7 +133,7 @@ def waits_for_the_gpu(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_line_that_fails_in_a_capture_is_named() -> None:
+def test_failing_line_in_a_capture_is_named() -> None:
     """Nothing shows before what it does on its way."""
     device = CpuDevice()
     WAITING[:] = [device]
@@ -163,7 +163,7 @@ def test_python_changes_of_a_failed_capture_are_undone() -> None:
     assert device.captures == 1
 
 
-def test_an_exception_of_the_programs_own_is_no_reason_to_refuse() -> None:
+def test_programs_own_exception_does_not_refuse_the_step() -> None:
     """It is raised where the call would be captured, and in calls before and after."""
     model = network("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -250,7 +250,7 @@ def test_autograd_state_of_another_stream_names_the_remedy() -> None:
     assert "default stream" in refusal.reason and "detach()" in refusal.advice
 
 
-def test_an_interrupt_in_a_capture_leaves_the_state_from_before() -> None:
+def test_interrupted_capture_restores_the_state() -> None:
     made = Counted()
     device = CpuDevice()
     step = GraphedStep(made.step, device=device)
@@ -274,7 +274,7 @@ def test_an_interrupt_in_a_capture_leaves_the_state_from_before() -> None:
     ("owner", "name", "error"),
     [(CpuDevice, "give_back", KeyboardInterrupt), (CpuGraph, "replay", torch.OutOfMemoryError)],
 )
-def test_call_ended_before_its_launch_leaves_no_results(
+def test_call_that_fails_before_its_launch_keeps_no_results(
     owner: type, name: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gradients add up, and an attribute is bound to what each call makes."""
@@ -315,7 +315,7 @@ def test_call_ended_before_its_launch_leaves_no_results(
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_an_interrupt_at_any_time_leaves_the_step_to_others(closes: bool) -> None:
+def test_interrupted_step_releases_its_lock(closes: bool) -> None:
     """A lock that stayed taken would let all later calls run as they are, and `reset` wait for ever."""
     graphed = GraphedStep(lambda x: x * 2, device=CpuDevice())
     x = torch.ones(3)
@@ -334,7 +334,7 @@ def test_an_interrupt_at_any_time_leaves_the_step_to_others(closes: bool) -> Non
     (graphed.close if closes else graphed.reset)()
 
 
-def test_calls_of_other_threads_are_not_the_steps() -> None:
+def test_calls_in_other_threads_do_not_refuse_the_step() -> None:
     made = Counted()
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -373,7 +373,7 @@ def test_gradients_before_a_recording_are_released(
     assert alive == [False] * len(storages), "behind the capture"
 
 
-def test_without_a_gpu_a_step_runs_as_it_is_and_says_so() -> None:
+def test_step_without_a_gpu_runs_uncaptured_with_a_warning() -> None:
     step = graph_step(trained(network("cpu")))
     with pytest.warns(UserWarning, match="works on no tensor of a GPU"):
         step(*batches("cpu")[0])
@@ -393,7 +393,7 @@ def test_unknown_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         graph_callables(nn.Linear(2, 2), (torch.ones(1, 2),))
 
 
-def test_a_step_within_a_step_is_part_of_it() -> None:
+def test_nested_step_is_part_of_the_outer_step() -> None:
     device = CpuDevice()
     reference, made = Counted(), Counted()
     inner = GraphedStep(made.step, device=device)
@@ -404,7 +404,7 @@ def test_a_step_within_a_step_is_part_of_it() -> None:
     assert inner.report().calls == 0
 
 
-def test_tensors_that_are_replaced_in_each_call_end_in_a_refusal() -> None:
+def test_tensors_replaced_on_every_call_are_refused() -> None:
     made = Counted()
     step = GraphedStep(made.step, device=CpuDevice(), limit=1)
     with warnings.catch_warnings(record=True):
@@ -417,7 +417,7 @@ def test_tensors_that_are_replaced_in_each_call_end_in_a_refusal() -> None:
     assert step.report().dropped_recordings > 4
 
 
-def test_a_loaded_state_is_used_by_the_next_call() -> None:
+def test_loaded_state_is_used_by_the_next_call() -> None:
     reference, made = Counted(), Counted()
     step = GraphedStep(made.step, device=CpuDevice())
     calls = batches("cpu", 14)
@@ -436,7 +436,7 @@ def test_a_loaded_state_is_used_by_the_next_call() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_a_library_between_the_step_and_pytorch_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_library_between_the_step_and_pytorch_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "site-packages" / "somebodys"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("def read(loss):\n    return loss.item()\n")
@@ -453,7 +453,7 @@ def test_a_library_between_the_step_and_pytorch_is_named(monkeypatch: pytest.Mon
     assert "test_refusals.py:" in refusal.source_line
 
 
-def test_a_step_that_a_library_made_is_watched_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_step_made_by_a_library_is_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its code is not read, but the variables around it are known."""
     folder = tmp_path / "site-packages" / "trainers"
     folder.mkdir(parents=True)
@@ -540,7 +540,7 @@ def test_deferred_function_is_refused_with_its_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["reset", "close"])
-def test_a_step_cannot_free_its_own_graphs_while_it_runs(name: str) -> None:
+def test_running_step_cannot_free_its_own_graphs(name: str) -> None:
     held: dict[str, Any] = {}
 
     def step(batch: dict[str, torch.Tensor]) -> None:

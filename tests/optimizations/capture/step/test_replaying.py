@@ -73,7 +73,7 @@ def test_replay_compares_many_modules_in_as_few_calls(optimizer: str, monkeypatc
     assert len(found[1]) <= len(found[0]) + 1, "states of many parameters are compared in turn, which is one call more"
 
 
-def test_input_in_memory_that_the_step_writes_is_not_replayed() -> None:
+def test_input_in_written_memory_is_not_replayed() -> None:
     weights = torch.zeros(6, 8)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ def test_input_in_memory_that_the_step_writes_is_not_replayed() -> None:
     assert graphed(weights).item() == 2 * weights.sum().item() and recording.replays == replays
 
 
-def test_tensor_that_is_passed_twice_is_not_replayed() -> None:
+def test_tensor_passed_twice_is_not_replayed() -> None:
     given = [(torch.ones(3) * index, torch.ones(3)) for index in range(6)]
     graphed, recording = recorded(lambda x, y: (x + 2 * y).sum(), given)
     replays = recording.replays
@@ -103,14 +103,14 @@ def test_tensor_that_is_passed_twice_is_not_replayed() -> None:
         lambda x: (lambda s: [s, s])(x.sum()),
     ],
 )
-def test_results_are_those_of_the_call_and_stay(results: Callable[[torch.Tensor], Any]) -> None:
+def test_results_belong_to_their_call_and_stay_valid(results: Callable[[torch.Tensor], Any]) -> None:
     given = [(torch.arange(4.0) + index,) for index in range(9)]
     graphed = GraphedStep(results, device=CpuDevice())
     assert [graphed(*one) for one in given] == [results(*one) for one in given]
     assert graphed.report().replays == 6
 
 
-def test_interrupted_call_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_call_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     stock, interrupts = CpuGraph.replay, [False]
 
     def replay(graph: CpuGraph) -> None:

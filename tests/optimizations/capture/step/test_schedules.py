@@ -80,7 +80,7 @@ EXACT = {
 
 @pytest.mark.parametrize("name", sorted(EXACT))
 @pytest.mark.parametrize("schedule", sorted(SCHEDULERS))
-def test_scheduled_rate_reaches_the_graph(name: str, schedule: str) -> None:
+def test_scheduled_learning_rate_reaches_the_graph(name: str, schedule: str) -> None:
     expected, _ = run(EXACT[name], schedule, graphed=False)
     found, report = run(EXACT[name], schedule, graphed=True)
     for mine, theirs in zip(found, expected, strict=True):
@@ -113,7 +113,7 @@ class Wrapper(torch.optim.Optimizer):
         return self.wrapped.step()
 
 
-def test_wrapped_optimizer_keeps_the_programs_rates() -> None:
+def test_wrapped_optimizer_keeps_learning_rates() -> None:
     """Two optimizers have one group: its number is put back once, and not made of the tensor in single precision."""
 
     def rates(graphed: bool) -> tuple[list[float], Any]:
@@ -150,7 +150,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_number_only_options_are_named_without_recording(name: str) -> None:
+def test_number_only_options_are_refused_by_name(name: str) -> None:
     make, value, advice = REFUSED[name]
     expected, _ = run(make, "OneCycleLR", graphed=False, cycles=True)
     found, report = run(make, "OneCycleLR", graphed=True, cycles=True)
@@ -162,7 +162,7 @@ def test_number_only_options_are_named_without_recording(name: str) -> None:
     assert report.recordings == ()
 
 
-def test_a_weight_decay_that_changes_in_each_call_is_named() -> None:
+def test_weight_decay_that_changes_on_every_call_is_named() -> None:
     def between(index: int, optimizer: torch.optim.Optimizer) -> None:
         optimizer.param_groups[0]["weight_decay"] = 0.1 / (index + 1)
 
@@ -174,7 +174,7 @@ def test_a_weight_decay_that_changes_in_each_call_is_named() -> None:
     assert "optimizer.param_groups[0]['weight_decay']" in refusal.reason and "change it seldom" in refusal.advice
 
 
-def test_rate_changed_by_step_and_program_is_the_programs() -> None:
+def test_rate_written_by_program_and_step_equals_eager() -> None:
     """What the step wrote into the tensor of a learning rate is not what was written there before."""
 
     def run(graphed: bool) -> list[torch.Tensor]:
@@ -216,7 +216,7 @@ def decays(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         decays,
     ],
 )
-def test_step_that_derives_its_rate_is_given_numbers(make: Callable[[Any], Callable[[], Any]]) -> None:
+def test_step_that_computes_its_rate_gets_numbers(make: Callable[[Any], Callable[[], Any]]) -> None:
     """Of a tensor it would make a rounded one, from which the program goes on."""
 
     def rates(graphed: bool) -> list[float]:
@@ -254,7 +254,7 @@ class Sign(torch.optim.Optimizer):
                 parameter.sub_(parameter.grad.sign() * group["lr"])
 
 
-def test_own_optimizer_is_told_how_to_take_a_changing_rate() -> None:
+def test_custom_optimizer_refusal_explains_tensor_rates() -> None:
     refusals, replays = [], []
     for rate in (0.1, torch.tensor(0.1)):
         model = network("cpu")

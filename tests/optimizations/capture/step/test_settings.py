@@ -68,7 +68,7 @@ def of_class(given: Any, weight: float) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(GIVEN))
-def test_what_stands_in_and_on_arguments_is_seen(name: str) -> None:
+def test_values_in_and_on_arguments_are_compared(name: str) -> None:
     make, read, change = GIVEN[name]
     held = Holder()
 
@@ -86,7 +86,7 @@ def test_what_stands_in_and_on_arguments_is_seen(name: str) -> None:
     assert call.report().refusals == ()
 
 
-def test_step_is_told_whether_its_batch_is_a_parameter() -> None:
+def test_batch_that_is_a_parameter_has_its_own_recording() -> None:
     def step(given: torch.Tensor) -> torch.Tensor:
         return given * (3.0 if isinstance(given, torch.nn.Parameter) else 2.0)
 
@@ -106,7 +106,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Te
 
 
 @pytest.mark.parametrize("name", sorted(TRANSFORMS))
-def test_a_step_that_is_transformed_runs_as_it_is(name: str) -> None:
+def test_transformed_step_runs_uncaptured(name: str) -> None:
     weight = torch.randn(3)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -131,7 +131,7 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_what_surrounds_a_call_and_watches_operators_sees_them() -> None:
+def test_dispatch_modes_around_a_call_observe_operators() -> None:
     calls = batches("cpu", 8)
     step = GraphedStep(lambda batch: batch["x"].sum() * 2, device=CpuDevice())
     for batch in calls[:6]:
@@ -145,7 +145,7 @@ def test_what_surrounds_a_call_and_watches_operators_sees_them() -> None:
     assert step.report().replays == 4
 
 
-def test_hooks_of_saved_tensors_see_them_and_may_exchange_them() -> None:
+def test_saved_tensor_hooks_may_replace_tensors() -> None:
     weight = torch.nn.Parameter(torch.arange(3.0))
 
     def train(x: torch.Tensor) -> torch.Tensor:
@@ -165,7 +165,7 @@ def test_hooks_of_saved_tensors_see_them_and_may_exchange_them() -> None:
     assert torch.equal(step(torch.ones(3)), torch.ones(3)) and step.report().replays == replays + 1
 
 
-def test_a_default_device_that_changes_is_noticed() -> None:
+def test_changed_default_device_is_noticed() -> None:
     step = GraphedStep(lambda batch: (batch["x"] * 2, torch.ones(2)), device=CpuDevice())
     calls = batches("cpu", 8)
     for batch in calls[:6]:
@@ -178,7 +178,7 @@ def test_a_default_device_that_changes_is_noticed() -> None:
         torch.set_default_device(None)
 
 
-def test_a_backward_that_looks_for_nan_finds_it() -> None:
+def test_anomaly_detection_finds_nan_in_the_backward() -> None:
     weight = torch.ones(3, requires_grad=True)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -198,7 +198,7 @@ def test_a_backward_that_looks_for_nan_finds_it() -> None:
 
 
 @pytest.mark.parametrize("pair", [(0.0, -0.0), (1, True), (1, 1.0), (float("inf"), float("-inf"))])
-def test_numbers_that_look_alike_have_graphs_of_their_own(pair: tuple[Any, Any]) -> None:
+def test_equal_numbers_of_different_types_have_own_graphs(pair: tuple[Any, Any]) -> None:
     def step(batch: dict[str, torch.Tensor], number: Any) -> torch.Tensor:
         sign = math.copysign(1.0, number) + (5.0 if number is True else 0.0) + isinstance(number, float)
         return batch["x"].sum() * sign
@@ -258,7 +258,7 @@ SETTINGS: dict[str, Setting] = {
 
 @pytest.mark.usefixtures("precision")
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_another_setting_has_a_graph_of_its_own(name: str) -> None:
+def test_each_setting_has_its_own_graph(name: str) -> None:
     """It chooses kernels, or the dtype of regions of autocast in the step."""
     ask, tell, other = SETTINGS[name]
     torch.backends.cuda.matmul.fp32_precision = "none"
@@ -277,7 +277,7 @@ def test_another_setting_has_a_graph_of_its_own(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_step_that_leaves_gradients_off_is_refused_there() -> None:
+def test_step_that_leaves_gradients_disabled_is_refused() -> None:
     def step(x: torch.Tensor, train: bool) -> torch.Tensor:
         torch.set_grad_enabled(train)
         return x * 2
@@ -296,7 +296,7 @@ def test_step_that_leaves_gradients_off_is_refused_there() -> None:
 
 
 @pytest.mark.parametrize("kind", [list, lambda proxies: dict(enumerate(proxies))], ids=["list", "dict"])
-def test_a_proxy_of_an_object_that_is_gone_is_nothing(kind: Any) -> None:
+def test_proxy_of_a_freed_object_is_none(kind: Any) -> None:
     held = Holder()
     proxies = kind([weakref.proxy(held)])
     del held

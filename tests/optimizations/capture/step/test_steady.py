@@ -184,7 +184,7 @@ def test_alternating_recordings_need_no_signature(monkeypatch: pytest.MonkeyPatc
     assert len(graphed.report().recordings) == 4 and graphed.report().refusals == ()
 
 
-def test_a_recording_that_was_freed_serves_no_more() -> None:
+def test_freed_recording_is_not_replayed() -> None:
     model = network("cpu")
     step = GraphedStep(lambda batch: loss_of(model, batch).detach(), device=CpuDevice())
     calls = batches("cpu")

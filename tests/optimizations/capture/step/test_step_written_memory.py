@@ -103,7 +103,7 @@ def outcome(made: Made, step: Callable[..., Any]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("make", MADE)
-def test_what_a_step_writes_is_what_eager_writes(make: Callable[[], Made]) -> None:
+def test_writes_of_a_step_equal_eager(make: Callable[[], Made]) -> None:
     eager, made = make(), make()
     expected = outcome(eager, eager[0])
     step = GraphedStep(made[0], device=CpuDevice())

@@ -82,7 +82,7 @@ def test_change_is_noticed(name: str) -> None:
 
 
 @pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
-def test_global_hook_is_noticed_when_it_comes_and_goes(register: Callable[..., Any]) -> None:
+def test_added_or_removed_global_hook_is_noticed(register: Callable[..., Any]) -> None:
     loop = Loop()
     handle = register(lambda *given: None)
     try:
@@ -92,7 +92,7 @@ def test_global_hook_is_noticed_when_it_comes_and_goes(register: Callable[..., A
     assert loop.watch.unchanged()
 
 
-def test_hook_that_is_registered_after_the_recording_runs() -> None:
+def test_hook_registered_after_the_recording_runs() -> None:
     loop, calls = Loop(), []
     handle = loop.model[0].register_forward_hook(lambda *given: calls.append(1))
     loop.graphed(*batches("cpu", 1)[0])
@@ -137,7 +137,7 @@ def test_long_container_is_compared_by_its_length() -> None:
     assert torch.equal(graphed(batch), batch["x"].sum() * (LONG + 2))
 
 
-def test_values_are_the_same_until_one_is_exchanged() -> None:
+def test_values_are_equal_until_one_is_replaced() -> None:
     a, b, c = object(), object(), object()
     attributes, members = {"a": a, "b": b}, [a, b]
     cell = types.CellType(c)

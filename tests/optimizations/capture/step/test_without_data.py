@@ -45,7 +45,7 @@ def on_meta(model: nn.Module, x: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("count", [made_in_a_mode, made_of_the_batch, exported, floating_point_operations, on_meta])
-def test_a_step_that_looks_at_shapes_on_its_way_is_replayed(count: Counted) -> None:
+def test_step_that_reads_shapes_is_replayed(count: Counted) -> None:
     def step_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
