@@ -5,7 +5,7 @@ keep: the attribute is set before the graph's only instantiation and cannot be t
 uploaded before its first launch; such a node is never set from the host (an upload, or the next launch, would undo what
 the device wrote), and the graph never goes through `cuGraphExecUpdate`.
 
-The prelude kernel: runs first in a graph and writes pointers from the pointer table into device-updatable nodes.
+The kernel runs after the nodes that write the pointer table and before all nodes that it updates.
 
 Compiled with NVRTC, linked by nvJitLink with `libcudadevrt.a`; all three come with the torch wheel, so no CUDA toolkit
 is needed. `cudaGraphKernelNodeSetParam` is in CUDA Programming Guide, "Device Graph Launch" and "Device-side updates";

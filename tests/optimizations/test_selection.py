@@ -23,7 +23,7 @@ def copied(
 
 
 @pytest.mark.parametrize(("kernels", "is_tiny"), [(0, True), (1, True), (2, True), (3, False), (None, False)])
-def test_inference_of_two_kernels_gets_no_graph(kernels: int | None, is_tiny: bool) -> None:
+def test_tiny_inference_gets_no_graph(kernels: int | None, is_tiny: bool) -> None:
     assert (without_graph(kernels) is not None) is is_tiny
 
 
