@@ -1,15 +1,15 @@
-"""Find the fastest of several ways to serve a function, on the program's own calls.
+"""Find the fastest of several alternatives to run a function, on the program's own calls.
 
-1. Each alternative serves `CALLS` calls in a row, and one call before them that does not count: it uploads a graph, or
-   loads kernels.
+1. Each alternative runs `CALLS` consecutive calls, after one call that does not count: it uploads a graph, or loads
+   kernels.
 2. A pair of CUDA events surrounds each call, or the part of it that differs. Nothing waits for them; they are read
    once they have completed.
-3. The first alternative stays unless the median of another is smaller by more than `LEAST_GAIN`, and the times of the
-   two hardly overlap: three quarters of the other's are below three quarters of the first one's. A race of a program
-   with itself would else choose the second one by chance where calls are short.
+3. The first alternative is kept unless the median of another is smaller by more than `LEAST_GAIN`, and the times of
+   the two hardly overlap: three quarters of the other's are below three quarters of the first one's. Otherwise a race
+   between equal alternatives would choose the second by chance if calls are short.
 
-A race makes no call that the program did not make. It must not be run for a function with collectives: the time of a
-collective depends on other processes, and these could decide otherwise.
+A race makes no call that the program did not make. It must not be used for a function with collectives: the time of a
+collective depends on other processes, which could choose another alternative.
 
 Note [Captures elsewhere]. Querying an event ends a capture that another thread has begun in CUDA's global mode, unless
 the querying thread is in relaxed mode.
@@ -30,10 +30,10 @@ CALLS = 8
 """Calls of each alternative that count."""
 
 FEWEST_TIMES = 5
-"""An alternative with fewer times than that cannot win: its calls were not served as intended."""
+"""An alternative with fewer times than that cannot win: some of its calls did not run by it."""
 
 LEAST_GAIN = 0.03
-"""How much faster than the first alternative another must be, as a share of its time."""
+"""How much faster than the first alternative another must be, as a share of the first one's time."""
 
 Result = TypeVar("Result")
 
@@ -42,13 +42,13 @@ Events = tuple[Any, Any]
 
 
 class Race:
-    """See the module.
+    """Choose the fastest alternative for the program's calls, as the module describes.
 
     Args:
-        alternatives: names; the first one is kept in case of doubt.
+        alternatives: names; the first one is kept unless another is clearly faster.
 
     Attributes:
-        winner: the alternative that is kept; None while the race runs.
+        winner: the chosen alternative; None while the race runs.
         median_us: median time by alternative, once there is a winner.
     """
 
@@ -56,34 +56,34 @@ class Race:
         if len(set(alternatives)) != len(alternatives) or not alternatives:
             raise ValueError(f"a race needs different alternatives, at least one; these are {list(alternatives)}")
         self._alternatives = tuple(alternatives)
-        self._served = 0
+        self._calls = 0
         self._pairs: list[tuple[str, Any, Any]] = []
         self.winner: str | None = None
         self.median_us: dict[str, float] = {}
 
     @property
-    def turn(self) -> str:
-        """Return the alternative that serves the next call."""
-        index = self._served // (CALLS + 1)
+    def next_alternative(self) -> str:
+        """Return the alternative that runs the next call."""
+        index = self._calls // (CALLS + 1)
         return self._alternatives[index] if index < len(self._alternatives) else self._alternatives[0]
 
-    def serve(self, call: Callable[[str], tuple[Result, Events | None]]) -> Result:
-        """Serve one call of the program by `call(alternative)`.
+    def run(self, call: Callable[[str], tuple[Result, Events | None]]) -> Result:
+        """Run one call of the program by `call(alternative)`.
 
         It returns the call's result and the events around it; None in place of these if the call does not count.
         """
-        turn, place = self.turn, self._served % (CALLS + 1)
-        if self._served >= len(self._alternatives) * (CALLS + 1):
+        alternative, place = self.next_alternative, self._calls % (CALLS + 1)
+        if self._calls >= len(self._alternatives) * (CALLS + 1):
             self._judge()
-            return call(self.winner or turn)[0]
-        self._served += 1
-        result, events = call(turn)
+            return call(self.winner or alternative)[0]
+        self._calls += 1
+        result, events = call(alternative)
         if events is not None and place > 0:
-            self._pairs.append((turn, *events))
+            self._pairs.append((alternative, *events))
         return result
 
     def _judge(self) -> None:
-        """Decide, if the GPU has reached the end of every call. Several threads may be here at a time."""
+        """Choose the winner if all events have completed. Several threads may call this at the same time."""
         if self.winner is not None:
             return
         with _relaxed_capture_mode():
@@ -114,7 +114,7 @@ def mark(device_index: int) -> torch.cuda.Event:
 
 @contextlib.contextmanager
 def _relaxed_capture_mode() -> Iterator[None]:
-    """Set the relaxed capture mode in the block. Note [Captures elsewhere]."""
+    """Set the relaxed capture mode during the block. Note [Captures elsewhere]."""
     if not torch.cuda.is_initialized():
         yield
         return

@@ -160,7 +160,7 @@ class Branches:
             result = replay()
             return result, self._launched if is_switched else None
 
-        result = race.serve(call)
+        result = race.run(call)
         if race.winner is not None and self._race is not None:
             self._decide(race)
         return result

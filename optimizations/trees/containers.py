@@ -1,4 +1,4 @@
-"""Keep Encore's managers, per thread and device, apart from stock's.
+"""Keep Encore's managers, per thread and device, separate from stock's.
 
 Stock keeps its managers in a dictionary that only the importing thread and its autograd threads can reach. Encore's is
 made in each thread that needs one, and put into PyTorch's thread-local state, which the autograd engine copies to the
@@ -22,9 +22,9 @@ _TLS_KEY = "encore_containers"
 class ThreadContainers:
     """Hold the containers (`graphed_function.EncoreContainer`) of one thread, by device.
 
-    A finalizer may run wherever Python allocates. It may call a compiled function, or end Encore. With a lock it would
-    wait for its own thread. So there is none: the dictionary is used by single steps only, which nothing interrupts
-    (`get`, `setdefault`, `popitem`, `copy`).
+    A finalizer may run wherever Python allocates, and may call a compiled function or reset Encore. With a lock it
+    would wait for its own thread. So there is no lock: the dictionary is used by atomic operations only (`get`,
+    `setdefault`, `popitem`, `copy`).
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class ThreadContainers:
 
 
 _ALL: WeakRegistry[ThreadContainers] = WeakRegistry()
-"""Those of all threads."""
+"""The containers of all threads."""
 
 GRAPHED: WeakRegistry[Any] = WeakRegistry()
 """All `graphed_function.GraphedFunction`s."""
@@ -49,7 +49,7 @@ def thread_containers() -> ThreadContainers:
 
 
 def container_of_call(device_index: int) -> Any:
-    """Return the container of this thread's calls; an empty one where Encore was ended during a call."""
+    """Return the container of this thread's calls; an empty one if Encore was reset during a call."""
     return thread_containers().by_device.get(device_index) or TreeManagerContainer(device_index)
 
 
@@ -70,7 +70,7 @@ def everything() -> list[Any]:
 
 
 def settled() -> bool:
-    """Return whether no recording waits for something that further calls of the program would bring."""
+    """Return whether no recording has work left that further calls of the program would do."""
     replays = functools.cache(lambda function: function.replays())
     return not any(
         node.session is not None and node.session.pending and not node.function.is_idle(node, replays(node.function))
@@ -80,7 +80,7 @@ def settled() -> bool:
 
 
 def others_have_managers() -> bool:
-    """Return whether a thread whose containers are not this one's has a manager."""
+    """Return whether a thread with other containers has a manager."""
     own = thread_state.find(_TLS_KEY)
     return any(
         container.tree_manager is not None

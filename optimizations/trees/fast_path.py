@@ -1,30 +1,30 @@
 """Run the fast path of a recording: from the function to the launch with the necessary checks only.
 
-A manager of stock's finds out in each call, in Python, what to do with it. After a recording, or a replay that took the
-slow path, that is known (`EncoreNode.takes_fast_path`). From then on a call in the same circumstances takes few steps:
-one comparison in C++ of everything at a fixed address, one of what is read in place, a check of the results that may be
-live, the launch, and the list of results. If anything differs, the call takes the slow path before anything was done
-for it, so stock's behaviour is kept.
+Stock's manager decides in Python, in each call, which recording to replay. After a recording, or a replay on the slow
+path, the decision is stored (`EncoreNode.takes_fast_path`). From then on a call under the same conditions takes few
+steps: one comparison in C++ of all fixed addresses, one of all inputs read in place, a check for live results, the
+launch, and the list of results. If anything differs, the call takes the slow path before it has had any effect, so
+stock's behaviour is kept.
 
-Note [Loops]. A function may be called where it was never recorded: nothing of it follows the current recording. If no
-result of the current path is live any more, stock then starts a new path with the function, although the iteration goes
-on. This happens in each round of a loop that calls a compiled block and keeps no results. A fast call starts a path
-there in the same way as at the beginning of an iteration.
+Note [Loops]. A function may be called at a point where it was never recorded: the current recording has no child of
+this function. If no result of the current path is live, stock then starts a new path with the function, although the
+iteration continues. This happens in each round of a loop that calls a compiled block and keeps no results. The fast
+path then starts a new path in the same way as at the beginning of an iteration.
 
 Note [What a fast call skips]. In the order of the slow path of PyTorch 2.11:
 
-* `CUDAGraphTreeManager._run` ends a recording or warm-up that is under way: fast calls are made in the state EXECUTION
-  only. It checks whether the function changes inputs that it has not recorded: the answer belongs to the place in the
-  tree, and was no when the recording was made there. It tries the recordings that follow before it begins a new path:
-  a fast call begins one only where none of the same function follows.
-* `can_start_new_generation`, `EncoreManager._look_for_held_results` and `StorageWeakRefWrapper.expired` check whether
-  an iteration begins, whether backwards are pending and which results are live: a fast call reads the same.
-* `CallStreams.enter` is left out in a thread that called before on the same stream.
-* `CUDAGraphNode.check_invariants` compares addresses and looks for results that must have died: a fast call does so by
-  one comparison. Where inputs at fixed addresses moved that may not, the slow path raises.
-* Copies of inputs that have a derivative in forward mode fail: in such a level calls are slow ones.
-* `CUDAGraphNode.run` checks and waits if debugging options say so: with one of these, there are no fast calls.
-* `Session.run` does the work that follows a recording: while some is due, calls are slow ones.
+* `CUDAGraphTreeManager._run` ends a recording or warm-up in progress: fast calls are made in the state EXECUTION only.
+  It checks whether the function changes inputs that it has not recorded: the result depends on the node in the tree
+  only, and was no when the recording was made there. It tries the children of the current recording before it begins a
+  new path: a fast call begins one only if no child is of the same function.
+* `can_start_new_generation`, `EncoreManager._check_held_results` and `StorageWeakRefWrapper.expired` check whether an
+  iteration begins, whether backwards are pending and which results are live: a fast call reads the same state.
+* `CallStreams.enter` is skipped in a thread that called before on the same stream.
+* `CUDAGraphNode.check_invariants` compares addresses and checks that certain results have died: a fast call does so by
+  one comparison. If inputs moved that must not move, the slow path raises.
+* Copies of inputs with a forward-mode derivative raise: inside a level of forward mode, calls take the slow path.
+* `CUDAGraphNode.run` checks and synchronizes under debugging options: with one of these, there are no fast calls.
+* `Session.run` does the work that follows a recording: while some is due, calls take the slow path.
 """
 
 from __future__ import annotations
@@ -66,11 +66,10 @@ trees = torch_internals.cudagraph_trees
 
 
 def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[list[Any]], Any]:
-    """Return the function that replaces `full`, a function of a manager's: it takes the fast path where possible.
+    """Return a function that replaces `full`, a manager's function, and takes the fast path if possible.
 
-    One function holds all that the fast path does, in the order of the slow path, because a call between functions of
-    Python costs as much as a check. A call for which anything has changed is counted with its reason, and takes the
-    slow path.
+    One function contains the whole fast path, in the order of the slow path, because a Python call costs as much as a
+    check. If anything has changed, the call is counted with its reason and takes the slow path.
     """
     function_id = full.keywords["function_id"]
     function: RecordableFunction = manager.ids_to_funcs[function_id].model
@@ -93,22 +92,22 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
         if lent and is_lent(turn):
             return full(inputs)
         with turn:
-            if manager.running:  # it is called from within a call on the slow path
+            if manager.running:  # a call inside a call on the slow path
                 return full(inputs)
             if not hasattr(entered, entered_as) or torch_internals.current_raw_stream(device_index) != streams.last:
                 streams.enter(is_backward, manager.current_node)
             if is_capturing():  # the program may capture on the stream that its calls were on before
-                return in_full(inputs, CAPTURED)
+                return take_slow_path(inputs, CAPTURED)
             if forward_mode._current_level >= 0:
-                return in_full(inputs, FORWARD_MODE)
+                return take_slow_path(inputs, FORWARD_MODE)
             if function.geometry is None or not function.geometry.holds(inputs):
-                return in_full(inputs, OTHER_GEOMETRY)
+                return take_slow_path(inputs, OTHER_GEOMETRY)
             if manager.path_state is not executing:
-                return in_full(inputs, NOT_EXECUTING)
+                return take_slow_path(inputs, NOT_EXECUTING)
             if function.without_graph is not None:
-                return in_full(inputs, function.without_graph)
+                return take_slow_path(inputs, function.without_graph)
             if manager.held_in_generation is not None:
-                return in_full(inputs, RESULTS_HELD)
+                return take_slow_path(inputs, RESULTS_HELD)
             current: EncoreNode = manager._current_node
             generation = steps.mark_step_counter or generations.generation
             begins = generation != manager.current_gen
@@ -134,18 +133,18 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                 node = one
                 break
             if node is None:
-                return in_full(inputs, why)
+                return take_slow_path(inputs, why)
             if begins:
                 if manager.running_forwards_with_pending_backwards and not steps.mark_step_counter:
-                    return in_full(inputs, BACKWARD_PENDING)
+                    return take_slow_path(inputs, BACKWARD_PENDING)
                 if current.children and current.children.get(function_id):
-                    return in_full(inputs, ANOTHER_FOLLOWS)
+                    return take_slow_path(inputs, ANOTHER_FOLLOWS)
                 if any_alive(current.results_alive):
-                    return in_full(inputs, RESULTS_HELD)
+                    return take_slow_path(inputs, RESULTS_HELD)
             session = node.session
-            # One that is done may have been left with a graph that was not changed to the end.
+            # A session that is done may have a graph whose update was interrupted.
             if session is not None and (session.stage is not done or session.unusable) and not session.rests(inputs):
-                return in_full(inputs, WORK_IS_DUE)
+                return take_slow_path(inputs, WORK_IS_DUE)
 
             for index in node.dying:
                 inputs[index] = None
@@ -154,8 +153,8 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                 function.took_the_slow_path(INPUT_STILL_HELD)
                 return manager.run_without_graph(inputs, function_id, INPUT_STILL_HELD)
 
-            # From here on the call is served, as by `CUDAGraphTreeManager.execute_node` and `CUDAGraphNode.run`. The
-            # manager's `mode` and `compile_id` are left as they are: they are read after `run` only, which sets them.
+            # From here on the graph is replayed, as by `CUDAGraphTreeManager.execute_node` and `CUDAGraphNode.run`. The
+            # manager's `mode` and `compile_id` are not set: they are read only after `run`, which sets them.
             manager._current_node = node
             manager.current_gen = generation
             node.replays += 1
@@ -183,7 +182,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                 outputs = kept_copied(node, function, outputs)
             return outputs
 
-    def in_full(inputs: list[Any], reason: str) -> Any:
+    def take_slow_path(inputs: list[Any], reason: str) -> Any:
         function.took_the_slow_path(reason)
         return full(inputs)
 

@@ -79,7 +79,7 @@ class RecordableFunction:
         decision: how its calls are served from now on, by rule or by measurement; None where that is not decided. `why`
             gives the reason.
         median_us: measured time by alternative.
-        serve_by: replaces what is called for it; None before its first call.
+        replace_call: replaces what is called for it; None before its first call.
         turn: the lock that calls of its manager's functions hold; None until one has it.
         follow_streams: orders a call that goes past the manager after the graphs before it; see `streams`.
         geometry: of inputs at fixed addresses, as the function was compiled for it; None before its first call.
@@ -114,7 +114,7 @@ class RecordableFunction:
         self.decision: Decision | None = None
         self.why = ""
         self.median_us: Mapping[str, float] = {}
-        self.serve_by: Callable[[Callable[[list[Any]], Any]], None] | None = None
+        self.replace_call: Callable[[Callable[[list[Any]], Any]], None] | None = None
         self.turn: AbstractContextManager[Any] | None = None
         self.geometry: FixedGeometry | None = None
         self.follow_streams: Callable[[], None] = lambda: None
@@ -305,8 +305,8 @@ class RecordableFunction:
     def ran_without_graph(self, reason: str) -> None:
         """Count a call without a graph. `TORCH_LOGS=cudagraphs` shows the first for each reason."""
         self._count_uncaptured(reason)
-        if self.decision == "no graph" and self.is_retired and self.direction == "inference" and self.serve_by:
-            self.serve_by(self.run_past_manager)
+        if self.decision == "no graph" and self.is_retired and self.direction == "inference" and self.replace_call:
+            self.replace_call(self.run_past_manager)
 
     def _count_uncaptured(self, reason: str) -> None:
         self._uncaptured[reason] += 1

@@ -1,22 +1,24 @@
-"""Provide the function that Inductor calls where stock would call its CUDA-graphed one.
+"""Provide the function that Inductor calls in place of stock's CUDA-graphed function.
 
 It does what `torch._inductor.cudagraph_trees.cudagraphify_impl` does (one recording per value of the integer inputs)
-with two differences. Recordings are made by Encore's managers. And inputs that Inductor wants aligned are aligned where
-the function is really run, in warm-up and without a graph, instead of before each replay: a replay aligns what it reads
-in place itself, and what it copies needs no alignment. A mutated input that was copied for that is written back.
+with two differences. Encore's managers make the recordings. And inputs are aligned only when the function itself runs,
+in warm-up and without a graph, instead of before each replay: a tracker aligns inputs that a replay reads in place, and
+copied inputs need no alignment. If an aligned copy of a mutated input is made, its values are written back.
 
-Note [Inputs that are written]. Stock leaves a function without a graph that writes an input which is neither a
-parameter nor a result of another graph: a key-value cache that the program passes, say. A graph would write its copy.
-Here such an input is taken for one at a fixed address, as parameters are: the graph writes the caller's memory, and
-where the next call passes another tensor, it is recorded again. Not so in backwards and in programs of several
-partitions, whose inputs may be at new addresses in each call; where Inductor does not say that it is written
-(`GeneratedCode.written`); with collectives, whose ranks may pass buffers apart; and for more than a few values of
-integer inputs: a place in a cache that is passed as a number changes on every call.
+Note [Inputs that are written]. Stock runs a function without a graph if it writes an input that is neither a parameter
+nor a result of another graph, such as a key-value cache that the program passes. A graph would write its placeholder.
+Here such an input counts as an input at a fixed address, as parameters do: the graph writes the caller's memory, and a
+call that passes another tensor is recorded again. Exceptions are
+
+* backwards and programs of several partitions, whose inputs may be at new addresses in each call;
+* writes that Inductor does not report (`GeneratedCode.written`);
+* functions with collectives, because ranks may pass different buffers;
+* more than a few values of integer inputs: a position in a cache that is passed as a number changes on every call.
 
 Note [Misaligned inputs that are returned]. A partition of a program returns an input that a later partition reads or
-writes. Run on an aligned copy, it would return the copy: the later partition would write that, and the caller's tensor
-would stay as it was. So the input itself is returned, as it is where a graph is replayed. Not where the function took
-the memory of the input for a result: then what it returns is that result.
+writes. Run on an aligned copy, it would return the copy: the later partition would write the copy, and the caller's
+tensor would not change. So the input itself is returned, as a replay does. If the function reused the input's memory
+for a result, it returns that result.
 """
 
 from __future__ import annotations
@@ -49,11 +51,11 @@ ALIGNMENT_BYTES = 16
 """The alignment that Inductor's kernels rely on, in bytes."""
 
 MOST_SIZES_OF_WRITERS = 8
-"""Values of the integer inputs for which a function that writes an input is recorded. Stock records none."""
+"""Most values of integer inputs for which a function that writes an input is recorded. Stock records none."""
 
 
 class EncoreContainer(containers.TreeManagerContainer):
-    """Hold a manager of Encore's. It is stock's container, which ends its manager once no function needs it."""
+    """Hold an Encore manager in stock's container, which ends its manager once no function needs it."""
 
     tree_manager: EncoreManager | None
 
@@ -86,9 +88,9 @@ def record(
     """Record a function as `torch._inductor.cudagraph_trees.cudagraphify` does, with Encore's managers.
 
     Returns:
-        What to call from now on (None: nothing was recorded), and a result.
+        The function to call from now on (None: nothing was recorded), and the results of this call.
 
-    Not inside of a capture of the program's own: a manager captures when it is made.
+    Inside of a capture by the program nothing is recorded, because creating a manager makes a capture.
     """
     if not resting() and torch.cuda.is_current_stream_capturing():
         function.ran_without_graph(INSIDE_CAPTURE)
@@ -103,8 +105,8 @@ class GraphedFunction:
     Args:
         model: the function as Inductor generated it.
         options: the user's.
-        report: takes what is recorded, which is then asked for what is reported of it.
-        direction: of the function.
+        report: called with each function that is recorded, and reads its report from it later.
+        direction: the function's direction.
         static_input_idxs, mutated_input_idxs, keywords: as for `torch._inductor.compile_fx.cudagraphify`.
     """
 
@@ -144,16 +146,16 @@ class GraphedFunction:
         recorded = self._recorded.get(tuple([inputs[index] for index in integers]) if integers else ())
         if recorded is not None:
             return recorded(inputs)
-        self._follow_streams()  # it waits for a manager, which one does not under a lock
-        with self._lock:  # two threads may be the first
+        self._follow_streams()  # it takes a manager's lock, which must not be done while holding this lock
+        with self._lock:  # two threads may make the first call
             return self._first_call(inputs)
 
     def tell_what_callers_get(self, places: frozenset[int]) -> None:
-        """See `RecordableFunction.callers_get`. To be called before the first call."""
+        """Set `RecordableFunction.callers_get`. Call this before the first call of the function."""
         self._callers_get = places
 
     def forget(self) -> None:
-        """Drop everything recorded; the next call records again, with the manager there is then."""
+        """Drop all recordings; the next call records again, with the manager of that time."""
         if self._options.selection == "measure":
             functions = list(self._functions.items())
             self._measured.update((key, (one.decision, one.why)) for key, one in functions if one.decision is not None)
@@ -162,7 +164,7 @@ class GraphedFunction:
 
     @property
     def is_measured_now(self) -> bool:
-        """Return whether a race runs that decides how calls are served."""
+        """Return whether alternatives are being timed for this function."""
         return any(isinstance(one, Measured) and one.is_running for one in list(self._recorded.values()))
 
     def _first_call(self, inputs: list[Any]) -> Any:
@@ -209,23 +211,23 @@ class GraphedFunction:
             return outputs
         this = weakref.ref(self)
 
-        def serve_by(call: Callable[[list[Any]], Any]) -> None:
+        def replace_call(call: Callable[[list[Any]], Any]) -> None:
             found = this()
             if found is not None and key in found._recorded:
                 found._recorded[key] = call
 
-        recordable.serve_by = serve_by
+        recordable.replace_call = replace_call
         if self._options.selection == "measure" and recordable.decision is None:
             recorded = Measured(recordable, recorded, self._keywords["device_index"])
         self._recorded[key] = recorded
         return outputs
 
     def _returned(self, index: int) -> bool:
-        """Return whether a later partition is given this input as a result."""
+        """Return whether the function returns this input to a later partition."""
         return is_one_of_several(self._generated) and self._code().returns(index)
 
     def _first_call_without_graph(self, function: RecordableFunction, key: tuple[int, ...], inputs: list[Any]) -> Any:
-        """Serve a call of a function that is too small for a graph, unless its results turn out to be large."""
+        """Run the first call of a function that is too small for a graph, and later calls unless results are large."""
         outputs = function.run_past_manager(inputs)
         result_bytes = sum(one.nbytes for one in outputs if isinstance(one, torch.Tensor))
         if not function.keeps_graph_for_results(result_bytes):
@@ -257,9 +259,9 @@ def on_aligned_inputs(
     """Return a function that calls `model` with copies in place of misaligned inputs.
 
     Args:
-        model: takes the list of its inputs, which it empties.
-        checked: indices of tensors that `model` takes for aligned.
-        written: indices of inputs that it writes; what it wrote to a copy is copied back.
+        model: called with the list of its inputs, which it empties.
+        checked: indices of tensors that `model` requires to be aligned.
+        written: indices of inputs that it writes; values written to a copy are copied back.
         returns: whether an input that `model` returns is that input, and not a result in its memory.
     """
 
@@ -281,5 +283,5 @@ def on_aligned_inputs(
 
 
 def races_run() -> bool:
-    """Return whether calls of any function take part in a race now."""
+    """Return whether alternatives are being timed for any function."""
     return any(function.is_measured_now for function in containers.GRAPHED.alive())

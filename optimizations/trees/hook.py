@@ -1,20 +1,20 @@
-"""Send what Inductor would make CUDA graphs of to another maker, for chosen compilations only.
+"""Replace the maker of CUDA graphs for chosen compilations only.
 
 Inductor turns a compiled function into a CUDA-graphed one in `post_compile`, at the end of every compilation and of
-every load from its caches, by calling `torch._inductor.compile_fx.cudagraphify`. While at least one compilation asks
-for another maker, that name is a dispatcher: in a thread that has asked it calls the maker, in all others stock. Once
-no compilation asks, the name is stock's again. The same goes for `cudagraph_trees.get_manager`, which `post_compile`
-asks for the manager to tell when a backward runs that is not captured itself. At the end of `post_compile` the maker
-also receives the compiled function, captured or not (`maybe_realign_inputs` is the last that it calls, in every case).
+every load from its caches, by calling `torch._inductor.compile_fx.cudagraphify`. While at least one thread is inside
+`captured_by`, that name is a dispatcher: it calls the thread's own maker inside the block, and stock elsewhere. After
+the last block, the name is stock's again. The same holds for `cudagraph_trees.get_manager`, which `post_compile` calls
+to notify the manager when a backward without a graph runs. At the end of `post_compile` the maker also receives the
+compiled function, captured or not (`maybe_realign_inputs` is always its last call).
 
-Note [Both ends of a compilation]. `compile_fx` covers forward and inference graphs, and everything that comes from
-AOTAutograd's cache (there forward and backward pass `post_compile` together, and `inner_compile` is not called). But a
-backward is compiled when it first runs, long after `compile_fx` returned and in a thread of the autograd engine. So the
-maker must be asked for around both, and `captured_by` stands around `compile_fx` and in its `inner_compile`.
+Note [Both ends of a compilation]. `compile_fx` covers forward and inference graphs, and everything from AOTAutograd's
+cache (there forward and backward pass `post_compile` together, without a call of `inner_compile`). But a backward is
+compiled when it first runs, long after `compile_fx` returned and in a thread of the autograd engine. So `captured_by`
+wraps both `compile_fx` and its `inner_compile`.
 
 Note [Compiled modules inside of a step]. A graph of CUDAGraph Trees cannot be recorded or replayed inside of another
-capture. Its manager has a way to run a function without a graph, for functions that mutate their inputs. `at_rest`
-takes the same way while a step is warmed up and captured.
+capture. Its manager can run a function without a graph, for functions that mutate their inputs. `at_rest` makes all
+functions run this way while a step is warmed up and captured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DISPATCHED = ("cudagraphify", "get_manager")
 """Entries of `torch_internals.NAMES` that are dispatched; `maker.EncoreMaker` has a method for each."""
 
 OBSERVED = "maybe_realign_inputs"
-"""The entry that is called as in stock, after which the maker's method `compiled` is called."""
+"""The entry that is called as in stock, followed by the maker's method `compiled`."""
 
 
 _asked: ContextVar[Any] = ContextVar("encore_maker", default=None)
@@ -76,11 +76,11 @@ _DISPATCH = Replacing(
 
 
 at_rest_now = 0
-"""How many blocks of `at_rest` are under way."""
+"""How many blocks of `at_rest` are active."""
 
 
 def resting() -> bool:
-    """Return whether graphs of compiled modules are to run as the functions they were made of."""
+    """Return whether compiled modules must run without CUDA graphs of their own."""
     return at_rest_now > 0
 
 
@@ -90,7 +90,7 @@ def at_rest() -> Iterator[None]:
     global at_rest_now
     manager: Any = torch_internals.cudagraph_trees.CUDAGraphTreeManager
 
-    # `_run` is looked up in each call. `run` is not to be replaced: functions compiled inside the block keep it.
+    # `_run` is looked up in each call. `run` must not be replaced: functions compiled inside the block would keep it.
     def run(self: Any, new_inputs: list[Any], function_id: Any) -> Any:
         return self.ids_to_funcs[function_id].model(new_inputs)
 

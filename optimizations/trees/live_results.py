@@ -1,16 +1,16 @@
-"""Check tensors that replays return or save again and again: did others leave all but their values unchanged?
+"""Check that callers left everything but the values of repeatedly returned tensors unchanged.
 
-CUDAGraph Trees keep one tensor object per result. What a caller gets of an inference or a forward is a new tensor over
-the same memory in each call (`results`). The gradients of a backward and what a forward saves are too many for that:
-they are the very objects of the call before. What a caller did to the object, and not to its values, would stay: a
-shape changed in place (`squeeze_`, `t_`), other memory (`set_`, `.data`), `requires_grad_`, a history. So each object
-is checked before it is returned again, all in two calls into C++.
+CUDAGraph Trees keep one tensor object per result. For an inference or a forward, callers get a new tensor over the same
+memory in each call (`results`). Gradients and saved tensors are too many for that, so each call returns the same
+objects. A caller's change of the object would persist: a shape changed in place (`squeeze_`, `t_`), other memory
+(`set_`, `.data`), `requires_grad_`, an autograd history. So each object is checked before it is returned again, all in
+two calls into C++.
 
-Note [What is attached to results]. C++ does not see attributes (`y.name = ...`), nor a gradient, nor hooks, which stay
-where a gradient was required and is not any more (`detach_`). Nor does it see weak references: what a program keeps for
-a tensor as long as that is alive (`WeakTensorKeyDictionary`) would be found for the next result, which has other
-values. Python is asked, of the results of a backward (`torch.autograd.grad` gives out the very tensors). What a forward
-saves is given to others by hooks of saved tensors alone, which get new tensors, and by `grad_fn.saved_tensors`.
+Note [What is attached to results]. The comparison in C++ does not cover attributes (`y.name = ...`), a gradient, or
+hooks, which remain after `detach_`. Nor does it cover weak references: an entry of a `WeakTensorKeyDictionary` would be
+found for the next result, which has other values. For the results of a backward Python checks these as well, because
+`torch.autograd.grad` returns the same objects. Saved tensors are only reachable through saved-tensor hooks, which get
+new tensors, and `grad_fn.saved_tensors`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from optimizations.torch_internals.geometry import picker
 from optimizations.torch_internals.tensor_guard import MetadataChecks
 
 FIRST_CALLS = 4
-"""Calls that are compared in Python. Making a comparison in C++ takes longer, and not every graph is replayed often."""
+"""Calls that are compared in Python. Preparing a comparison in C++ pays off for frequent replays only."""
 
 
 class LiveResults:
-    """Hold the metadata that tensors of one recording have while unchanged. It holds none of the tensors.
+    """Hold the metadata of one recording's unchanged tensors, without references to the tensors.
 
     Args:
-        results: tensors as they were made, None at other places.
-        seen: whether callers see them, and may attach something. Note [What is attached to results].
+        results: tensors as they were made, None at other positions.
+        seen: whether callers can access them, and attach something. Note [What is attached to results].
     """
 
     def __init__(self, results: Sequence[torch.Tensor | None], *, seen: bool) -> None:
@@ -48,7 +48,7 @@ class LiveResults:
         self._checks = MetadataChecks()
 
     def changed(self, results: list[Any]) -> list[int]:
-        """Return the places of the tensors that have changed, in the list that keeps them."""
+        """Return the positions of the tensors that have changed, in the list that keeps them."""
         checks = self._checks
         if checks and torch_internals.data_ptrs_equal(results, self._addresses, self._places):
             chosen = self._chosen(results)
@@ -93,7 +93,7 @@ def _is_anything_attached(tensors: Sequence[Any]) -> bool:
 
 
 def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return what a program may change of a tensor besides its values; first whether inference mode made it."""
+    """Return all metadata that a program may change; first whether the tensor was made in inference mode."""
     made = tensor.is_inference(), tensor.requires_grad, tensor.data_ptr(), tensor.dtype
     flags = tensor.is_conj(), tensor.is_neg(), torch_internals.has_names(tensor)
     return *made, tuple(tensor.shape), tensor.stride(), *flags

@@ -1,7 +1,7 @@
-"""Check whether the program still holds results of recordings, from counts of references.
+"""Check whether the program still references results of recordings, by reference counts.
 
-Stock asks one result at a time, in Python. Where there are many, the counts that they have while none is live are kept,
-and compared in few calls. A reference of C++ to a tensor shows in the count of its object of Python.
+Stock checks one result at a time, in Python. For many results, the counts from a time when none was live are stored and
+compared in few calls. A reference from C++ to a tensor shows in the count of its Python object.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from optimizations import torch_internals
 from optimizations.torch_internals.thread_state import in_a_new_thread
 
 Reference = tuple[list[Any], int, list[Any], list[Any]]
-"""To a result of a recording: a list of stock's references, the place in it, and at the same places stock's tensors and
-the storages of these, as objects of Python."""
+"""A reference to a result of a recording: a list of stock's references, the position in it, and lists with stock's
+tensors and their storages at the same positions, as Python objects."""
 
 MANY = 4
-"""More references than that are asked about together (`Many`)."""
+"""More references than this are checked together (`Many`)."""
 
 
 _arrangement = 0
-"""Counts how often the references that stock keeps became others. They may not, between two calls of one recording."""
+"""Counts changes of the references that stock keeps. After a change, counts stored before it are invalid."""
 
 
 def rearranged() -> None:
-    """Callback: tensors that stock keeps were made or freed, or their references are counted in another way."""
+    """Callback: tensors that stock keeps were made or freed, or the way their references are counted changed."""
     global _arrangement
     _arrangement += 1
 
 
 class Many(list[Reference]):
-    """Hold many references, of which a check one by one would take longer than the rest of a call.
+    """Hold many references, which take too long to check one by one.
 
-    The counts from when no result was live are kept, for each recording; where the counts equal them, none is live.
-    `rearranged` begins that again.
+    The counts from a time when no result was live are stored for each recording. If the counts equal them, none is
+    live. `rearranged` discards them.
     """
 
     __slots__ = ("_arrangement", "_idle")
 
     def __init__(self, references: Sequence[Reference]) -> None:
         super().__init__(references)
-        self._idle: list[tuple[tuple[Any, ...], Any]] = []  # what is counted, and the counts
+        self._idle: list[tuple[tuple[Any, ...], Any]] = []  # the counted objects and their counts
         self._arrangement = -1
 
     def idle(self) -> bool:
-        """Return whether it is certain that no result has a reference besides stock's."""
+        """Return whether the counts prove that no result has a reference besides stock's."""
         return self._arrangement == _arrangement and all(_counts(*counted) == counts for counted, counts in self._idle)
 
     def are_idle(self) -> None:
@@ -68,7 +68,7 @@ class Many(list[Reference]):
 
 
 def _counts(weak: list[Any], pick: Callable[[list[Any]], list[Any]], cached: list[Any], storages: list[Any]) -> Any:
-    """Return the counts of references to results: in C++, and of the objects of Python that stock keeps."""
+    """Return the reference counts of results: in C++, and of the Python objects that stock keeps."""
     return (
         list(map(_storage_use_count, map(_cdata, weak))),
         list(map(sys.getrefcount, pick(cached))),
@@ -77,7 +77,7 @@ def _counts(weak: list[Any], pick: Callable[[list[Any]], list[Any]], cached: lis
 
 
 def _picker(places: Sequence[int]) -> Callable[[list[Any]], list[Any]]:
-    """Return a function that picks these places of a list."""
+    """Return a function that picks these positions of a list."""
     if places and list(places) == list(range(places[0], places[-1] + 1)):
         return operator.itemgetter(slice(places[0], places[-1] + 1))
     return lambda values: [values[place] for place in places if place < len(values)]
@@ -96,12 +96,12 @@ def any_alive(references: Sequence[Reference]) -> bool:
         if reference is None:
             continue
         still_unused = reference.extra_ref_check
-        # Where stock keeps the tensor, two references are its own; see `StorageWeakRefWrapper.expired`.
+        # If stock keeps the tensor, two of the references are stock's; see `StorageWeakRefWrapper.expired`.
         if _storage_use_count(reference.ref.cdata) > (0 if still_unused is None else 2):
             return True
         if still_unused is None:
             continue
-        # What only stock's list refers to needs no closer check, which takes longer.
+        # A result that only stock's list references needs no closer check, which takes longer.
         if (
             place < len(cached)
             and _references(cached, place) == _UNUSED
@@ -116,10 +116,10 @@ def any_alive(references: Sequence[Reference]) -> bool:
 
 
 def is_unreferenced(cached: list[Any], storages: list[Any], place: int) -> bool:
-    """Return whether only this list refers to a tensor in it, in Python and C++, and only the other to its storage.
+    """Return whether only `cached` references its tensor, in Python and C++, and only `storages` its storage.
 
-    A program that has nothing but the storage (`y.untyped_storage()`) keeps the memory alive, too. That does not show
-    in the counts of C++: the object of Python is there as long as the storage, whether it is referenced or not.
+    A program that only has the storage (`y.untyped_storage()`) keeps the memory alive, too. The counts in C++ do not
+    show this: the storage's Python object lives as long as the storage, whether it is referenced or not.
     """
     return (
         _references(cached, place) == _UNUSED
@@ -139,6 +139,6 @@ def _references_to_storage() -> int:
 
 _storage_use_count = torch_internals.storage_use_count
 _UNUSED = _references([object()], 0)
-"""References to something that only a list refers to, as this Python counts them."""
+"""The reference count of an object that only a list references, in this Python version."""
 _UNUSED_STORAGE = in_a_new_thread(_references_to_storage)
-"""The same for the storage of a tensor, to whose object C++ refers as well."""
+"""The same for the Python object of a tensor's storage, which C++ references as well."""

@@ -1,4 +1,4 @@
-"""Make CUDA graphs with Encore: what the hook calls in stock's place."""
+"""Make CUDA graphs with Encore's managers when `hook` calls it in stock's place."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ class EncoreMaker:
 
     Args:
         options: the user's; `indirection` is anything but "off".
-        report: takes every function that is made into CUDA graphs, which is then asked for what is reported of it.
+        report: called with every function that is made into CUDA graphs, and reads its report from it later.
     """
 
     def __init__(self, options: Options, report: Callable[[ReportedFunction], None]) -> None:
         self._options = options
         self._report = report
         self._forward: Any = None  # the `CompiledFxGraph` of a forward, until its autograd function is made
-        # Made in the thread that compiles, which hands it on to its autograd threads; made there it would not last.
+        # Made in the compiling thread, whose thread-local state the autograd threads inherit. A container made in an
+        # autograd thread would not last.
         containers.thread_containers()
 
     def cudagraphify(
@@ -53,28 +54,28 @@ class EncoreMaker:
     def get_manager(self, device_index: int | None = None, create_if_none_exists: bool = True) -> Any:
         """See `torch._inductor.cudagraph_trees.get_manager`.
 
-        It is made in any case: a backward that comes from a cache is compiled before its forward was ever called, and
-        stock asserts that the manager is there.
+        It is created if missing: a backward from a cache is compiled before its forward was ever called, and stock
+        asserts that the manager exists.
         """
         index = torch.cuda.current_device() if device_index is None else device_index
         return container(index).get_tree_manager()
 
     def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
-        """Callback: Inductor compiled or loaded `compiled_graph`, whose functions are run by CUDA graphs or not."""
+        """Callback: Inductor compiled or loaded `compiled_graph`; `graphed`: CUDA graphs run its functions."""
         give_readable_seeds(compiled_graph, graphed=graphed)
         settings = compiled_graph.fx_kwargs
         if graphed and not settings.get("is_backward") and not settings.get("is_inference"):
             self._forward = compiled_graph
 
     def forward_returns(self, count: int) -> None:
-        """Callback: callers get so many results of the forward that was compiled last. The others are saved."""
+        """Callback: callers get the first `count` results of the last compiled forward. The others are saved."""
         forward, self._forward = self._forward, None
         if forward is not None:
             tell_what_callers_get(forward, count)
 
 
 def tell_what_callers_get(forward: Any, count: int) -> None:
-    """Tell the function of a `CompiledFxGraph` that callers get its first `count` results."""
+    """Record in the function of a `CompiledFxGraph` that callers get its first `count` results."""
     function, places = forward.current_callable, list(range(count))
     found = only_partition(forward)
     if found is not None:

@@ -229,7 +229,7 @@ class EncoreManager(CUDAGraphTreeManager):
     def _against_a_graph(self, function: RecordableFunction, inputs: Sequence[Any]) -> str | None:
         """Return why a call runs without a graph; None if a graph may be replayed or recorded."""
         if self.current_node is not None and self._at_boundary() and not self.streams.inside_capture:
-            self._look_for_held_results()
+            self._check_held_results()
         if function.without_graph is not None or self.streams.inside_capture:
             return function.without_graph or INSIDE_CAPTURE
         if function.geometry is not None and not function.geometry.holds(inputs):
@@ -512,7 +512,7 @@ class EncoreManager(CUDAGraphTreeManager):
         """Return what stock does, but False while results of the previous iteration are live."""
         return self.held_in_generation is None and self._at_boundary(*arguments)
 
-    def _look_for_held_results(self) -> None:
+    def _check_held_results(self) -> None:
         generation = self.get_curr_generation()
         live = list(self.current_node.path_live_weakrefs())
         if not live:

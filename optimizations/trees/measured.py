@@ -1,8 +1,8 @@
-"""Measure how one function is served best: without a graph, with copies, or with inputs read in place.
+"""Time a function's alternatives: no graph, a graph that copies inputs, or one that reads them in place.
 
 This is the option `selection="measure"`, the papers' profiling in bounded form. It begins once nothing is pending for
-the function's graphs. A race (`optimizations.race`) then lets the alternatives serve the program's own calls, and its
-winner serves all further calls. Without a graph only inference is tried: the backward of a forward without a graph
+the function's graphs. A race (`optimizations.race`) then runs the program's own calls by each alternative, and all
+later calls by the fastest. No graph is an alternative for inference only: the backward of a forward without a graph
 would have to run without one as well.
 """
 
@@ -24,11 +24,11 @@ from optimizations.trees.hook import resting
 
 
 class Measured:
-    """Serve the calls of a function until it is decided how they are served.
+    """Run the calls of a function until its alternative is chosen.
 
     Args:
         function: the function.
-        recorded: serves a call through the function's manager.
+        recorded: runs a call through the function's manager.
         device_index: the CUDA device of its graphs.
     """
 
@@ -57,7 +57,7 @@ class Measured:
             if function.waiting is None or function.without_graph is not None:
                 self._begin()
             return outputs
-        outputs = race.serve(functools.partial(self._serve, inputs))
+        outputs = race.run(functools.partial(self._run_by, inputs))
         if race.winner is not None:
             self._end(race)
         return outputs
@@ -73,8 +73,8 @@ class Measured:
         else:
             self._decide(alternatives[0], "there is nothing to choose from")
 
-    def _serve(self, inputs: list[Any], alternative: str) -> tuple[Any, Events | None]:
-        """Serve a call by an alternative. Return the results, and the events around it if it was served like that."""
+    def _run_by(self, inputs: list[Any], alternative: str) -> tuple[Any, Events | None]:
+        """Run a call by an alternative. Return the results, and its events if it really ran by that alternative."""
         function, start = self._function, self._mark()
         if alternative == "no graph":
             return function.run_past_manager(inputs), (start, self._mark())
@@ -84,7 +84,7 @@ class Measured:
         return outputs, (start, self._mark()) if function.replays() == before + 1 else None
 
     def _copy_inputs(self, copying: bool) -> None:
-        """Switch between copies and reading in place. What fails here is noticed before the next replay."""
+        """Switch between copying and reading in place. If this fails, it is retried before the next replay."""
         turn = self._function.turn
         with turn or contextlib.nullcontext(), contextlib.suppress(CudaCallFailed):
             self._function.copy_inputs(copying)
@@ -101,5 +101,5 @@ class Measured:
             self._copy_inputs(decision == "copies")
         if self._function.without_graph is None:
             self._function.decide(decision, why)
-        if self._function.serve_by is not None:
-            self._function.serve_by(self._recorded)
+        if self._function.replace_call is not None:
+            self._function.replace_call(self._recorded)

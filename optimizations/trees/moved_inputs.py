@@ -1,21 +1,21 @@
-"""Decide what becomes of a call that no recording fits because an input at a fixed address moved.
+"""Decide how to run a call that fits no recording because an input at a fixed address moved.
 
-Parameters are swapped, and a function may write caches that the program chooses. Two recordings are made at one place
-of the tree, as in stock. At the third set of addresses, every input that moved becomes an ordinary input of the
-function: the function is recorded once more, replays copy the input, and `in_place.session` reads it in place where
-that is known. Earlier recordings stay for their addresses.
+Parameters may be replaced, and a function may write caches that the program chooses. Two recordings are made at one
+node of the tree, as in stock. At the third set of addresses, every input that moved becomes an ordinary input of the
+function: the function is recorded once more, replays copy the input, and `in_place.session` makes replays read it in
+place if possible. Earlier recordings remain for their addresses.
 
 Note [A block for many layers]. A block that is compiled once is called with the weights of each layer, and in inference
-each call begins an iteration. These weights have not moved: all of them are alive, and will be back. So a recording of
-an inference whose inputs at fixed addresses are all alive does not count here, and there is one for each layer, as in
-stock. A program may also hold every set of weights that it makes and never return to one. So after `MOST_LAYERS`
-recordings in a row of which none was replayed, all of them count. Neither is this done for a function that writes what
-the program passes, which stock leaves without a graph: there may be a new cache in each call.
+each call begins an iteration. These weights have not moved: they are alive, and later calls pass them again. So a
+recording of an inference whose inputs at fixed addresses are all alive does not count here, and there is one for each
+layer, as in stock. A program may also keep every set of weights alive and never pass one again. So after `MOST_LAYERS`
+consecutive recordings without a replay, all of them count. They also count for a function that writes inputs of the
+program, which stock runs without a graph: there may be a new cache in each call.
 
-Note [Inputs that cannot be copied]. A copy would be written instead of an input that the graph writes, or read instead
-of memory that the graph writes through another input. Results in graph memory move with what is held. And copies need
-room. Such an input stays at its fixed address: there are at most `MOST_RECORDINGS`, and calls that fit none of them run
-without a graph.
+Note [Inputs that cannot be copied]. If the graph writes an input, it would write the copy instead. If the graph writes
+memory through another input, it would read a stale copy. Results in graph memory move as other results live or die. And
+copies need memory. Such an input stays at its fixed address: at most `MOST_RECORDINGS` are made, and calls that fit
+none of them run without a graph.
 """
 
 from __future__ import annotations
@@ -33,33 +33,32 @@ from optimizations.trees.node import EncoreNode
 from optimizations.trees.reasons import INPUT_KEEPS_MOVING
 
 RECORDINGS_AT_FIXED_ADDRESSES = 2
-"""Recordings that differ in nothing but fixed addresses before what moved becomes an ordinary input."""
+"""Recordings that differ only in fixed addresses, before the moved inputs become ordinary inputs."""
 
 MOST_LAYERS = 128
-"""Recordings in a row of which none was ever replayed, before weights that are alive count as moved: more than the
-largest models have layers. Note [A block for many layers]."""
+"""Consecutive recordings without a replay before live weights count as moved: more than the layers of the largest
+models. Note [A block for many layers]."""
 
 MOST_USELESS_RECORDINGS = 512
-"""Recordings in a row of which none was ever replayed, before a function is left without a graph: more than the calls
-of an iteration. A forward without a backward, whose last result is held in each call, would be recorded in each."""
+"""Consecutive recordings without a replay before a function runs without a graph: more than the calls of an iteration.
+A forward without a backward whose last result is live in each call would be recorded on every call."""
 
 MOST_USELESS_BACKWARDS = 32
-"""The same for a backward where results of forwards are copied out: what a forward saved then lies elsewhere each time.
-"""
+"""The same for a backward if results of forwards are copied out: saved tensors then have new addresses each time."""
 
 MOST_RECORDINGS = 8
-"""Recordings of one function at one place for addresses of inputs that cannot be copied. A function
-that writes an input has as many for each of its calls in an iteration, wherever they are: each call's buffer may be
-chosen apart from the others', and every choice would lead to other places.
+"""Most recordings of one function at one node of the tree for addresses of inputs that cannot be copied. A function
+that writes an input may have as many for each of its calls in an iteration, at all nodes together: each call's buffer
+may be chosen independently, so the number of nodes would multiply.
 """
 
 MOST_MISFITS = 64
-"""Iterations in a row in which calls of a function fit no recording because an input keeps moving, until the function
-is left without a graph for good."""
+"""Consecutive iterations in which a function's calls fit no recording because an input keeps moving, before the
+function runs without a graph permanently."""
 
 
 def has_moved_away(node: EncoreNode) -> bool:
-    """Return whether a recording that does not fit a call was made for addresses that will not be back."""
+    """Return whether a recording that does not fit a call was made for addresses that will not be passed again."""
     function = node.function
     if function.direction != "inference" or function.written_inputs:
         return True
@@ -84,9 +83,9 @@ def against_one_more_recording(
 
     Args:
         function: the function.
-        siblings: its recordings at this place of the tree.
+        siblings: its recordings at this node of the tree.
         static: its inputs at fixed addresses.
-        inputs: those of the call.
+        inputs: the inputs of the call.
         forwards_are_copied_out: whether results of forwards are copied out of graph memory.
     """
     if has_many_recordings(function) or (function.written_inputs and len(siblings) >= MOST_RECORDINGS):
@@ -104,11 +103,11 @@ def against_one_more_recording(
 def can_be_copied(
     candidates: Iterable[int], inputs: Sequence[Any], wrapped: Any, pool: Iterable[Any], free_bytes: int
 ) -> set[int]:
-    """Return those of the inputs that a graph may read in a copy. Note [Inputs that cannot be copied].
+    """Return the moved inputs that a graph may read from a copy. Note [Inputs that cannot be copied].
 
     Args:
         candidates: inputs that moved.
-        inputs: those of the call.
+        inputs: the inputs of the call.
         wrapped: the function, as stock keeps it (`WrappedFunction`).
         pool: the memory of graphs.
         free_bytes: device memory that is free.
@@ -128,7 +127,7 @@ def can_be_copied(
 
 
 def calls_on_path(node: Any, function: RecordableFunction) -> int:
-    """Return how many calls of a function there are on the path of a recording, its own among them."""
+    """Return how many calls of a function are on the path of a recording, including its own."""
     path = node._path_from_root if isinstance(node, EncoreNode) else ()
     return sum(1 for one in path if one.function is function)
 

@@ -1,18 +1,18 @@
 """Handle ends of processes: process groups that are destroyed, interpreters that exit, and forks.
 
-Note [Graphs that hold collectives]. A process whose CUDA graphs hold collectives does not return from
-`destroy_process_group`: the communicator waits for graphs that refer to it. Freed first, it returns at once. So that
-function, and the end of the interpreter, free such graphs first. It is replaced in PyTorch's modules only once a
-function with collectives is recorded.
+Note [Graphs that hold collectives]. `destroy_process_group` blocks while CUDA graphs with collectives exist, because
+the communicator waits for graphs that refer to it. If the graphs are freed first, it returns at once. So that function
+and the interpreter's exit free such graphs first. The function is replaced in PyTorch's modules only once a function
+with collectives is recorded.
 
-Note [A process that is gone]. Freeing waits for the GPU, and a GPU that is in a collective waits for the other
-processes: for ever, if one of them raised, was interrupted or died. So Encore waits for it for `PATIENCE_S` and no
-longer. Then the groups are aborted, which ends their kernels; the communicators wait for the graphs meanwhile, which
-are freed as soon as the GPU is done. If even that does not help, the process is ended with a traceback after `LAST_S`
-more, by a thread that needs no interpreter. All of it takes less than ten seconds.
+Note [A process that is gone]. Freeing waits for the GPU, and a GPU in a collective waits for the other processes:
+forever, if one of them raised, was interrupted or died. So Encore waits for the GPU for at most `PATIENCE_S`. Then the
+groups are aborted, which ends their kernels. The communicators wait for the graphs, which are freed as soon as the GPU
+is done. If that does not help either, a thread that does not need the interpreter ends the process with a traceback
+after another `LAST_S`. All of it takes less than ten seconds.
 
-Note [A fork]. A forked child has no CUDA context, and freeing what belongs to one there fails, or ends the process. So
-the child keeps everything it inherited, unused, until it ends.
+Note [A fork]. A forked child has no CUDA context, and freeing CUDA objects there fails or crashes the process. So the
+child keeps everything it inherited, unused, until it ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from optimizations.stack_trace import one_line
 from optimizations.trees import containers
 
 PATIENCE_S = 3.0
-"""How long the GPU may take to be done when a process, or its process group, ends."""
+"""How long the GPU may take to finish when a process, or its process group, ends."""
 ABORT_S = 3.0
 """How long it may take after the groups were aborted."""
 LAST_S = 2.0
@@ -43,9 +43,9 @@ LAST_S = 2.0
 _INHERITED: list[Any] = []
 _hooks: list[Callable[[], None]] = []
 _armed = threading.Event()
-"""Set while a thread will end this process."""
+"""Set while a timer is running that will end this process."""
 _hopeless = threading.Event()
-"""Set once the GPU was not done after the groups had been aborted."""
+"""Set once the GPU did not finish even after the groups were aborted."""
 
 
 def in_a_process_group() -> bool:
@@ -54,14 +54,14 @@ def in_a_process_group() -> bool:
 
 
 def several_ranks(code: GeneratedCode) -> bool:
-    """Return whether other processes take part in what a generated function does."""
+    """Return whether a generated function communicates with other processes."""
     return code.collective and in_a_process_group() and torch.distributed.get_world_size() > 1
 
 
 def free_before_process_groups_end(free: Callable[[], None]) -> None:
     """Let `free` run before a process group is destroyed and before the interpreter exits.
 
-    To be called for each recording with a collective; only the first call does anything.
+    Call this for each recording with a collective; only the first call has an effect.
     """
     if _hooks:
         return
@@ -94,10 +94,10 @@ def free_before_process_groups_end(free: Callable[[], None]) -> None:
 
 
 def let_go(free: Callable[[], None], group: Any) -> bool:
-    """Free what holds collectives of this group (None: of all). Note [A process that is gone].
+    """Free graphs with collectives of this group (None: of all groups). Note [A process that is gone].
 
     Returns:
-        Whether the group was aborted on the way, and is gone.
+        Whether the group was aborted meanwhile, so that it no longer exists.
     """
     if _hopeless.is_set():
         _arm(LAST_S)
@@ -124,12 +124,12 @@ def _arm(seconds: float) -> None:
 def _free(free: Callable[[], None]) -> None:
     try:
         free()
-    except Exception as error:  # of a GPU that is broken: the end goes on
+    except Exception as error:  # the GPU is in an error state: the process continues to end
         _say(f"CUDA graphs could not be freed: {one_line(error)}")
 
 
 def _done_within(seconds: float) -> bool:
-    """Return whether the current GPU finishes its work within so many seconds. A broken GPU counts as finished."""
+    """Return whether the current GPU finishes its work within `seconds`. A GPU in an error state has finished."""
     if not torch.cuda.is_initialized():
         return True
     device = torch.cuda.current_device()

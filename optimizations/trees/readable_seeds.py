@@ -1,9 +1,9 @@
-"""Move the random state of memory-efficient attention to where a backward's run reads it.
+"""Move the random state of memory-efficient attention to the device on which a backward reads it.
 
-See Note [Seeds of attention] in `in_place.generated`. Many things let a backward run without a graph after a
-forward that replayed one: results that the program holds, `retain_graph`, a failed recording, a first call, a reset.
-So the seeds are moved in one place, around the generated function, for every caller. The opposite direction cannot be
-fixed: a copy from the host cannot be captured. A backward whose seeds lie on the host is never recorded or replayed.
+See Note [Seeds of attention] in `in_place.generated`. A backward may run without a graph after a forward that replayed
+one for many reasons: live results, `retain_graph`, a failed recording, a first call, a reset. So the seeds are moved in
+one place, around the generated function, for every caller. The opposite direction is impossible: a copy from pageable
+host memory cannot be captured. So a backward whose seeds are in host memory is never recorded or replayed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Run = Callable[[list[Any]], Any]
 
 
 def with_readable_seeds(run: Run, code: Callable[[], GeneratedCode]) -> Run:
-    """Return `run` (a generated function), called with seeds on the host where the stream does not capture."""
+    """Return `run` (a generated function), called with seeds in host memory unless the stream is being captured."""
 
     def run_with_readable_seeds(inputs: list[Any]) -> Any:
         seeds = code().seeds
@@ -34,12 +34,12 @@ def with_readable_seeds(run: Run, code: Callable[[], GeneratedCode]) -> Run:
 
 
 def any_on_host(inputs: Sequence[Any], seeds: Sequence[int]) -> bool:
-    """Return whether a seed lies on the host, so that no graph may read it."""
+    """Return whether a seed is in host memory, so that no graph may read it."""
     return any(is_on_host(inputs[index]) for index in seeds)
 
 
 def give_readable_seeds(compiled_graph: Any, *, graphed: bool) -> None:
-    """Let what Inductor leaves without graphs read its seeds.
+    """Let functions that Inductor runs without graphs read their seeds.
 
     Inductor may refuse graphs for a backward whose forward has one, or split the graph at an operator.
 
@@ -74,15 +74,15 @@ def _wrapped(run: Run, definition: ast.FunctionDef | None) -> Run:
 
 
 def is_on_host(seed: Any) -> bool:
-    """Return whether a seed lies in memory of the host."""
+    """Return whether a seed is in host memory."""
     return isinstance(seed, torch.Tensor) and not seed.is_cuda
 
 
 def is_capturing() -> bool:
-    """Return whether what is enqueued now becomes part of a graph."""
+    """Return whether the current stream is being captured."""
     return torch.cuda.is_current_stream_capturing()
 
 
 def to_host(seed: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a seed in memory of the host."""
+    """Return a copy of a seed in host memory."""
     return seed.cpu()

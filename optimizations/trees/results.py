@@ -1,25 +1,25 @@
-"""Return the results of a recording's replays, and find out which of them the program still holds.
+"""Return the results of a recording's replays, and check which of them the program still references.
 
-Note [A reset of stock's]. Stock tells autograd about tensors that its nodes keep, in a registry of the process that is
-switched off when stock's managers are ended (`torch.compiler.reset`), and raises an error if it is used after that.
-Encore's managers may still be alive, so they switch it on before they use it.
+Note [A reset of stock's]. Stock registers the tensors that its nodes keep with autograd, in a registry of the process.
+`torch.compiler.reset` ends stock's managers and disables this registry, and using it afterwards raises. Encore's
+managers may still be alive, so they enable it before they use it.
 
-Note [New tensors for callers]. Stock returns the same tensor objects in each call. A caller may change such an object's
-shape or memory in place, attach something to it, or give it a history, and all of that would be in the next call. And
-the object, which stock keeps, would keep the backward of the last call, and with that the weights of a model that is
-gone, and results of graphs that are saved for it. So what callers get of an inference or a forward is a new tensor over
-the same memory, which has the same storage and the same counter of versions. `live_results` checks the rest.
+Note [New tensors for callers]. Stock returns the same tensor objects in each call. If a caller changed such an object's
+shape or memory in place, set attributes, or gave it an autograd history, the next call would return it so. The object
+would also keep the last call's backward alive, with the weights of a deleted model and saved results of graphs. So an
+inference or a forward returns a new tensor over the same memory, with the same storage and version counter.
+`live_results` checks the other results.
 
-Note [Results without memory]. Stock returns the recorded object of a result that has no bytes. Its holder may have
-given it another shape, memory (`resize_`) or hooks, which would all be in the next call. So each call gets a new one.
+Note [Results without memory]. Stock returns the recorded object for a result without bytes. If a caller changed its
+shape, memory (`resize_`) or hooks, the next call would return it so. So each call gets a new tensor.
 
-Note [Results that were changed]. Gradients, and what a forward saves, are the same objects in each call. `live_results`
-finds those that a program changed, and they are made again: when they are to be returned the next time, and on a query
-whether one is live that lies elsewhere by now.
+Note [Results that were changed]. Gradients and saved tensors of a forward are the same objects in each call.
+`live_results` finds those that the program changed. They are made again before they are returned the next time, and
+before a liveness check of one that was given other memory.
 
-Note [Copies of kept results]. A call that copies is a call of a program that holds each result until it has the next,
-such as a loop that decodes token by token and names its result. Where such a loop waits for nothing, the CPU time after
-the launch counts as much as that before it. So copies are laid out once for each recording.
+Note [Copies of kept results]. A program whose results are copied holds each result until it has the next, such as a
+decoding loop that assigns its result to a name. If such a loop never waits for the GPU, CPU time after the launch costs
+as much as CPU time before it. So the layout of the copies is computed once for each recording.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ _hooks_of_saved_tensors: Callable[[bool], object] = torch_internals.top_saved_te
 
 
 class NotReplayable(RuntimeError):
-    """Report that an output is more than its memory, so that a replay would return another tensor."""
+    """Report that an output cannot be reconstructed from its memory and metadata after a replay."""
 
 
 class Results:
     """Hold the results of one recording.
 
-    It is made before its recording is captured, and keeps no reference to it: a cycle would keep the graph's memory.
+    It is made before its recording is captured and has no reference to it: a cycle would keep the graph's memory alive.
 
     Args:
         node: the recording, a `CUDAGraphNode`.
         function: what is recorded.
 
     Attributes:
-        storages: of stock's cached tensors, at the same places.
-        returned: outputs that are inputs at fixed addresses, or lie in their memory.
+        storages: the storages of stock's cached tensors, at the same positions.
+        returned: outputs that are inputs at fixed addresses, or share their memory.
     """
 
     def __init__(self, node: Any, function: RecordableFunction) -> None:
@@ -67,19 +67,19 @@ class Results:
         self._function = function
         self.storages: list[Any] = []
         self.returned = ReturnedInPlace()
-        self._live_results: LiveResults | None = None  # None where callers get all tensors that stock keeps
+        self._live_results: LiveResults | None = None  # None if callers get all tensors that stock keeps
         self._for_callers: Sequence[int] = ()  # places of those that they get. Note [New tensors for callers]
-        # Outputs that are the same in each call, and no kept tensors: their places and what they are.
+        # Outputs that are equal in each call and not kept as tensors: their positions and values.
         self._constant: Sequence[tuple[int, Any]] = ()
         # Places of outputs that share memory with others. As in stock, each call gets new tensors.
         self._made: Sequence[int] = ()
-        # Places of outputs that are the very tensor of an earlier place. Note [Results that a backward reads].
+        # Positions of outputs that are the same object as an earlier one. Note [Results that a backward reads].
         self._repeated: Sequence[tuple[int, int]] = ()
-        # Places of outputs that are one tensor without memory, and what makes it. Note [Results without memory].
+        # Outputs that are one tensor without memory: positions and its factory. Note [Results without memory].
         self._empty: Sequence[tuple[Sequence[int], Callable[[], torch.Tensor]]] = ()
-        # Places of outputs that are inputs which an earlier graph made.
+        # Positions of outputs that are inputs which an earlier graph made.
         self._passed_on: Sequence[int] = ()
-        self._copies_out: CopiesOut | None = None  # how what the program keeps is copied; None while it keeps nothing
+        self._copies_out: CopiesOut | None = None  # copies kept results; None while there are none
 
     @property
     def _node(self) -> Any:
@@ -96,12 +96,12 @@ class Results:
         fixed: Mapping[int, torch.Tensor],
         managed: Mapping[int, weakref.ref[torch.Tensor]],
     ) -> None:
-        """Note what a function returned in its capture, and let go of its inputs. Notes in `returned`.
+        """Store what a function returned in its capture, and release its inputs. Notes in `returned`.
 
         Args:
-            outputs: what the function returned.
+            outputs: the results of the function.
             fixed: the inputs at fixed addresses.
-            managed: the inputs that earlier graphs made, and that this one may have let go of.
+            managed: the inputs that earlier graphs made; the capture may have released them.
 
         Raises:
             NotReplayable: an output is a lazy conjugate or negative, or is quantized; the message says which.
@@ -168,7 +168,7 @@ class Results:
         self._sort_places(node)
 
     def _sort_places(self, node: Any) -> None:
-        """Sort the outputs by what a call returns there."""
+        """Sort the outputs by the kind of object that a call returns."""
         of_the_call = {one.output for one in self.returned.found if one.is_input}
         of_the_call.update(place for place, _ in self._repeated)
         constant: list[tuple[int, Any]] = []
@@ -185,22 +185,22 @@ class Results:
         self._constant, self._made = constant, made
 
     def uncached(self) -> None:
-        """Callback: stock lets go of these tensors."""
+        """Callback: stock releases these tensors."""
         self._live_results = None
         self._constant = self._made = self._for_callers = ()
         self.storages.clear()
         rearranged()
 
-    # Who holds them
+    # Liveness
 
     def is_unused(self, place: int) -> bool:
-        """Return whether the result at a place is unused. One that was given other memory counts as unused."""
+        """Return whether the result at a position has no other reference; also if it was given other memory."""
         cached = self._node.cached_tensor_outputs
         if self._live_results is not None and self._live_results.has_moved(cached, place):
             self._make_again(place)
         return is_unreferenced(cached, self.storages, place)
 
-    # Handing them out
+    # Results of a replay
 
     def of_call(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of a replay on `inputs`, as `reconstruct_outputs` does, and the call's own parameters."""
@@ -210,7 +210,7 @@ class Results:
         return results
 
     def put_in_the_calls_own(self, results: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
-        """Put a call's own inputs where the function returns them (Notes in `returned`), and what has no memory."""
+        """Replace results that are inputs by the call's own (Notes in `returned`), and add results without memory."""
         for places, make in self._empty:
             made = make()
             for place in places:
@@ -220,7 +220,7 @@ class Results:
             _is_now(self._node, place, results[place])
 
     def made(self) -> list[Any]:
-        """Return the outputs of a replay, as stock's `reconstruct_outputs`, without a look at each in Python."""
+        """Return the outputs of a replay, as stock's `reconstruct_outputs`, without a Python loop over all of them."""
         node = self._node
         self._restore_changed(node)
         results: list[Any] = node.cached_tensor_outputs.copy()
@@ -233,7 +233,7 @@ class Results:
         return results
 
     def _replace_for_callers(self, node: Any, results: list[Any]) -> None:
-        """Put new tensors in the place of those that callers get. Note [New tensors for callers]."""
+        """Replace the results that callers get by new tensors. Note [New tensors for callers]."""
         places = self._for_callers
         if self._live_results is not None and _hooks_of_saved_tensors(False) is not None:
             places = [place for place, tensor in enumerate(node.cached_tensor_outputs) if tensor is not None]
@@ -248,7 +248,7 @@ class Results:
             _is_now(node, place, results[first])
 
     def _restore_changed(self, node: Any) -> None:
-        """Make tensors again that a caller did something to beyond their values. Note [Results that were changed]."""
+        """Make tensors again of which a caller changed more than the values. Note [Results that were changed]."""
         if self._live_results is not None:
             for place in self._live_results.changed(node.cached_tensor_outputs):
                 self._make_again(place)
@@ -273,29 +273,29 @@ class Results:
     # Note [Kept results] in `manager`
 
     def copies(self, results: Sequence[Any]) -> CopiesOut:
-        """Return how those of the results are copied that the program keeps."""
+        """Return the object that copies the results that the program keeps."""
         kept = self._function.kept_outputs
         copies = self._copies_out
-        if copies is None or copies.kept != len(kept):  # there are ever more
+        if copies is None or copies.kept != len(kept):  # the set only grows
             copies = self._copies_out = CopiesOut(results, kept, addresses(self._node))
         return copies
 
 
 MANY_COPIES = 4
-"""As many results are copied by one call, with a kernel for many at a time, instead of one by one."""
+"""From this many results on, one call copies all of them with multi-tensor kernels."""
 
 
 class CopiesOut:
     """Copy results that the program keeps. Notes [Copies of kept results] here and [Kept results] in `manager`.
 
     Args:
-        results: those of any call.
-        kept: places of results that the program keeps.
+        results: the results of any call.
+        kept: positions of results that the program keeps.
         pool: addresses. Results whose storages begin at one of them are copied; those that share memory share a copy.
 
     Attributes:
         kept: how many results the program keeps.
-        count, bytes: how many copies are made, and of how many bytes.
+        count, bytes: how many copies each call makes, and their size.
     """
 
     def __init__(self, results: Sequence[Any], kept: Collection[int], pool: Collection[int]) -> None:
@@ -319,13 +319,13 @@ class CopiesOut:
         self.count = len(self._alone) + len(self._shared)
 
     def make(self, results: list[Any]) -> None:
-        """Put copies in their places in a list of results: in all of them, or in none where this raises."""
+        """Replace the kept results in a list by copies; if this raises, the list is unchanged."""
         made: dict[int, torch.Tensor] = {}
         for places in self._shared:
             storage = results[places[0]].untyped_storage().clone()
             for place in places:
                 result = results[place]
-                if id(result) not in made:  # those that are one tensor stay one
+                if id(result) not in made:  # repeated results remain one object
                     made[id(result)] = over(storage, result, int(result.storage_offset()))
         copied = copies_of([results[place] for place in self._alone])
         for places in self._shared:
@@ -345,7 +345,7 @@ def copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor fills its memory once, in whatever order of dimensions: a plain clone is a full copy."""
+    """Return whether a tensor fills its memory without gaps or overlap, in any order of dimensions."""
     expected = 1
     for extent, step in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda one: one[1]):
         if extent != 1 and step != expected:
@@ -355,15 +355,14 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> list[Any]:
-    """Return the outputs of a call served by `node`, those that the program keeps copied out of the pool.
+    """Return the outputs of a call that ran `node`, with those that the program keeps copied out of the pool.
 
-    If memory is too short for copies, none is made: the graph has run, and results that are held keep the next one from
-    writing over them.
+    If memory is too short for copies, none is made: while results are live, the next iteration runs without graphs.
 
     Args:
         node: a recording, or stock's node of a warm-up.
-        function: whose outputs they are.
-        outputs: the outputs, which need not be those of a replay.
+        function: the function that returned the outputs.
+        outputs: the outputs of a replay, a recording or a warm-up.
     """
     results: list[Any] = outputs if type(outputs) is list else list(outputs)
     del outputs
@@ -383,7 +382,7 @@ def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> list[A
 
 
 def addresses(node: Any) -> set[int]:
-    """Return where results of graphs on the path of a node lie."""
+    """Return the addresses of results of graphs on the path of a node."""
     return {
         reference.data_ptr()
         for one in node._path_from_root
@@ -406,7 +405,7 @@ def _require_replayable(outputs: Sequence[Any]) -> None:
 
 
 def _make(node: Any, place: int, results: list[Any]) -> None:
-    """Put an output there that shares memory with one before it, or with another recording's, as stock does."""
+    """Make an output that shares memory with an earlier output or another recording's, as stock does."""
     metadata = node.outputs_metadata[place]
     owner = node.prepare_alias_info_for_tensor_construction(node.output_storage_alias[place], metadata)
     storage = results[owner].untyped_storage() if isinstance(owner, int) else owner
@@ -415,12 +414,12 @@ def _make(node: Any, place: int, results: list[Any]) -> None:
 
 
 def _is_now(node: Any, place: int, result: torch.Tensor) -> None:
-    """Have stock check this tensor's memory for whether the output is live."""
+    """Make stock's liveness check of the output use this tensor's storage."""
     node.outputs_weakrefs[place].swap_weakref(result.untyped_storage()._weak_ref())
 
 
 def _unused(reference: weakref.ref[Results], place: int) -> bool:
-    """Return whether a result is unused. Note [Results that were changed]."""
+    """Return whether a result has no other reference. Note [Results that were changed]."""
     results = reference()
     return results is not None and results._reference() is not None and results.is_unused(place)
 

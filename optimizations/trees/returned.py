@@ -1,15 +1,15 @@
-"""Find outputs of a graph that are inputs, lie in the memory of inputs at fixed addresses, or are repeated.
+"""Find outputs of a graph that are inputs, share the memory of inputs at fixed addresses, or are repeated.
 
-Note [Parameters that are returned]. A forward returns the parameters that its backward reads. Their addresses are those
-of the recording, so stock returns the tensor objects of the recording, and keeps them alive. But another object may
-stand for the same memory by now (`Parameter(old.data)`). Autograd notices by the version of the very object that a
-parameter was written before the backward, and the old object may have been given other memory: the gradient would be
-wrong without a word. So each replay returns the tensors of its own call, and none of the recording's is kept.
+Note [Parameters that are returned]. A forward returns the parameters that its backward reads. Their addresses equal
+those of the recording, so stock returns the tensor objects of the recording, and keeps them alive. But the program may
+have replaced the object over the same memory (`Parameter(old.data)`). Autograd detects a write before the backward by
+the version of the saved object, and the old object may have been given other memory: the gradient would be silently
+wrong. So each replay returns the tensors of its own call, and none of the recording's is kept alive.
 
-Note [Results that a backward reads]. The same goes for a result that a backward reads, of this graph (`x.exp()`) or of
-an earlier one. It is the program's, which may write it before the backward: an error in eager. The function returns one
-object in two places, or the input itself. Stock makes a tensor of each, over the same memory, with versions of their
-own, and the backward reads what was written. So replays too return one object, and the input of the call.
+Note [Results that a backward reads]. The same holds for a result that a backward reads, of this graph (`x.exp()`) or of
+an earlier one. If the program writes it before the backward, eager raises. The function returns one object at two
+positions, or the input itself. Stock makes a separate tensor for each, with its own version counter, and the backward
+reads the overwritten values. So replays return one object too, and the call's own input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from optimizations.torch_internals.geometry import picker
 
 @dataclass(frozen=True)
 class InPlace:
-    """Describe an output in an input's memory: their places, whether they are one, and its offset in bytes."""
+    """Describe an output in an input's memory: their positions, whether they are one tensor, the offset in bytes."""
 
     output: int
     input: int
@@ -35,13 +35,13 @@ class InPlace:
 
 
 class ReturnedInPlace:
-    """Hold the outputs of one recording that lie in inputs at fixed addresses, in the order of their places."""
+    """Hold the outputs of one recording that share memory with inputs at fixed addresses, by position."""
 
     def __init__(self, found: Sequence[InPlace] = ()) -> None:
         self.found = tuple(found)
         self._views = [one for one in self.found if not one.is_input]
         self._same: list[tuple[slice, Callable[[Any], tuple[Any, ...]]]] = []
-        # What is saved for a backward begins with inputs, so that most are neighbours and moved by one call.
+        # The tensors saved for a backward begin with inputs, so most are adjacent, and one slice assignment moves them.
         same = (one for one in self.found if one.is_input)
         for _, neighbours in itertools.groupby(enumerate(same), lambda pair: pair[1].output - pair[0]):
             run = [one for _, one in neighbours]
@@ -49,7 +49,7 @@ class ReturnedInPlace:
             self._same.append((places, picker([one.input for one in run])))
 
     def return_results(self, outputs: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
-        """Put a call's own tensors in the place of those that were recorded. Note [Parameters that are returned]."""
+        """Replace recorded tensors by the call's own. Note [Parameters that are returned]."""
         for places, chosen in self._same:
             outputs[places] = chosen(inputs)
         for one in self._views:
@@ -59,12 +59,12 @@ class ReturnedInPlace:
 def found_in(
     outputs: Sequence[torch.Tensor | None], fixed: Mapping[int, torch.Tensor], passed_on: Mapping[int, int]
 ) -> ReturnedInPlace:
-    """Return the outputs that are inputs, or lie in their memory.
+    """Return the outputs that are inputs, or share their memory.
 
     Args:
-        outputs: those recorded at fixed addresses, None at other places.
+        outputs: those recorded at fixed addresses, None at other positions.
         fixed: inputs at fixed addresses, as they were recorded, by index.
-        passed_on: by place, the index of an input that is a result of an earlier graph, and an output of this one.
+        passed_on: by position, the index of an input that is a result of an earlier graph and an output of this one.
     """
     if not passed_on and all(output is None for output in outputs):
         return ReturnedInPlace()
@@ -87,7 +87,7 @@ def found_in(
 
 
 def repeated(outputs: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return places of repeated tensors, each with the tensor's first place. Note [Results that a backward reads]."""
+    """Return positions of repeated tensors, each with the first one. Note [Results that a backward reads]."""
     first: dict[int, int] = {}
     for place, output in enumerate(outputs):
         if isinstance(output, torch.Tensor):
@@ -111,7 +111,7 @@ def _offset_bytes(tensor: torch.Tensor) -> int:
 
 
 def _in_the_memory_of(caller: torch.Tensor, output: torch.Tensor, offset_bytes: int) -> torch.Tensor:
-    """Return an output that lies in the memory of an input, over the storage that the caller has there."""
+    """Return an output that shares an input's memory, as a view of the caller's storage."""
     start = _offset_bytes(caller) + offset_bytes
     return over(caller.untyped_storage(), output, start // output.element_size())
 

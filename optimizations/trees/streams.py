@@ -1,21 +1,21 @@
 """Order a manager's calls over threads and streams.
 
-Note [Threads]. A compiled function may be called from any thread, and its manager belongs to the one that first did.
-So calls take turns. A thread that never used CUDA has no current context, which driver calls need. Work on another
-stream than the last call's waits for what is enqueued there, for both use the same memory.
+Note [Threads]. A compiled function may be called from any thread, but its manager belongs to the first thread that
+called it. So calls hold a lock. A thread that never used CUDA has no current context, which driver calls need. Work on
+a new stream waits for the work enqueued on the last call's stream, because both use the same memory.
 
-Note [Captures of the program's own]. A graph can be launched on a stream that captures no more than it can be recorded
-there. Where the program captures on another stream than the one it calls on, as PyTorch's `torch.cuda.graph` does, this
-is noticed with the change of streams, and functions run without their graphs inside.
+Note [Captures of the program's own]. On a stream that is being captured, a graph can be neither launched nor recorded.
+`torch.cuda.graph` changes the current stream, so the change of streams reveals a capture. Functions run without graphs
+inside it.
 
-Note [Results on other streams]. Where a call comes on another stream than the one before, it waits for that one. But
-the program may go on there with results that it holds, and let go of them later: the host then knows of no reader, and
-the device may be behind. So as long as results are alive that were there when a stream was left, each call waits for
-that stream, and once more when they are gone.
+Note [Results on other streams]. A call on a new stream waits for the stream of the previous call. But the program may
+enqueue more work on the previous stream that reads live results, and release them before the device has run it. So
+while results are alive that existed when a stream was left, each call waits for that stream, and once more after they
+are released.
 
-Note [Calls past the manager]. A function without a graph may read results of graphs on another stream than theirs, and
-the next replay writes over them. So its calls follow the streams as all others do (`follow_streams`): they wait for the
-graphs before them, and the graphs after them wait for them.
+Note [Calls past the manager]. A function without a graph may read results of graphs on another stream, and the next
+replay overwrites them. So its calls are ordered by streams as all others are (`follow_streams`): they wait for earlier
+graphs, and later graphs wait for them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class CallStreams:
     """Hold the streams on which the functions of one manager are called.
 
     Attributes:
-        entered: attributes of the current thread, for each direction in which it has called a function.
-        callers: the threads that call functions, backwards left out.
-        last: the stream of the last call; None where the next call has to ask whatever its stream is.
-        inside_capture: whether the last call came on a stream that captures.
+        entered: thread-local attributes, one for each direction in which the thread has called a function.
+        callers: the threads that call functions other than backwards.
+        last: the stream of the last call; None if the next call must check for a capture on any stream.
+        inside_capture: whether the last call came on a stream that was being captured.
     """
 
     def __init__(self, device_index: int) -> None:
@@ -65,7 +65,7 @@ class CallStreams:
         stream = torch_internals.current_raw_stream(self._device_index)
         self.inside_capture = torch.cuda.is_current_stream_capturing()
         if self.inside_capture:  # Note [Captures of the program's own]
-            self.last = None  # each call asks again, until one is outside
+            self.last = None  # each call checks again until one is outside
             return
         if stream == self.last:
             return
@@ -80,17 +80,17 @@ class CallStreams:
         self.last = None if self._left else stream
 
     def before(self) -> torch.cuda.Stream | None:
-        """Return the stream on which launches may still be under way; None where nothing was called."""
+        """Return the stream on which launches may still be running; None if nothing was called."""
         before = self._last_outside
         return None if before is None else stream_of(before, self._device_index)
 
     def forget_left(self) -> None:
-        """Callback: no graph overwrites any more what other streams may read."""
+        """Callback: the graphs whose results other streams may read are gone."""
         self._left.clear()
 
 
 def _with_results(left: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
-    """Return those of the streams whose results are alive, with these."""
+    """Return the streams that have live results, with these results."""
     found = {stream: [one for one in results if one() is not None] for stream, results in left.items()}
     return {stream: alive for stream, alive in found.items() if alive}
 
@@ -98,7 +98,7 @@ def _with_results(left: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
 def follow_streams(device_index: int) -> None:
     """Order this thread's next work on a device after the graphs that it called. Note [Calls past the manager].
 
-    Not inside of another function: the call of that one did so.
+    Inside of another function this does nothing: that function's call is already ordered.
     """
     thread = threading.get_ident()
     for one in managers(device_index):

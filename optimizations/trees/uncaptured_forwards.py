@@ -1,9 +1,9 @@
-"""Mark what forwards without a graph returned, so that their backwards are recognized.
+"""Mark the results of forwards that ran without a graph, so that their backwards are recognized.
 
 Note [Uncaptured forwards]. A forward that ran without a graph has its saved tensors in ordinary memory, at new
-addresses in each call. A backward takes saved tensors for inputs at fixed addresses, so a recording of it would fit no
-later call. Such a backward runs without a graph too. It is recognized by the storages of its inputs: each result of the
-forward is marked, except parameters and results of graphs, which outlive the forward and belong to other calls as well.
+addresses in each call. A backward assumes fixed addresses for saved tensors, so its recording would fit no later call.
+Such a backward runs without a graph too. It is recognized by the storages of its inputs: each result of the forward is
+marked, except parameters and results of graphs, which outlive the forward and are inputs of other calls as well.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class UncapturedForwards:
         """Mark the results of a forward.
 
         Args:
-            results: what it returned.
+            results: the forward's results.
             fixed: its inputs at fixed addresses.
-            graph_memory: addresses of results of graphs that are alive.
+            graph_memory: addresses of live results of graphs.
         """
         self._marks = {key: mark for key, mark in self._marks.items() if not mark.expired()}
         lasting = {value.untyped_storage()._cdata for value in fixed if isinstance(value, torch.Tensor)}
@@ -40,7 +40,7 @@ class UncapturedForwards:
                     self._marks[storage._cdata] = torch_internals.cudagraph_trees.StorageWeakRef(storage)
 
     def unmark(self, values: Iterable[Any]) -> None:
-        """Remove the marks of what a replayed forward returned: the caller's own inputs."""
+        """Remove the marks of the caller's inputs that a replayed forward returned."""
         for value in values:
             if isinstance(value, torch.Tensor):
                 self._marks.pop(value.untyped_storage()._cdata, None)

@@ -38,39 +38,39 @@ def clock() -> Clock:
     return Clock()
 
 
-def serving(clock: Clock, ms: dict[str, float], served: list[str], counts: bool = True) -> Callable[..., str]:
-    """Serve a call as a race says, in so many milliseconds by alternative."""
+def running_calls(clock: Clock, ms: dict[str, float], used: list[str], counts: bool = True) -> Callable[..., str]:
+    """Return a function that runs a call of a race, in `ms` milliseconds by alternative."""
 
-    def serve(race: Race) -> str:
+    def run_call(race: Race) -> str:
         def call(name: str) -> tuple[str, tuple[Event, Event] | None]:
-            served.append(name)
+            used.append(name)
             start = clock.mark()
             clock.now_ms += ms[name]
             return name, (start, clock.mark()) if counts else None
 
-        return race.serve(call)
+        return race.run(call)
 
-    return serve
+    return run_call
 
 
 def run(clock: Clock, ms: dict[str, float], calls: int) -> tuple[Race, list[str]]:
-    race, served = Race(list(ms)), []
-    serve = serving(clock, ms, served)
+    race, used = Race(list(ms)), []
+    run_call = running_calls(clock, ms, used)
     for _ in range(calls):
-        assert serve(race) == served[-1]
-    return race, served
+        assert run_call(race) == used[-1]
+    return race, used
 
 
 def test_race_runs_each_alternative_equally_often(clock: Clock) -> None:
-    race, served = run(clock, {"a": 1.0, "b": 0.5, "c": 2.0}, 3 * (CALLS + 1))
-    assert served == ["a"] * (CALLS + 1) + ["b"] * (CALLS + 1) + ["c"] * (CALLS + 1)
+    race, used = run(clock, {"a": 1.0, "b": 0.5, "c": 2.0}, 3 * (CALLS + 1))
+    assert used == ["a"] * (CALLS + 1) + ["b"] * (CALLS + 1) + ["c"] * (CALLS + 1)
     assert race.winner is None
 
 
 def test_race_chooses_the_fastest(clock: Clock) -> None:
-    race, served = run(clock, {"a": 1.0, "b": 0.5, "c": 2.0}, 3 * (CALLS + 1) + 2)
+    race, used = run(clock, {"a": 1.0, "b": 0.5, "c": 2.0}, 3 * (CALLS + 1) + 2)
     assert race.winner == "b"
-    assert served[-1] == "b"
+    assert used[-1] == "b"
     assert race.median_us == pytest.approx({"a": 1000, "b": 500, "c": 2000})
 
 
@@ -83,34 +83,34 @@ def test_race_requires_a_gain_of_three_percent(clock: Clock, ms: float, winner: 
 def test_race_ignores_the_first_call(clock: Clock) -> None:
     """It uploads the graph."""
     ms = {"a": 1.0, "b": 100.0}
-    race, served = Race(list(ms)), list[str]()
-    serve = serving(clock, ms, served)
+    race, used = Race(list(ms)), list[str]()
+    run_call = running_calls(clock, ms, used)
     for index in range(2 * (CALLS + 1) + 1):
         if index == CALLS + 2:
             ms["b"] = 0.5
-        serve(race)
+        run_call(race)
     assert race.median_us["b"] == pytest.approx(500)
 
 
 def test_race_does_not_synchronize(clock: Clock) -> None:
     ms = {"a": 1.0, "b": 0.5}
     clock.is_behind = True
-    race, served = run(clock, ms, 2 * (CALLS + 1) + 5)
+    race, used = run(clock, ms, 2 * (CALLS + 1) + 5)
     assert race.winner is None
-    assert served[-5:] == ["a"] * 5, "until times are there the first alternative serves"
+    assert used[-5:] == ["a"] * 5, "the first alternative runs until all events have completed"
     clock.is_behind = False
-    serving(clock, ms, served)(race)
-    assert (race.winner, served[-1]) == ("b", "b")
+    running_calls(clock, ms, used)(race)
+    assert (race.winner, used[-1]) == ("b", "b")
 
 
 def test_race_requires_nearly_disjoint_times(clock: Clock) -> None:
     """Half of the calls of both take as long as each other."""
-    race, served, ms = Race(["a", "b"]), list[str](), {"a": 1.0, "b": 0.9}
-    serve = serving(clock, ms, served)
+    race, used, ms = Race(["a", "b"]), list[str](), {"a": 1.0, "b": 0.9}
+    run_call = running_calls(clock, ms, used)
     for index in range(2 * (CALLS + 1) + 1):
         ms["a"] = ms["b"] = 0.8 if index % 2 else 1.0
-        if len(served) > CALLS and index % 4 == 0:
+        if len(used) > CALLS and index % 4 == 0:
             ms["b"] = 0.75
-        serve(race)
+        run_call(race)
     assert race.median_us["b"] < 0.97 * race.median_us["a"]
     assert race.winner == "a"
