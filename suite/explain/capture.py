@@ -1,7 +1,7 @@
-"""Trace one call of a program through Dynamo, with each FX graph read and lowered on the way.
+"""Trace one call of a program with Dynamo; analyse and lower each FX graph.
 
-Dynamo, AOTAutograd and Inductor run as they do under `torch.compile`; the program goes on with fake tensors after
-each graph, so that graphs after a break are seen as well, up to a value that is unknown without running it.
+Dynamo, AOTAutograd and Inductor run as they do under `torch.compile`. The program continues with fake tensors after
+each graph, so that graphs after a break are traced as well, up to a value that is unknown without running it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from suite.measure.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
 from suite.measure.source_line import line_of_frame, short_path
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {name: MODES[name].options for name in (GRAPH_MODE, "graph-unpartitioned")}
-"""Inductor options of each lowering, by the mode that uses them; the first are stock PyTorch's own."""
+"""Inductor options of each lowering, by the mode that uses them; the first are stock PyTorch's."""
 
 _TRAINING_LIMIT = (
     "training: backward graphs are lowered as if every output gets a gradient; what runs between forward and backward, "
@@ -46,7 +46,7 @@ _GRADIENTS_LIMIT = (
 )
 _BREAK_LIMIT = "what runs between FX graphs, and in functions that Dynamo leaves to Python, is not counted"
 _NO_DRIVER = ("CUDA driver", "NVIDIA driver", "No CUDA GPUs")
-"""Words of what PyTorch raises where it needs a GPU."""
+"""Parts of PyTorch's error messages where it needs a GPU."""
 _DRIVER_LIMIT = (
     "outside of FX graphs the program needs a GPU (cuDNN's recurrent layers do), and here is none; what comes after it "
     "is not seen"
@@ -56,11 +56,10 @@ _ONE_CALL_LIMIT = "one call is traced: what is compiled again for other shapes o
 
 @dataclass(slots=True)
 class TracedCall:
-    """Collect what one call showed: FX graphs in Dynamo's order, breaks between them, and what stayed unseen.
+    """Collect the results of one call: FX graphs in Dynamo's order, breaks between them, and limits of the analysis.
 
-    `calls` says how often each graph ran. `lowered` keeps what Inductor generated for each graph, by setting. `failure`
-    is what the program raised, if it did; what was seen before stays. `differentiated` tells whether the call ran a
-    backward itself.
+    `calls` counts the calls of each graph. `lowered` has Inductor's outcome for each graph, by setting. `failure` is
+    the program's error, if any; results before it stay valid. `differentiated`: the call ran a backward itself.
     """
 
     graphs: list[FxGraph] = field(default_factory=list)
@@ -74,13 +73,13 @@ class TracedCall:
     _modules: set[str] = field(default_factory=set)
 
     def note_modules(self, graph_module: torch.fx.GraphModule) -> None:
-        """Note the modules whose operations are in a graph, by their paths as Dynamo writes them."""
+        """Record the modules whose operations are in a graph, by Dynamo's paths."""
         for node in graph_module.graph.nodes:
             for path, _ in (node.meta.get("nn_module_stack") or {}).values():
                 self._modules.add("." + re.sub(r"\W+", ".", path.replace("_modules", "")).strip("."))
 
     def end(self, module: torch.nn.Module, cut: BaseException | None) -> None:
-        """Say how far the call of `module` was seen. `cut`: what ended it early."""
+        """Describe how far the call of `module` was traced. `cut`: the reason why it ended early."""
         if cut is None:
             self.seen = TO_THE_END
             return
@@ -92,7 +91,7 @@ class TracedCall:
 
 
 def _ends_alike(path: str, name: str) -> bool:
-    """Return whether a path that Dynamo writes may mean this module: below a graph break it begins at an inner one."""
+    """Return whether Dynamo's path may refer to this module: after a graph break it starts at an inner module."""
     tail = path.rpartition(".self.")[2]
     return bool(tail) and f".{name}".endswith(f".{tail}")
 
@@ -100,8 +99,8 @@ def _ends_alike(path: str, name: str) -> bool:
 def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTINGS) -> TracedCall:
     """Trace one call of `program` and lower every FX graph for an H100 under each of `settings`, and after placement.
 
-    Without settings nothing is lowered: graphs, CPU values, copies and breaks are seen, and that is quick.
-    To be called in a process that does nothing else, because of `pretended_gpu`.
+    Without settings nothing is lowered: graphs, CPU values, copies and breaks are found, which is quick.
+    Call it in a process that is used for nothing else, because of `pretended_gpu`.
     """
     found = TracedCall()
     torch_internals.reset_dynamo()
@@ -143,7 +142,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     if program.differentiates:
         found.limits.append(_GRADIENTS_LIMIT)
     if program.is_step and not found.differentiated and found.failure is None:
-        # A call that has run no backward is inference, although it might train.
+        # A call without a backward counts as inference, although the program might train.
         found.lowered = [
             {name: LoweredPair(pair.forward) for name, pair in lowered.items()} for lowered in found.lowered
         ]
@@ -159,7 +158,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
 
 @contextlib.contextmanager
 def _functions_left_to_python(breaks: list[GraphBreak]) -> Iterator[None]:
-    """Note functions that Dynamo gives up as a whole, because it could not go on after a break (in a loop, say)."""
+    """Record functions that Dynamo skips entirely, because it cannot resume after a break (for example in a loop)."""
     describe = torch_internals.describe_skipped_frame
 
     def noted(error: BaseException, code: CodeType, *arguments: Any) -> str:
@@ -183,8 +182,10 @@ def _gradients_of_inputs(
     *_: Any,
     **settings: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """Stand in for autograd's engine, which asks the driver for devices: return for `torch.autograd.grad` fake tensors
-    like the inputs, which is all that is known of gradients."""
+    """Replace autograd's engine, which queries the driver for devices.
+
+    `torch.autograd.grad` returns fake tensors like the inputs; nothing else is known of gradients.
+    """
     found.differentiated = True
     if not any(output.requires_grad for output in outputs):
         raise RuntimeError("what is differentiated does not require gradients")
@@ -199,7 +200,7 @@ def _gradients_of_inputs(
 
 def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, training: bool) -> Callable[..., Any]:
     def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        # What runs without gradients, as an optimizer does, has no backward graph in a program that trains either.
+        # Code that runs without gradients, such as an optimizer, has no backward graph in training either.
         lower_one = functools.partial(lower, training=training and torch.is_grad_enabled())
         with torch.no_grad():
             return collect_lowered(graph_module, example_inputs, lower_one)
@@ -218,7 +219,7 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, tr
                     lowered[name] = lower_one(graph_module, example_inputs, options=settings[name])
             except LoweringFailed as error:
                 failures[name] = str(error)
-        # Only now: Dynamo may have been asked to trace the frame again, and then this graph does not count.
+        # Only now, because Dynamo may have to trace the frame again, and then this graph does not count.
         index = len(found.graphs)
         found.note_modules(graph_module)
         record, unknown = read_fx_graph(graph_module, example_inputs, index)
@@ -267,7 +268,7 @@ def _with_lowerings(graph: FxGraph, lowered: Mapping[str, LoweredPair], stock: s
 
 
 def _parts(pair: LoweredPair | None, index: int) -> Iterator[tuple[str, LoweredGraph]]:
-    """Yield forward and backward of the graph that Dynamo made as number `index`, with what they are called."""
+    """Yield forward and backward of Dynamo's graph number `index`, with their names."""
     if pair is not None:
         yield f"graph {index}", pair.forward
         if pair.backward is not None:
@@ -301,7 +302,7 @@ def _captures_all(pair: LoweredPair) -> bool | None:
 
 
 def user_place(error: BaseException) -> str | None:
-    """Return the user's line in which an error was raised; Dynamo's own errors carry the stack that it traced."""
+    """Return the user's line in which an error was raised; Dynamo's errors contain the traced stack."""
     return _innermost(getattr(error, "real_stack", ())) or _innermost(traceback.extract_tb(error.__traceback__))
 
 

@@ -1,8 +1,8 @@
-"""Read what one FX graph, as Dynamo hands it to a backend, keeps on the CPU and brings to the GPU in each call.
+"""Find the CPU values and host-to-device copies of one FX graph, as Dynamo passes it to a backend.
 
-Where values live is what the backend's own analysis says (`optimizations.placement.residency_of`). The second half does
-the same after Encore's placement: what moved, what stays and why, and what Inductor makes of the result. Nothing is
-allocated: placement describes what it feeds a graph with and makes it at the first call, which never comes.
+The backend's analysis determines the device of each value (`optimizations.placement.residency_of`). The second half
+does the same after Encore's placement: it lists moved nodes, nodes left on the CPU with reasons, and Inductor's
+outcome. Nothing is allocated: placement allocates a graph's new inputs at its first call, and no graph is called here.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from suite.measure.source_line import short_line
 def read_fx_graph(
     graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], index: int
 ) -> tuple[FxGraph, str | None]:
-    """Return the record of the graph that Dynamo made as number `index`, without lowerings.
+    """Return the record of Dynamo's graph number `index`, without lowerings.
 
-    Also why it is not known where its values live, if so; the record then has no CPU nodes and copies.
+    Also return the reason if the devices of its values are unknown; the record then has no CPU nodes and copies.
     """
     nodes = list(graph_module.graph.nodes)
     inputs = [_input(node) for node in nodes if _is_non_static_input(node)]
@@ -121,10 +121,10 @@ def _input(node: torch.fx.Node) -> NonStaticInput:
 def lower_placed(
     placement: Placement, example_inputs: Sequence[Any], stock: LoweredPair | None, lower: Callable[..., LoweredPair]
 ) -> LoweredPair:
-    """Return what Inductor makes of a graph after placement, under the options of stock CUDA graphs.
+    """Return Inductor's outcome for a graph after placement, under the options of stock CUDA graphs.
 
-    `example_inputs` are those of the graph before placement, and `stock` its outcome without placement, which is also
-    that of a graph that placement leaves untouched.
+    `example_inputs` are those of the graph before placement. `stock` is its outcome without placement; it is returned
+    if placement leaves the graph untouched.
 
     Raises:
         LoweringFailed: as `lower` does.

@@ -1,14 +1,14 @@
-"""Run Inductor's whole lowering of one FX graph for a GPU that is not there, without compiling or running anything.
+"""Run Inductor's whole lowering of one FX graph without a GPU, and without compiling or running its kernels.
 
-`lower` is what a Dynamo backend calls in place of Inductor, inside `pretended_gpu`. AOTAutograd, Inductor's passes,
-scheduling and code generation run unchanged; what is replaced is the last step (loading the generated module) and the
-step after it (recording CUDA graphs), which here only notes what it was asked to record. The outcome holds the
-generated source, in which `generated_code` counts kernels.
+A Dynamo backend calls `lower` instead of Inductor, inside `pretended_gpu`. AOTAutograd, Inductor's passes, scheduling
+and code generation run unchanged. Replaced are the last step (loading the generated module) and the step after it
+(recording CUDA graphs), which here only notes the partitions to record. The outcome contains the generated source, in
+which `generated_code` counts kernels.
 
-Note [Backward graphs]. `torch.compile` lowers a backward when it is first called, which needs a GPU. AOTAutograd can be
-told to lower it together with its forward (`force_non_lazy_backward_lowering`). To get that far it differentiates while
-it traces, and PyTorch's engine asks the driver for streams; `gradients` stands for the engine. The gradient of every
-output that can have one is taken to be given, as it is in a real backward.
+Note [Backward graphs]. `torch.compile` lowers a backward when it is first called, which needs a GPU. AOTAutograd can
+lower it together with its forward (`force_non_lazy_backward_lowering`). For this it differentiates while it traces, and
+PyTorch's engine queries the driver for streams; `gradients` replaces the engine. Every output that can have a gradient
+is assumed to have one, as in a real backward.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from suite.measure.source_line import Reasons, line_of_frame
 from suite.results.schema import NotCaptured
 
 FIXED_OPTIONS: Mapping[str, Any] = {
-    # A generated module must come out each time, from this process, and no compile worker is of use.
+    # Each lowering must generate its module in this process, without caches and compile workers.
     "fx_graph_cache": False,
     "fx_graph_remote_cache": False,
     "compile_threads": 1,
@@ -41,16 +41,16 @@ FIXED_OPTIONS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class LoweredGraph:
-    """Hold what Inductor made of one FX graph.
+    """Hold Inductor's outcome for one FX graph.
 
     Attributes:
         source: the generated module; "" where Inductor had nothing to generate (a graph of views).
-        module: what that module does when called.
+        module: the launches of that module, by partition.
         recorded: the places in `module.partitions` (or -1 for the whole of `call`) that stock PyTorch would record as
             CUDA graphs.
         not_captured: Inductor's reasons for the rest.
-        takes_cpu_tensors: user's lines of operations in partitions that take a CPU tensor with dimensions. Inductor
-            lets them in; whether they can be recorded is seen on a GPU only.
+        takes_cpu_tensors: user's lines of operations in partitions that read a CPU tensor with dimensions. Inductor
+            allows them; only a GPU shows whether they can be recorded.
     """
 
     source: str
@@ -61,12 +61,12 @@ class LoweredGraph:
 
     @property
     def in_graphs(self) -> Body:
-        """Return what runs inside CUDA graphs."""
+        """Return the launches inside CUDA graphs."""
         return sum((self._pieces()[place] for place in self.recorded), Body())
 
     @property
     def outside(self) -> Body:
-        """Return what runs outside of CUDA graphs, launch by launch."""
+        """Return the launches outside of CUDA graphs."""
         pieces = self._pieces()
         return sum((body for place, body in pieces.items() if place not in self.recorded), Body())
 
@@ -76,7 +76,7 @@ class LoweredGraph:
 
 @dataclass(frozen=True, slots=True)
 class LoweredPair:
-    """Hold a forward and its backward. `no_backward` is why there is none although one is needed."""
+    """Hold a forward and its backward. `no_backward` is the reason for a missing backward."""
 
     forward: LoweredGraph
     backward: LoweredGraph | None = None
@@ -84,13 +84,13 @@ class LoweredPair:
 
 
 class LoweringFailed(Exception):
-    """Report that Inductor could not lower the graph offline; the message is its own, first line only."""
+    """Report that Inductor could not lower the graph offline, with the first line of Inductor's message."""
 
 
 def lower(
     graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any], training: bool
 ) -> LoweredPair:
-    """Lower a graph as Dynamo hands it to a backend, without changing it.
+    """Lower a graph as Dynamo passes it to a backend, without changing it.
 
     Args:
         graph_module: the FX graph, with its fake inputs in `example_inputs`.
@@ -99,8 +99,8 @@ def lower(
             the forward is lowered without autograd.
 
     Raises:
-        LoweringFailed: something in Inductor raised, in the forward.
-        Exception: Dynamo's own signal to trace the frame again, which must go back to Dynamo.
+        LoweringFailed: Inductor raised an error in the forward.
+        Exception: Dynamo's signal to trace the frame again, which must propagate to Dynamo.
     """
     observer = _Observer()
     if not training:
@@ -131,9 +131,9 @@ def _run(
     with (
         torch_internals.inductor_config.patch(settings),
         torch_internals.functorch_config.patch(enable_autograd_cache=False),
-        # Backwards are made by it, and so is what a program differentiates itself (`torch.func.grad`).
+        # AOTAutograd's backwards use it, and so do gradients in the program itself (`torch.func.grad`).
         without_engine(),
-        # Inductor asks the C++ compiler what it is and which vector instructions it can use; none need be there.
+        # Inductor queries the C++ compiler for its version and vector instructions; none need be installed.
         torch_internals.replaced("get_cpp_compiler", lambda: "g++"),
         torch_internals.replaced("valid_vec_isa_list", list),
         observer.installed(),
@@ -149,7 +149,7 @@ def _run(
 
 @dataclass(slots=True)
 class _Observer:
-    """Stand where Inductor would load modules and record graphs, and keep what it sees of forward and backward."""
+    """Replace Inductor's loading of modules and recording of graphs, and store the outcome of forward and backward."""
 
     forward: _Seen = field(default_factory=lambda: _Seen())
     backward: _Seen = field(default_factory=lambda: _Seen())
@@ -159,7 +159,7 @@ class _Observer:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.replaced("compile_to_module_lines", self._load_nothing()))
             stack.enter_context(torch_internals.replaced("cudagraphify", self._record))
-            # It tells the manager of CUDA graphs, which nothing made, that a backward runs outside of them.
+            # It notifies the manager of CUDA graphs, which does not exist here, of a backward outside of graphs.
             stack.enter_context(torch_internals.replaced("maybe_handle_backward_generation", lambda *_: None))
             stack.enter_context(outcome.watched(self._note))
             yield
@@ -188,7 +188,7 @@ class _Observer:
 
 @dataclass(slots=True)
 class _Seen:
-    """Collect what was seen of one graph. `complete`: Inductor has come to its end with it."""
+    """Collect the outcome of one graph. `complete`: Inductor has finished it."""
 
     sources: list[str] = field(default_factory=list)
     reasons: Reasons = field(default_factory=Reasons)
@@ -222,7 +222,7 @@ class _Seen:
         mutated_input_idxs: Sequence[int] = (),
         **ignored: Any,
     ) -> Callable[..., Any]:
-        """Stand for the making of a CUDA graph, of all or of one partition."""
+        """Replace the recording of a CUDA graph, of the whole module or of one partition."""
         # Stock PyTorch finds this out at the first call, and then leaves the whole function out. It lets pass inputs
         # that an earlier CUDA graph made; which these are is known at run time only, so none is taken for one here.
         mutated = [index for index in mutated_input_idxs if index not in static_input_idxs]
@@ -250,7 +250,7 @@ def _is_cpu_data(buffer: Any) -> bool:
 
 
 def _copied(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return a copy that Inductor may change, with what Dynamo notes next to module and nodes: the inputs' sources."""
+    """Return a copy that Inductor may change, with Dynamo's attributes of module and nodes: the inputs' sources."""
     copied = torch.fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     copied.meta = dict(graph_module.meta)
     torch_internals.copy_notes(graph_module, copied)

@@ -1,42 +1,42 @@
-"""Estimate how many times faster one mode is than another, how well that is known, and what counts as a difference.
+"""Estimate speed-ups of one mode over another with confidence intervals, and decide which differences are significant.
 
 All functions take samples as `samples[process][block][sample]`, in any unit of time. A process is one start of a mode;
-process r of one mode was alive together with process r of the other, and their blocks came in turn, in an order that
-changes.
+process r of one mode was alive together with process r of the other, and their blocks were interleaved, in an order
+that changes.
 
-Note [Location]: what disturbs a measurement (another tenant of the host, a slower clock, an interrupt) makes it longer,
-never shorter, and swallows whole blocks: on the recorded H200 every tenth to third block of a host-bound mode took 1.1
-to 2.1 times as long. So the time of a process is the mean over its blocks' log medians between the 10th and the 50th
-percentile: the undisturbed half, without its lowest tenth. Half of the blocks may be disturbed before it moves. On the
-recorded blocks its standard error is half that of the median, and a third of that of the mean. Neighbouring blocks of
-different modes hardly share what disturbs them (the correlation of recorded neighbours is 0.0 to 0.3), so that nothing
-is gained by pairing them; what lasts longer than a block meets all modes alike.
+Note [Location]: disturbances (another tenant of the host, a slower clock, an interrupt) make a measurement longer,
+never shorter, and affect whole blocks: on the recorded H200 every tenth to third block of a host-bound mode took 1.1 to
+2.1 times as long. So the time of a process is the mean over its blocks' log medians between the 10th and the 50th
+percentile: the undisturbed half, without its lowest tenth. It changes only when more than half of the blocks are
+disturbed. On the recorded blocks its standard error is half that of the median, and a third of that of the mean.
+Disturbances of adjacent blocks of different modes are hardly correlated (0.0 to 0.3 on recorded blocks), so pairing
+them gains nothing; disturbances longer than a block affect all modes equally.
 
-Note [Processes]: processes of one program differ (where its memory lies, what else the host does), and blocks of one
-process cannot show by how much. So the log ratios of its processes are the sample that an interval goes by: that of
-Student's t around their mean. What blocks scatter is in them already. Three to five processes hardly tell their
-variance, and where they happen to agree the interval would be too narrow. All ratios of a workload together tell more:
-their variances are taken to be drawn from a scaled inverse chi-square distribution, whose scale and degrees of freedom
-come from the moments of their logarithms, and that of a ratio is the mean of its own and of the scale, weighted with
-their degrees of freedom (G. K. Smyth, "Linear Models and Empirical Bayes Methods", Statistical Applications in Genetics
-and Molecular Biology 3(1), 2004, sections 3 and 6). Where a workload's ratios vary alike, each is known as well as all
-of them; where a mode that launches kernels one by one varies ten times as much as the others, each stands for itself.
-Unlike there, a variance is never made smaller than its ratio's own: all ratios over such a mode share what it does, and
-would be found to differ in one case of seven where they do not.
+Note [Processes]: processes of one program differ (memory layout, other load of the host), and blocks of one process
+cannot show by how much. So an interval is Student's t interval around the mean of the processes' log ratios, which
+includes the scatter of blocks. Three to five processes estimate their variance poorly, and the interval would be too
+narrow where they agree by chance. So the ratios of a workload share information: their variances are modelled as drawn
+from a scaled inverse chi-square distribution, whose scale and degrees of freedom are estimated from the moments of
+their logarithms. The variance of a ratio is the mean of its own and of the scale, weighted with their degrees of
+freedom (G. K. Smyth, "Linear Models and Empirical Bayes Methods", Statistical Applications in Genetics and Molecular
+Biology 3(1), 2004, sections 3 and 6). Where the variances of a workload's ratios are similar, each is estimated from
+all of them; where a mode that launches kernels one by one varies ten times as much as the others, each is estimated by
+itself. Unlike in that paper, a variance is never made smaller than the ratio's own: all ratios over such a mode share
+its variation, and one in seven would be reported as different where it is not.
 
-Of a single process there are only its blocks: drawn again with replacement they tell the error of its location. Such a
-ratio has no verdict.
+For a single process, the error of its location is estimated by a bootstrap over its blocks. Such a ratio has no
+verdict.
 
 Note [Means]: ratios of workloads are independent. The error of their geometric mean is the root of the sum of their
 squared errors over their number, with the degrees of freedom of F. E. Satterthwaite, "An Approximate Distribution of
 Estimates of Variance Components", Biometrics Bulletin 2(6), 1946.
 
 Note [Verdicts]: a difference below `MARGIN` is ignored, whichever its sign. SAME is the outcome of two
-one-sided tests at 5 % against the margin (TOST), that is: the 90 % interval lies within it. FAST and SLOW need an
-interval of 95 % that excludes 1 and reaches beyond the margin. So everything is decided once the interval is narrow
-enough, and sampling goes on until it is (`narrow_enough`) or there is no time left. That rule looks at the width and
-not at the verdict: stopping when a verdict comes out would find differences that are not there. Where processes of
-one program differ by so much that three of them decide little, there are more of them (`enough_processes`).
+one-sided tests at 5 % against the margin (TOST), that is: the 90 % interval is within it. FAST and SLOW need an
+interval of 95 % that excludes 1 and reaches beyond the margin. So a narrow enough interval always decides, and sampling
+continues until it is narrow enough (`narrow_enough`) or the time is over. The rule depends on the width and not on the
+verdict: stopping at a verdict would report differences that do not exist. Where processes of one program differ so much
+that three of them decide little, more are started (`enough_processes`).
 `tests/suite/results/test_stats_recorded_noise.py` has the rates of wrong and missed verdicts on blocks drawn from
 recorded ones.
 """
@@ -67,13 +67,13 @@ EQUIVALENCE_CONFIDENCE = 0.90
 REPLICATES = 200
 MINIMUM_PROCESSES = 3
 MINIMUM_BLOCKS = 3
-"""Per process. With fewer of either there is no verdict but AMBG."""
+"""Blocks per process. With fewer processes or blocks the verdict is AMBG."""
 LEAST_VARIANCE = 1e-8
-"""Least variance of log ratios whose logarithm is taken: clocks do not tell more."""
+"""Smallest variance of log ratios in a logarithm: clocks have no higher resolution."""
 
 
 class Verdict(StrEnum):
-    """Say what may be concluded on a mode against its baseline (see Note [Verdicts])."""
+    """Classify a mode against its baseline (see Note [Verdicts])."""
 
     FAST = "FAST"
     SLOW = "SLOW"
@@ -83,9 +83,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Hold how many times faster something is than its reference: a ratio, a change of one, or a mean of `count` ones.
+    """Hold a speed-up over a reference: a ratio, a change of a ratio, or a mean of `count` ratios.
 
-    `error` is the standard error of log(value), and `freedom` the degrees of freedom that it was estimated with.
+    `error` is the standard error of log(value), and `freedom` the degrees of freedom of its estimate.
     `processes` is the number of pairs of processes, `blocks` the least number of blocks that one of them has.
     """
 
@@ -97,7 +97,7 @@ class Ratio:
     count: int = 1
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Return the ends of Student's interval; it reaches from 0 to infinity where nothing is known."""
+        """Return the ends of Student's interval; 0 and infinity where the error is unknown."""
         reach = self.half_width(confidence)
         return self.value * math.exp(-reach), self.value * (math.exp(reach) if reach < 700 else math.inf)
 
@@ -116,9 +116,9 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Hold what is known of the variances of a workload's log ratios from process to process: see Note [Processes].
+    """Hold the estimated distribution of the variances of a workload's log ratios: see Note [Processes].
 
-    `variance` is the scale of their distribution, `freedom` the degrees of freedom that it counts as.
+    `variance` is its scale, `freedom` its degrees of freedom.
     """
 
     variance: float
@@ -139,7 +139,7 @@ def location(log_medians: NDArray[np.float64]) -> NDArray[np.float64]:
 def speed_up(reference: Samples, mode: Samples, spread: Spread = UNKNOWN) -> Ratio:
     """Return the speed-up of `mode` over `reference`, whose process r was measured together with the mode's process r.
 
-    `spread` is what all ratios of the workload tell of how much processes differ (`spread_of`).
+    `spread` is the distribution of variances over all ratios of the workload (`spread_of`).
 
     Raises:
         ValueError: the sides differ in the number of processes, there is none, one has no block, or a block is empty
@@ -167,8 +167,8 @@ def variance_within(sides: Sequence[LogRatios]) -> tuple[float, int]:
 def ratio_of_processes(log_ratio: float, sides: Sequence[LogRatios], spread: Spread, blocks: int = 0) -> Ratio | None:
     """Return the ratio with its error, from the log ratios of processes: see Note [Processes].
 
-    Of one side, `log_ratio` is their mean; of the two sides of a comparison, the difference of their means. None where
-    nothing tells how much processes differ.
+    For one side `log_ratio` is their mean; for the two sides of a comparison, the difference of their means. None where
+    the variance between processes cannot be estimated.
     """
     own, degrees = variance_within(sides)
     freedom = degrees + spread.freedom
@@ -180,15 +180,15 @@ def ratio_of_processes(log_ratio: float, sides: Sequence[LogRatios], spread: Spr
 
 
 def spread_of(by_process: Sequence[Sequence[LogRatios]], modes: int) -> Spread:
-    """Return how much processes differ, as the log ratios of pairs of so many modes of a workload tell together.
+    """Estimate the distribution of variances between processes from the log ratios of all pairs of a workload's modes.
 
-    Each pair has one side for each run. Pairs of a single process tell nothing. See Note [Processes].
+    Each pair has one side for each run. Pairs of a single process are left out. See Note [Processes].
     """
     several = [found for sides in by_process if (found := variance_within(sides))[1]]
     if len(several) < 2 or modes < 2:
         return UNKNOWN
     variances, freedom = np.array(several).T
-    # As much as so many modes can tell: pairs that share a mode tell the same in part.
+    # Pairs that share a mode are correlated, so that the number of modes limits the degrees of freedom.
     most = float((modes - 1) * freedom.min())
     half = freedom / 2
     logs = np.log(np.maximum(variances, LEAST_VARIANCE)) - digamma(half) + np.log(half)
@@ -201,7 +201,7 @@ def spread_of(by_process: Sequence[Sequence[LogRatios]], modes: int) -> Spread:
 
 
 def log_ratios(reference: Samples, mode: Samples) -> LogRatios:
-    """Return for each process how much faster it is, as a logarithm.
+    """Return the log speed-up of each process.
 
     Raises:
         ValueError: as `speed_up`.
@@ -225,9 +225,9 @@ def judge(ratio: Ratio) -> Verdict:
 
 
 def narrow_enough(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[float]], processes: int) -> bool:
-    """Return whether `processes` pairs like this one (`samples[block][sample]`) would give an interval that decides.
+    """Return whether the interval of `processes` pairs like this one (`samples[block][sample]`) would be narrow enough.
 
-    Its half-width is then at most half of the margin, so that a mode without a difference is SAME, and one that
+    Its half-width is then at most half of the margin, so that a mode without a difference is SAME, and a mode that
     differs by more than the margin is FAST or SLOW.
 
     Raises:
@@ -237,7 +237,7 @@ def narrow_enough(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[
 
 
 def _error_of_blocks(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[float]]) -> float:
-    """Return the standard error of a process's log ratio, from its blocks drawn again with replacement."""
+    """Return the standard error of a process's log ratio, from a bootstrap over its blocks."""
     generator = np.random.default_rng(0)
     drawn = (generator.choice(log_medians(side), (REPLICATES, len(side))) for side in (reference, mode))
     theirs, ours = map(location, drawn)
@@ -245,9 +245,12 @@ def _error_of_blocks(reference: Sequence[Sequence[float]], mode: Sequence[Sequen
 
 
 def enough_processes(ratios: Sequence[Ratio], more: int = 0) -> bool:
-    """Return whether another process of each mode would be of little use: the 90 % intervals of these ratios have
-    half-widths of at most four fifths of the margin, in the root mean square. With `more`: whether so many others like
-    these will have been enough, for a half-width goes with 1 / sqrt(processes)."""
+    """Return whether another process of each mode would gain little.
+
+    This is so if the half-widths of the ratios' 90 % intervals are at most four fifths of the margin, in the root mean
+    square. With `more`, return whether so many further processes will be enough: half-widths scale with
+    1 / sqrt(processes).
+    """
     squares = [
         ratio.half_width(EQUIVALENCE_CONFIDENCE) ** 2 / (1 + more / ratio.processes)
         for ratio in ratios

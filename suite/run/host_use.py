@@ -1,8 +1,8 @@
-"""Record what other programs do on the host during a measurement: they take time from it, or share its caches.
+"""Record the load of other programs on the host during a measurement: they use its cores and caches.
 
-The runner looks right before the blocks of a process and right after them, while nothing is timed. Programs are told
-apart by the processes that this one has started. A container may hide other programs' processes, but the kernel's own
-counts of a host's processor time are of the whole host in most.
+The runner samples processor time right before and after the blocks of a process, while nothing is timed. The load of
+other programs is the host's processor time less that of this program and its children. A container may hide other
+processes, but in most the kernel's counters of processor time are of the whole host.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from suite.results.schema import HostUse
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Hold one look at the host: seconds of a clock, and of processor time that all programs and this run used."""
+class HostSample:
+    """Hold one sample of the host: the time of a clock, and processor time of all programs and of this run."""
 
     at_s: float
     host_cpu_s: float
     own_cpu_s: float
 
 
-def look() -> Look:
-    """Return the state of the host now."""
-    return Look(time.monotonic(), _host_cpu_s(), own_cpu_s())
+def sample_host() -> HostSample:
+    """Return a sample of the host's processor time now."""
+    return HostSample(time.monotonic(), _host_cpu_s(), own_cpu_s())
 
 
-def between(before: Look, after: Look) -> HostUse:
-    """Return what others did between two looks."""
+def between(before: HostSample, after: HostSample) -> HostUse:
+    """Return the load of other programs between two samples."""
     elapsed_s, host_s = after.at_s - before.at_s, after.host_cpu_s - before.host_cpu_s
     others_s = max(0.0, host_s - (after.own_cpu_s - before.own_cpu_s))
-    # A kernel that counts nothing says nothing.
+    # Without the kernel's counters the load is unknown.
     return HostUse(cpu_cores=round(others_s / elapsed_s, 2) if elapsed_s > 0 and host_s > 0 else None)
 
 
 def most(found: Sequence[HostUse]) -> HostUse | None:
-    """Return the one with the most cores; None where there is no look."""
+    """Return the use with the most cores; None if there is none."""
     return max(found, key=lambda one: one.cpu_cores or 0.0, default=None)
 
 
 def own_cpu_s() -> float:
-    """Return processor time of this process and all that it has started, those that have ended too."""
+    """Return processor time of this process and its children, including children that have ended."""
     this = psutil.Process()
     seconds = 0.0
     for process in (this, *this.children(recursive=True)):

@@ -1,4 +1,4 @@
-"""Keep a process of a mode while it is measured, its results, and the row that all processes of the mode make."""
+"""Hold a mode's process with its results during measuring, and make the mode's row from its processes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from suite.worker.protocol import Collected, Failed, Measured, Prepared
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """Hold a process of a mode (or several, one for each rank), and what it has brought so far.
+    """Hold a process of a mode (or one for each rank), with its answers so far.
 
-    `failure` set means its worker is not asked again, and its mode is not started again. `by_rank` are the answers of
-    all ranks, where there are several. `others`: what other programs did on the host meanwhile.
+    After a `failure` its worker gets no more commands, and its mode is not started again. `by_rank` are the answers of
+    all ranks. `others`: the load of other programs on the host meanwhile.
     """
 
     mode: Mode
@@ -58,7 +58,7 @@ class Member:
 
     @property
     def has_graphs(self) -> bool:
-        """Return whether the mode uses CUDA graphs, and launches any for this workload, as far as it was profiled."""
+        """Return whether the mode uses CUDA graphs and, if it was profiled, launches one for this workload."""
         coverage = self.metrics.coverage if self.metrics else None
         return self.mode.uses_cuda_graphs and (coverage is None or coverage.graph_launches > 0)
 
@@ -76,10 +76,10 @@ def cell_of(
     group: Sequence[str],
     guests: Sequence[Member] = (),
 ) -> Cell:
-    """Return the row of a mode from its processes. `guests` are those of its group whose own rows have other blocks.
+    """Return the row of a mode from its processes. `guests`: modes of its group whose own rows have other blocks.
 
-    A mode one of whose processes failed has failed. A later process that ran out of memory is one fewer: see Note
-    [Short of memory] in `suite.run.runner`.
+    A mode fails if one of its processes fails. A later process that ran out of memory is left out: see Note [Short of
+    memory] in `suite.run.runner`.
     """
     first = processes[0]
     short = [one for one in processes[1:] if one.out_of_memory]
@@ -133,7 +133,7 @@ def cell_of(
 
 
 def _rank_parts(processes: Sequence[Member]) -> list[RankPart]:
-    """Return what each rank brought, where there are several: all blocks, and of the first process the rest."""
+    """Return the results of each rank, where there are several: all blocks, and the rest of the first process."""
     parts = []
     for rank in range(len(processes[0].worker.ranks)):
         own = [[answers[rank] for answers in member.by_rank] for member in processes]
@@ -152,7 +152,7 @@ def _rank_parts(processes: Sequence[Member]) -> list[RankPart]:
 
 
 def _told(member: Member, failure: Failed) -> str:
-    """Return what failed; of a later process, which one."""
+    """Return the error of a failure, with the number of the process if it is a later one."""
     return f"process {member.process + 1}: {failure.error}" if member.process else failure.error
 
 
@@ -163,7 +163,7 @@ def _retuned(processes: Sequence[Member]) -> dict[int, list[str]]:
     for member in processes:
         if member.kernels is not None:
             before = first.setdefault(member.mode.name, member.kernels)
-            if member.kernels == before:  # as nearly always: to find a difference takes a millisecond
+            if member.kernels == before:  # the usual case; finding a difference takes a millisecond
                 continue
             if retuned := difference(member.kernels, before).retuned:
                 found[member.process] = [*found.get(member.process, ()), *retuned]

@@ -1,7 +1,7 @@
-"""Examine a user's own program before it is measured: make it, move it, and run it three times in a process apart.
+"""Examine a user's program before it is measured: make it, move it, and run it three times in a separate process.
 
-What is wrong with it, is said in one sentence before its modes compile it: a wrong `make`, too little memory, results
-that nothing can be compared with. The command itself imports neither torch nor the program.
+An error is reported in one sentence before any mode compiles: a wrong `make`, too little memory, or results that cannot
+be compared. The command itself imports neither torch nor the program.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ COMMAND = script("suite.run.own_program")
 TIMEOUT_S = 300.0
 BEAT_S = 5.0
 SAME_ERROR = 10.0
-"""Results of two seeds that differ by so many times what two calls with one seed differ by hang on random numbers."""
+"""Results depend on random numbers if two seeds differ by this factor more than two calls with one seed."""
 
 
 class Examined(Record):
-    """Hold a program as it was found, or the sentence that says why it cannot be measured."""
+    """Hold the properties of a program, or the reason why it cannot be measured."""
 
     problem: str | None = None
     task: Task = "inference"
@@ -56,10 +56,10 @@ def _check_name(name: str) -> None:
 def examine_programs(
     names: Sequence[str], device: Literal["cuda", "cpu"], seed: int, announce: Callable[[str], None]
 ) -> None:
-    """Examine programs, and make their records known to `models.registry.find`.
+    """Examine programs, and register their records for `models.registry.find`.
 
     Raises:
-        WrongUse: one cannot be measured; the message says why.
+        WrongUse: a program cannot be measured; the message has the reason.
     """
     for name in dict.fromkeys(names):
         found = examine(name, device, seed, announce)
@@ -71,10 +71,10 @@ def examine_programs(
 
 
 def name_programs(names: Sequence[str]) -> None:
-    """Check the names of programs and make records known that say nothing of them yet: enough for a plan.
+    """Check the names of programs and register records without details, which is enough for a plan.
 
     Raises:
-        WrongUse: one is not written as a program's name.
+        WrongUse: a name is not written as `module:callable`.
     """
     for name in names:
         _check_name(name)
@@ -101,7 +101,7 @@ def _record(name: str, found: Examined) -> Workload:
 
 
 def examine(name: str, device: str, seed: int, announce: Callable[[str], None]) -> Examined:
-    """Return what a process of its own finds out about the program."""
+    """Examine the program in a separate process, and return the result."""
     with temporary_folder("encore-program-") as folder:
         answer, log = Path(folder, "answer.json"), Path(folder, "log.txt")
         options = ("--name", name, "--device", device, "--seed", str(seed), "--answer", str(answer))
@@ -126,7 +126,7 @@ def examine(name: str, device: str, seed: int, announce: Callable[[str], None]) 
 
 
 def main() -> None:
-    """Run in a process of its own: write what is found to the file of --answer."""
+    """Run in a separate process: examine the program and write the result to the file of --answer."""
     parser = argparse.ArgumentParser(prog="suite.run.own_program")
     parser.add_argument("--name", required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
@@ -182,7 +182,7 @@ def _examined(name: str, device: str, seed: int) -> Examined:
 
 
 def _distance(one: object, other: object) -> float:
-    """Return the largest relative difference of two results by name; infinite where they differ in form."""
+    """Return the largest relative difference of two results; infinite where names, shapes or dtypes differ."""
     import torch
 
     assert isinstance(one, dict) and isinstance(other, dict)
@@ -197,7 +197,7 @@ def _distance(one: object, other: object) -> float:
 
 
 def _place(error: Exception) -> str:
-    """Return the innermost line of the user's in an error's traceback, in brackets."""
+    """Return the innermost line of the user's code in an error's traceback, in brackets."""
     own = tuple(f"{Path(__file__).resolve().parents[2] / name}/" for name in NAMES)
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith((*own, "<"))]

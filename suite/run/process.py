@@ -1,11 +1,11 @@
-"""Talk to the processes of cells, over two pipes each. They are started and ended by `suite.run.supervise`.
+"""Exchange messages with the processes of cells over pipes. `suite.run.supervise` starts and ends them.
 
 A cell has one process, or one for each rank where the workload is split over GPUs. All ranks get their commands at the
-same time, and their answers become one: of times the slowest rank's, of what is counted rank 0's, and all ranks' own
-are kept. Ranks wait for one another in collectives, so the first that fails ends its cell: the others are killed.
+same time, and their answers are merged: the slowest rank's times and rank 0's counts; the answers of all ranks are also
+stored. Ranks wait for one another in collectives, so if one fails the others are killed.
 
-Whatever a process does (crash, hang, garbage) comes out of `converse` as a `Failed` answer with a status, so that the
-code above has two cases only: the answer it asked for, or `Failed`.
+`converse` returns every failure of a process (crash, hang, invalid output) as a `Failed` answer with a status, so that
+callers have only two cases: the expected answer, or `Failed`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ STOP_GRACE_S = 20.0
 """Time for a worker to end by itself after `stop`: CUDA contexts and compile pools take seconds to close."""
 
 DEATH_GRACE_S = 1.0
-"""Time in which another rank may turn out to have died when one reports an error, which may be that it is gone."""
+"""Time to wait for a rank that died when another one reports an error, which may be a consequence."""
 
 Answer = Built | Done | Prepared | Measured | Collected | Failed
 OnPhase = Callable[["RankedWorker", str], None]
@@ -68,11 +68,11 @@ _ANSWERS: Mapping[type, type] = {
     Collect: Collected,
 }
 _FIRST_PHASES = {"start": "build", "prepare": "build", "collect": "metrics"}
-"""First phases of commands that are not named after theirs."""
+"""First phases of commands whose name is not that of their phase."""
 
 
 class Worker(Supervised):
-    """Hold one worker process; messages go over their own pipes."""
+    """Run one worker process, with separate pipes for messages."""
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self._buffer = bytearray()
@@ -95,7 +95,7 @@ class Worker(Supervised):
             os.close(reply_write)
 
     def send(self, command: Command) -> None:
-        """Send a command. A worker that is gone is noticed when its answer is awaited."""
+        """Send a command. If the worker has ended, this is detected while waiting for its answer."""
         with suppress(BrokenPipeError):
             os.write(self._command_fd, encode(command))
 
@@ -121,10 +121,10 @@ class Worker(Supervised):
 
 
 class RankedWorker:
-    """Hold the workers of one cell, by rank. End them with `end`.
+    """Run the workers of one cell, by rank. End them with `end`.
 
     Attributes:
-        rendezvous: a file that the ranks meet by; None of one rank.
+        rendezvous: the file by which the ranks connect; None for one rank.
     """
 
     def __init__(self, command: Sequence[str], log: Path, ranks: int, device: str) -> None:
@@ -148,9 +148,9 @@ class RankedWorker:
 
 
 def end(cells: Iterable[RankedWorker], *, ask_first: bool) -> None:
-    """End cells and everything they started; return when none of it is left.
+    """End cells and everything they started; return when none of these processes is left.
 
-    `ask_first`: they are between commands and get `stop` and some time to leave by themselves.
+    `ask_first`: they are between commands, so send `stop` and wait for some time before killing them.
     """
     cells = list(cells)
     workers = [worker for cell in cells for worker in cell.ranks]
@@ -165,7 +165,7 @@ def end(cells: Iterable[RankedWorker], *, ask_first: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Hold an answer of a cell: what it says as a whole, what each rank says, and which rank it failed on."""
+    """Hold an answer of a cell: merged, by rank, and the rank that failed."""
 
     whole: Answer
     by_rank: tuple[Answer, ...]
@@ -177,12 +177,14 @@ def converse(
     timeout_s: float,
     on_phase: OnPhase = lambda worker, phase: None,
 ) -> dict[RankedWorker, Answered]:
-    """Send each cell its commands, one for each rank, and wait for all answers. Each phase of a worker may take
-    `timeout_s`, and one in which it waits for the others so long for each of them. Phases told are those of rank 0.
+    """Send each cell its commands, one for each rank, and wait for all answers.
 
-    Workers work at the same time. A cell that fails does not end the others; it should be ended by the caller. A worker
-    that took too long is killed at once, because others may wait for what it holds, or are timed next to what it
-    launched. One that ran out of memory ends by itself. The end of both is awaited, for others need what they hold.
+    Each phase of a worker may take `timeout_s`; the phase in which it waits for other workers, `timeout_s` for each of
+    them. The reported phases are those of rank 0.
+
+    Workers run concurrently. A cell that fails does not end the others; the caller should end it. A worker that took
+    too long is killed at once, because others may wait for its lock or memory, or be timed while its kernels run. A
+    worker that ran out of memory ends by itself. The function waits until both have ended, to free their memory.
     """
     others = max(1, sum(len(cell.ranks) for cell in requests) - 1)
     waiting: dict[Worker, _Exchange] = {}
@@ -217,9 +219,9 @@ def converse(
 
 
 def _ended(exchange: _Exchange, failed: Failed, waiting: Mapping[Worker, _Exchange]) -> tuple[int, dict[int, Answer]]:
-    """End the ranks of a cell one of which failed; return which one is to blame, and the answers of all that waited.
+    """End the ranks of a failed cell; return the rank that failed first, and the answers of the ranks that waited.
 
-    A rank that dies is missed by the others before this program hears of it, so they get a moment to have died.
+    Other ranks may report the loss of a rank before its end is visible here, so wait a moment for the processes to end.
     """
     cell, blamed = exchange.cell, exchange.rank
     found: dict[int, Answer] = {blamed: failed}
@@ -236,9 +238,9 @@ def _ended(exchange: _Exchange, failed: Failed, waiting: Mapping[Worker, _Exchan
 
 
 class _Exchange:
-    """Keep one command and the way to its answer, with a clock for each phase.
+    """Track one command until its answer, with a time limit for each phase.
 
-    A phase's clock runs on from its first announcement, so that a worker going back and forth between phases ends too.
+    A phase is timed from its first announcement, so that a worker that alternates between phases is ended as well.
     """
 
     def __init__(
@@ -256,7 +258,7 @@ class _Exchange:
         self.deadline = self._started[self._phase] + timeout_s
 
     def advance(self, ready: bool) -> Answer | None:
-        """Return the answer, if it is there or will not come any more; None while it is awaited."""
+        """Return the answer, or a failure if there will be none; None while waiting for it."""
         if ready:
             exited = self.worker.exited()
             try:
@@ -291,7 +293,7 @@ class _Exchange:
 
     @property
     def _patience_s(self) -> float:
-        """Return what the phase may take. If it takes longer, the worker logs where it is before it is killed."""
+        """Return the time limit of the phase. Beyond it the worker logs its stack before it is killed."""
         if self._phase == WAITING:
             return self._others * (self._timeout_s + EXIT_GRACE_S)
         return self._timeout_s

@@ -1,15 +1,15 @@
-"""Measure a run from its first workload to its last: what is alive together, what is written when, what is left.
+"""Measure all workloads of a run: choose the modes that are alive together, and write rows.
 
-Note [Groups]: the modes of a workload are measured in turn, block by block, all alive together; then all are started
-again, as often as the settings say, for processes of one program differ. If any of them runs out of memory before
-anything is measured, the workload starts again in halves that both have the common baselines. The modes of a half that
-does not fit are measured in pairs: each with its baseline. A pair that does not fit either is taken apart and its modes
-are measured one after another. A mode has one row, from the first group it was measured in; a later group's rows carry
-the blocks that its baselines had there. Rows are written when their workload is through.
+Note [Groups]: blocks of a workload's modes are interleaved, with all modes alive together. Then all are started again,
+as often as the settings require, because processes of one program differ. If a mode runs out of memory before anything
+is measured, the workload starts again in halves that both include the common baselines. The modes of a half that does
+not fit are measured in pairs: each with its baseline. If a pair does not fit either, its modes are measured one after
+another. A mode has one row, from the first group it was measured in; rows of a later group include the blocks that its
+baselines had there. Rows are written when their workload is complete.
 
-Note [Short of memory]: a mode that runs out of memory before it has a block is measured once more in a smaller group. A
-later process that does not fit is one process fewer of its mode, and there are none after it: the row passes, and says
-so (`suite.results.schema.Shortage`). Any other lack of memory is the status `oom`.
+Note [Short of memory]: a mode that runs out of memory before it has a block is measured again in a smaller group. If a
+later process does not fit, its mode gets no further processes: the row passes, and reports it
+(`suite.results.schema.Shortage`). Any other lack of memory is the status `oom`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Grouping, Status
 from suite.run.blocks import enough_processes, measure_blocks
 from suite.run.group import Bench, GroupSession, do_not_fit
-from suite.run.host_use import between, look
+from suite.run.host_use import between, sample_host
 from suite.run.member import Member, cell_of
 from suite.run.schedule import halves, pairings
 from suite.run.supervise import kill_strays, temporary_folder
@@ -51,7 +51,7 @@ class Job:
 
 @dataclass(slots=True)
 class RunOutcome:
-    """Hold what a run came to: cells written now, and workloads the budget left for later."""
+    """Hold the outcome of a run: the cells written, and workloads that did not fit into the budget."""
 
     cells: list[Cell] = field(default_factory=list)
     not_started: list[str] = field(default_factory=list)
@@ -141,7 +141,7 @@ class Runner:
             yield GroupSession(self.bench, job.workload, job.variant, known, cache)
 
     def _measure(self, session: GroupSession, job: Job) -> dict[str, Cell]:
-        """Return the rows of a job by mode: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
+        """Return the rows of a job by mode: see Note [Groups]. Modes missing in earlier rows are measured in pairs."""
         cells: dict[str, Cell] = {}
         if job.is_new:
             cells |= measure_group(session, job.missing, Grouping.TOGETHER)
@@ -156,7 +156,7 @@ class Runner:
 
 
 def add_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: dict[str, Cell]) -> None:
-    """Put into the rows of modes that compile what they take to compile alone and with an empty cache each."""
+    """Replace compile times in rows by those of compiling each mode alone with an empty cache."""
     for mode in modes:
         cell = cells[mode.name]
         if mode.backend is not None and cell.status is Status.PASS:
@@ -169,11 +169,11 @@ def add_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: 
 def measure_group(
     session: GroupSession, modes: Sequence[Mode], grouping: Grouping, have_rows: Collection[str] = ()
 ) -> dict[str, Cell]:
-    """Return rows of modes measured in turn, all alive at once, in several processes each, which take turns too.
+    """Return rows of modes that are alive together, each in several processes, with interleaved blocks.
 
-    Of those that have rows, only the blocks count, and they do not go on by themselves. Empty if one of several runs
-    out of memory before anything is measured; without those that do while others are measured, and have no block: see
-    Note [Short of memory]. A mode alone is a group too, and then what fails has failed.
+    Modes in `have_rows` only provide blocks for the others. The result is empty if one of several modes runs out of
+    memory before anything is measured. Modes that run out of memory later, without a block, are left out: see Note
+    [Short of memory]. A single mode is a group too; its failures are final.
     """
     settings = session.bench.settings
     processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
@@ -216,9 +216,9 @@ def _measure_in_turn(
         turn = [member for member in alive if member.process == process and member.mode.name not in failed]
         for member in turn:
             processes[member.mode.name].append(member)
-        before = look()
+        before = sample_host()
         measure_blocks(session, turn)
-        others = between(before, look())
+        others = between(before, sample_host())
         for member in turn:
             member.others = others
         measured += turn
@@ -226,13 +226,13 @@ def _measure_in_turn(
 
 
 def _wanted(processes: Mapping[str, Sequence[Member]], done: int, most: int) -> int:
-    """Return how many processes of each mode there will be in all, as far as the `done` ones tell."""
+    """Return how many processes each mode needs in all, estimated from the `done` ones."""
     further = range(1, most - done)
     return done + next((more for more in further if enough_processes(processes, more)), most - done)
 
 
 def measure_in_halves(session: GroupSession, modes: Sequence[Mode]) -> dict[str, Cell]:
-    """Return rows of the modes whose half fits; those that are in both halves have theirs from the first that does."""
+    """Return rows of the modes whose half fits; a mode in both halves has its row from the first that fits."""
     cells: dict[str, Cell] = {}
     for half in halves(modes):
         cells |= measure_group(session, half, Grouping.HALVES, have_rows=cells)

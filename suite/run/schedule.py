@@ -1,6 +1,6 @@
-"""Decide what runs, with what, and how long it may take: on plain values, before any process starts.
+"""Plan groups, blocks, shards and time limits from plain values, before any process starts.
 
-How long each workload took in all modes on one H200: what shards are made even by, and budgets go by.
+The module has the times of all workloads on an H200, by which shards and budgets are planned.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ DEFAULT_ESTIMATE_S: dict[tuple[str, str], float] = {
     ("tiny", "inference"): 120.0,
     ("tiny", "training"): 180.0,
 }
-"""Seconds a workload in all modes is taken to need where `RECORDED_S` does not tell. In full size: somewhat more than
-the slowest that fitted on an H200 with 16 cores in the first runs. The tiny ones are not measured, but chosen high."""
+"""Assumed seconds of a workload in all modes that is not in `RECORDED_S`. In full size: somewhat more than the slowest
+one that fitted on an H200 with 16 cores in the first runs. Values of tiny workloads are rough upper bounds."""
 
 ESTIMATE_MARGIN = 1.2
-"""Factor of an estimate from recorded seconds, for compile times vary from run to run."""
+"""Safety factor of an estimate from recorded seconds, because compile times vary between runs."""
 
 
 BLOCK_US = 6000.0
-"""Least time of the timed samples of a block together: short, for what disturbs a host swallows whole blocks."""
+"""Least total time of a block's timed samples: short, because disturbances of the host affect whole blocks."""
 LEAD_IN_US = 4000.0
-"""Least time of the iterations before them: another mode has used caches, and the clock of this core was low."""
+"""Least time of a block's lead-in: another mode has filled the caches, and the core's clock was low."""
 MOST_SAMPLES = 10
 MOST_LEAD_IN = 12
 LEAST_LEAD_IN = 2
 LONG_ITERATION_US = 20_000.0
-"""From here on one iteration is lead-in enough: what it finds cold is a small part of it."""
+"""Iterations that take longer need only one as lead-in: cold caches are a small part of their time."""
 LONG_MEASURE_S = 5.0
-"""Seconds, or `measure_s` where that is more, after which half of the least number of blocks will do."""
+"""Seconds, or `measure_s` where that is more, after which half of the least number of blocks is enough."""
 THROUGHPUT_EVERY = 4
-"""Blocks from one that also measures throughput to the next: it takes as long again."""
+"""Every so many blocks one also measures throughput, which doubles its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Hold how many iterations of each block of a mode are not timed, timed one by one, and issued back to back."""
+    """Hold a block's numbers of iterations: lead-in, timed one by one, and issued back to back."""
 
     lead_in: int
     samples: int
@@ -72,23 +72,23 @@ def sampling_for(iteration_us: float, settings: RunSettings) -> Sampling:
 def least_blocks(seconds: float, settings: RunSettings) -> int:
     """Return how many blocks each process measures at least, after so many seconds: half of the setting for long ones.
 
-    Of an iteration that long, what differs is not blocks but processes, and the time is better spent on more of those.
+    Long iterations differ between processes more than between blocks, so the time is better spent on more processes.
     """
     return settings.blocks if seconds < max(LONG_MEASURE_S, settings.measure_s) else -(-settings.blocks // 2)
 
 
 def orders(names: Sequence[_T], seed: str) -> Iterator[list[_T]]:
-    """Yield orders in which modes are asked for a block, drawn for each block, so that none always follows the same."""
+    """Yield a random order of modes for each block, so that no mode always follows the same one."""
     generator = random.Random(seed)
     while True:
         yield generator.sample(list(names), len(names))
 
 
 def halves(modes: Sequence[Mode]) -> list[list[Mode]]:
-    """Return two groups for a GPU that does not hold all of the modes; both have those that most ratios are over.
+    """Return two groups for a GPU whose memory is too small for all modes; both include the main baselines.
 
-    These are the reference and stock graphs. Neighbours in the order of `MODES` stay together, for they are compared
-    too. Empty where halves would be no more than pairs, or have nothing in common.
+    These are the reference and stock graphs. Modes that are adjacent in `MODES` stay together, because they are
+    compared too. Return nothing where halves would be as small as pairs, or have no mode in common.
     """
     shared = [mode for mode in modes if mode.name in (REFERENCE_MODE, GRAPH_MODE)]
     others = [mode for mode in modes if mode not in shared]
@@ -99,10 +99,10 @@ def halves(modes: Sequence[Mode]) -> list[list[Mode]]:
 
 
 def pairings(missing: Sequence[Mode], selected: Sequence[Mode]) -> list[tuple[Mode | None, list[Mode]]]:
-    """Return which modes alternate when the GPU holds only two: (baseline, its partners), in order of `missing`.
+    """Return the modes that alternate when only two fit on the GPU: (baseline, its partners), in order of `missing`.
 
-    A mode's partner is the first of its declared baselines that is selected in this run. Baseline None: the modes
-    with nothing to alternate with, unless they are themselves a baseline in another pair.
+    A mode's partner is the first of its declared baselines that is selected in this run. Baseline None: modes without
+    a partner that are no baseline of another pair.
     """
     names = {mode.name: mode for mode in selected}
     partners: dict[str, list[Mode]] = defaultdict(list)
@@ -130,16 +130,19 @@ class Shard:
 
     @property
     def recorded(self) -> str:
-        """Return the part as the settings of a run have it. Until 2026-11-26 a part was every count-th workload, and
-        recorded as "1/2": such parts and these do not make a whole, and no run is both."""
+        """Return the part as written in the settings of a run.
+
+        Until 2026-11-26 a part was every count-th workload, and recorded as "1/2"; such parts cannot be combined with
+        these.
+        """
         return f"{self} {SHARD_RULE}"
 
     def of(self, seconds: Mapping[str, float]) -> list[str]:
-        """Return the workloads of this part, in the order of `seconds`, which has the time that each takes.
+        """Return the workloads of this part, in the order of `seconds`, which maps workloads to their times.
 
-        Longest first, each goes to the part that has the least so far, of several to the first. Of equal times the
-        first by name comes first, so that parts are the same whatever the order is in which workloads are named. The
-        longest part is at most 4/3 of what it is in the best division (Graham, 1969).
+        In order of decreasing time, each workload is assigned to the part with the least total time. Ties are resolved
+        by name, so that parts do not depend on the order of the arguments. The longest part takes at most 4/3 of its
+        time in an optimal division (Graham, 1969).
         """
         sums_s = [0.0] * min(self.count, len(seconds))
         own = set()
@@ -167,14 +170,16 @@ def parse_shard(text: str) -> Shard:
 
 
 def usual_seconds(workload: str, task: str, *, size: str, device: str) -> float:
-    """Return seconds of a workload in all modes, equal on every machine: as recorded on an H200, or by size and
-    task."""
+    """Return seconds of a workload in all modes: recorded on an H200, or assumed by size and task.
+
+    They do not depend on the machine.
+    """
     recorded = RECORDED_S.get(workload) if (size, device) == ("full", "cuda") else None
     return DEFAULT_ESTIMATE_S[size, task] if recorded is None else recorded
 
 
 def estimated_seconds(workload: str, task: str, *, size: str, device: str, modes: int) -> float:
-    """Return the seconds this workload is expected to take in so many modes, rather too many than too few."""
+    """Return an upper estimate of the seconds of this workload in so many modes."""
     usual_s = usual_seconds(workload, task, size=size, device=device)
     return ESTIMATE_MARGIN * usual_s * max(1.0, modes / RECORDED_MODES)
 
@@ -225,10 +230,9 @@ compilation; eight modes (DMLM-16 and ECML: ten, with `step` and `callables`), t
 the newest recorded run in which all modes were timed: DR-I of 20261127-083937-h200-dr-i, and DMLM-16, ECML and LLAMA-G
 of 20261127-083937-h200, with four GPUs of a host used at the same time; all others of 20261127-013319-h200, with eight.
 That is what shards of one host take. DR-I was measured in pairs, and ECML and DMLM-16 in halves. A GPU alone on its
-host needs less: runs before, next to none to three others, took 0.6 of the seconds of the eight in the mean, 0.4
-(DCGAN) to 0.9 (TEFD). So `--budget` may leave a workload for later there that it had time for, and starts none that it
-had not.
-`tests/suite/run/test_schedule.py` holds it to the rows."""
+host needs less: earlier runs with none to three others took 0.6 of the seconds of the eight on average, 0.4 (DCGAN) to
+0.9 (TEFD). So there `--budget` may postpone a workload that would have fitted, but starts none that does not fit.
+`tests/suite/run/test_schedule.py` compares these values with the rows."""
 
 RECORDED_MODES = 8
 """Modes that these seconds are of."""

@@ -1,19 +1,19 @@
-"""Supervise processes that the suite starts: each in its own session, its output in a log, marked, ended.
+"""Start and end processes of the suite: each in its own session, with a log for its output.
 
-Temporary files of a process go to its own folder, which goes with it.
+Temporary files of a process go to its own folder, which is deleted with it.
 
-Note [Strays]: what a process starts (compile workers, ptxas, the C++ compiler) stays in its process group and ends with
-it. A child that starts its own session leaves the group, and once its parent is gone nothing links it to the
-process any more but its environment. Each process therefore gets a mark in its environment, which children inherit, and
-ending a process includes killing everything that carries its mark.
+Note [Strays]: children of a process (compile workers, ptxas, the C++ compiler) are in its process group and end with
+it. A child that starts its own session leaves the group, and once its parent has ended only its environment links it to
+the process. So each process gets a mark in its environment, which children inherit, and ending a process includes
+killing all processes with its mark.
 
-Compiled Python for processes that import torch, where the installation has none.
+The module also provides a cache of compiled Python for processes that import torch, where the installation has none.
 
 Images are often built without compiled Python (`pip install --no-compile`, PYTHONDONTWRITEBYTECODE), and folders of
-packages may not be written. Each process then compiles 2,700 files of PyTorch's: 8 s of a core, in 40 processes of a
-workload and in their compile workers. So they keep what they compile in a folder of their own.
+packages may be read-only. Each process then compiles 2,700 files of PyTorch: 8 s of a core, in 40 processes of a
+workload and in their compile workers. So they share a folder for compiled files.
 
-Ctrl-C, SIGTERM and a closed terminal as one exception, so that each `finally` on the way out runs, once.
+Ctrl-C, SIGTERM and a closed terminal raise the same exception, so that each `finally` runs once.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ KILL_WAIT_S = 3.0
 TERM_GRACE_S = 3.0
 """Time between SIGTERM and SIGKILL."""
 TRACEBACK_GRACE_S = 1.0
-"""Time to write down where a process is that took too long."""
+"""Time for a process that took too long to log its stack."""
 EXIT_GRACE_S = 5.0
-"""Time between the end of a process's pipe and its own end, which come apart in a normal exit too."""
+"""Time between the end of a process's pipe and the end of the process, which differ in a normal exit, too."""
 LOG_TAIL_BYTES = 4000
 
 
 class Supervised:
-    """Hold one process. Its stdout and stderr are appended to the log.
+    """Run one process. Its stdout and stderr are appended to the log.
 
-    End it with `end`: there is no clean-up on garbage collection.
+    End it with `end`: garbage collection does not.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Supervised:
         return self._exit_info() is not None
 
     def cpu_seconds(self) -> float:
-        """Return the processor time of the process and of what it has started, 0 once it has ended."""
+        """Return the processor time of the process and its children, 0 once it has ended."""
         total = 0.0
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
@@ -137,15 +137,15 @@ class Supervised:
             os.killpg(self._process.pid, number)
 
     def write_tracebacks(self) -> None:
-        """Have each thread's traceback written to the log, where the process has `faulthandler` listen to SIGUSR1.
+        """Make a process that took too long log the traceback of each thread, if `faulthandler` handles SIGUSR1.
 
-        Others are ended by that signal, what the process started among them: for one that took too long.
+        The signal ends processes without this handler, including children of the process.
         """
         self.signal_group(signal.SIGUSR1)
         await_exit([self], TRACEBACK_GRACE_S)
 
     def reap(self) -> None:
-        """Collect the exit status. A process stuck in a driver call is left to the kernel."""
+        """Collect the exit status, but do not wait for a process that hangs in a driver call."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_GRACE_S)
         os.close(self.exit_fd)
@@ -186,9 +186,9 @@ def await_exit(processes: Iterable[Supervised], grace_s: float) -> None:
 
 
 def kill_children() -> None:
-    """Kill what this program has started and what that started: an interrupted command needs none of it.
+    """Kill all children of this program after an interruption.
 
-    PyTorch waits for its compile workers when Python ends, up to five minutes.
+    Otherwise PyTorch waits for its compile workers when Python ends, up to five minutes.
     """
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -196,10 +196,10 @@ def kill_children() -> None:
 
 
 def kill_strays(marks: Collection[str] | None = None) -> None:
-    """Kill what carries one of these marks; None: of any process this program started. See Note [Strays].
+    """Kill processes with one of these marks; None: with the mark of any process of this program. See Note [Strays].
 
-    It looks again until none is found, because a process may have started another one meanwhile; only so often, because
-    one that hangs in a driver call does not die.
+    The search is repeated until no process is found, because one may have started another meanwhile. The number of
+    searches is limited, because a process that hangs in a driver call does not end.
     """
     for _ in range(KILL_ROUNDS):
         found = [process for process in psutil.process_iter() if _is_stray(process, marks)]
@@ -223,7 +223,7 @@ def _is_stray(process: psutil.Process, marks: Collection[str] | None) -> bool:
 
 
 def end_with_parent() -> None:
-    """End this process and what it started as soon as the program that started it is gone, however that ended."""
+    """End this process and its children as soon as its parent has ended for any reason."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -235,7 +235,7 @@ def end_with_parent() -> None:
 
 
 def temporary_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder that is gone when the block ends of which it is the context, whatever is still in it."""
+    """Return a context with a new folder that is deleted at the end of the block, with its contents."""
     return tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
 
 
@@ -244,7 +244,7 @@ BYTECODE = "bytecode"
 
 
 def bytecode_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what to add to a process's environment: nothing if torch is compiled already or the user chose a place."""
+    """Return additions to a process's environment; none if torch is compiled or the user has chosen a folder."""
     torch = importlib.util.find_spec("torch")  # without importing it
     compiled = torch is not None and torch.cached is not None and Path(torch.cached).exists()
     if compiled or environment.get("PYTHONPYCACHEPREFIX"):
@@ -256,15 +256,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """Report that the user, or the system, asked the program to end. Not an `Exception`: no handler may swallow it."""
+    """Report a signal to end the program. It is no `Exception`, so that no handler of those catches it."""
 
 
 @contextmanager
 def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
-    """Turn the first of `SIGNALS` into `Interrupted`; later ones are ignored, since ending the workers must not be cut
-    short. A signal that was ignored from the start (nohup) stays ignored.
+    """Raise `Interrupted` for the first of `SIGNALS`, and ignore later ones while workers are ended.
 
-    `to_the_end`: if one has come, later ones are ignored until the program has ended, whose exit code says so.
+    A signal that was ignored from the start (nohup) stays ignored. `to_the_end`: after the first signal, ignore later
+    ones until the program has ended; the exit code reports the signal.
     """
     came = False
 

@@ -52,15 +52,15 @@ def captured_iteration(
 
 
 def host_draws(workload: Workload) -> Literal["refused", "unused"]:
-    """Return what is said of the random numbers that the workload's iteration draws on the host."""
+    """Return the value of `host_draws` that the workload declares for its random numbers."""
     return "unused" if workload.host_draws_unused else "refused"
 
 
 class Outputs:
-    """Return the tensors of a module's output from a capture, and make outputs like the last one of them.
+    """Return the tensors of a module's output from a capture, and rebuild outputs of the same structure from them.
 
-    Outputs may hold objects, such as caches of keys and values, that no graph returns. What is kept here is kept
-    where a capture does not look for a loop's state: in an object of Python's own library.
+    Outputs may hold objects that no graph returns, such as caches of keys and values. The last output is stored in an
+    object of Python's standard library, which a capture does not search for a loop's state.
     """
 
     def __init__(self, *, wanted: bool) -> None:
@@ -190,10 +190,10 @@ class CallableIteration:
 
 
 class HandIteration:
-    """Capture the whole iteration as PyTorch's notes on CUDA graphs tell users to, and replay it.
+    """Capture the whole iteration as PyTorch's notes on CUDA graphs describe, and replay it.
 
-    The first calls run on a side stream; the one after them is recorded on inputs of its own and launched. Later calls
-    copy their inputs there. Nothing is checked, and nothing general can be faster with these kernels.
+    The first calls run on a side stream; the next one is recorded on static inputs and launched. Later calls copy
+    their inputs there. Nothing is checked, so no general solution can be faster with these kernels.
     """
 
     WARM_UP = 3

@@ -1,10 +1,10 @@
-"""Keep the program of a cell: its module and input sets on the device, and the ranks that it is split over.
+"""Hold the program of a cell: its module and input sets on the device, and the ranks that it is split over.
 
-All of it is the same in each mode. What a mode makes of it is a compilation (`suite.worker.compilation`).
+The program is the same in each mode; `suite.worker.compilation` compiles it for a mode.
 
-A workload that is split over GPUs has a process for each (`suite.worker.rank_group`). Each compares its own results
-with those of the whole program, and all compare theirs with one another. What is decided about further calls is decided
-together.
+A workload that is split over GPUs has a process for each (`suite.worker.rank_group`). Each rank compares its results
+with those of the whole program and with those of the other ranks. The ranks agree on every decision about further
+calls.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from suite.worker.rank_group import RankGroup, join
 
 
 class CellProgram:
-    """Keep the program that a specification asks for. It is there once it is built.
+    """Hold the program of a specification. `build` sets its attributes.
 
     Attributes:
-        instance: the module and its loss; while a trial runs, with the loss scaled as its gradients need it.
-        input_sets: each at addresses of its own.
-        checked: those of them whose results are compared.
-        states: what a run on each of these changes, until results are compared no more.
-        ranks: those that it is split over.
-        turns: of this process on the GPU.
+        instance: the module and its loss; while a trial runs, with the loss scaled for its gradients.
+        input_sets: sets of inputs at different addresses.
+        checked: the input sets whose results are compared.
+        states: the tensors that a run on each of these changes, while results are compared.
+        ranks: the ranks that the program is split over.
+        turns: this process's lock of the GPU.
     """
 
     def __init__(self, spec: CellSpec) -> None:
@@ -47,7 +47,7 @@ class CellProgram:
         self._offloaded: Instance | None = None
 
     def build(self) -> None:
-        """Build the module and all input sets, and meet the other ranks."""
+        """Build the module and all input sets, and connect to the other ranks."""
         spec = self.spec
         workload = find(spec.workload)
         if spec.stochastic:
@@ -63,7 +63,7 @@ class CellProgram:
         self.input_sets: list[Inputs] = []
         for index in range(spec.input_sets):
             self.input_sets.append(self.instance.inputs(index))
-            release(self.instance.device)  # drawn in float32: twice what stays, and other modes need it
+            release(self.instance.device)  # inputs are drawn in float32; other modes need the memory
         require_distinct_addresses(self.input_sets)
         self.checked = self.input_sets[: spec.check_inputs]
         self.states = [State(self.instance.module, inputs) for inputs in self.checked]
@@ -72,24 +72,22 @@ class CellProgram:
 
     @property
     def marks_steps(self) -> bool:
-        """Return whether steps are marked, in all modes alike, those that need no marks among them: they differ in what
-        is compiled, in nothing else."""
+        """Return whether steps are marked: in all modes, so that these differ only in the compiled code."""
         return self.instance.device.type == "cuda"
 
     def calling(self) -> AbstractContextManager[None]:
-        """Return a turn for a call that another process's tuning, or its timing of an iteration, must not meet.
+        """Return a shared lock for a call that must not disturb another process's tuning or timing.
 
-        Ranks have none: one that waits for its turn while its neighbour waits for it in a collective would wait for
-        ever.
+        Ranks do not lock: a rank that waits for the lock while another waits for it in a collective would deadlock.
         """
         return contextlib.nullcontext() if isinstance(self.ranks, RankGroup) else self.turns.calling()
 
     @contextmanager
     def whole(self) -> Iterator[tuple[Instance, list[State]]]:
-        """Yield the program on one GPU, and its state: what results are compared with.
+        """Yield the program on one GPU and its state, for the reference results.
 
-        Where it is split over GPUs, that is another instance with the same weights. It is built when it is first asked
-        for, and waits in host memory between.
+        Where the workload is split over GPUs, this is a separate instance with the same weights. It is built at the
+        first use, and kept in host memory between uses.
         """
         if not isinstance(self.ranks, RankGroup):
             yield self.instance, self.states
@@ -111,7 +109,7 @@ class CellProgram:
                 torch.cuda.empty_cache()
 
     def forget_checks(self) -> None:
-        """Forget the whole program and the states: results are compared no more."""
+        """Drop the whole program and the states after the last comparison of results."""
         self._offloaded = None
         self.states.clear()
 

@@ -1,9 +1,9 @@
 """Share a compile cache between all modes of a workload: the first mode that needs a kernel compiles and tunes it.
 
-Inductor keeps the source of each generated kernel there with the configuration that was the fastest, Triton the
-binaries. Encore's own kernels are there too. Graphs are kept too, by the options they were compiled with; a graph that
-comes from the cache takes no time to compile and does not say why it was split. So each mode compiles its graphs
-itself, once: they are marked with its name (`torch_internals.tuning`), and the mode's later processes find them.
+Inductor stores the source of each generated kernel with its fastest configuration, Triton the binaries. The cache also
+has Encore's kernels, and graphs by their compile options. A graph from the cache takes no time to compile and has no
+reasons for its splits. So each mode compiles its own graphs once: they are marked with its name
+(`torch_internals.tuning`), and the mode's later processes load them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from suite.results.schema import CompileConditions
 INDUCTOR = "inductor"
 TRITON = "triton"
 JUDGED = "judged"
-"""The folder where processes note results that they found right (`suite.worker.eager_comparison`)."""
+"""The folder where processes store verdicts on results (`suite.worker.eager_comparison`)."""
 
 
 def user_cache() -> Path:
@@ -41,15 +41,14 @@ _GRAPHS = ("fxgraph", "aotautograd")
 
 
 class CompileCache:
-    """Describe a folder that `enter_environment` of a worker makes its compilers use.
+    """Describe the cache folder that `enter_environment` of a worker sets for its compilers.
 
-    `has` says whether a mode's graphs are there, so that its next processes find all they need; `has_kernels` whether
-    a mode has compiled, so that the others find nearly all of their kernels.
+    `has` returns whether a mode's graphs are cached for its next processes; `has_kernels` whether any mode has
+    compiled, so that nearly all kernels of the others are cached.
     """
 
     def __init__(self, folder: Path, *, kept: bool = False) -> None:
-        """Make the folder. `kept`: it may hold what earlier runs compiled; its kernels are used, its graphs and results
-        are not."""
+        """Make the folder. `kept`: of an earlier run's cache, use the kernels and delete the graphs and verdicts."""
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self._kept = kept
@@ -61,8 +60,10 @@ class CompileCache:
                 shutil.rmtree(judged, ignore_errors=True)
 
     def of_rank(self, rank: int) -> Path:
-        """Return the folder of a rank, where a workload is split over GPUs: each tunes its kernels for itself, at the
-        same time as the others, and must find its own again in the next mode."""
+        """Return the folder of a rank of a workload that is split over GPUs.
+
+        Each rank tunes its own kernels, concurrently with the others, and loads them again in the next mode.
+        """
         return self.folder / f"rank{rank}" if rank else self.folder
 
     def has(self, mode: Mode) -> bool:

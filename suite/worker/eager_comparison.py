@@ -1,8 +1,8 @@
-"""Compare what was compiled with eager: the verdict on its results, by one process at a time.
+"""Compare compiled results with eager's, in one process at a time.
 
-The modes of a workload compute the same on the same inputs, most of them with the same kernels. Comparing takes seconds
-in each, and minutes where eager in the own dtype is no reference and the program is compiled in higher precision, too.
-So the first process that finds results right writes down their bits, and others that have them get the same verdict.
+The modes of a workload compute the same on the same inputs, most of them with the same kernels. A comparison takes
+seconds, and minutes where eager is no reference in its dtype and the program is also compiled in higher precision. So
+the first process whose results pass stores their digest with the verdict; processes with equal results use it.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from suite.worker.rank_group import RankGroup
 
 @dataclass(frozen=True, slots=True)
 class JudgedResults:
-    """Keep verdicts in a folder that all processes of a workload share. One process at a time reads and adds."""
+    """Store verdicts in a folder that all processes of a workload share. One process at a time reads and adds."""
 
     folder: Path
 
     def add(self, results: Sequence[Results], verdict: Agreement) -> None:
-        """Add a verdict for other processes; where there is no room for it, they compare by themselves."""
+        """Add a verdict for other processes; if it cannot be written, they compare by themselves."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file(results), json.dumps(asdict(verdict)).encode())
         except OSError as error:
-            print(f"what was found right is not kept for other processes: {error}")
+            print(f"the verdict is not stored for other processes: {error}")
 
     def verdict(self, results: Sequence[Results]) -> Agreement | None:
-        """Return the verdict on results with the bits of these, one for each input set; None where there is none."""
+        """Return the stored verdict on results with these bits, one for each input set, or None."""
         file = self._file(results)
         return Agreement(**json.loads(file.read_bytes())) if file.exists() else None
 
@@ -56,7 +56,7 @@ class JudgedResults:
 
 
 class EagerComparison:
-    """Compare what a compilation computes. `announce` is called when it waits for its turn, and when it has it."""
+    """Compare a compiled program's results. `announce` is called before waiting for the lock, and after taking it."""
 
     def __init__(self, program: CellProgram, compilation: Compilation, announce: Callable[[str], None]) -> None:
         self._program = program
@@ -64,16 +64,16 @@ class EagerComparison:
         self._announce = announce
 
     def verdict(self, kind: str, compiled: list[Results], eager: list[Results]) -> tuple[Agreement, bool]:
-        """Return the verdict, and whether all that was compiled had to be forgotten for it.
+        """Return the verdict, and whether the compiled code was dropped to obtain it.
 
-        Results with the bits of others of this kind, which another process has compared, get their verdict.
+        Results that are bitwise equal to results of this kind in another process get their stored verdict.
         """
         if isinstance(self._program.ranks, RankGroup):
             return self._compared(compiled, eager), False
         shared = JudgedResults(Path(self._program.spec.cache_dir) / JUDGED / kind)
         release(self._program.instance.device)
-        # It may run the program in a precision that takes several times the memory, and compile it in that: one process
-        # at a time. The runner has a clock on the process that has the turn; the others may wait as long as it takes.
+        # A comparison may run and compile the program in a precision that needs several times the memory, so only one
+        # process compares at a time. The runner limits the time of that process; the others wait without a limit.
         self._announce(WAITING)
         with self._program.turns.alone(math.inf):
             self._announce("compare")
@@ -100,7 +100,7 @@ class EagerComparison:
         return refused_of_other_inputs(verdict, compiled, eager, device=self._program.instance.device)
 
     def _widened(self, verdict: Agreement) -> Agreement:
-        """Return the verdict on a mode that its own dtype does not decide. All that was compiled is forgotten."""
+        """Return the verdict in higher precision, where the own dtype decides nothing; drop the compiled code."""
         wide = compare_widened(
             self._compilation.callable_for,
             self._program.instance,

@@ -1,7 +1,7 @@
-"""Hold one cell in a process: read commands from one pipe, answer on another (`suite.worker.protocol`).
+"""Run one cell in a process: read commands from one pipe, answer on another (`suite.worker.protocol`).
 
-Nothing here imports torch before the first command, because that command says which environment torch starts in. What
-libraries print goes to stdout and stderr, which are the log; messages have their own pipe.
+This module does not import torch before the first command, which sets torch's environment variables. Output of
+libraries goes to stdout and stderr, which are the log; messages use a separate pipe.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ ORPHAN_GRACE_S = 5.0
 """Time for the current command to end by itself once the runner is gone; then the whole process group is killed."""
 
 _STATUS_OF_PHASE = {"build": Status.MODEL_FAIL_TO_LOAD, "compile": Status.COMPILE_ERROR}
-"""Statuses that an exception in a phase stands for; in any other it is `run_error`."""
+"""The status of an exception, by phase; in other phases it is `run_error`."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve one runner until it says stop, goes away, or the cell fails. Returns the exit code: 1 if it failed."""
+    """Execute a runner's commands until `stop`, the end of the pipe, or a failure; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m suite.worker.main", description=__doc__)
     parser.add_argument("--read", type=int, required=True, metavar="FD", help="pipe that commands come from")
     parser.add_argument("--write", type=int, required=True, metavar="FD", help="pipe that answers go to")
     options = parser.parse_args(arguments)
     for descriptor in (options.read, options.write):
-        os.set_inheritable(descriptor, False)  # a compile worker that lives on must not keep the pipes open
-    faulthandler.register(signal.SIGUSR1)  # what the runner sends where a phase takes too long
+        os.set_inheritable(descriptor, False)  # a remaining compile worker must not keep the pipes open
+    faulthandler.register(signal.SIGUSR1)  # the runner's signal when a phase takes too long
     with os.fdopen(options.read, "rb") as commands, os.fdopen(options.write, "wb", buffering=0) as replies:
         stopping = threading.Event()
         threading.Thread(target=_follow_runner, args=(commands.fileno(), stopping), daemon=True).start()
@@ -73,8 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Server:
-    """Carry out the commands of one runner, one after another. `leaves_at_once`: this process ends without taking apart
-    what it holds, see `_leave`."""
+    """Execute the commands of one runner in order. `leaves_at_once`: end the process without clean-up, see `_leave`."""
 
     def __init__(self, commands: IO[bytes], replies: IO[bytes]) -> None:
         self._commands = commands
@@ -148,9 +147,9 @@ class Server:
 def _leave(code: int) -> NoReturn:
     """End this process at once.
 
-    A process whose CUDA graphs hold collectives may not come back from freeing its communicators, and one whose
-    neighbour is gone waits for it. Any other takes a second or more to free graphs and modules one by one, which the
-    driver does at once. Nothing is left to be done here: every answer has been sent.
+    Freeing communicators may hang in a process whose CUDA graphs contain collectives, or whose peer has ended. Other
+    processes need a second or more to free graphs and modules one by one, which the driver does at once. Every answer
+    has been sent, so no clean-up is needed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -171,18 +170,18 @@ def enter_environment(spec: CellSpec) -> None:
         "TORCHINDUCTOR_CACHE_DIR": str(cache / INDUCTOR),
         "TRITON_CACHE_DIR": str(cache / TRITON),
         "TORCHINDUCTOR_COMPILE_THREADS": str(spec.compile_threads),
-        # PyTorch ends an idle pool of compilers after a minute. That is about when a cell that was built early has its
-        # turn to compile, which once took four minutes, or when it is measured.
+        # PyTorch ends an idle pool of compilers after a minute. A cell that was built early may compile only then, and
+        # ending the pool once took four minutes; or it would end during a measurement.
         "TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "0",
         "OMP_NUM_THREADS": str(spec.cpu_threads),
-        # Results wait in the host's memory while modes are compared, gigabytes in each of eight processes. To get that
-        # in pages of 4 KB takes longer than the program.
+        # Results are stored in host memory while modes are compared, gigabytes in each of eight processes. Allocating
+        # them in pages of 4 KB takes longer than the program.
         "THP_MEM_ALLOC_ENABLE": "1",
     }
 
 
 def failure(error: Exception | SystemExit, phase: str) -> Failed:
-    """Return what the runner must know of an exception: a status, and one line that names phase and cause."""
+    """Describe an exception for the runner: a status, and one line that names phase and cause."""
     return Failed(
         status=status_of(error, phase),
         error=f"{phase}: {type(error).__name__}: {_summary(error)}",
@@ -191,7 +190,7 @@ def failure(error: Exception | SystemExit, phase: str) -> Failed:
 
 
 def status_of(error: BaseException, phase: str) -> Status:
-    """Return the status an exception ends a cell with. Lack of memory comes first, however deep it is wrapped."""
+    """Return the status of a cell after an exception. Lack of memory comes first, however deeply it is wrapped."""
     if any(_is_out_of_memory(cause) for cause in _causes(error)):
         return Status.OOM
     if isinstance(error, CellError):
@@ -211,7 +210,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Return whether it is torch's own class, the host's, or a refusal of the driver or a library, told by its text."""
+    """Return whether the error is torch's or Python's for lack of memory, or has such a message of CUDA or cuBLAS."""
     text = str(error)
     return (
         isinstance(error, MemoryError)
@@ -231,10 +230,10 @@ def _summary(error: BaseException) -> str:
 
 
 def _follow_runner(descriptor: int, stopping: threading.Event) -> None:
-    """Wait until no one can write commands any more, then end this process and all it started.
+    """Wait until the runner has closed the pipe, then end this process and its children.
 
-    A thread is needed because compiling takes minutes in which no command is read. If `stop` had been sent, or the
-    pipe is read to its end in time, the process leaves by itself.
+    A thread is needed because compiling takes minutes in which no command is read. After `stop`, or if the pipe's end
+    is read in time, the process ends by itself.
     """
     watcher = select.poll()
     watcher.register(descriptor, 0)  # POLLHUP is always reported

@@ -1,20 +1,21 @@
-"""Define what runner and worker say to each other: one JSON object per line, over two pipes.
+"""Define the messages between runner and worker: one JSON object per line, over two pipes.
 
-A worker holds one cell. It is started as `suite.worker.main --read FD --write FD`; its stdout and stderr go to a
+A worker runs one cell. It is started as `suite.worker.main --read FD --write FD`; its stdout and stderr go to a
 log file, so nothing a library prints can be taken for a message. The runner sends commands and gets at least one reply
 each:
 
     start   -> built | failed                    import torch and start the compilers; may be left out
     prepare -> phase* then built | failed        build, run eager for comparison, start the compilers
     compile -> phase* then done | failed         compile, warm up and record
-    settle  -> prepared | failed                 call on until nothing of Encore's waits, compare with eager
+    settle  -> prepared | failed                 call until Encore's graphs are final, compare with eager
     measure -> block | failed                    one block of samples
-    collect -> metrics | failed                  one step of what is measured once, after the blocks
+    collect -> metrics | failed                  one step of the metrics, after the blocks
     stop    -> (the process ends)
 
 A line that is not such a message, or a pipe that closes early, ends the cell with a status (`bad_output`, `crash`).
 
-Why a cell could not be measured, where it is not the program's own exception. Imports no torch.
+The module also defines errors for cells that cannot be measured, other than the program's exceptions. It imports no
+torch.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from suite.results.schema import Block, CompileConditions, CompileTimes, Correct
 from suite.settings import RunSettings
 
 WAITING = "wait"
-"""The phase in which a worker waits for others, who compare one after another."""
+"""The phase in which a worker waits for others, because only one compares at a time."""
 BLOCKS_PER_CORE = 10
-"""Blocks after which another core is taken: one with a busy neighbour must not have all of them."""
+"""Number of blocks before the core changes, so that one disturbed core does not affect all blocks."""
 
 CollectStep = Literal["once", "profiler", "metrics", "kernels"]
 
 
 class CellSpec(RunSettings):
-    """Hold everything a worker needs to know of its cell: the settings of its run, and what is its own.
+    """Specify a worker's cell: the settings of its run, and those of the cell.
 
-    `cpu_threads` is this worker's share of the cores while modes are at work side by side, `compile_threads` how many
-    it may compile with. `cache_dir` is where compiled kernels go: one folder for all modes of a workload.
+    `cpu_threads` is this worker's share of the cores while modes run concurrently, `compile_threads` the number of its
+    compile workers. `cache_dir` is the folder for compiled kernels of all modes of a workload.
     `later`: the mode had a process before, so it fits into memory. `alive_together` modes of the workload are on the
     GPU at the same time.
     `known_digests` are those of the mode's first process, whose results were compared with eager's, and `known_varying`
-    what had other bits there in each call; a later process that has the same needs no comparison. `known_iteration_us`
-    is the time of an iteration there. `tp` processes work on a cell whose workload is split over GPUs, this one as
-    `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is what an earlier cell found out, see `Built`, and
-    `headers_dir` has the compiled headers of C++ kernels of all cells. `stochastic`: a program of the user's own draws
-    random numbers.
+    the tensors whose bits changed between calls there; a later process with the same ones needs no comparison.
+    `known_iteration_us` is the time of an iteration there. A workload that is split over GPUs has `tp` processes, this
+    one is `rank`; they connect by the file `rendezvous`. `vec_isa_ok` is an earlier cell's result, see `Built`, and
+    `headers_dir` has the compiled headers of C++ kernels of all cells. `stochastic`: a user's program draws random
+    numbers.
     """
 
     workload: str
@@ -89,14 +90,13 @@ class Compile(Record):
 
 
 class Settle(Record):
-    """Settle the cell. Apart from `compile`, for Encore may time calls here, and such a cell settles alone."""
+    """Settle the cell. Separate from `compile`, because Encore may time calls, and such a cell settles alone."""
 
     do: Literal["settle"] = "settle"
 
 
 class Measure(Record):
-    """Measure a block. `lead_in` iterations precede the samples; `core` is the one to bind the calling thread to, or
-    None."""
+    """Measure a block. `lead_in` iterations precede the samples; the calling thread is bound to `core` unless None."""
 
     do: Literal["measure"] = "measure"
     process: int = 0
@@ -109,11 +109,11 @@ class Measure(Record):
 
 
 class Collect(Record):
-    """Take one step of what is measured once.
+    """Collect one step of the metrics.
 
-    `once` needs no profiler, and its answer is sent before there is one, which may end the worker. `profiler` loads
-    the profiler, and times nothing: all cells do it at the same time. `metrics` profiles, and has all that was found.
-    `kernels` is what a mode's later processes are asked for.
+    `once` needs no profiler, and is answered before the profiler is loaded, which may end the worker. `profiler` loads
+    the profiler and measures nothing, so that all cells do it at the same time. `metrics` profiles, and returns all
+    metrics. `kernels` is for a mode's later processes.
     """
 
     do: Literal["collect"] = "collect"
@@ -195,7 +195,7 @@ def encode(message: Record) -> bytes:
 def core_for(block: int, cores: Sequence[int], *, process: int = 0, rank: int = 0, ranks: int = 1) -> int | None:
     """Return the core that the calling threads of all modes are bound to in this block; None without a choice.
 
-    Each process of a mode begins on another, or few long blocks would all be on one; each rank has its own.
+    Each process of a mode starts at a different core, so that few long blocks do not share one; ranks share none.
     """
     apart = len(cores) // ranks
     if apart == 0 or len(cores) == 1:

@@ -1,8 +1,8 @@
 """Synchronize a worker with the other ranks of its cell, where a workload is split over several GPUs.
 
-Ranks take every decision that changes how often the program is called together, for a call is a collective: a rank that
-calls once more than the others waits for ever. What they tell each other goes over gloo, between hosts' memories, and
-never over the GPUs that are measured.
+Ranks agree on every decision that changes the number of calls, because a call contains collectives: a rank with one
+more call than the others would wait forever. They exchange data over gloo through host memory, never over the measured
+GPUs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from suite.measure.timing import DeviceTimer
 from suite.worker.protocol import CellSpec
 
 START_MARGIN_NS = 300_000
-"""Time before a common start at which the ranks agree on it: longer than the message takes to reach the last one."""
+"""Delay of a common start after the ranks agree on it: longer than the message needs to reach all of them."""
 
 
 class Alone:
-    """Stand for the ranks of a cell of one process."""
+    """Implement the interface of `RankGroup` for a cell of one process."""
 
     count = 1
 
@@ -44,7 +44,7 @@ class Alone:
 
 
 class RankGroup(Alone):
-    """Hold one of several processes, each with a GPU of its own (or a CPU's threads).
+    """Connect one of several processes with the others; each has one GPU (or threads of a CPU).
 
     Attributes:
         count: how many there are.
@@ -52,7 +52,7 @@ class RankGroup(Alone):
     """
 
     def __init__(self, spec: CellSpec) -> None:
-        """Meet the other ranks.
+        """Connect to the other ranks.
 
         Raises:
             RuntimeError: they cannot be reached.
