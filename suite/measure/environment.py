@@ -118,8 +118,9 @@ def _torch_versions() -> tuple[str, str | None]:
 
 
 def _packages() -> dict[str, str]:
-    found = {re.sub(r"[-_.]+", "-", item.name).lower(): item.version for item in distributions() if item.name}
-    return dict(sorted(found.items()))
+    # Once setuptools is imported, its own copies of other packages are on the path.
+    there = [item for item in distributions() if item.name and Path(str(item.locate_file(""))).name != "_vendor"]
+    return dict(sorted((re.sub(r"[-_.]+", "-", item.name).lower(), item.version) for item in there))
 
 
 def _cudnn_version() -> str | None:

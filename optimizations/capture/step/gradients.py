@@ -50,14 +50,15 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.inputs import copy_all, have_no_other_reference, is_plain
 from optimizations.capture.step.tensor_marks import Metadata, metadata_of
-from optimizations.graph.memory import size_bytes
+from optimizations.graph.memory import MemoryRanges, size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.report.steps import Refusal, StepRefused
+from optimizations.torch_internals.geometry import is_lazy_view
 from optimizations.torch_internals.reference_counts import ReferenceCounts
 from optimizations.torch_internals.tensor_guard import same_gradients
 
 TURNS = 8
-"""With many gradients, metadata and views of each are compared once in this number of launches."""
+"""With many gradients, addresses and views of each are compared once in this number of launches."""
 FEW = 32
 """Least number of gradients that are compared before each launch."""
 SMALL = 1 << 20
@@ -142,7 +143,6 @@ class GradientReferences:
         turns = min(TURNS, len(self.tensors) // FEW) or 1
         self._parts = [range(turn, len(self.tensors), turns) for turn in range(turns)]
         self._in_parts = [tuple([self.tensors[index] for index in part]) for part in self._parts]
-        self._metadata = list(map(Metadata, self._in_parts))
         self._addresses = [[one.data_ptr() for one in part] for part in self._in_parts]
         self._turn = 0
         self._expected_parts: list[tuple[list[int], ...] | None] = [None] * turns
@@ -150,19 +150,18 @@ class GradientReferences:
         here = weakref.ref(self, functools.partial(_forget, keys))
         _owners.update((key, (here, index)) for index, key in enumerate(keys))
 
-    def same(self) -> bool:
-        """Return whether the memory and metadata of all are unchanged."""
-        return all(map(self._part_is_same, range(len(self._parts))))
+    def unmoved(self) -> bool:
+        """Return whether the addresses of all are unchanged."""
+        return all(map(self._part_is_unmoved, range(len(self._parts))))
 
-    def next_part_is_same(self) -> bool:
-        """Return whether the memory and metadata of the next part are unchanged."""
+    def next_part_is_unmoved(self) -> bool:
+        """Return whether the addresses of the next part are unchanged."""
         self._turn = (self._turn + 1) % len(self._parts)
-        return self._part_is_same(self._turn)
+        return self._part_is_unmoved(self._turn)
 
-    def _part_is_same(self, turn: int) -> bool:
+    def _part_is_unmoved(self, turn: int) -> bool:
         part, addresses = self._in_parts[turn], self._addresses[turn]
-        lie = torch_internals.data_ptrs_equal([*part], addresses, list(range(len(part))))
-        return lie and self._metadata[turn].same(part)
+        return torch_internals.data_ptrs_equal([*part], addresses, list(range(len(part))))
 
     def held(self, bound: Collection[int], among: Iterable[int] | None = None) -> int | None:
         """Return one that is referenced outside Encore. Those in `bound` (ids) are each referenced by one `.grad`."""
@@ -286,6 +285,7 @@ class Gradients:
         self._of_mine = {id(one): names[index] for index in places if id(one := after[index]) in mine}
         self._before = own([before[index] for index in self._needed])
         self._after = own([after[index] for index in self._replaced])
+        self._metadata = Metadata(self._mine.tensors), Metadata(self._found())
         self._stay_in_place = [after[index] is before[index] for index in self._needed]
         there = zip(self._before, self._needed, self._stay_in_place, strict=True)
         self._written = [one for one, index, stays in there if one is not None and stays and written(_tensor(one))]
@@ -301,14 +301,20 @@ class Gradients:
 
     def lost(self) -> bool:
         """Return whether the memory or metadata of a gradient was replaced, so that no launch may follow."""
+        of_mine, of_found = self._metadata
+        same_metadata = of_mine.same(self._mine.tensors) and (not self._needed or of_found.same(self._found()))
         known = {id(one[0]): one[0] for one in [*self._before, *self._after] if one is not None}
-        return not all(one.same() for one in known.values())
+        return not (same_metadata and all(one.unmoved() for one in known.values()))
+
+    def _found(self) -> tuple[torch.Tensor, ...]:
+        """Return the graph's own tensors that it reads gradients from."""
+        return tuple([_tensor(one) for one in self._before if one is not None])
 
     def fit(self) -> bool:
         """Return whether the same parameters as in the recording have gradients, with unchanged memory and metadata."""
         if any(_get(one) is not None for one in self._without) or any(_get(one) is None for one in self._present):
             return False
-        if not self._mine.next_part_is_same():
+        if not self._mine.next_part_is_unmoved() or not self._metadata[0].same(self._mine.tensors):
             return False
         self._in_place = not self._needed or self._as_before(self._of_needed)
         if not self._needed:
@@ -316,19 +322,27 @@ class Gradients:
         return not self.lost() and (self._in_place or self._can_be_copied())
 
     def _can_be_copied(self) -> bool:
-        """Return whether the current gradients can be copied to those that the graph reads.
-
-        `held` checks whether other tensors share memory with them.
-        """
+        """Return whether the current gradients can be copied to those that the graph reads."""
         found = [(there, _tensor(one)) for there, one in self._moved()]
-        return all(
-            is_plain(there) and metadata_of(there) == metadata_of(one) and 0 not in one.stride() for there, one in found
-        )
+        if any(is_lazy_view(one) or 0 in one.stride() for _, one in found):
+            return False
+        if not all(is_plain(there) and metadata_of(there) == metadata_of(one) for there, one in found):
+            return False
+        sources = {there.untyped_storage().data_ptr() for there, _ in found if there is not None}
+        targets = {one.untyped_storage().data_ptr() for one in self._found()}
+        return len({id(there) for there, _ in found}) == len(found) and sources.isdisjoint(targets)
 
     def _moved(self) -> list[tuple[torch.Tensor | None, Owned]]:
         """Return pairs of a current gradient and the different one that the graph reads in its place."""
         pairs = zip(gradients(self._of_needed), self._before, strict=True)
         return [(there, one) for there, one in pairs if one is not None and there is not _tensor(one)]
+
+    def shared_with(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether one of these lies in a gradient that is to be copied, or where it is copied to."""
+        if not self._needed or self._as_before(self._of_needed):
+            return False
+        places = MemoryRanges(memory(filter(is_plain, [*gradients(self._of_needed), *self._found()])))
+        return any(places.overlap(one.data_ptr(), size_bytes(one)) for one in tensors)
 
     def held(self) -> str | None:
         """Return the name of a parameter whose gradient the program references and a launch would overwrite."""

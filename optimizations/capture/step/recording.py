@@ -106,14 +106,15 @@ class Recording:
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether one of these inputs lies in memory that the step writes, other than that input itself.
 
-        And whether one that it writes lies in memory that it reads otherwise.
+        And whether one that it writes lies in memory that it reads otherwise. A gradient that is found elsewhere than
+        the graph's own counts as such.
         """
         if self.written and (
             shared_with_written(tensors, self.written) is not None
             or self.read_memory.holds_one_of([tensors[index] for index in self._written_back])
         ):
             return True
-        return self.written_memory.holds_one_of(tensors)
+        return self.written_memory.holds_one_of(tensors) or self.gradients.shared_with(tensors)
 
     def moved_inputs(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Return inputs that lie elsewhere than where the graph reads them, if nothing else stands against a launch."""

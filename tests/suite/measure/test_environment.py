@@ -67,6 +67,17 @@ def collected() -> Environment:
     return collect("id", ["encore", "run", "--out", str(Path.home() / "secret" / "run")], {"samples": 3})
 
 
+def test_packages_leave_out_what_setuptools_brings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process that imports it has its copies of other packages on the path."""
+    for folder, name in ((tmp_path / "site", "seen"), (tmp_path / "site" / "setuptools" / "_vendor", "copied")):
+        (info := folder / f"{name}-1.2.dist-info").mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        monkeypatch.syspath_prepend(str(folder))
+    packages = collect("id", [], {}).packages
+    assert packages["seen"] == "1.2"
+    assert "copied" not in packages
+
+
 def test_the_record_has_versions_settings_and_commit(collected: Environment) -> None:
     import torch
 

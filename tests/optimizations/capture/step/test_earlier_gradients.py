@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from simulated_gpu.operators import CpuDevice
 from step_parts import batches, loss_of, network
@@ -58,6 +59,27 @@ def test_side_stream_may_read_gradients_the_step_releases() -> None:
             parameter.grad = torch.zeros_like(parameter)
         call(*args)
     assert list(seen) == [12, 12]
+
+
+def test_memory_that_a_gradient_shared_keeps_its_name() -> None:
+    """The gradient is gone, and its memory is another tensor's, too: as of two that were made of one array."""
+    model, array_there = network("cpu"), numpy.zeros((16, 8), "float32")
+    optimizer, there = torch.optim.SGD(model.parameters(), lr=0.05), torch.from_numpy(array_there)
+
+    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach(), there.abs().sum()
+
+    call = GraphedStep(step, device=CpuDevice())
+    for index, args in enumerate(batches("cpu")):
+        array_there[...] = index
+        model[0].weight.grad = torch.from_numpy(array_there)
+        _, size = call(*args)
+        assert size == torch.from_numpy(abs(array_there)).sum()
+    assert call.report().replays == 6
 
 
 class OfAKind(torch.Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ def run(
     return step, device, alike
 
 
-def test_gradients_in_graph_arguments_are_loaded() -> None:
+def test_gradients_that_a_graph_points_to_are_loaded() -> None:
     step, device, alike = run(lambda graph, memory, but=(): bool(memory))
     assert all(alike) and device.captures == 1
     assert step.report().replays >= 4
@@ -70,7 +71,7 @@ def test_gradients_in_graph_arguments_are_loaded() -> None:
     assert any(recording.gradients._stays)
 
 
-def test_stale_pointers_in_operator_kernels_load_no_gradients() -> None:
+def test_stale_words_in_operator_kernels_load_no_gradients() -> None:
     """Operators read what they were given, and nobody gave them these gradients."""
     step, device, alike = run(lambda graph, memory, but=(): bool(memory), device=CpuDevice())
     assert all(alike) and device.captures == 1 and step.report().replays >= 4
@@ -108,7 +109,7 @@ class Unknown(CpuDevice):
 
 
 @pytest.mark.parametrize("kind", [WithNode, Unknown])
-def test_pointers_of_unknown_nodes_may_be_read(kind: type[CpuDevice]) -> None:
+def test_words_of_other_nodes_or_of_unknown_ones_may_be_read(kind: type[CpuDevice]) -> None:
     device = kind()
     if kind is Unknown:
         device.mentions = lambda graph, memory, but=(): bool(memory)  # type: ignore[method-assign]
@@ -118,7 +119,37 @@ def test_pointers_of_unknown_nodes_may_be_read(kind: type[CpuDevice]) -> None:
     assert any(recording.gradients._stays)
 
 
-def test_unused_gradients_of_another_step_are_unchanged() -> None:
+def test_equal_names_in_two_functions_have_own_gradients() -> None:
+    """Some of which are there before a call, and some not."""
+
+    def scaled(start: float) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.nn.Parameter]:
+        weight = torch.nn.Parameter(torch.full((8,), start))
+        return lambda x: (x * weight).square().sum(), weight
+
+    found: dict[bool, list[Any]] = {}
+    for graphed in (False, True):
+        (one, first), (other, second) = scaled(0.1), scaled(0.2)
+
+        def step(x: torch.Tensor, one: Any = one, other: Any = other) -> torch.Tensor:
+            loss = one(x) + other(x)
+            loss.backward()
+            return loss.detach()
+
+        made: Any = GraphedStep(step, device=CpuDevice()) if graphed else step
+        found[graphed] = seen = []
+        for index in range(18):
+            seen.append(made(torch.full((8,), index + 1.0)))
+            seen += [parameter.grad.clone() for parameter in (first, second)]  # type: ignore[union-attr]
+            if index % 3 == 2:
+                first.grad = None
+            if index % 5 == 4:
+                second.grad = None
+        replays = made.report().replays if graphed else 0
+    assert all(map(torch.equal, found[True], found[False]))
+    assert replays >= 8
+
+
+def test_untouched_gradients_stay_as_another_step_made_them() -> None:
     """The one it was recorded with is held by somebody: that is put back, and is not the parameter's any more."""
     found = []
     for graphs in (False, True):
@@ -145,6 +176,60 @@ def test_unused_gradients_of_another_step_are_unchanged() -> None:
         assert not graphs or call.report().replays >= 3
     for one, other in zip(found[:8], found[8:], strict=True):
         assert all(map(torch.equal, one, other))
+
+
+class Sharing:
+    """A parameter whose gradient lies in memory that an attribute holds as well, while `others` stand in its place."""
+
+    def __init__(self, use: Callable[[Sharing, torch.Tensor], torch.Tensor]) -> None:
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.flat = torch.arange(8.0)
+        self.eager = functools.partial(use, self)
+        self.step = GraphedStep(self.eager, device=CpuDevice())
+
+    @property
+    def device(self) -> Any:
+        return self.step._recorder.device
+
+    def gradient(self) -> torch.Tensor:
+        assert self.weight.grad is not None
+        return self.weight.grad
+
+
+def reads_both(one: Sharing, x: torch.Tensor) -> torch.Tensor:
+    return (one.flat * torch.arange(8)).sum() + (one.gradient() * x).sum()
+
+
+def adds_and_reads(one: Sharing, x: torch.Tensor) -> torch.Tensor:
+    (one.weight * x).sum().backward()  # type: ignore[no-untyped-call]
+    return (one.flat * torch.arange(8)).sum() + one.gradient().sum()
+
+
+def clears_and_adds(one: Sharing, x: torch.Tensor) -> torch.Tensor:
+    one.flat.zero_()
+    (one.weight * x).sum().backward()  # type: ignore[no-untyped-call]
+    return one.gradient().sum()
+
+
+def writes_without_a_version(one: Sharing, x: torch.Tensor) -> torch.Tensor:
+    one.flat.data.fill_(2.0)
+    return (one.gradient() * x).sum()
+
+
+SHARED = [reads_both, adds_and_reads, clears_and_adds, writes_without_a_version]
+
+
+@pytest.mark.parametrize("use", SHARED)
+def test_other_gradient_does_not_show_in_shared_memory(
+    use: Callable[[Sharing, torch.Tensor], torch.Tensor],
+) -> None:
+    theirs, mine = Sharing(use), Sharing(use)
+    for index in range(24):
+        for one in (theirs, mine):
+            one.weight.grad = one.flat[2:6] if index < 6 or index % 3 else torch.full((4,), float(index))
+        x = torch.full((4,), 1.0 + index)
+        assert torch.equal(mine.step(x), theirs.eager(x))
+        assert torch.equal(mine.flat, theirs.flat) and torch.equal(mine.gradient(), theirs.gradient())
 
 
 def test_step_that_exchanges_gradients_is_refused() -> None:

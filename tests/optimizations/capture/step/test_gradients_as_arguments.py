@@ -82,3 +82,52 @@ def test_argument_inside_a_gradient_is_used_as_in_eager(
     expected, found = theirs.run(choose), mine.run(choose)
     assert [index for index, pair in enumerate(zip(expected, found, strict=True)) if not torch.equal(*pair)] == []
     assert mine.graphed is not None and mine.graphed.report().replays > 0
+
+
+Used = Callable[[nn.Parameter, torch.Tensor], torch.Tensor]
+
+
+def reads_and_drops(weight: nn.Parameter, x: torch.Tensor) -> torch.Tensor:
+    assert weight.grad is not None
+    read = (weight.grad * 3).sum() + (x * WEIGHTS).sum()
+    weight.grad = None
+    (weight * x).sum().backward()  # type: ignore[no-untyped-call]
+    return read
+
+
+def reads(weight: nn.Parameter, x: torch.Tensor) -> torch.Tensor:
+    assert weight.grad is not None
+    return (weight.grad * 3).sum() + (x * WEIGHTS).sum()
+
+
+def adds(weight: nn.Parameter, x: torch.Tensor) -> torch.Tensor:
+    (weight * x).sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    return (weight.grad * WEIGHTS).sum()
+
+
+WEIGHTS = torch.arange(1.0, 5.0)
+
+
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("use", [reads_and_drops, reads, adds])
+def test_argument_may_lie_where_a_gradient_is_expected(use: Used, others: int) -> None:
+    """What that one holds is copied there before a launch, and only the launch reads the argument."""
+
+    def program() -> tuple[nn.Parameter, list[torch.Tensor], Callable[..., torch.Tensor]]:
+        weight = nn.Parameter(torch.ones(4))
+        buffers = [torch.full((4,), 1.0 + index) for index in range(3)]
+        return weight, buffers, lambda x, *batch: use(weight, x) + sum(one.sum() for one in batch)
+
+    (weight, theirs, eager), (found, mine, step) = program(), program()
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index in range(24):
+        first, second = (0, None) if index < 6 else (index % 3, index // 3 % 4)
+        weight.grad, found.grad = theirs[first], mine[first]
+        free = second is None or second == 3 or second == first
+        given = [torch.full((4,), float(index))] * 2 if free else [theirs[second], mine[second]]
+        batch = [torch.full((2,), float(index + one)) for one in range(others)]
+        assert torch.equal(graphed(given[1], *batch), eager(given[0], *batch))
+        assert weight.grad is not None and found.grad is not None and torch.equal(weight.grad, found.grad)
+        assert all(map(torch.equal, mine, theirs))
+    assert graphed.report().replays > 0

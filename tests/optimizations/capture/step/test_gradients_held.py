@@ -44,6 +44,11 @@ def moved(training: Training) -> None:
         gradient.data = gradient * 0.5
 
 
+def set_elsewhere(training: Training) -> None:
+    for gradient in training.gradients():
+        gradient.set_(gradient * 0.5)
+
+
 def exchanged(training: Training) -> None:
     for parameter in training.model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -62,7 +67,7 @@ def in_a_flat_buffer(training: Training) -> None:
     training.held = [flat]
 
 
-CHANGES = [moved, exchanged, exchanged_and_held, in_a_flat_buffer]
+CHANGES = [moved, set_elsewhere, exchanged, exchanged_and_held, in_a_flat_buffer]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -94,6 +99,111 @@ def test_referenced_gradient_stays_and_others_may_move() -> None:
     step(*given[7])
     assert all(one is other for one, other in zip(mine.gradients(), mine.held, strict=True))
     assert not set(recorded) & set(map(id, mine.held))
+
+
+BEHIND = "set to None behind"
+
+
+class Alike(Training):
+    """One whose parameters are alike in pairs. It clears gradients before or behind its work."""
+
+    def __init__(self, zero: str) -> None:
+        super().__init__("added to" if zero == BEHIND else zero)
+        torch.manual_seed(7)
+        self.model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+        before = self.step
+
+        def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            loss = before(batch)
+            if zero == BEHIND:
+                self.model.zero_grad()
+            return loss
+
+        self.step = step
+        self.buffers = [torch.zeros(64 + sum(one.numel() for one in self.model.parameters())) for _ in range(2)]
+        self.held = self.buffers
+
+    def put(self, buffer: torch.Tensor) -> None:
+        parameters = list(self.model.parameters())
+        sizes = [one.numel() for one in parameters]
+        for parameter, part in zip(parameters, buffer[: sum(sizes)].split(sizes), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+
+def buffers_in_turn(training: Alike, index: int) -> None:
+    training.put(training.buffers[index % 2])
+
+
+def another_buffer_later(training: Alike, index: int) -> None:
+    training.put(training.buffers[index > 6])
+
+
+def parts_of_both(training: Alike, index: int) -> None:
+    training.put(training.buffers[0])
+    found = training.gradients()
+    if index > 6:
+        training.put(training.buffers[1])
+        for parameter, gradient in list(zip(training.model.parameters(), found, strict=True))[::2]:
+            parameter.grad = gradient
+
+
+def new_ones_for_parts(training: Alike, index: int) -> None:
+    training.put(training.buffers[0])
+    if index > 6:
+        for parameter in training.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def parts_that_overlap_others(training: Alike, index: int) -> None:
+    """Each lies somewhat behind where it lay."""
+    found = [one.clone() for one in training.gradients()]
+    training.put(training.buffers[0][32 * (index % 3 if index > 6 else 0) :])
+    if found:
+        training.buffers[0].zero_()
+    for one, value in zip(training.gradients(), found, strict=False):
+        one.copy_(value)
+
+
+def exchanged_in_pairs(training: Alike, index: int) -> None:
+    layers = [one for one in training.model if one.weight.grad is not None]  # type: ignore[union-attr]
+    for one, other in zip(layers[::2], layers[1::2], strict=True):
+        one.weight.grad, other.weight.grad = other.weight.grad, one.weight.grad  # type: ignore[union-attr]
+
+
+def exchanged_for_a_new_one(training: Alike, index: int) -> None:
+    first, second = training.model[0].weight, training.model[1].weight
+    if index > 6 and second.grad is not None:
+        first.grad, second.grad = second.grad, torch.zeros_like(second)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        buffers_in_turn,
+        another_buffer_later,
+        parts_of_both,
+        parts_that_overlap_others,
+        new_ones_for_parts,
+        exchanged_in_pairs,
+        exchanged_for_a_new_one,
+    ],
+)
+@pytest.mark.parametrize("zero", [*ZERO, BEHIND])
+@pytest.mark.parametrize("signatures", [1, 2])
+def test_launch_leaves_held_gradients_elsewhere(
+    signatures: int, zero: str, change: Callable[[Alike, int], None]
+) -> None:
+    """A call runs uncaptured where a launch would write what the program holds."""
+    mine, theirs = Alike(zero), Alike(zero)
+    step = GraphedStep(mine.step, device=CpuDevice())
+    for index in range(16):
+        (batch,) = batches("cpu", 1, 6 + index % signatures)[0]
+        change(mine, index)
+        change(theirs, index)
+        assert torch.equal(step(batch), theirs.step(batch)), index
+        for one, other in [(mine.gradients(), theirs.gradients()), (mine.held, theirs.held)]:
+            assert len(one) == len(other) and all(map(torch.equal, one, other)), index
+    assert step.report().replays >= 2
 
 
 def backward_behind_the_next_call(training: Training, call: Callable[[], Any]) -> None:
@@ -182,3 +292,49 @@ def test_sparse_gradient_from_before_is_named_in_the_refusal() -> None:
             graphed(torch.tensor([index, 1]))
     gradient = table.weight.grad
     assert gradient is not None and gradient.to_dense()[4].abs().sum() > 0
+
+
+def exchanged_in_turn(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [*gradients[1:], gradients[0]]
+
+
+def two_the_same_view(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [gradients[0], gradients[0].detach(), gradients[2]]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("change", [exchanged_in_turn, two_the_same_view])
+@pytest.mark.parametrize("zero", ["set to zero", "added to"])
+def test_newly_shared_gradients_equal_eagers(
+    zero: str, change: Callable[[list[torch.Tensor]], list[torch.Tensor]], shared: bool
+) -> None:
+    """As many share one as before, but others; or two lie in one memory."""
+
+    def run(graphed: bool) -> list[torch.Tensor]:
+        weights = [torch.nn.Parameter(torch.full((3,), index + 1.0)) for index in range(3)]
+        for one in weights:
+            one.grad = torch.zeros(3)
+        if shared:
+            weights[1].grad = weights[0].grad
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            if zero == "set to zero":
+                for one in weights:
+                    assert one.grad is not None
+                    one.grad.zero_()
+            loss = torch.stack([(one * x).square().sum() for one in weights]).sum()
+            loss.backward()
+            return loss.detach()
+
+        call = GraphedStep(step, device=CpuDevice()) if graphed else step
+        found = []
+        for index in range(16):
+            if index == 8:
+                now = change([one.grad for one in weights if one.grad is not None])
+                for one, gradient in zip(weights, now, strict=True):
+                    one.grad = gradient
+            found.append(call(torch.full((3,), index + 1.0)))
+            found += [one.grad.clone() for one in weights if one.grad is not None]
+        return found
+
+    assert all(map(torch.equal, run(True), run(False)))
