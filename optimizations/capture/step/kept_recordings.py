@@ -1,10 +1,10 @@
-"""Keep the recordings of a step: in which order calls look at them, when they are freed, and which share memory.
+"""Store the recordings of a step: the order in which they are tried, when they are freed, and which share a pool.
 
-Note [Who shares a pool]. What a recording computes on its way lies in its pool, where another recording may have put
-what outlives its launch, for that memory was free. Results are copied out, so that is the `.grad` of parameters. A
-launch leaves all of its own parameters the gradients that belong to it, so nothing is lost where another recording is
-of the very same parameters. Where it is not, such as that of a step that is given one of two models, it has a pool of
-its own. Workspaces of cuBLAS lie in neither (`side_stream`).
+Note [Which recordings share a pool]. The intermediate tensors of a recording may overlap tensors of another recording
+in the same pool that outlive its launch, because that memory was free during the capture. Results are copied out, so
+only the `.grad` of parameters outlive a launch. Every launch sets the gradients of all its parameters. So recordings
+of exactly the same parameters can share a pool. Others, such as those of a step that is called with one of two models,
+have separate pools. Workspaces of cuBLAS are in no pool (`side_stream`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.recording import Recording
 
 MOST_STEADY = 4
-"""Recordings that a call is compared with one by one, the latest first, before its signature is made."""
+"""Recordings that are tried, the most recently used first, before the signature of a call is computed."""
 WORTH = 4
-"""Replays for which a recording was worth making."""
+"""Replays after which a recording was worth its cost."""
 LONG_IN_USE = 64
-"""Replays of the last recording, after which one that served no call meanwhile makes room for the next."""
+"""Replays of the last recording after which one that was not replayed meanwhile is freed for a new one."""
 
 
 class KeptRecordings:
-    """Hold recordings by the signature of the calls that they serve.
+    """Store recordings by the signature of their calls.
 
-    `steady` are those that were used last, the latest first. `dropped` counts those that were freed, and `little_used`
-    those of them that had hardly been used. `follow` is the device's.
+    Attributes:
+        steady: the most recently used recordings, the latest first.
+        dropped: number of freed recordings; `little_used`: those of them that were hardly used.
+        follow: the method of the device.
     """
 
     def __init__(self) -> None:
@@ -54,39 +56,39 @@ class KeptRecordings:
         return sum(map(len, self._by_key.values()))
 
     def of(self, key: Hashable) -> Sequence[Recording]:
-        """Return the recordings for calls of this signature, in the order in which they were made."""
+        """Return the recordings for calls of this signature, oldest first."""
         return self._by_key.get(key, ())
 
     @property
     def replays(self) -> int:
-        """Return how often recordings were launched, those included that are freed."""
+        """Return the number of replays, including those of freed recordings."""
         return self._freed_replays + sum(recording.replays for recording in self)
 
     def pool_for(self, parameters: Sequence[torch.Tensor]) -> Any:
-        """Return the pool of those for the very same parameters; None if there is none. Note [Who shares a pool]."""
+        """Return the pool of recordings of exactly these parameters, or None. Note [Which recordings share a pool]."""
         wanted = set(map(id, parameters))
         same = [one.pool for one in self if set(map(id, one.gradients.parameters)) == wanted]
         return next((pool for pool in reversed(same) if pool not in self._spoiled), None)
 
     def spoil(self, pool: Any) -> None:
-        """Note that a capture into this pool failed: no other is made there."""
+        """Exclude a pool from further captures because one into it failed."""
         self._spoiled.append(pool)
 
     def add(self, device: Device, key: Hashable, recording: Recording) -> None:
-        """Keep a recording, and look at it first."""
+        """Store a recording, and try it first."""
         self._device, self.follow = device, device.follow
         self._by_key.setdefault(key, []).append(recording)
         self.comes_first(recording)
         self._last, self._replays_then = recording, {id(one): one.replays for one in self}
 
     def comes_first(self, recording: Recording) -> None:
-        """Look at this recording first from now on."""
+        """Try this recording first from now on."""
         self.steady = [recording, *(other for other in self.steady if other is not recording)][:MOST_STEADY]
 
     def drop_moved(self, key_now: Hashable, state: HostState) -> list[str]:
-        """Free recordings that can never be used again, and return the names of what stands elsewhere.
+        """Free recordings that can never be used again, and return the names of what was moved or replaced.
 
-        `state`: what a call of the signature `key_now` reaches.
+        `state`: the state that a call of the signature `key_now` reaches.
         """
         names: list[str] = []
         for key, recordings in list(self._by_key.items()):
@@ -99,14 +101,14 @@ class KeptRecordings:
         return list(dict.fromkeys(names))
 
     def drop_gone(self) -> None:
-        """Free recordings of calls whose arguments held an object that was freed since, such as an earlier model."""
+        """Free recordings of calls with an argument that was freed, such as an earlier model."""
         for key in list(filter(is_gone, self._by_key)):
             self._free(self._by_key.pop(key))
 
     def referenced_gradient(self, recording: Recording) -> str | None:
-        """Return the name of a parameter whose gradient the program holds and a launch of this recording may overwrite.
+        """Return a parameter whose gradient the program references and this recording may overwrite, by name.
 
-        Recordings that share a pool may write over gradients of each other: that memory was free when they were made.
+        Recordings that share a pool may overwrite gradients of each other: that memory was free during their captures.
         """
         if self._outlived:
             self._outlived = [(pool, one) for pool, one in self._outlived if one.held() is not None]
@@ -115,14 +117,14 @@ class KeptRecordings:
         return next((name for one in [recording.gradients, *others] if (name := one.held()) is not None), None)
 
     def invalidate(self) -> None:
-        """Compare all that the step reaches before the next replay of each: more is compared from now on."""
+        """Require that everything a step reaches is collected again before the next replay: more entries count now."""
         for recording in self:
             recording.watch.invalidate()
 
     def drop_idle(self) -> bool:
-        """Free one that served no call while the last that was made served many. Return whether there was one.
+        """Free a recording that was not replayed while the latest one was replayed often. Return whether there was one.
 
-        Such as that for a learning rate of long ago. Where all are used in turn, none makes room for another.
+        An example is the recording for an old learning rate. If all recordings are used alternately, none is freed.
         """
         if self._last is None or self._last.replays < LONG_IN_USE:
             return False
@@ -134,18 +136,18 @@ class KeptRecordings:
         return False
 
     def drop_with_moved_inputs(self, key: Hashable, tensors: list[torch.Tensor]) -> None:
-        """Free recordings that read inputs in place which are other tensors now: the next one copies these."""
+        """Free recordings that read inputs in place which were replaced. The next recording copies these inputs."""
         for recording in list(self._by_key.get(key, ())):
             if recording.moved_inputs(tensors):
                 self.drop(key, recording)
 
     def drop(self, key: Hashable, recording: Recording) -> None:
-        """Free one, once no launch of it is under way."""
+        """Free a recording after its launches have finished."""
         self._by_key[key].remove(recording)
         self._free([recording])
 
     def drop_all(self) -> None:
-        """Free all, once no launch of them is under way."""
+        """Free all recordings after their launches have finished."""
         for recordings in self._by_key.values():
             self._free(recordings)
         self._by_key.clear()

@@ -1,17 +1,17 @@
-"""Tell what put nodes into a graph while a step was captured: named Triton kernels, operators, or unknown code.
+"""Find out what added nodes to a graph during a capture: named Triton kernels, operators, or unknown code.
 
-An input of a step can go anywhere: into compiled code, an operator, a kernel of the program's own. So generated code
-alone does not tell which nodes can read it. The log of launches does (`concurrency.launch_log`). An operator that adds
-no node has read nothing (it made a view, or memory). One that adds some may have read all the tensors it was given. A
-launch of a Triton kernel that Inductor wrote names its arguments. Nodes that appeared in between came from unknown
-code, and then nothing is concluded for any input.
+A step may pass an input to compiled code, to an operator, or to a kernel of the program. So the nodes that can read it
+do not follow from generated code alone. They follow from the log of launches (`concurrency.launch_log`). An operator
+that adds no node has read nothing: it made a view, or allocated memory. One that adds nodes may have read all its
+tensor arguments. A launch of an Inductor-generated Triton kernel names its arguments. All other nodes come from unknown
+code. If there are any, nothing is concluded for any input.
 
-Note [What an operator was given]. The words in the nodes of PyTorch's operators tell less than what they were given.
-Kernels for lists of tensors, such as those of optimizers, take a structure of four kilobytes that PyTorch fills as far
-as it needs it. In the rest stands what was in that memory before, old addresses among it, and where an input has
-gigabytes some are likely to lie in it. An operator reads the tensors it is given, and may pass a number: one that is an
-address counts as given, in whichever way it was (`numbers_of`). A sparse tensor is made of others, without a node, and
-does not tell where they lie: after an operator that was given one, nothing is concluded.
+Note [What an operator was given]. For PyTorch's operators the arguments are more reliable than the parameters of their
+nodes. Kernels for lists of tensors, such as those of optimizers, take a structure of four kilobytes, which PyTorch
+fills only in part. The rest is uninitialized memory with old addresses, some of which may point into a large input. An
+operator reads its tensor arguments. It may also pass a number, so a number that may be an address counts as an argument
+(`numbers_of`). A sparse tensor consists of other tensors, whose addresses it does not expose. So after an operator with
+a sparse argument nothing is concluded.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from optimizations.concurrency.launch_log import MADE_OF_OTHERS, LaunchLog, Logg
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Describe one launch of a Triton kernel: its node, the driver's name of it, where its tensors begin and lie.
+    """Describe one launch of a Triton kernel: its node, the driver's name of it, and its tensors.
 
-    `tensors` are pairs of the address of the first element and that of the storage, as often as they are passed.
+    `tensors` has the address of the first element and that of the storage for each tensor argument.
     """
 
     node: int
@@ -41,14 +41,14 @@ class Launch:
 
 @dataclass(slots=True)
 class Launches:
-    """Hold what put the nodes of a captured step there. See the module.
+    """Record what added the nodes of a captured step. See the module.
 
     Attributes:
-        launches: in order.
-        read_by_operators: storages of tensors that operators were given which added nodes, and large numbers. Note
-            [What an operator was given].
+        launches: launches of Triton kernels, in order.
+        read_by_operators: storages of the tensor arguments of operators that added nodes, and large numbers among
+            their arguments. Note [What an operator was given].
         read_elsewhere: storages of tensors that are read after a launch.
-        unknown: why nothing is known of some node; None where all are known.
+        unknown: why the origin of some node is unknown; None if all are known.
     """
 
     launches: list[Launch] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Launches:
 
     @classmethod
     def of(cls, log: LaunchLog) -> Launches:
-        """Return what was logged so far."""
+        """Return the launches that were logged so far."""
         log.note_others("at the end")
         found = cls(unknown=log.failure)
         for one in log.logged:
@@ -81,12 +81,14 @@ class Launches:
             self._note(f"{launch.count} nodes came from neither an operator nor Inductor's code: {launch.name}")
 
     def read_after(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note tensors that are read after a launch: gradients, and results that are copied then. What reads them finds
-        what the graph left there, without a node."""
+        """Record tensors that are read after a launch: gradients, and results that are copied.
+
+        They are read outside the graph, so no node shows it.
+        """
         for tensor in tensors:
             try:
                 self.read_elsewhere.add(tensor.untyped_storage().data_ptr())
-            except RuntimeError:  # it has none of its own, as sparse ones
+            except RuntimeError:  # sparse tensors have no storage
                 self._note("a tensor that is made of others is read after a launch")
 
     def _note(self, reason: str) -> None:
@@ -94,13 +96,13 @@ class Launches:
 
 
 _LEAST_ADDRESS = 1 << 32
-"""Of what a GPU has in its address space, as CUDA hands it out. Sizes and counts are smaller."""
+"""Least address that CUDA returns for GPU memory. Sizes and counts are smaller."""
 
 
 def numbers_of(values: Iterable[Any], holds: Callable[[torch.Tensor], bool]) -> Iterator[int]:
-    """Yield the numbers among an operator's arguments, and in tensors on the CPU, that may be addresses.
+    """Yield the numbers among an operator's arguments, and in CPU tensors, that may be addresses.
 
-    `holds`: whether a tensor is the device's.
+    `holds`: whether a tensor is on the device.
     """
     for value in values:
         if isinstance(value, (list, tuple)):
@@ -114,11 +116,11 @@ def numbers_of(values: Iterable[Any], holds: Callable[[torch.Tensor], bool]) -> 
 
 
 def _holds_numbers(tensor: torch.Tensor) -> bool:
-    """Return whether an address can be an element. Memory that was given back holds nothing, and a read would raise."""
+    """Return whether an element may be an address. Reading a tensor whose storage was freed would raise."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in _OF_ADDRESSES:
         return False
     return bool(tensor.untyped_storage().nbytes())
 
 
 _OF_ADDRESSES = (torch.int64, torch.uint64, torch.float64, torch.float32)
-"""Types whose numbers can be exact enough for an address, all of which NumPy has."""
+"""Dtypes that can represent an address and that NumPy has."""

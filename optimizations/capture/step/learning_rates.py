@@ -1,13 +1,13 @@
-"""Pass learning rates that are numbers, and change, to the graph as tensors on the GPU.
+"""Pass learning rates that are changing numbers to the graph as tensors on the GPU.
 
-A number is baked into the kernels of a graph. Optimizers that are made for graphs (`capturable=True`, `fused=True`)
-take a tensor of one element instead and read it on the GPU. For the calls that are observed and recorded the tensor
-stands in the parameter group; the program keeps its number, and a scheduler changes it as usual. Before a launch a
-changed number is written into the tensor, in stream order. It is float32; what an optimizer derives from the number in
+A number becomes a constant in the kernels of a graph. Optimizers that support graphs (`capturable=True`, `fused=True`)
+also take a tensor of one element and read it on the GPU. During observed and recorded calls the parameter group has the
+tensor. Otherwise it has the program's number, and a scheduler changes it as usual. Before a launch a changed number is
+written into the tensor, in stream order. The tensor is float32. Values that an optimizer derives from the number in
 double precision, such as `1 - lr * weight_decay`, may differ in the last bit.
 
-A step that runs other code with the key "lr" than that of PyTorch's optimizers may read or set the rate: a scheduler,
-or a metric. It gets numbers, which are compared like any other.
+If a step runs code with the key "lr" other than that of PyTorch's optimizers, such as a scheduler or a metric, it may
+read or set the rate. Then the rate stays a number and is compared like any other.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ RATE = "lr"
 
 
 def made_for_graphs(group: dict[str, Any]) -> bool:
-    """Return whether a group's optimizer counts on the GPU, and reads a learning rate there that is a tensor."""
+    """Return whether a group's optimizer counts steps on the GPU and reads a learning rate that is a tensor there."""
     return bool(group.get("capturable") or group.get("fused"))
 
 
 @dataclass(slots=True, eq=False)
 class _Rate:
-    """Hold what is known of the rate of one group of an optimizer.
+    """Record the learning rate of one parameter group.
 
     Attributes:
-        seen: the number that was seen last, or written into the tensor; None if that is unknown.
-        tensor: what stands for the number, once it changed.
+        seen: the last number that was read, or written into the tensor; None if unknown.
+        tensor: the tensor that replaces the number after its first change.
     """
 
     optimizer: weakref.ref[torch.optim.Optimizer]
@@ -44,14 +44,14 @@ class _Rate:
     tensor: torch.Tensor | None = None
 
     def group(self) -> dict[str, Any] | None:
-        """Return the group as it is now; None if it is gone."""
+        """Return the parameter group; None if it no longer exists."""
         optimizer = self.optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
         return groups[self.index] if self.index < len(groups) else None
 
 
 class LearningRates:
-    """Hold the learning rates of a step's optimizers, by their places among the groups."""
+    """Store the learning rates of a step's optimizers, by the indices of their groups."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Rate]] = weakref.WeakKeyDictionary()
@@ -59,11 +59,11 @@ class LearningRates:
 
     @property
     def patched(self) -> int:
-        """Return for how many rates tensors stand."""
+        """Return the number of rates that tensors replace."""
         return len(self._groups())
 
     def _groups(self) -> list[tuple[_Rate, dict[str, Any], torch.Tensor]]:
-        """Return the rates with tensors, of the groups that are there."""
+        """Return the rates with tensors, for groups that still exist."""
         return [
             (one, group, one.tensor)
             for one in self._standing
@@ -71,9 +71,9 @@ class LearningRates:
         ]
 
     def changed(self, optimizers: Iterable[torch.optim.Optimizer], *, numbers_only: bool) -> bool:
-        """Note the rates of these optimizers. Return whether tensors stand for others than before.
+        """Record the rates of these optimizers. Return whether the set of rates with tensors changed.
 
-        `numbers_only`: the step may read rates itself, so that no tensor may stand for one.
+        `numbers_only`: the step may read rates itself, so that no tensor may replace one.
         """
         standing = [] if numbers_only else [*self._standing]
         for optimizer in optimizers:
@@ -90,7 +90,7 @@ class LearningRates:
                     continue
                 devices = {parameter.device for parameter in group["params"]}
                 if made_for_graphs(group) and len(devices) == 1 and not numbers_only:
-                    with torch.inference_mode(False):  # it is written in calls of other modes, too
+                    with torch.inference_mode(False):  # calls in other modes write it as well
                         one.tensor = torch.full((), float(number), dtype=torch.float32, device=devices.pop())
                     standing.append(one)
         changed = len(standing) != len(self._standing)
@@ -98,13 +98,13 @@ class LearningRates:
         return changed
 
     def stands_for(self, group: Any, key: Any) -> bool:
-        """Return whether a tensor stands for this entry of a parameter group."""
+        """Return whether a tensor replaces this entry of a parameter group."""
         return key == RATE and any(one is group for _, one, _ in self._groups())
 
     def write(self) -> None:
         """Write changed numbers into their tensors, in stream order.
 
-        Where the program has put a tensor of its own, that may be written at any time, so it is copied in each call.
+        If the program assigned its own tensor, which may be written at any time, it is copied in each call.
         """
         for one, group, tensor in self._groups():
             rate = group[RATE]
@@ -117,12 +117,12 @@ class LearningRates:
                 one.seen = rate
 
     def storages(self) -> frozenset[int]:
-        """Return where the tensors lie."""
+        """Return the storage addresses of the tensors."""
         return frozenset(tensor.untyped_storage().data_ptr() for _, _, tensor in self._groups())
 
     @contextlib.contextmanager
     def as_tensors(self) -> Iterator[None]:
-        """Let the tensors stand in their groups inside the block."""
+        """Assign the tensors to their groups inside the block."""
         self.write()
         numbers = [(one, group, group[RATE], tensor, tensor._version) for one, group, tensor in self._groups()]
         for _, group, _, tensor, _ in numbers:

@@ -1,17 +1,16 @@
-"""Watch every operator of a step: what a graph could not repeat, which tensors are read, what is written.
+"""Observe every operator of a step: what a graph could not repeat, which tensors are read, what is written.
 
-Note [Seen before it runs]. A read of a GPU value on the host ends a capture for good: the driver invalidates it, and
-PyTorch's generators and allocator are left as inside of a capture. So the observer is on during the capture too, and
-raises before such an operator runs; the capture then ends in order and is thrown away.
+Note [Refused before it runs]. If a GPU value is read on the host during a capture, the driver invalidates the capture,
+and PyTorch's generators and allocator remain in capture mode. So the observer is active during the capture too, and
+raises before such an operator runs. The capture then ends properly and is discarded.
 
-Note [Compiled modules]. Operators inside of compiled code are not dispatched. The compiler has seen to what could break
-a capture of them. Their outputs seem to come from nowhere, so tensors of unknown origin are accepted where a step runs
-compiled code.
+Note [Compiled modules]. Operators inside compiled code are not dispatched. The compiler takes care of what could break
+their capture. The origin of their outputs is unknown, so a step with compiled code may read tensors of unknown origin.
 
-Note [What two calls are compared by]. Operators by their names, numbers, and the shapes and dtypes of their tensors;
-tensors that live as long as the call (the batch, what the step reaches, gradients from before) by their names. All
-others count as alike: an address that was freed is given to the next tensor, so it does not tell where a tensor comes
-from. Memory that is only allocated says nothing yet, and is left out.
+Note [How two calls are compared]. Operators are compared by their names, numbers, and the shapes and dtypes of their
+tensors. Tensors that live throughout the call (the batch, what the step reaches, earlier gradients) are compared by
+their names. All other tensors count as equal: the allocator reuses addresses, so an address does not identify the
+origin of a tensor. Operators that only allocate memory are skipped.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from optimizations.torch_internals.generator_identity import identity
 from optimizations.written_operands import tensors_in, written
 
 Holds = Callable[[torch.Tensor], bool]
-"""Whether a tensor lies on the GPU."""
+"""Whether a tensor is on the GPU."""
 
 
 class StepDiffers(StepRefused):
-    """Report that a captured call did something else than the calls before it."""
+    """Report that a captured call differs from the calls before it."""
 
 
 SETS_UP = Refusal(
@@ -55,28 +54,30 @@ SETS_UP = Refusal(
 
 
 class Observer(torch_internals.TorchDispatchMode):
-    """Watch operators while a step runs. With `forbid`, what cannot be captured raises `StepRefused` before it runs.
+    """Observe operators while a step runs. With `forbid`, raise `StepRefused` before one that cannot be captured.
 
     Attributes:
-        operations: what ran, in order.
+        operations: the operators that ran, in order.
         refusals: what a graph could not repeat.
-        outside: storages that were read and came from outside of the step, by address: a tensor, and the line.
+        outside: storages that were read and not allocated by the step, by address: a tensor, and the line of the read.
         draws: whether random numbers of the GPU were drawn.
-        generators: those other than the default that were passed to operators; `draws_by_default`: that drew too.
-        in_backward: whether an operator ran inside of a backward.
-        in_region: whether autocast may keep casts of earlier calls, which no graph may read.
-        compiling: whether PyTorch compiles something right now.
+        generators: the generators, other than the default one, that were passed to operators.
+        draws_by_default: whether the default generator drew on the GPU.
+        in_backward: whether an operator ran in a backward.
+        in_region: whether autocast may cache casts of earlier calls, which no graph may read.
+        compiling: whether PyTorch is compiling at the moment.
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
-        rates: storages of tensors that stand for learning rates, which are numbers to the program.
-        log: notes what puts nodes into a graph that is being captured; None where none is.
-        first_states: of `generators`, as they were before they were first drawn from.
-        before_write: is given each tensor that an operator is about to write.
-        host_generators: identities of generators of the host, of which draws are none of the GPU's.
-        returned: storages of what the call returned, or left in `.grad`, once it is through. What an attribute held
-            before is read by that, too, without an operator.
+        rates: storages of tensors that replace learning rates, which are numbers in the program.
+        log: records what adds nodes to the graph during a capture; None without a capture.
+        first_states: the states of `generators` before their first draw.
+        before_write: is called with each tensor that an operator is about to write.
+        host_generators: ids of generators of the host, whose draws do not count as draws on the GPU.
+        returned: storages of results and of gradients after the call. They may include the earlier value of an
+            attribute, which is read without an operator.
 
-    `known`: names of tensors that live as long as the call, by where their storages lie. `keeps_workspace`: see
-    `Device`.
+    Args:
+        known: names of tensors that live throughout the call, by the addresses of their storages.
+        keeps_workspace: see `Device`.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Observer(torch_internals.TorchDispatchMode):
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
-        """Leave out what runs in the block: it is the library's own, and no part of the step."""
+        """Skip operators that run in the block: they are Encore's own and not part of the step."""
         self._unseen += 1
         try:
             yield
@@ -128,9 +129,9 @@ class Observer(torch_internals.TorchDispatchMode):
             self._unseen -= 1
 
     def refuse(self, reason: str, advice: str) -> None:
-        """Note a finding of the line that runs now; raise it where this is a capture.
+        """Record a refusal for the line that runs; raise it during a capture.
 
-        What PyTorch's compiler does for itself does not count. See `compilations`.
+        Operators of PyTorch's compiler itself do not count. See `compilations`.
         """
         if self.compiling or called_by_the_compiler():
             self.set_up = True
@@ -152,9 +153,9 @@ class Observer(torch_internals.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(issubclass(kind, torch_internals.FakeTensor) for kind in types):
-            return func(*args, **kwargs)  # it holds nothing, and leaves to its own mode what is done with it
+            return func(*args, **kwargs)  # it has no data, and its own mode handles it
         if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
-            return NotImplemented  # a tensor that holds others: what it does with them is seen
+            return NotImplemented  # a wrapper subclass: its operators on the inner tensors are observed
         name = str(func)
         if name.startswith("profiler.") or self._unseen or self.compiling:
             return func(*args, **kwargs)
@@ -163,10 +164,10 @@ class Observer(torch_internals.TorchDispatchMode):
         drawing = draws(func, args, kwargs)
         self._check_operator(name, func, args, kwargs, inputs, drawing=drawing)
         made_from = {storage(tensor) for tensor in inputs}
-        if name.startswith(_SETS_MEMORY):  # what is behind lies in memory that is there
+        if name.startswith(_SETS_MEMORY):  # the result lies in existing memory
             made_from.update(one.data_ptr() for one in args if isinstance(one, torch.UntypedStorage))
         if name.startswith(_LIFTS) and self._is_number(args[0]):
-            self._from_numbers[storage(args[0])] = args[0]  # which it keeps: no other tensor gets that memory
+            self._from_numbers[storage(args[0])] = args[0]  # kept alive, so that no other tensor gets its memory
             self._made.add(storage(args[0]))
         line = current_line()
         compared = not name.startswith(_UNCOMPARED) or (name.startswith(_DETACH) and inputs[0].requires_grad)
@@ -187,7 +188,7 @@ class Observer(torch_internals.TorchDispatchMode):
                 self.before_write(tensor)
         result = self._noted(func, args, kwargs, made_from)
         if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in tensors_in(result)):
-            return result  # made in a mode of the program's
+            return result  # made in a mode of the program
         results = list(tensors_in(result))
         on_gpu = any(map(self.holds, [*inputs, *results]))
         self.draws_by_default |= drawing and on_gpu and kwargs.get("generator") is None
@@ -200,13 +201,13 @@ class Observer(torch_internals.TorchDispatchMode):
         return result
 
     def was_drawn_by_host(self, tensor: torch.Tensor) -> bool:
-        """Return whether operators of the host drew what a tensor holds, or computed it of what was drawn."""
+        """Return whether a tensor has random numbers drawn on the host, or values computed from such numbers."""
         return storage(tensor) in self._drawn_by_host
 
     def _name(self, tensor: torch.Tensor) -> str:
-        """Return the name of a tensor that was there before the call; "" of others, and of one without elements.
+        """Return the name of a tensor from before the call; "" for other tensors and for empty ones.
 
-        A capture gives one without elements no memory.
+        Empty tensors have no memory in a capture.
         """
         address = storage(tensor) if tensor.numel() else 0
         return self._known.get(address, "")
@@ -215,7 +216,7 @@ class Observer(torch_internals.TorchDispatchMode):
         return tensor.device.type == "cpu" and not self.holds(tensor) and tensor.numel() == 1
 
     def _numbers_in(self, inputs: Sequence[torch.Tensor]) -> Iterator[Any]:
-        """Yield the values of tensors in CPU memory that PyTorch made of one number, which a kernel gets as it is."""
+        """Yield the values of CPU tensors that PyTorch made from one number, which kernels take as a parameter."""
         for tensor in inputs:
             if storage(tensor) in self._from_numbers and tensor.numel() == 1:
                 with self.unseen():
@@ -227,7 +228,7 @@ class Observer(torch_internals.TorchDispatchMode):
     def _check_operator(
         self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], *, drawing: bool
     ) -> None:
-        """Refuse what a graph cannot repeat."""
+        """Refuse an operator that a graph cannot repeat."""
         on_gpu = [tensor for tensor in inputs if self.holds(tensor)]
         tags = getattr(func, "tags", ())
         if drawing:
@@ -329,15 +330,15 @@ class Observer(torch_internals.TorchDispatchMode):
                 yield key
                 yield from self._summaries(value)
         elif isinstance(nest, (bool, int, float, complex, str)) or nest is None:
-            # What equals another number, and is none: True and 1, both zeros. And what does not equal itself.
-            alike = isinstance(nest, (bool, float)) and (nest in (0, 1) or nest != nest)
-            yield str(nest) if alike or isinstance(nest, complex) else nest
+            # True equals 1, 0.0 equals -0.0, and NaN does not equal itself, so these are compared as text.
+            ambiguous = isinstance(nest, (bool, float)) and (nest in (0, 1) or nest != nest)
+            yield str(nest) if ambiguous or isinstance(nest, complex) else nest
         else:
             yield str(nest) if isinstance(nest, (torch.dtype, torch.device)) else type(nest).__name__
 
 
 def _inside_autocast() -> bool:
-    """Return whether an autocast region surrounds this call, or `set_autocast_enabled` switched autocast on."""
+    """Return whether the call is inside an autocast region, or `set_autocast_enabled` enabled autocast."""
     depth: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     on = depth > 0 or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
@@ -345,9 +346,9 @@ def _inside_autocast() -> bool:
 
 
 def _may_be_cached_cast(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor of unknown origin may be a cast, which autocast keeps until a region around it is left.
+    """Return whether a tensor of unknown origin may be a cast, which autocast caches until the region ends.
 
-    No graph may read such a cast: nothing tells when PyTorch forgets it.
+    No graph may read such a cast: its lifetime is unknown to Encore.
     """
     made_by = tensor.grad_fn
     cast = tensor.is_leaf if made_by is None else type(made_by).__name__ == "ToCopyBackward0"
@@ -370,16 +371,16 @@ _MULTIPLIES = tuple(
 _DETACH = "aten.detach."
 _UNCOMPARED = ("aten.empty", "aten.new_empty", _DETACH)
 """Operators that run nothing on the GPU, and by which calls are not compared. Compiled code detaches an argument that
-it saves for a backward where that is a view, such as a row of a data set: a placeholder is none, and the next batch may
-be none either. Where a gradient is stopped so, calls are compared by it: it decides where gradients go."""
+it saves for a backward if that is a view, such as a row of a data set. A placeholder is no view, and the next batch may
+be none. A detach of a tensor that requires a gradient is compared: it stops the gradient."""
 _OF_SIZES = "use a form of fixed size: torch.where, masked_fill, or an output_size"
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
 _OF_MASKS = (torch.bool, torch.uint8)
 _COPY_NUMBERS = (*_INDEXING[1:], "aten.where.")
-"""Operators that copy a number in CPU memory to the GPU, where others give it to their kernels."""
+"""Operators that copy a number in CPU memory to the GPU. Others pass it to their kernels as a parameter."""
 
 _LIFTS = "aten.lift_fresh."
-"""Operators by which PyTorch turns numbers of Python into tensors."""
+"""Operators by which PyTorch makes tensors from Python numbers."""
 
 
 def storage(tensor: torch.Tensor) -> int:
@@ -391,7 +392,7 @@ def storage(tensor: torch.Tensor) -> int:
 
 
 def memory(tensor: torch.Tensor) -> int:
-    """Return the same number for tensors of one storage. One without memory, as most without elements, has its own."""
+    """Return a number that is equal for tensors of one storage. A tensor without memory has a unique one."""
     return storage(tensor) or -id(tensor)
 
 
@@ -405,7 +406,7 @@ def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any, holds:
 
 
 def _fills_by_a_mask(name: str, args: Any, holds: Holds) -> bool:
-    """Return whether an operator writes a number of the host where one mask says: it reads that, and copies nothing."""
+    """Return whether an operator writes a host number at the places of one mask, which needs no copy to the GPU."""
     if not name.startswith(_INDEXING[1:]) or (len(args) > 3 and args[3]):
         return False
     indices = [index for index in args[1] if index is not None]
@@ -420,7 +421,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 _SETS_MEMORY = "aten.set_."
-"""Leads a tensor to memory, which may be given without a tensor."""
+"""Operators that set the memory of a tensor, also to a storage that no other tensor has."""
 
 
 def _short(name: str) -> str:
@@ -432,10 +433,10 @@ _PROBABILITY = "dropout_p"
 
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether an operator that is given this may draw random numbers.
+    """Return whether an operator may draw random numbers with these arguments.
 
-    PyTorch marks those that may. Attention draws for its dropout, and nothing where that is 0: a step that recomputes
-    such a part for its backward has no random numbers to draw again.
+    PyTorch tags operators that may. Attention draws for its dropout only, so it draws nothing if the probability is 0.
+    A step that recomputes such attention in its backward then needs no random state.
     """
     if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
         return False

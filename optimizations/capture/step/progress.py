@@ -1,6 +1,6 @@
-"""Decide what is done with a call that no recording fits: run as it is, observed, or recorded. Pure counting.
+"""Decide whether a call without a matching recording is run eagerly, observed or recorded. This only counts calls.
 
-Calls of one signature, with gradients there or not, have to run twice in the same way before a graph is made of them.
+Calls of one signature, with the same parameters having gradients, must run equally twice before one is captured.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from optimizations.capture.step.operations import first_difference
 from optimizations.report.steps import Refusal
 
 OBSERVED = 2
-"""Calls that have to agree before a recording."""
+"""Number of equal observed calls before a recording."""
 PATIENCE = 6
-"""Observed calls of one signature, without a recording, after which differences between them are final, and findings
-of every other call."""
+"""Observed calls of one signature without a recording, after which a difference or a finding refuses the signature."""
 MOST_SET_UPS = 16
-"""Calls of one signature that may be passed over because something was compiled in them."""
+"""Calls of one signature that may be ignored because something was compiled in them."""
 MOST_SIGNATURES = 64
 MOST_OBJECTS = 8
-"""Objects that may stand in one place of the arguments in turn, where a graph belongs to one of them."""
+"""Different objects that calls may pass as the same argument. Each needs its own graph."""
 
 
 class Action(Enum):
-    """Name what to do with a call."""
+    """Name how a call is run."""
 
     RUN = "run"
     OBSERVE = "observe"
@@ -39,15 +38,16 @@ class Action(Enum):
 
 @dataclass(slots=True)
 class Progress:
-    """Record what is known of one signature.
+    """Record the observed calls of one signature.
 
     Attributes:
         last: what the last observed call did.
-        agreeing: how many observed calls in a row were alike.
-        failed: captures that were not what was observed.
+        agreeing: number of equal observed calls in a row.
+        failed: captures that differed from the observed calls.
         set_ups: calls and captures in which something was compiled.
-        as_captured: the answer to a step that asks whether it is captured; `asked`: it does.
-        refusal: why its calls run as they are, where others of their signature are replayed, or may be.
+        queries_capture: whether the step queries if it is captured.
+        as_captured: the value that this query returns.
+        refusal: why these calls run uncaptured, although others of their signature may be replayed.
     """
 
     last: Observed | None = None
@@ -63,7 +63,7 @@ class Progress:
     refusal: Refusal | None = None
 
     def note(self, seen: Observed) -> Refusal | None:
-        """Take in an observed call; return a refusal if it is final."""
+        """Record an observed call; return a refusal if no further call is to be observed."""
         before, self.last = self.last, seen
         self.observed += 1
         if seen.findings:
@@ -80,7 +80,7 @@ class Progress:
         return difference if self.observed >= PATIENCE else None
 
     def saw(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Take in the tensors of an observed call."""
+        """Record the tensors of an observed call."""
         known = self.inputs if len(self.inputs) == len(inputs) else []
         if known:
             same = [index for index, (was, now) in enumerate(zip(known, inputs, strict=True)) if was() is now]
@@ -88,21 +88,21 @@ class Progress:
         self.inputs = [weakref.ref(tensor) for tensor in inputs]
 
     def in_place(self, inputs: Sequence[torch.Tensor]) -> set[int]:
-        """Return inputs that were the same tensors in all observed calls, and are now."""
+        """Return inputs that are the same tensors as in all observed calls."""
         return {index for index in self.same_inputs if self.inputs[index]() is inputs[index] and inputs[index].numel()}
 
     def recorded(self) -> None:
-        """Take in a recording: should it become unusable, as many calls may be observed again."""
+        """Record that a recording was made. If it becomes unusable, the limits of observed calls start anew."""
         self.observed = self.failed = 0
 
     def passed_over(self) -> bool:
-        """Take in a call or capture that compiled something; return whether there were so many that it is final."""
+        """Count a call or capture that compiled something; return whether the limit is reached."""
         self.set_ups += 1
         self.agreeing = min(self.agreeing, 1)
         return self.set_ups >= MOST_SET_UPS
 
     def try_as_captured(self) -> bool:
-        """Take in that a call cannot be captured; return whether it asks if it is, and gets yes from now on."""
+        """After a refusal, let queries for a capture return True. Return False if there are none or they do."""
         if self.as_captured or not self.queries_capture:
             return False
         self.as_captured = True
@@ -111,7 +111,7 @@ class Progress:
         return True
 
     def differed(self) -> bool:
-        """Take in a capture that was not what was observed; return whether to observe calls, and capture one, again."""
+        """Count a capture that differed from the observed calls; return whether to try again."""
         self.failed += 1
         self.agreeing = 0
         return self.failed < OBSERVED
@@ -127,7 +127,7 @@ class Plan:
     _objects: dict[object, set[object]] = field(default_factory=dict)
 
     def next(self, key: object) -> tuple[Action, Progress]:
-        """Return what to do with a call of this signature."""
+        """Return how to run a call of this signature."""
         self.calls += 1
         progress = self.by_key.setdefault(key, Progress())
         if self.calls <= self.warm_up - OBSERVED:
@@ -139,26 +139,28 @@ class Plan:
         self.by_key.clear()
 
     def rekey(self, make: Callable[[object], object]) -> None:
-        """Give each signature the key that it has from now on."""
+        """Replace the key of each signature."""
         self.by_key = {make(key): progress for key, progress in self.by_key.items()}
 
     def forget_findings(self) -> None:
-        """Forget findings of calls that are not refused: they may have been of what stands there no more. An optimizer
-        makes its states in its first call."""
+        """Forget findings of calls that are not refused: they may be about objects that were replaced.
+
+        An example is an optimizer, which makes its state in its first call.
+        """
         for progress in self.by_key.values():
             if progress.findings and progress.refusal is None:
                 progress.observed = progress.findings = 0
 
     def forget_gone(self) -> None:
-        """Forget calls whose arguments held an object that was freed since."""
+        """Forget calls with an object among their arguments that was freed."""
         self.by_key = {key: progress for key, progress in self.by_key.items() if not is_gone(key)}
 
     def recorded(self, arguments: Hashable) -> None:
-        """Take in that calls with these arguments have a recording: objects among them came in several calls."""
+        """Record that calls with these arguments have a recording, so objects among them came in several calls."""
         self._objects.pop(without_objects(arguments), None)
 
     def exhausted(self, arguments: Hashable) -> Refusal | None:
-        """Return why no more calls are observed, if there were too many signatures, or objects among the arguments."""
+        """Return a refusal if there were too many signatures, or different objects among the arguments."""
         if (unnamed := without_objects(arguments)) != arguments:
             self._objects.setdefault(unnamed, set()).add(arguments)
             if len(self._objects[unnamed]) > MOST_OBJECTS:
