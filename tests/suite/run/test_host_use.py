@@ -9,7 +9,7 @@ import pytest
 
 from suite.results.schema import HostUse
 from suite.run import host_use
-from suite.run.host_use import Look, between, look, most, own_cpu_s
+from suite.run.host_use import HostSample, between, most, own_cpu_s, sample_host
 
 BUSY = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass"
 
@@ -29,10 +29,12 @@ def test_started_processes_count_as_own_running_or_ended() -> None:
 
 
 def test_others_have_what_of_the_hosts_time_is_not_its_own() -> None:
-    first = Look(10.0, 1000.0, 50.0)
-    assert between(first, Look(20.0, 1045.0, 80.0)) == HostUse(cpu_cores=1.5)
-    assert between(first, Look(20.0, 1029.9, 80.0)) == HostUse(cpu_cores=0.0), "ticks are rounded"
-    assert between(Look(1.0, 0.0, 0.0), Look(2.0, 0.0, 1.0)) == HostUse(cpu_cores=None), "the kernel counts nothing"
+    first = HostSample(10.0, 1000.0, 50.0)
+    assert between(first, HostSample(20.0, 1045.0, 80.0)) == HostUse(cpu_cores=1.5)
+    assert between(first, HostSample(20.0, 1029.9, 80.0)) == HostUse(cpu_cores=0.0), "ticks are rounded"
+    assert between(HostSample(1.0, 0.0, 0.0), HostSample(2.0, 0.0, 1.0)) == HostUse(cpu_cores=None), (
+        "the kernel counts nothing"
+    )
     assert most([HostUse(cpu_cores=0.1), HostUse(cpu_cores=None), HostUse(cpu_cores=2.0)]) == HostUse(cpu_cores=2.0)
     assert most([]) is None
 
@@ -40,9 +42,9 @@ def test_others_have_what_of_the_hosts_time_is_not_its_own() -> None:
 def test_host_use_counts_a_foreign_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as the kernel tells: the child's time is taken for another program's."""
     monkeypatch.setattr(host_use, "own_cpu_s", lambda: 0.0)
-    before = look()
+    before = sample_host()
     subprocess.run([sys.executable, "-c", BUSY], check=True)
-    found = between(before, look())
+    found = between(before, sample_host())
     if found.cpu_cores is None:
         pytest.skip("the kernel here counts no processor time")
     assert found.cpu_cores > 0
