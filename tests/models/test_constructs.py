@@ -144,7 +144,7 @@ def test_published_dalle2_moves_its_mask_in_every_block() -> None:
     assert names == {"__getitem__": 2 * blocks + 2, "to": 2 * blocks, "arange": 2}
 
 
-def test_mask_rcnn_lets_the_host_read_what_it_finds() -> None:
+def test_mask_rcnn_detections_are_read_on_the_host() -> None:
     with torch_internals.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         instance = instantiate(find("VM"), size="tiny", device="cuda", seed=0)
         made = instance.inputs(0)
@@ -157,7 +157,7 @@ def test_published_speech_attention_reads_a_cpu_scalar() -> None:
     assert dynamo_graphs(tiny("ST", "published")).float64_scalars() == [layers, 2 * layers]
 
 
-def test_published_speech_transformer_lets_the_host_read_lengths() -> None:
+def test_published_speech_transformer_reads_lengths_on_the_host() -> None:
     assert len(dynamo_graphs(tiny("ST", "published")).inputs) > 1
     with torch_internals.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         instance = instantiate(find("ST"), size="tiny", device="cuda", seed=0)
@@ -207,12 +207,12 @@ def trained(instance: Instance, seed: int, instead: float | None = None) -> list
     return [loss.detach(), *gradients]
 
 
-def test_workloads_whose_draws_on_the_host_decide_nothing_say_so() -> None:
+def test_workloads_with_harmless_host_draws_declare_them() -> None:
     assert [name for name, row in workloads().items() if row.host_draws_unused] == ["BSCG", "STCLM"]
 
 
 @pytest.mark.parametrize("acronym", ["BSCG", "STCLM"])
-def test_what_they_draw_on_the_host_decides_nothing(acronym: str) -> None:
+def test_declared_host_draws_do_not_change_results(acronym: str) -> None:
     instance = tiny(acronym, "published")
     assert instance.workload.host_draws_unused
     (rate,) = {part.layerdrop for part in instance.module.modules() if hasattr(part, "layerdrop")}

@@ -138,5 +138,5 @@ def test_published_bytes_are_copied_with_known_differences(acronym: str) -> None
 
 
 @pytest.mark.parametrize("acronym", PYGRAPH_TANGENTS_MIB)
-def test_the_gradients_of_pygraphs_models_come_in_for_all_logits(acronym: str) -> None:
+def test_pygraphs_models_have_gradients_for_all_logits(acronym: str) -> None:
     assert round(copied_by_training(find(acronym))[1] / MIB, 1) == PYGRAPH_TANGENTS_MIB[acronym]

@@ -27,7 +27,7 @@ def drawn(module: Dalle2, text: torch.Tensor, seed: int = 3) -> torch.Tensor:
         return module(text)
 
 
-def test_the_parts_have_the_published_parameters() -> None:
+def test_parts_have_the_published_parameter_counts() -> None:
     module = instantiate(find("DALLE2"), device="meta", seed=0).module
     parts = (module.clip, module.prior, *module.unets)
     counts = [sum(parameter.numel() for parameter in part.parameters()) for part in parts]
@@ -48,7 +48,7 @@ def test_image_depends_on_noise_and_readable_words() -> None:
     assert torch.equal(image, drawn(module, beyond))
 
 
-def test_text_tower_forgets_what_follows_the_end() -> None:
+def test_text_tower_ignores_tokens_after_the_end() -> None:
     module, _ = tiny()
     tower = module.clip.text
     text = torch.randint(1, 90, (1, 12))
@@ -77,7 +77,7 @@ def test_prior_takes_the_sample_nearest_to_the_text() -> None:
     assert torch.nn.functional.cosine_similarity(chosen[0], best, dim=0).item() == pytest.approx(1, abs=1e-5)
 
 
-def test_causal_attention_does_not_see_what_follows() -> None:
+def test_causal_attention_ignores_later_tokens() -> None:
     attention = SelfAttention(16, heads=2, head_width=8, rotary=Rotary(4))
     bias = RelativeBias(2)(6, 7, torch.device("cpu"))
     x = torch.randn(1, 6, 16)
@@ -114,7 +114,7 @@ def test_gain_norm_is_layer_norm_without_a_shift() -> None:
     torch.testing.assert_close(GainNorm(16, stable=True)(x), GainNorm(16)(x), atol=1e-4, rtol=1e-3)
 
 
-def test_the_one_step_goes_all_the_way_back_without_new_noise() -> None:
+def test_one_step_denoises_completely_without_new_noise() -> None:
     schedule, time = Schedule(), torch.zeros(2, dtype=torch.int64)
     start, noise = torch.randn(2, 3), torch.randn(2, 3)
     noisy = math.sqrt(0.001) * start + math.sqrt(0.999) * noise

@@ -10,7 +10,7 @@ from models.networks.efficientdet import ANCHORS, IGNORED, Detector, DetectorCon
 TINY = DetectorConfig(backbone="test_efficientnet", width=8, cells=1, head_layers=1, classes=3, image_side=256)
 
 
-def test_the_full_size_has_the_published_anchors() -> None:
+def test_full_size_has_the_published_anchors() -> None:
     assert sum(ANCHORS * side**2 for side in DetectorConfig().sides) == 76_725
 
 
@@ -58,7 +58,7 @@ def test_class_loss_is_least_for_the_right_class() -> None:
     assert one_anchor(-1.0)["class_loss"] < one_anchor(-1.0, confident=0)["class_loss"]
 
 
-def test_the_box_loss_is_hubers_over_anchors_with_an_object() -> None:
+def test_box_loss_is_hubers_over_anchors_with_an_object() -> None:
     loss = one_anchor(1.0, box=0.5)["box_loss"]
     # delta (|0.5| - delta / 2), over two positives (one is added) and four coordinates
     torch.testing.assert_close(loss, torch.tensor(0.1 * (0.5 - 0.05) / 8))
@@ -66,7 +66,7 @@ def test_the_box_loss_is_hubers_over_anchors_with_an_object() -> None:
     torch.testing.assert_close(found["loss"], found["class_loss"] + 50 * found["box_loss"])
 
 
-def test_the_losses_can_be_computed_in_float64() -> None:
+def test_losses_can_be_computed_in_float64() -> None:
     """A reference of the suite's is: gradients of the whole program in a precision higher than its own."""
     logits, deltas = torch.randn(1, ANCHORS * 3, 2, 2), torch.randn(1, 4 * ANCHORS, 2, 2)
     labels, boxes = torch.randint(-1, 3, (1, 2, 2, ANCHORS)).float(), torch.randn(1, 2, 2, 4 * ANCHORS)

@@ -24,7 +24,7 @@ def instance(request: pytest.FixtureRequest) -> Instance:
     return instantiate(registry.find(request.param), size="tiny", device="cpu", seed=0)
 
 
-def test_they_are_a_set_of_their_own():
+def test_generation_workloads_are_their_own_set():
     assert [workload.acronym for workload in registry.find_set("generation")] == list(ACRONYMS)
     assert not any("generation" in workload.sets for workload in registry.find_set("grace"))
 
@@ -67,7 +67,7 @@ def test_scores_depend_on_the_tokens_before_them_only(instance: Instance):
 
 
 @torch.no_grad()
-def test_the_part_that_is_explained_is_the_step_that_runs(instance: Instance, monkeypatch: pytest.MonkeyPatch):
+def test_explained_part_is_the_step_that_runs(instance: Instance, monkeypatch: pytest.MonkeyPatch):
     inputs = instance.inputs(0)
     seen: list[dict[str, Any]] = []
     model = instance.module.model
@@ -108,7 +108,7 @@ def test_generation_gets_the_backend_and_options_of_its_mode():
     assert asked == [{"backend": "inductor", "options": {"triton.cudagraphs": True}}]
 
 
-def test_no_token_but_the_next_given_one_passes():
+def test_only_the_next_given_token_passes():
     chosen = FollowedBy(torch.tensor([[3, 1], [0, 2]]), prompt=5)
     for place, wanted in ((5, [3, 0]), (6, [1, 2])):
         scores = chosen(torch.zeros(2, place, dtype=torch.int64), torch.randn(2, 4))

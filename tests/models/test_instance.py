@@ -74,7 +74,7 @@ def test_policy_decides_floating_weights_and_inputs_only(policy: DtypePolicy, dt
     assert ids.dtype == instance.module.count.dtype == torch.int64
 
 
-def test_autocast_is_float16_on_a_gpu_unless_bfloat16_is_asked() -> None:
+def test_autocast_is_float16_on_a_gpu_by_default() -> None:
     found = {}
     for policy in ("amp", "amp-bf16"):
         instance = instantiate(replace(INFERENCE, dtype_policy=policy), device="cpu", seed=0)
@@ -86,14 +86,14 @@ def test_autocast_is_float16_on_a_gpu_unless_bfloat16_is_asked() -> None:
     assert found == {"amp": torch.float16, "amp-bf16": torch.bfloat16}
 
 
-def test_program_without_cpu_operators_is_float32_only_there() -> None:
+def test_program_without_cpu_operators_is_float32_on_the_cpu() -> None:
     workload = replace(INFERENCE, dtype_policy="fp16", float32_on_cpu=True)
     for device, dtype in (("cpu", torch.float32), ("meta", torch.float16)):
         instance = instantiate(workload, device=device, seed=0)
         assert {instance.module.inner.weight.dtype, instance.inputs(0).args[0].dtype} == {dtype}
 
 
-def test_seed_and_index_alone_decide_the_inputs() -> None:
+def test_inputs_depend_on_seed_and_index_only() -> None:
     instance = instantiate(INFERENCE, device="cpu", seed=0)
     before = values(instance.inputs(1))
     torch.manual_seed(99)
@@ -110,14 +110,14 @@ def test_other_seeds_and_indices_give_other_inputs(one: tuple[int, int], other: 
     assert not torch.equal(x, y)
 
 
-def test_making_inputs_leaves_the_global_generator_alone() -> None:
+def test_making_inputs_does_not_advance_the_global_generator() -> None:
     instance = instantiate(INFERENCE, device="cpu", seed=0)
     state = torch.get_rng_state()
     instance.inputs(0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_training_step_changes_weights_as_its_optimizer_says() -> None:
+def test_training_step_updates_weights_by_its_optimizer() -> None:
     for name, kind in (("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)):
         instance = instantiate(replace(TRAINING, optimizer=name), device="cpu", seed=0)
         made, optimizer = instance.inputs(0), instance.optimizer()
@@ -149,7 +149,7 @@ def test_first_variant_is_the_default_unknown_ones_are_refused() -> None:
         instantiate(INFERENCE, variant="future", device="cpu", seed=0)
 
 
-def test_meta_instances_have_shapes_alone() -> None:
+def test_meta_instances_have_shapes_only() -> None:
     instance = instantiate(INFERENCE, device="meta", seed=0)
     assert {tensor.device.type for tensor in [*instance.module.parameters(), *values(instance.inputs(0))]} == {"meta"}
     assert instance.input_bytes(instance.inputs(0)) == 5 * 4 * 2 + 5 * 8

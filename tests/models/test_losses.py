@@ -20,7 +20,7 @@ ONES, FIVES = torch.ones(3), torch.full((2, 2), 5.0)
         ({"a": ONES, "b": (FIVES, torch.full((7,), 9.0))}, 4.0),
     ],
 )
-def test_mean_loss_gives_every_member_the_same_weight(output: Any, mean: float) -> None:
+def test_mean_loss_weights_every_tensor_equally(output: Any, mean: float) -> None:
     assert mean_loss(output).item() == pytest.approx(mean)
 
 
@@ -41,7 +41,7 @@ def test_own_loss_is_the_first_element() -> None:
     assert own_loss((loss, FIVES)) is loss
 
 
-def test_a_scaled_loss_is_not_rounded_to_float16() -> None:
+def test_scaled_loss_is_not_rounded_to_float16() -> None:
     leaf = torch.full((4,), 3.0, dtype=torch.float16, requires_grad=True)
     loss = scaled(mean_loss, 2.0**15, leaf)
     assert loss.dtype == torch.float32 and loss.item() == 3 * 2**15
@@ -50,6 +50,6 @@ def test_a_scaled_loss_is_not_rounded_to_float16() -> None:
     assert scaled(mean_loss, 4.0, torch.ones(3, dtype=torch.float64)).dtype == torch.float64
 
 
-def test_own_loss_asks_for_labels_where_there_is_no_loss() -> None:
+def test_own_loss_without_a_loss_asks_for_labels() -> None:
     with pytest.raises(TypeError, match="pass labels"):
         own_loss((FIVES,))

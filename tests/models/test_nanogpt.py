@@ -32,7 +32,7 @@ def prompt(model: NanoGPT, count: int, seed: int = 5) -> torch.Tensor:
     return torch.randint(model.shape.vocabulary, (1, count), generator=torch.Generator().manual_seed(seed))
 
 
-def test_configurations_are_the_articles():
+def test_configurations_equal_those_of_the_article():
     published = load_published()
     assert {each.name: (each.prompt, each.new_tokens) for each in NAMED} == {
         name: (row["prompt"], row["gen"]) for name, row in published.nanogpt_per_step_ms.items()
@@ -47,7 +47,7 @@ def test_configurations_are_shortened_to_a_smaller_context():
 
 
 @torch.no_grad()
-def test_one_step_after_the_other_gives_what_all_at_once_gives(model: NanoGPT):
+def test_decoding_by_steps_equals_one_forward(model: NanoGPT):
     tokens = prompt(model, 9)
     whole = model(tokens, 0)
     model.clear_cache()
@@ -59,7 +59,7 @@ def test_one_step_after_the_other_gives_what_all_at_once_gives(model: NanoGPT):
 
 
 @torch.no_grad()
-def test_a_step_sees_no_slot_behind_its_own_and_moves_no_cache(model: NanoGPT):
+def test_step_reads_no_later_slot_and_moves_no_cache(model: NanoGPT):
     caches = [module.keys for module in model.modules() if isinstance(module, CachedAttention)]
     addresses = [cache.data_ptr() for cache in caches]
     tokens = prompt(model, 3)
@@ -82,7 +82,7 @@ def test_same_seed_gives_the_same_tokens_compiled_and_eager(model: NanoGPT):
     assert not torch.equal(found[0], generate(model, eager, prompt(model, 4), 12, seed=8))
 
 
-def test_a_generation_compiled_or_not_gives_the_same_tokens() -> None:
+def test_generation_compiled_or_not_gives_the_same_tokens() -> None:
     torch.manual_seed(3)
     whole = Generation(SIZES["tiny"], new_tokens=9)
     for parameter in whole.parameters():
@@ -95,7 +95,7 @@ def test_a_generation_compiled_or_not_gives_the_same_tokens() -> None:
     assert not torch.equal(whole(prompt(whole.model, 4, 1))[0], whole(prompt(whole.model, 4, 2))[0])
 
 
-def test_the_compiled_part_of_a_generation_is_its_first_step(model: NanoGPT) -> None:
+def test_compiled_part_of_a_generation_is_its_first_step(model: NanoGPT) -> None:
     whole = Generation(SIZES["tiny"], new_tokens=3)
     tokens = prompt(whole.model, 4)
     step, arguments, keywords = whole.compiled_part(Inputs(args=(tokens,)))

@@ -17,12 +17,12 @@ from models.nests import CannotRebuild, leaves_of, map_tensors, tensors_of
 A, B = torch.ones(2), torch.zeros(3)
 
 
-def test_tensors_come_in_order_and_as_often_as_they_stand() -> None:
+def test_tensors_are_listed_in_order_with_repetitions() -> None:
     found = list(tensors_of((A, {"x": [B, A], "y": 3}, "text")))
     assert [id(tensor) for tensor in found] == [id(A), id(B), id(A)]
 
 
-def test_repeated_tensor_is_changed_once_and_stays_one() -> None:
+def test_repeated_tensor_is_replaced_by_one_tensor() -> None:
     calls = []
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
@@ -35,7 +35,7 @@ def test_repeated_tensor_is_changed_once_and_stays_one() -> None:
     assert torch.equal(mapped["y"][1], torch.ones(3))
 
 
-def test_containers_and_other_values_stay() -> None:
+def test_containers_and_other_values_are_kept() -> None:
     pair = namedtuple("pair", "left right")
     mapped = map_tensors((pair(A, 5), [None, "text"]), torch.neg)
     assert isinstance(mapped[0], pair)
@@ -120,7 +120,7 @@ CONTAINERS = {
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_a_container_keeps_its_class_and_what_else_is_in_it(name: str) -> None:
+def test_container_keeps_its_class_and_other_entries(name: str) -> None:
     nest = CONTAINERS[name]
     tensors, others = list(tensors_of(nest)), [leaf for leaf in leaves_of(nest) if not isinstance(leaf, torch.Tensor)]
     assert tensors and all(tensor is A or tensor is B for tensor in tensors)
@@ -132,7 +132,7 @@ def test_a_container_keeps_its_class_and_what_else_is_in_it(name: str) -> None:
     assert all(one is other for one, other in zip(tensors_of(nest), tensors, strict=True)), "the old one is as it was"
 
 
-def test_what_belongs_to_a_container_itself_is_kept() -> None:
+def test_attributes_of_a_container_are_kept() -> None:
     assert map_tensors(CONTAINERS["a list with a constructor"], torch.neg).size == 2
     assert map_tensors(CONTAINERS["a tuple with a constructor"], torch.neg).label == "name"
     assert map_tensors(CONTAINERS["a dict with a constructor"], torch.neg).needed == 2
@@ -150,7 +150,7 @@ def test_packed_sequences_keep_their_lengths() -> None:
     assert mapped.sorted_indices is None
 
 
-def test_what_holds_no_tensor_is_the_same_object() -> None:
+def test_object_without_tensors_is_returned_unchanged() -> None:
     class Holder:
         def __init__(self) -> None:
             self.tensor = A
@@ -164,14 +164,14 @@ def test_what_holds_no_tensor_is_the_same_object() -> None:
         assert map_tensors(container, torch.neg) is container
 
 
-def test_lists_and_dicts_are_made_again_and_tuples_may_be_empty() -> None:
+def test_lists_and_dicts_are_copied_and_tuples_may_be_empty() -> None:
     nest: Any = ((), [], {}, [A])
     mapped = map_tensors(nest, torch.neg)
     assert mapped[:3] == nest[:3]
     assert mapped[1] is not nest[1] and mapped[2] is not nest[2]
 
 
-def test_a_container_that_holds_itself_or_stands_twice_stays_so() -> None:
+def test_cyclic_and_repeated_containers_keep_their_form() -> None:
     shared, record = OfSize([A], size=1), Record(A)
     record.right = record
     mapped = map_tensors([shared, shared, record], torch.neg)
@@ -209,7 +209,7 @@ class ReadOnly(Mapping):
 
 
 @pytest.mark.parametrize("nest", [Copyless([A]), ItsOwnCopy([A]), Rounding(x=A), ReadOnly()])
-def test_container_that_takes_no_other_tensors_is_refused(nest: Any) -> None:
+def test_container_that_rejects_other_tensors_is_refused(nest: Any) -> None:
     before = copy.copy(list(tensors_of(nest)))
     with pytest.raises(CannotRebuild, match=rf"a {type(nest).__name__} cannot be given other tensors \("):
         map_tensors([nest], torch.neg)

@@ -32,7 +32,7 @@ def specific_volume(s: Tensor, t: Tensor, p: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("s", "t", "p", "density"), SEA_WATER)
-def test_the_48_terms_give_the_density_of_sea_water(s: float, t: float, p: float, density: float) -> None:
+def test_sea_water_density_follows_from_48_terms(s: float, t: float, p: float, density: float) -> None:
     volume = specific_volume(*(torch.tensor(value, dtype=torch.float64) for value in (s, t, p)))
     # The approximation itself is off by some 0.0003 kg/m^3 here; 1 % in any but the seven least terms would be more.
     assert 1 / volume.item() == pytest.approx(density, abs=5e-4)
@@ -87,7 +87,7 @@ def test_dlrm_multiplies_every_pair_of_vectors_once() -> None:
     assert (rate >= 0).all()
 
 
-def test_the_autoencoder_drops_most_of_its_code_in_training_only() -> None:
+def test_autoencoder_drops_most_of_its_code_in_training_only() -> None:
     model, ratings = RatingAutoencoder(12, (8, 8, 1000)), torch.randn(3, 12)
     codes: list[Tensor] = []
     model.code_dropout.register_forward_hook(lambda module, args, code: codes.append(code))
@@ -114,7 +114,7 @@ def test_lengths_mean_the_same_one_by_one_and_batched(lengths: tuple[int, ...]) 
     assert [row[n].item() for row, n in zip(said, lengths, strict=True)] == [config.eos] * 3
 
 
-def test_speech_behind_an_utterances_end_does_not_matter() -> None:
+def test_speech_after_an_utterances_end_is_ignored() -> None:
     config = SpeechConfig(
         features=6, vocabulary=11, layers=1, heads=2, head_width=4, width=8, feedforward=16, longest=8
     )

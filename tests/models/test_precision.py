@@ -54,7 +54,7 @@ def _as_it_was() -> Iterator[None]:
 
 @pytest.mark.parametrize("inside", SETTINGS)
 @pytest.mark.parametrize("before", SETTINGS)
-def test_precision_is_put_back(before: str, inside: str) -> None:
+def test_precision_is_restored(before: str, inside: str) -> None:
     SETTINGS[before]()
     expected = seen()
     with contextlib.suppress(ZeroDivisionError), precision_kept():
@@ -64,7 +64,7 @@ def test_precision_is_put_back(before: str, inside: str) -> None:
 
 
 @pytest.mark.parametrize("before", SETTINGS)
-def test_a_reference_has_full_precision_whoever_set_another(before: str) -> None:
+def test_reference_has_full_precision_under_any_setting(before: str) -> None:
     SETTINGS[before]()
     expected = seen()
     with full_precision():

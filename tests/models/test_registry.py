@@ -11,7 +11,7 @@ from suite.report.published import load_published
 
 
 @pytest.mark.parametrize("name", ["grace", "pygraph"])
-def test_a_sets_rows_are_those_that_the_paper_prints(name: str) -> None:
+def test_sets_rows_are_those_that_the_paper_prints(name: str) -> None:
     printed = load_published().workloads[name]
     found = {row.acronym: (row.name, row.task, row.batch) for row in registry.find_set(name)}
     assert found == {acronym: (row["name"], row["task"], row["batch"]) for acronym, row in printed.items()}
@@ -37,17 +37,17 @@ def test_names_are_found_in_any_case() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "near"), [("XLNETI", "XLNET-I"), ("dnett", "DNET"), ("DRT", "DR-T")])
-def test_an_unknown_name_is_answered_with_near_ones(wrong: str, near: str) -> None:
+def test_unknown_name_lists_similar_ones(wrong: str, near: str) -> None:
     with pytest.raises(registry.UnknownWorkload, match=rf"unknown workload '{wrong}'; did you mean .*{near}"):
         registry.find(wrong)
 
 
-def test_a_name_like_no_other_is_answered_with_all() -> None:
+def test_name_without_similar_ones_lists_all() -> None:
     with pytest.raises(registry.UnknownWorkload, match=r"known: ALNET, .*XLNET-T"):
         registry.find("?")
 
 
-def test_an_acronym_cannot_be_registered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acronym_cannot_be_registered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTRY", {})
     fields: dict[str, Any] = {
         "acronym": "TWICE",

@@ -94,7 +94,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
     return [json.loads(output.rpartition("FOUND ")[2].splitlines()[0]) for output in outputs]
 
 
-def test_all_that_can_be_split_are_tested_here() -> None:
+def test_all_splittable_workloads_are_tested_here() -> None:
     assert tuple(name for name, row in workloads().items() if row.sharding is not None) == NAMES
 
 
@@ -111,13 +111,13 @@ def test_two_processes_compute_what_one_does(name: str, found: list[dict[str, di
     ("name", "collectives"),
     [("DECODER", 2 * 2), ("ST", 2 * 2 + 3 * 2), ("VM", 1), ("XLNET-I", 2 * 2)],
 )
-def test_an_iteration_takes_as_many_all_reduces_as_layers_say(
+def test_iteration_has_the_stated_number_of_all_reduces(
     name: str, collectives: int, found: list[dict[str, dict[str, float]]]
 ) -> None:
     assert found[0][name]["collectives"] == collectives
 
 
-def test_the_full_sizes_take_the_numbers_that_are_noted() -> None:
+def test_full_sizes_have_the_recorded_counts() -> None:
     noted = {name: find(name).sharding.all_reduces for name in NAMES}  # type: ignore[union-attr]
     assert noted == {"DALLE2": None, "DECODER": 2 * 8, "ST": 2 * 6 + 3 * 6, "VM": 1, "XLNET-I": 48}
 
@@ -126,7 +126,7 @@ def mesh(rank: int, size: int) -> SimpleNamespace:
     return SimpleNamespace(size=lambda: size, get_local_rank=lambda: rank)
 
 
-def test_a_share_is_a_stretch_of_each_group_in_memory_of_its_own() -> None:
+def test_share_is_a_contiguous_copy_of_each_group() -> None:
     whole = torch.arange(8.0).reshape(8, 1)
     assert part(whole, 0, mesh(1, 2)).flatten().tolist() == [4, 5, 6, 7]
     share = part(whole, 0, mesh(1, 2), groups=2)
@@ -135,7 +135,7 @@ def test_a_share_is_a_stretch_of_each_group_in_memory_of_its_own() -> None:
     assert share.untyped_storage().nbytes() == 16
 
 
-def test_what_cannot_be_shared_evenly_is_refused() -> None:
+def test_uneven_shares_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\(6, 1\) cannot be split over 4 processes"):
         part(torch.zeros(6, 1), 0, mesh(0, 4))
     with pytest.raises(ValueError, match="5 heads cannot be shared by 2"):

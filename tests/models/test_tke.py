@@ -75,7 +75,7 @@ def test_dissipation_takes_energy_away() -> None:
     torch.testing.assert_close(mixed, inner / (1 + 0.7 * inner.sqrt()))
 
 
-def test_an_even_tracer_flows_with_the_velocity() -> None:
+def test_even_tracer_flows_with_the_velocity() -> None:
     generator = torch.Generator().manual_seed(4)
     velocity, ones = field(generator), torch.ones(X, Y, Z, dtype=torch.float64)
     for dim in range(3):
@@ -85,7 +85,7 @@ def test_an_even_tracer_flows_with_the_velocity() -> None:
         assert not flux.narrow(dim, flux.shape[dim] - 2, 2).any()
 
 
-def test_a_step_is_carried_upwind_and_makes_no_new_extreme() -> None:
+def test_step_is_carried_upwind_and_makes_no_new_extreme() -> None:
     line = torch.where(torch.arange(40) < 20, 1.0, 0.0).double()[:, None, None]
     ones, speed = torch.ones_like(line), 0.4
     for _ in range(15):

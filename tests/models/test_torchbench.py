@@ -39,14 +39,14 @@ def fake_torchbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 pytestmark = pytest.mark.usefixtures("fake_torchbench")
 
 
-def test_a_name_is_an_inference_row_by_the_published_rules() -> None:
+def test_name_is_an_inference_row_by_the_published_rules() -> None:
     row = find("torchbench:ranking_net")
     described = (row.acronym, row.name, row.suite, row.task, row.batch, row.dtype_policy, row.optimizer)
     assert described == ("torchbench:ranking_net", "ranking_net", "torchbench", "inference", 4, "bf16", None)
     assert find("torchbench:vision_maskrcnn").dtype_policy == "fp16"
 
 
-def test_the_suffix_makes_it_a_training_row() -> None:
+def test_suffix_makes_it_a_training_row() -> None:
     row = find("torchbench:ranking_net-train")
     described = (row.name, row.task, row.batch, row.dtype_policy, row.optimizer, row.stochastic)
     assert described == ("ranking_net", "training", 6, "amp", "adam", True)
@@ -63,7 +63,7 @@ def test_random_weights_are_a_variant_without_downloads(monkeypatch: pytest.Monk
         assert len(asked) == times
 
 
-def test_a_model_that_gives_a_distribution_trains_on_its_mean() -> None:
+def test_model_that_gives_a_distribution_trains_on_its_mean() -> None:
     instance = instantiate(find("torchbench:acting-train"), device="cpu", seed=0)
     output = instance.module(*instance.inputs(0).args)
     assert torch.equal(instance.loss(output), output.mean.sum())
@@ -98,7 +98,7 @@ def test_yolov3_has_the_inputs_of_the_published_runner(name: str, size: Any, bat
         assert instance.module(first).shape == (batch, 1, 12, 16)
 
 
-def test_a_canary_model_is_found_in_any_case_and_not_in_the_set() -> None:
+def test_canary_model_is_found_in_any_case_and_not_in_the_set() -> None:
     row = find("torchbench:rare_net")
     assert row.acronym == "torchbench:Rare_Net"
     assert instantiate(row, device="cpu", seed=0).inputs(0).args[0].shape == (2, 3)
@@ -113,14 +113,14 @@ def test_further_models_share_a_class_and_not_a_name() -> None:
         assert instantiate(row, device="cpu", seed=0).inputs(0).args[0].shape == (2, width)
 
 
-def test_a_model_that_ends_the_process_is_a_refusal() -> None:
+def test_model_that_ends_the_process_is_a_refusal() -> None:
     with pytest.raises(TorchBenchRefuses, match="exits_when_built ends the process instead of being built: SystemExit"):
         instantiate(find("torchbench:exits_when_built"), device="cpu", seed=0)
     with pytest.raises(TorchBenchUnavailable, match=r"exits_when_imported cannot be imported \(SystemExit: ERROR: no"):
         find("torchbench:exits_when_imported")
 
 
-def test_how_pytorch_is_set_by_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_from_the_environment_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("OF_ITS_OWN", "")
@@ -130,7 +130,7 @@ def test_how_pytorch_is_set_by_the_environment_is_put_back(monkeypatch: pytest.M
     assert os.environ["OF_ITS_OWN"] == "kept", "what the model's own libraries read may still be needed"
 
 
-def test_a_model_trains_on_its_own_example_inputs() -> None:
+def test_model_trains_on_its_own_example_inputs() -> None:
     instance = instantiate(find("torchbench:ranking_net-train"), device="cpu", seed=0)
     made = instance.inputs(0)
     assert made.args[0].shape == (6, 5)
@@ -226,7 +226,7 @@ def test_cpu_tensors_of_a_model_stay_and_loaders_draw_there() -> None:
     assert instance.inputs(0).args[0].device.type == "meta"
 
 
-def test_a_model_for_inference_only_has_no_training_row() -> None:
+def test_model_for_inference_only_has_no_training_row() -> None:
     with pytest.raises(UnknownWorkload, match=r"Language_Net is not made for training; use torchbench:Language_Net"):
         find("torchbench:language_net-train")
 
@@ -241,7 +241,7 @@ def test_a_model_for_inference_only_has_no_training_row() -> None:
         ("a_pipeline", r"a_pipeline returns a object and no nn\.Module"),
     ],
 )
-def test_a_model_that_cannot_be_built_gives_its_own_reason(name: str, words: str) -> None:
+def test_model_that_cannot_be_built_gives_its_own_reason(name: str, words: str) -> None:
     with pytest.raises(TorchBenchRefuses, match=words):
         instantiate(find(f"torchbench:{name}"), device="cpu", seed=0)
 
@@ -269,7 +269,7 @@ GLOBAL: dict[str, Callable[[], Any]] = {
 }
 
 
-def test_what_a_model_sets_for_the_whole_process_is_put_back(
+def test_global_settings_of_a_model_are_restored(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = {name: get() for name, get in GLOBAL.items()}
@@ -299,7 +299,7 @@ def test_what_a_model_sets_for_the_whole_process_is_put_back(
 
 
 @pytest.mark.parametrize("name", ["rankingnet", "rankingnet-train"])
-def test_an_unknown_model_is_answered_with_near_ones(name: str) -> None:
+def test_unknown_model_lists_similar_ones(name: str) -> None:
     with pytest.raises(UnknownWorkload, match=r"no model 'rankingnet'; did you mean ranking_net"):
         find(f"torchbench:{name}")
     with pytest.raises(WrongUse, match="did you mean ranking_net"):
@@ -326,7 +326,7 @@ def test_explain_builds_it_as_torchbench_does_on_a_gpu(name: str) -> None:
         ("broken_library", r"OSError: libnothing.so.*install.py models broken_library"),
     ],
 )
-def test_a_model_that_misses_something_says_how_to_install_it(name: str, words: str) -> None:
+def test_model_that_misses_something_says_how_to_install_it(name: str, words: str) -> None:
     with pytest.raises(TorchBenchUnavailable, match=words):
         find(f"torchbench:{name}")
 

@@ -33,7 +33,7 @@ def test_trained_vision_models_get_random_weights() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_a_known_configuration_needs_no_hub(name: str) -> None:
+def test_known_configuration_needs_no_hub(name: str) -> None:
     with without_downloads():
         found = transformers.AutoConfig.from_pretrained(name)
     kind, sizes = CONFIGURATIONS[name]
@@ -41,7 +41,7 @@ def test_a_known_configuration_needs_no_hub(name: str) -> None:
     assert {size: getattr(found, size) for size in sizes} == sizes
 
 
-def test_what_is_replaced_is_put_back() -> None:
+def test_replaced_functions_are_restored() -> None:
     replaced = (timm, "create_model"), (transformers.AutoConfig, "from_pretrained")
     before = [vars(owner)[name] for owner, name in replaced]
     with pytest.raises(LookupError), without_downloads():
@@ -51,7 +51,7 @@ def test_what_is_replaced_is_put_back() -> None:
     assert weights.verify("IMAGENET1K_V1") is weights.IMAGENET1K_V1
 
 
-def test_an_unknown_configuration_is_asked_of_the_hub(tmp_path: object) -> None:
+def test_unknown_configuration_is_loaded_from_the_hub(tmp_path: object) -> None:
     transformers.GPT2Config(n_layer=3).save_pretrained(str(tmp_path))
     with without_downloads():
         assert transformers.AutoConfig.from_pretrained(str(tmp_path)).n_layer == 3

@@ -59,7 +59,7 @@ def iterate(instance: Instance, index: int) -> list[torch.Tensor]:
 
 
 @FULL_ROWS
-def test_full_size_is_built_for_a_gpu_that_is_not_there(acronym: str, variant: str) -> None:
+def test_full_size_is_built_without_the_gpu(acronym: str, variant: str) -> None:
     with torch_internals.FakeTensorMode(allow_non_fake_inputs=True):
         instance = instantiate(find(acronym), variant=variant, device="cuda", seed=0)
         made = instance.inputs(0)
@@ -130,7 +130,7 @@ def test_images_of_lcnet_are_standardised_bytes() -> None:
     assert images.unique().numel() <= 256
 
 
-def test_sea_water_lies_in_the_published_ranges() -> None:
+def test_sea_water_is_within_the_published_ranges() -> None:
     made = find("EOS").inputs("published", "full", torch.Generator().manual_seed(0)).args
     assert {tensor.dtype for tensor in made} == {torch.float64}
     for tensor, (low, high) in zip(made, [(0.01, 10), (-12, 20), (0, 1000)], strict=True):

@@ -85,7 +85,7 @@ class Program:
         pass
 
 
-def test_equal_bits_are_told_from_others() -> None:
+def test_equal_and_different_bits_are_distinguished() -> None:
     program = Program()
     assert steered.compare_bits(program, program.steering)["equal"]
     program.bits_of = lambda branched: {"loss": "1", "output": "3" if branched else "2"}
@@ -145,7 +145,7 @@ def started(scripts: Mapping[str, str], folder: Path) -> Callable[[str, proof.Ch
     return start
 
 
-def test_rows_are_written_and_not_made_again(tmp_path: Path) -> None:
+def test_existing_rows_are_not_run_again(tmp_path: Path) -> None:
     wanted = [proof.Chosen("A", "published"), proof.Chosen("B", "current")]
     out = tmp_path / "rows.jsonl"
     one = proof.Proof(out, tmp_path, 2, time.monotonic() + 60, started({"A": "fine", "B": "fails"}, tmp_path))

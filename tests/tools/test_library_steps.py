@@ -37,12 +37,12 @@ def training(device: str, *, rates: bool = False) -> Program:
     return Program(step, batches(device, record.CALLS), lambda: model.parameters(), between)
 
 
-def test_rates_that_are_tensors_are_found_to_be_the_reason() -> None:
+def test_tensor_learning_rates_are_found_as_the_reason() -> None:
     found = compare.row("rates", lambda device: training(device, rates=True), "cpu")
     assert found["verdict"] == compare.RATES and found["from_call"] in range(8) and 0 < found["far"] < 1e-5
 
 
-def test_what_eager_does_not_repeat_either_is_near() -> None:
+def test_results_eager_does_not_repeat_count_as_near() -> None:
     made = itertools.count()
 
     def make(device: str) -> Program:
@@ -55,7 +55,7 @@ def test_what_eager_does_not_repeat_either_is_near() -> None:
     assert found["verdict"] == compare.NEAR and found["spread"] > 0
 
 
-def test_errors_are_told_apart() -> None:
+def test_errors_are_distinguished() -> None:
     def missing(device: str) -> Program:
         import a_library_that_is_not_there  # noqa: F401
 
@@ -73,9 +73,7 @@ def test_errors_are_told_apart() -> None:
     assert found["verdict"] == compare.FAILS and "of the third" in found["error"]
 
 
-def test_rows_are_written_and_what_is_there_is_not_run_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_existing_rows_are_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.jsonl"
     arguments = ["--out", str(out), "--device", "cpu", "--only", "factorization_with_dense", "maml_by_vmap"]
     names = ["maml_by_vmap_of_grad", "matrix_factorization_with_dense_gradients"]
@@ -86,7 +84,7 @@ def test_rows_are_written_and_what_is_there_is_not_run_again(
     assert f"{names[0]}: ended the process: -11" in capsys.readouterr().out
 
 
-def test_a_program_that_ends_its_process_has_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_program_that_ends_its_process_has_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(
         "import json, os, sys\n"

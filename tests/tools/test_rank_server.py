@@ -45,7 +45,7 @@ SERVER_FRAME = '  File "<string>", line 1, in <module>\n'
 
 
 @pytest.mark.parametrize("ending", ["ends", "raises", "exits", "at once"])
-def test_a_forked_rank_is_as_one_in_an_interpreter_of_its_own(tmp_path: Path, ending: str) -> None:
+def test_forked_rank_equals_one_in_its_own_interpreter(tmp_path: Path, ending: str) -> None:
     found = []
     for fresh in (True, False):
         program = RankProgram(tmp_path, SCRIPT, 1, ("one", "two"), fresh=fresh, ENDING=ending)
@@ -55,7 +55,7 @@ def test_a_forked_rank_is_as_one_in_an_interpreter_of_its_own(tmp_path: Path, en
     assert all(("torn down" in output, "at exit" in output) == (2 * (ending != "at once",)) for _, output in forked)
 
 
-def test_a_signal_ends_a_forked_rank_and_its_group(tmp_path: Path) -> None:
+def test_signal_ends_a_forked_rank_and_its_group(tmp_path: Path) -> None:
     script = (
         "import subprocess, time\nprint('CHILD', subprocess.Popen(['sleep', '60']).pid, flush=True)\ntime.sleep(60)"
     )

@@ -71,7 +71,7 @@ def saved(folder: Path, name: str, **leaves: Any) -> Path:
     return path
 
 
-def test_the_worst_leaf_is_named_and_minus_zero_is_another_bit(tmp_path: Path):
+def test_worst_leaf_is_named_and_minus_zero_is_another_bit(tmp_path: Path):
     import torch
     from real_programs.compare import difference
 
@@ -91,7 +91,7 @@ def test_the_worst_leaf_is_named_and_minus_zero_is_another_bit(tmp_path: Path):
         ([1.0], [1]),
     ],
 )
-def test_results_that_cannot_be_near_are_infinitely_far(left: list[Any], right: list[Any]):
+def test_incomparable_results_have_infinite_error(left: list[Any], right: list[Any]):
     import torch
     from real_programs.compare import relative_error
 
@@ -119,7 +119,7 @@ def row(program: str = "p", mode: str = "encore", status: str = "ok", **fields: 
         ({}, None, None),
     ],
 )
-def test_verdicts(fields: dict[str, Any], stock: dict[str, Any] | None, verdict: str | None):
+def test_verdict_follows_from_error_and_bits(fields: dict[str, Any], stock: dict[str, Any] | None, verdict: str | None):
     assert rows_of.judged(row(**fields), 1e-3, stock)["verdict"] == verdict
 
 
@@ -144,7 +144,7 @@ def test_findings_exclude_stocks_and_eagers_failures():
     assert [finding.split(":")[0] for finding in found] == ["b, encore", "c, encore", "d, eager", "f, eager"]
 
 
-def test_the_table_has_ratios_of_turns_and_their_geometric_mean():
+def test_table_has_ratios_of_rounds_and_their_mean():
     rows = [
         row("a", "eager", whole_us=40.0, turns_us=[40.0, 44.0]),
         row("a", "stock", whole_us=20.0, turns_us=[20.0, 22.0]),
@@ -294,7 +294,7 @@ def script(*arguments: str, timeout: float = 280) -> subprocess.CompletedProcess
     )
 
 
-def test_the_script_compares_and_times_real_programs(tmp_path: Path):
+def test_script_compares_and_times_real_programs(tmp_path: Path):
     out = tmp_path / "rows.jsonl"
     names = "side_stream" + ("" if importlib.util.find_spec("diffusers") else ",diffusers_pipeline")
     done = script("--device", "cpu", "--tiny", "--only", names, "--out", str(out), "--jobs", "2")
@@ -326,7 +326,7 @@ def loaded_script() -> ModuleType:
         (["--seconds", "0"], "above 0"),
     ],
 )
-def test_wrong_use_is_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]):
+def test_wrong_use_is_reported(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as end:
         loaded_script().main(arguments)
     assert end.value.code == 2

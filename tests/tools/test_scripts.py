@@ -93,7 +93,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_the_first_start_makes_the_environment_from_the_lock(checkout: Checkout) -> None:
+def test_first_start_makes_the_environment_from_the_lock(checkout: Checkout) -> None:
     done = checkout.run("run_all.sh", STUB_GPU="NVIDIA H200")
     assert done.returncode == 0, done.stderr
     venv, lock, bytecode, package = checkout.calls()[:4]
@@ -106,7 +106,7 @@ def test_the_first_start_makes_the_environment_from_the_lock(checkout: Checkout)
     assert "index-url" not in done.stderr + lock + package
 
 
-def test_a_changed_lock_and_a_moved_folder_are_installed_again(checkout: Checkout) -> None:
+def test_changed_lock_and_a_moved_folder_are_installed_again(checkout: Checkout) -> None:
     checkout.run("run_all.sh")
     with (checkout.root / "requirements.lock").open("a") as file:
         file.write("another==1.0\n")
@@ -184,7 +184,7 @@ def test_run_all_starts_these_runs(checkout: Checkout, arguments: str, first: st
         assert paths[-1].split(os.pathsep)[0] == str(checkout.folder / "torch bench")
 
 
-def test_the_script_knows_which_options_of_a_run_take_no_value() -> None:
+def test_script_knows_which_options_of_a_run_take_no_value() -> None:
     """Else it would take the word behind one for its value, or a value for a workload."""
     (text,) = re.findall(r'^flags=" (.*) "$', (REPOSITORY / "run_all.sh").read_text(), re.MULTILINE)
     command: Any = typer.main.get_command(app)
@@ -224,7 +224,7 @@ def test_run_all_refuses_before_anything_starts(checkout: Checkout, arguments: s
         ({"STUB_ENV": "1"}, "", 1),  # a broken installation, and not a missing GPU
     ],
 )  # fmt: skip
-def test_run_all_has_one_exit_code(checkout: Checkout, variables: dict[str, str], arguments: str, code: int) -> None:
+def test_run_all_combines_exit_codes(checkout: Checkout, variables: dict[str, str], arguments: str, code: int) -> None:
     assert run_all(checkout, *arguments.split(), **variables).returncode == code
     calls = checkout.calls()
     second = "STUB_TORCHBENCH" in variables and code != 2
@@ -252,7 +252,7 @@ def test_run_all_without_gpu_reports_then_explains_four(checkout: Checkout, expl
         assert not any("<run>" in call for call in checkout.calls())
 
 
-def test_all_checks_run_and_pytest_speaks_last(checkout: Checkout) -> None:
+def test_all_checks_run_and_pytest_is_last(checkout: Checkout) -> None:
     done = checkout.run("run_tests.sh")
     assert done.returncode == 0
     checks = checkout.calls()[4:]
@@ -273,7 +273,7 @@ def test_all_checks_run_and_pytest_speaks_last(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize(("check", "variable"), [("ruff check", "STUB_RUFF"), ("mypy", "STUB_MYPY")])
-def test_a_failed_check_fails_the_whole_although_the_tests_pass(checkout: Checkout, check: str, variable: str) -> None:
+def test_failed_check_fails_the_whole_although_the_tests_pass(checkout: Checkout, check: str, variable: str) -> None:
     done = checkout.run("run_tests.sh", **{variable: "1"})
     assert done.returncode == 1
     assert f"failed so far: {check}" in done.stderr

@@ -1,4 +1,4 @@
-"""Parameters bound once: calls pass modules instead of what these hold, and never a tensor that was exchanged."""
+"""Parameters are bound once: calls pass modules instead of their tensors, and never a replaced tensor."""
 
 from __future__ import annotations
 

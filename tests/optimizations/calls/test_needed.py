@@ -1,4 +1,4 @@
-"""Each thing that a graph may need AOTAutograd's wrapper for keeps it."""
+"""Each reason to need AOTAutograd's wrapper keeps it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ X = torch.arange(8.0).reshape(2, 4)
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The metadata of PyTorch's that was asked about."""
+    """Collect the metadata that was checked."""
     seen: list[Any] = []
     monkeypatch.setattr(shortcut, "needed", lambda metadata: (seen.append(metadata), needed(metadata))[1])
     return seen
 
 
 def compiled(program: Callable[..., Any], x: torch.Tensor, asked: list[Any]) -> Any:
-    """What PyTorch says of this program."""
+    """Return PyTorch's metadata of this program."""
     torch.compile(program, backend="encore", fullgraph=True)(x)
     (found,) = asked
     return found
@@ -46,7 +46,7 @@ NEEDS = {
 
 @torch.no_grad()
 def test_each_need_alone_keeps_the_wrappers(asked: list[Any]) -> None:
-    """Of a graph that PyTorch describes as one without needs, changed in this one thing."""
+    """Change one field of the metadata of a graph without needs."""
     metadata = compiled(lambda x: x * 2, X, asked)
     assert needed(metadata) is None
     for name, (value, reason) in NEEDS.items():
@@ -58,7 +58,7 @@ def test_each_need_alone_keeps_the_wrappers(asked: list[Any]) -> None:
 
 @pytest.mark.parametrize("trained", [True, False])
 def test_inputs_written_by_a_graph_need_no_wrapper(asked: list[Any], trained: bool) -> None:
-    """Shortcuts count up their versions."""
+    """Shortcuts increment their versions."""
     metadata = compiled(lambda x: x * 2, X.clone().requires_grad_(trained), asked)
     changed = copy.copy(metadata)
     changed.__dict__["mutated_graph_handled_indices_seen_by_autograd"] = [0]

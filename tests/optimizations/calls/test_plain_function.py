@@ -1,4 +1,4 @@
-"""The forward and the backward that stand in for AOTAutograd's: for which graphs, and what is left to its own."""
+"""Plain forwards and backwards replace AOTAutograd's for most graphs; other graphs keep its own."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Program(nn.Module):
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The methods of AOTAutograd's own that were called since the calls went straight."""
+    """Collect AOTAutograd's methods that were called since the calls took the shortcut."""
     seen: list[str] = []
     stock = plain_function._backward
 
@@ -147,7 +147,7 @@ def test_backward_after_enabling_determinism_is_an_error(left: list[str]) -> Non
 
 @pytest.mark.usefixtures("without_a_compiler")
 def test_dynamo_skips_frames_of_a_backward_in_compiled_code(left: list[str]) -> None:
-    """As where a loop is compiled with its backward, which breaks the graph."""
+    """A loop compiled with its backward breaks the graph there."""
     weight = nn.Parameter(torch.ones(4))
 
     def step(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Hooks of saved tensors are given the tensors of the program, the same number on every path of a call."""
+"""Saved-tensor hooks get the program's tensors, equally many on every path of a call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print("saved", len(saved))
 
 
 def test_imports_save_no_tensors() -> None:
-    """Encore imports most of itself while the program's first forward runs, which may be one of a checkpoint."""
+    """Encore imports most of its modules in the program's first forward, which may be checkpointed."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     arguments = [sys.executable, "-c", IMPORTS]
     result = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)

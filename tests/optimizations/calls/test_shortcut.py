@@ -1,4 +1,4 @@
-"""Which of PyTorch's wrappers a call passes by, and each reason to go the full way. Inductor compiles for the CPU."""
+"""A call skips PyTorch's wrappers, with each reason to take the slow path. Inductor compiles for the CPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SlowCalls:
         monkeypatch.setattr(owner, "post_compile", post_compile)
 
     def of(self, call: Callable[[], Any], times: int = 3) -> list[bool]:
-        """For each of several calls, whether it went the full way; each reaches Inductor's function once."""
+        """Return for each of several calls whether it took the slow path; each reaches Inductor's function once."""
         ways = []
         for _ in range(times):
             full, reached = self.full, self.all
@@ -76,7 +76,7 @@ def way(monkeypatch: pytest.MonkeyPatch) -> SlowCalls:
 
 
 def settled(way: SlowCalls, program: Any, x: torch.Tensor = X, **options: Any) -> Callable[[], Any]:
-    """A call of a compiled program that has gone the full way as often as it must."""
+    """A compiled program that has taken the slow path as often as it must."""
     compiled = torch.compile(program, backend="encore", fullgraph=True, options=options or None)
     assert way.of(lambda: compiled(x), FULL_CALLS) == [True] * FULL_CALLS
     return lambda: compiled(x)
@@ -186,7 +186,7 @@ def test_other_compiler_stances_never_reach_the_shortcut(way: SlowCalls) -> None
 
 
 def test_dispatch_modes_observe_the_same_as_on_the_slow_path(way: SlowCalls) -> None:
-    """No wrapper looks at dispatch modes; Inductor's own function meets them, whichever way it was reached."""
+    """No wrapper checks dispatch modes; they observe Inductor's function on both paths."""
 
     class Noting(torch_internals.TorchDispatchMode):  # type: ignore[misc]
         def __init__(self) -> None:

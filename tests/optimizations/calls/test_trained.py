@@ -1,4 +1,4 @@
-"""Trained graphs pass wrappers by with the gradients, versions, modes and errors of the full way."""
+"""Trained graphs skip wrappers with the gradients, versions, modes and errors of the slow path."""
 
 from __future__ import annotations
 
@@ -191,7 +191,8 @@ def test_interrupt_restores_all_modes(full: list[str], grad: bool) -> None:
 
 
 def test_modes_inside_equal_those_of_the_slow_path(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients on around the function even where the caller's frame had them off; views tracked; autocast off."""
+    """Gradients are enabled around the function even if the caller disabled them; views are tracked, autocast is
+    off."""
     seen = {}
     for lean in (True, False):
         torch_internals.reset_dynamo()

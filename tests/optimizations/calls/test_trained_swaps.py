@@ -1,4 +1,4 @@
-"""Weights that are swapped in training: ordinary inputs from the third set on, with the gradients of eager."""
+"""Weights swapped in training are ordinary inputs from the third set on, with eager's gradients."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ class Broken(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _proven_by_construction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As weights of products are. What proves others depends here on whether the twin's, which hold the same, lie where
-    those of a recording did; see Note [Moved as they are] and `test_replay_node.py`."""
+    """Weights of matrix products are such inputs."""
     monkeypatch.setattr(Examination, "unproven", lambda *_: [])
 
 
@@ -100,8 +99,8 @@ class Training:
         self.steps = 0
 
     def weights(self) -> list[torch.Tensor]:
-        """Whoever holds them gets other addresses for the next ones. Else the allocator may give those of a recording
-        again, which needs no patch then (`test_reused_addresses_replay_their_first_recording`)."""
+        """A caller that references them gets new addresses for the next ones. Otherwise the allocator may reuse
+        those of a recording, which needs no patch then (`test_reused_addresses_replay_their_first_recording`)."""
         return [one.data for net in (self.net, self.twin) for one in net.parameters()]
 
     def both(self, change: Callable[[nn.Module], object]) -> None:
@@ -128,7 +127,7 @@ class Training:
             self.compare([self.call(values(self.steps)).clone()], [self.expected(values(self.steps))])
 
     def update(self) -> None:
-        """An optimizer's, in place, which lets gradients go."""
+        """Update in place as an optimizer does, and release the gradients."""
         for net in (self.net, self.twin):
             torch.optim.SGD(net.parameters(), lr=0.125).step()
             net.zero_grad()
@@ -203,7 +202,7 @@ def test_reused_addresses_replay_their_first_recording(compiled_on_cpu: Compiled
 
 
 def test_swapped_weights_are_released(compiled_on_cpu: CompiledOnCpu) -> None:
-    """Those of recordings that are never replayed again too."""
+    """This includes weights of recordings that are never replayed again."""
     training = Training(Net)
     sets = [list(training.net.parameters()), [nn.Parameter(memory(one, 7)) for one in training.net.parameters()]]
     gone: list[weakref.ref[torch.Tensor]] = []

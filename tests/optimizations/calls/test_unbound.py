@@ -1,4 +1,4 @@
-"""Bound parameters are let go with what held them, and a defect in binding costs the binding only."""
+"""Bound parameters are released with their owners, and a failure in binding disables only the binding."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_exchanged_weight_is_released_by_every_graph() -> None:
 
 @torch.no_grad()
 def test_exchanged_weight_is_freed_before_the_graph_runs(runner: Runner) -> None:
-    """A recording for the weight's address is looked at then: it counts as one that may come back if it is alive."""
+    """Recordings for the weight's address are checked then: a live weight counts as one that may come back."""
     model = Model().eval()
     run = compiled(model)
     settle(lambda: run(X))
@@ -165,7 +165,7 @@ def test_module_with_its_own_storage_is_left_to_dynamo() -> None:
 def test_module_that_changes_its_storage_is_read_on_every_call(
     reads: list[Any], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """Dynamo's guards would notice, but a program may go without them. It is asked once whether C++ can compare."""
+    """Dynamo's guards would notice, but a program may skip them. Whether C++ can compare is checked once."""
     asked: list[int] = []
     stock = bound_module.same_tensors
     monkeypatch.setattr(bound_module, "same_tensors", lambda *given: (asked.append(1), stock(*given))[1])
@@ -202,7 +202,7 @@ def test_failure_in_comparing_disables_comparison_only(monkeypatch: pytest.Monke
 
 @torch.no_grad()
 def test_threads_never_get_an_exchanged_tensor() -> None:
-    """Two threads call, a third exchanges: a result is that of the weights at its beginning or at its end."""
+    """Two threads call, a third replaces weights: a result uses the weights at its beginning or at its end."""
     model = Scaled()
     run = torch.compile(model, backend="encore", fullgraph=True)
     settle(lambda: run(ONE))
@@ -247,7 +247,7 @@ def test_attribute_written_on_every_call_is_no_exchange(reads: list[Any]) -> Non
 
 @torch.no_grad()
 def test_model_that_references_itself_is_collected() -> None:
-    """By the second full collection after its last call: its own dictionaries are referenced until then."""
+    """Its dictionaries are referenced until the second full collection after its last call."""
     model = Model().eval()
     model.layers[0].parents = [model]
     run = torch.compile(lambda module: module(X), backend="encore")
@@ -279,7 +279,7 @@ def test_idle_binding_is_read_again(reads: list[Any]) -> None:
 
 @torch.no_grad()
 def test_each_choice_of_modules_is_bound_separately(reads: list[Any]) -> None:
-    """Two modules take turns in front of the same last one, and neither is read again."""
+    """Two modules alternate in front of the same last one, and neither is read again."""
     firsts, last = [Layer(1).eval(), Layer(2).eval()], Layer(3).eval()
 
     def program(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Tensor:
@@ -335,7 +335,7 @@ def test_reading_lasts_longer_after_useless_comparisons(reads: list[Any], served
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [Scaled, Buffered])
 def test_comparison_stops_for_buffers_but_not_for_parameters(reads: list[Any], kind: type[nn.Module]) -> None:
-    """Buffers may be results of a graph, which what is bound would keep alive."""
+    """Buffers may be results of a graph, which the binding would keep alive."""
     model = kind()
     run = compiled(model)
     settle(lambda: run(ONE))

@@ -1,4 +1,4 @@
-"""Side streams: the workspaces that captured products of matrices write to are never anybody else's."""
+"""Side streams: workspaces of captured matrix products are not used by any other work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from optimizations.capture.side_stream import ATTEMPTS, SideStreams
 
 
 def products(simulated: Workspaces, streams: SideStreams) -> list[Block]:
-    """Where a product in a forward and one in a backward compute, on the side stream."""
+    """Return the workspaces of a product in a forward and one in a backward on the side stream."""
     found: list[Block] = []
     with simulated.on(streams.current):
         found.append(simulated.use())
@@ -38,7 +38,7 @@ def takes_all(simulated: Workspaces, streams: SideStreams) -> list[Block]:
 
 
 def test_owner_allocates_nothing_before_its_first_use(workspaces: Workspaces) -> None:
-    """It may be made while the program captures by hand."""
+    """An owner may be created during a capture of the program."""
     count = workspaces.streams
     SideStreams(0)
     assert (workspaces.streams, workspaces.held, workspaces.waits) == (count, {}, [])
@@ -57,7 +57,7 @@ def test_workspace_elsewhere_is_noticed_in_either_thread(workspaces: Workspaces,
 
 
 def test_side_stream_waits_for_the_program_before_any_work(workspaces: Workspaces) -> None:
-    """What the program let go of may still be read, in memory that is the side stream's again."""
+    """The program's stream may still read released memory that the side stream gets."""
     streams = SideStreams(0)
     side = streams.current.cuda_stream
     for current, waits in ((0, [0]), (0, [0]), (7, [0, 7]), (7, [0, 7]), (9, [0, 7, 9]), (0, [0, 7, 9])):
@@ -257,7 +257,7 @@ def test_captured_workspace_is_never_memory_of_a_tensor(workspaces: Workspaces, 
 def test_stream_that_another_thread_captures_on_is_not_awaited(
     workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for it would be drawn into that capture."""
+    """A stream that waits for it would join that capture."""
     streams, capturing = SideStreams(0), {0}
     side = streams.current.cuda_stream
     monkeypatch.setattr(side_stream, "is_capturing", lambda stream: stream.cuda_stream in capturing)

@@ -1,4 +1,4 @@
-"""Batches of a static loader lie at fixed addresses, and a step that fetches its own batches is replayed."""
+"""Batches of a static loader have fixed addresses, and a step that fetches its own batches is replayed."""
 
 from __future__ import annotations
 

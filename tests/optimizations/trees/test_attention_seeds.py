@@ -1,4 +1,4 @@
-"""Random state of memory-efficient attention is found in generated code, and moved to where a run reads it."""
+"""Random state of memory-efficient attention is found in generated code and moved to the device that reads it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def code_of(source: str) -> GeneratedCode:
 
 
 def test_seeds_are_found_in_inductors_code() -> None:
-    """By compiling calls of both operators: their schemas and Inductor's way of calling them are PyTorch's."""
+    """Calls of both operators are compiled, because schemas and generated calls belong to PyTorch."""
 
     def padded(
         grad: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, seed: Any, offset: Any

@@ -40,7 +40,7 @@ class FakeFunction:
 
 
 class FakeEncore(FakeMaker):
-    """In the place of `EncoreMaker`: notes its arguments, and reports one recording."""
+    """Replace `EncoreMaker`: store its arguments and report one recording."""
 
     made_with: ClassVar[list[Any]] = []
 
@@ -52,7 +52,7 @@ class FakeEncore(FakeMaker):
 
 @pytest.fixture
 def encore(cuda_in_disguise: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMaker]:
-    """Yields what stands in stock's place."""
+    """Yield the replacement of stock's maker."""
     FakeEncore.made_with = []
     monkeypatch.setattr(maker_module, "EncoreMaker", FakeEncore)
     optimizations.reset()

@@ -1,4 +1,4 @@
-"""Graphs that hold collectives go before the process group; a forked child frees nothing."""
+"""Graphs with collectives are freed before the process group; a forked child frees nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One recording per value of the integer inputs; aligned inputs where the function is really run; forgetting."""
+"""A function has one recording per value of its integer inputs, and aligned inputs where it really runs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_excluded_sizes_run_uncaptured(record: FakeRecord, sizes: Any, captured:
 
 
 def test_misaligned_inputs_are_aligned_where_the_function_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here on a CPU, where Inductor cares for no alignment: it is told to check input 0."""
+    """Inductor checks no alignment on a CPU, so the test passes input 0 as one to check."""
     trees = torch_internals.cudagraph_trees
     monkeypatch.setattr(trees, "get_input_idxs_to_check", lambda inputs, static: [0])
     seen: list[int] = []

@@ -1,4 +1,4 @@
-"""Results that a program holds in some iterations and drops in others stay what they were, and raise nothing."""
+"""Results that a program references in some iterations only stay valid and raise no error."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_result_read_by_another_graph_is_retained(cuda_on_cpu: CudaOnCpu, marks:
 def test_storage_of_a_result_is_retained(
     cuda_on_cpu: CudaOnCpu, marks: bool, lean: bool, every: int, others: int
 ) -> None:
-    """With few results, and with many, which are asked about together."""
+    """This holds for few results and for many, which are checked together."""
 
     def several(inputs: list[Any]) -> list[Any]:
         given = [list(inputs) for _ in models]
@@ -104,7 +104,7 @@ def test_storage_of_a_result_is_retained(
 def test_result_may_be_retained_if_dead_at_recording(
     cuda_on_cpu: CudaOnCpu, marks: str, lean: bool, every: int, mostly: bool
 ) -> None:
-    """Or dropped where it was held."""
+    """The opposite case is tested, too."""
     first, second = (Compiled(Model(cuda_on_cpu), lean=lean) for _ in range(2))
     w, held = values(7), Held()
     for step in range(CALLS):
@@ -123,7 +123,7 @@ def test_result_may_be_retained_if_dead_at_recording(
 
 
 def test_interrupt_while_creating_results_affects_one_call(cuda_on_cpu: CudaOnCpu) -> None:
-    """The first replay makes them. What was made in part stood for all that there is, and each later call raised."""
+    """The first replay creates them. A partial list must not be taken for the whole, or each later call raises."""
     w = values(7)
     for number in range(90):
         compiled = Compiled(Model(cuda_on_cpu))
@@ -157,7 +157,7 @@ def test_interrupt_while_creating_results_affects_one_call(cuda_on_cpu: CudaOnCp
 def test_retained_results_without_memory_are_passed(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool, views: bool
 ) -> None:
-    """The graph has run, and written what it writes: an error would have the program do that once more."""
+    """The graph has run and written its inputs: after an error the program would repeat that."""
     refused: list[int] = []
 
     def refusing(copy: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -224,7 +224,7 @@ def test_layout_of_retained_copies_is_computed_once(
 def test_loop_with_its_last_result_takes_the_fast_path(
     compiled_on_cpu: CompiledOnCpu,
 ) -> None:
-    """As nanoGPT's loop does. It costs one call without a graph, and one copy in each call."""
+    """nanoGPT's loop does so. It costs one uncaptured call, and one copy per call."""
     torch.manual_seed(3)
     model = NanoGPT(SIZES["tiny"]).eval()
     for parameter in model.parameters():  # its own draw makes all tokens nearly as likely
@@ -248,7 +248,7 @@ def test_loop_with_its_last_result_takes_the_fast_path(
 
 
 def pool_of(results: list[torch.Tensor]) -> set[int]:
-    """As if these results lay in graph memory."""
+    """Treat these results as graph memory."""
     return {one.untyped_storage().data_ptr() for one in results}
 
 

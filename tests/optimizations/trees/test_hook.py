@@ -1,4 +1,4 @@
-"""The hook reaches the compilations that ask for it, and no others: with Inductor compiling for real, on the CPU."""
+"""The hook reaches exactly the compilations that request it; Inductor really compiles, for the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATCHES = {"triton.cudagraphs": True, "graph_partition": False}
 
 
 def backend_of(maker: FakeMaker) -> Callable[..., Any]:
-    """A backend that asks for `maker` as Encore's does."""
+    """A backend that requests `maker` as Encore's does."""
 
     def compile_inner(*arguments: Any, **settings: Any) -> Any:
         with captured_by(maker):
@@ -53,7 +53,7 @@ def test_backward_is_compiled_by_its_forwards_backend(cuda_in_disguise: FakeMake
 
 @pytest.mark.parametrize("needs_grad", [False, True])
 def test_functions_from_caches_reach_the_maker(cuda_in_disguise: FakeMaker, needs_grad: bool) -> None:
-    """Compiled by stock first, so that ours is a hit; AOTAutograd's cache calls no `inner_compile`."""
+    """Stock compiles first, so that Encore gets a cache hit; AOTAutograd's cache calls no `inner_compile`."""
     x = torch.ones(8, 8, requires_grad=needs_grad)
 
     def run(compiled: Callable[..., Any]) -> None:

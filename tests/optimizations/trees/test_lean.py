@@ -25,7 +25,7 @@ W = values(7)
 
 @pytest.fixture
 def slow_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The functions of the calls that went stock's way. Note [Full ways]."""
+    """Collect the functions of calls on stock's path. Note [Full ways]."""
     seen: list[Any] = []
     stock = manager.EncoreManager._run
 
@@ -38,7 +38,7 @@ def slow_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def steady(cuda: CudaOnCpu, slow_calls: list[Any], **keywords: Any) -> Compiled:
-    """A function whose next call of a new iteration is a steady one."""
+    """Return a function whose next call of a new iteration takes the fast path."""
     compiled = Compiled(Model(cuda), **keywords)
     check(compiled, W, calls=8)
     slow_calls.clear()
@@ -47,7 +47,7 @@ def steady(cuda: CudaOnCpu, slow_calls: list[Any], **keywords: Any) -> Compiled:
 
 
 def slow_reasons(compiled: Compiled) -> list[str]:
-    """Why calls went the full way since `steady`."""
+    """Return why calls took the slow path since `steady`."""
     return [way.reason for way in compiled.functions[0].slow_calls()]
 
 
@@ -109,7 +109,7 @@ def test_lean_off_uses_stocks_run(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any])
     compiled = steady(cuda_on_cpu, slow_calls, lean=False)
     check(compiled, W, calls=4)
     assert len(slow_calls) >= 4
-    assert slow_reasons(compiled) == [], "nobody asked for steady calls"
+    assert slow_reasons(compiled) == [], "no option requested the fast path"
     assert not any(node.takes_fast_path for node in nodes())
     assert compiled.reports[0].steady_replays == 0
 
@@ -129,7 +129,7 @@ def test_second_call_is_slow_while_the_first_result_is_live(cuda_on_cpu: CudaOnC
 
 
 def test_loop_without_live_results_takes_the_fast_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    """Stock ends the path of an iteration where all results are dead, and nothing that was recorded follows."""
+    """Stock ends the path of an iteration where all results are dead and no recording follows."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
 
     def iteration(start: int, rounds: int, keep: int = -1) -> None:
@@ -178,7 +178,7 @@ def test_recordings_of_two_parameter_sets_alternate_fast(cuda_on_cpu: CudaOnCpu,
 
 @pytest.mark.usefixtures("weights_let_go")
 def test_ordinary_parameters_are_replayed_on_the_fast_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    """Copied where their address hides, else read in place."""
+    """They are copied where their address is hidden, and otherwise read in place."""
     for hides_y, static in ((True, (1, 2)), (False, (2,))):
         compiled = Compiled(Model(cuda_on_cpu, hides_y=hides_y), static_inputs=static)
         parameters = [values(3 * swap) for swap in range(12)]
@@ -338,7 +338,7 @@ def test_live_saved_result_after_the_backward_is_slow(cuda_on_cpu: CudaOnCpu, sl
 def test_forward_mode_derivative_is_refused_as_by_stock(
     cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], lean_on: bool
 ) -> None:
-    """A graph that reads the input in place would hand out a result without a derivative."""
+    """A graph that reads the input in place would return a result without a derivative."""
     compiled = steady(cuda_on_cpu, slow_calls, lean=lean_on)
     replays = cuda_on_cpu.replays
     with forward_ad.dual_level():

@@ -1,4 +1,4 @@
-"""Steady calls from other threads, on other streams, inside of captures and of other functions: what they do first."""
+"""Fast calls prepare for other threads and streams, captures, and calls inside other functions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def in_a_thread(run: Callable[[], Any]) -> int:
 def test_first_fast_call_of_a_thread_sets_the_context(
     cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls of the driver fail in a thread without one."""
+    """Driver calls fail in a thread without a context."""
     compiled = steady(cuda_on_cpu, slow_calls)
     made: list[int] = []
     entered: list[int] = []
@@ -65,7 +65,7 @@ def test_first_fast_call_of_a_thread_sets_the_context(
 
 
 def test_autograd_thread_is_a_known_caller(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    """Autograd's threads are no callers. Where several threads call, nothing is captured again in between."""
+    """Autograd's threads do not count as callers. If several threads call, nothing is captured again in between."""
     training = Training(cuda_on_cpu)
     for step in range(12):
         training.step(step)
@@ -137,7 +137,7 @@ def test_fast_call_runs_the_function_while_graphs_are_disabled(cuda_on_cpu: Cuda
 
 
 def test_backward_in_another_thread_does_not_wait(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    """The turn is lent to it by a caller that waits for it: it neither takes the turn nor launches a graph."""
+    """Its waiting caller holds the lock for it: the backward neither takes the lock nor launches a graph."""
     compiled = steady(cuda_on_cpu, slow_calls)
     turn, replays = compiled.functions[0].turn, cuda_on_cpu.replays
     with turns.lending(turn):
@@ -155,8 +155,8 @@ def test_backward_in_another_thread_does_not_wait(cuda_on_cpu: CudaOnCpu, slow_c
 
 
 def test_calls_during_a_recapture_launch_no_graph(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A steady call of the inner function would launch its graph in the midst of a capture, which knows nothing of it:
-    the second capture would have another number of kernels than the first, and all inputs would be copied for ever."""
+    """A fast call of the inner function would launch its graph during a capture, which does not record it: the
+    second capture would have fewer kernels than the first, and all inputs would be copied forever."""
     inner = Compiled(Model(cuda_on_cpu))
     outer = Compiled(Outer(cuda_on_cpu, inner))
     launched: list[Any] = []

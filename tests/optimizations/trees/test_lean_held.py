@@ -1,4 +1,4 @@
-"""Steady calls where a result is held, or may not be there: what goes the full way, and what would be written over."""
+"""Fast calls next to live or missing results: which take the slow path, and what they must not overwrite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["slow_calls"]
 
 
 class WithAnother(Model):
-    """Hands out one more result, of which nothing is asked but that it is there."""
+    """Return one more result, which only has to exist."""
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         outputs = super().__call__(inputs)
@@ -27,7 +27,7 @@ class WithAnother(Model):
 
 
 class Reusing(Model):
-    """What it is recorded first puts its result where one of an earlier graph lay, as the allocator has it."""
+    """Its first recording puts its result at the address of an earlier graph's, as the allocator may."""
 
     memory: torch.Tensor | None = None
 
@@ -44,7 +44,7 @@ class Reusing(Model):
 
 
 def test_live_result_in_written_memory_is_not_overwritten(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    """It was dead when the graph behind it was recorded, and its memory given to that graph."""
+    """It was dead when the next graph was recorded, and its memory was reused by that graph."""
     reusing = Reusing(cuda_on_cpu)
     first, second = Compiled(WithAnother(cuda_on_cpu), outputs=2), Compiled(reusing)
 
@@ -76,7 +76,7 @@ def test_live_result_in_written_memory_is_not_overwritten(cuda_on_cpu: CudaOnCpu
 
 
 def test_live_result_at_the_start_slows_the_next_call(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    """Only the full way looks, and ends what began with the held result once nobody holds it."""
+    """Only the slow path checks, and ends the path that began with the live result once that is released."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
 
     def serve(compiled: Compiled, start: int) -> torch.Tensor:
@@ -188,7 +188,7 @@ def test_live_result_survives_another_losing_its_history(cuda_on_cpu: CudaOnCpu,
 
 
 def test_different_result_of_a_graph_takes_the_slow_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    """The graph reads the one that it was recorded with, and nothing else tells them apart."""
+    """The graph reads the recorded one, and nothing else distinguishes them."""
     first, second = Compiled(Two(cuda_on_cpu), outputs=2), Compiled(Model(cuda_on_cpu))
 
     def iteration(start: int, which: int) -> None:
@@ -210,7 +210,7 @@ def test_different_result_of_a_graph_takes_the_slow_path(cuda_on_cpu: CudaOnCpu,
 
 
 def test_result_passed_on_is_the_callers_tensor(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    """Of results of earlier graphs a steady call lets go of those only that are dead behind it."""
+    """A fast call releases only those results of earlier graphs that are dead after it."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu, returns_x=True), outputs=2)
 
     def iteration(start: int) -> None:
@@ -231,7 +231,7 @@ def test_result_passed_on_is_the_callers_tensor(cuda_on_cpu: CudaOnCpu, slow_cal
 
 
 def test_recording_without_a_graph_has_no_fast_path(cuda_on_cpu: CudaOnCpu) -> None:
-    """All graphs may be ended in the midst of a call, by a finalizer of the program's."""
+    """A finalizer of the program may end all graphs during a call."""
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W)
     (node,) = nodes()
@@ -242,7 +242,7 @@ def test_recording_without_a_graph_has_no_fast_path(cuda_on_cpu: CudaOnCpu) -> N
 
 
 def test_fast_call_clears_the_input_list(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    """Or its caller would keep them alive, and their memory taken, while what follows runs."""
+    """Otherwise the caller would keep them and their memory alive while later functions run."""
     compiled = steady(cuda_on_cpu, slow_calls)
     torch.compiler.cudagraph_mark_step_begin()
     given = [values(1), values(2), W]
@@ -262,7 +262,7 @@ def test_bytes_copied_by_fast_calls_are_counted(cuda_on_cpu: CudaOnCpu, slow_cal
 
 
 def test_forwards_without_backward_are_fast_with_step_marks(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    """Marked, an iteration begins though the backward of the one before never came."""
+    """With marks an iteration begins although the previous backward never ran."""
     training = Training(cuda_on_cpu)
     for step in range(12):
         training.step(step)
@@ -287,7 +287,7 @@ def test_calls_are_fast_while_work_on_their_recording_waits(
 
 
 def test_backward_of_the_last_results_is_released(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    """It refers to parameters that may have been swapped."""
+    """The backward references parameters that may have been swapped."""
     compiled, weights = Compiled(Model(cuda_on_cpu), is_inference=False), [values(5), values(6)]
 
     def serve(start: int) -> weakref.ref[torch.Tensor]:

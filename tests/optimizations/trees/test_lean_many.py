@@ -1,4 +1,4 @@
-"""Steady calls of a forward that hands out many results: who holds one is asked of all at once."""
+"""Fast calls of a forward with many results check all their references at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESULTS = liveness.MANY + 3
 
 
 class Forward(Model):
-    """Hands out more results of which nothing is asked but that they are there."""
+    """Return more results, which only have to exist."""
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         outputs = super().__call__(inputs)
@@ -45,7 +45,7 @@ class Training:
         self.ways()
 
     def step(self, start: float, look: Callable[[list[torch.Tensor]], Any] = lambda saved: None) -> Any:
-        """A step of training; what `look` gives of the saved results is given back."""
+        """Run a training step and return what `look` gives for the saved results."""
         torch.compiler.cudagraph_mark_step_begin()
         x, y, tangent = values(start), values(start + 1), values(start + 2)
         saved = self.forward([x, y, W])
@@ -59,7 +59,7 @@ class Training:
         return seen
 
     def ways(self) -> list[str]:
-        """Why calls went the full way since it was asked last."""
+        """Return why calls took the slow path since the last query."""
         functions = [function for one in self.compiled for function in one.functions]
         found = [way.reason for function in functions for way in function.slow_calls()]
         for function in functions:
@@ -144,7 +144,7 @@ WEIGHTS = 3
 
 
 class Program:
-    """Calls of two functions in drawn orders. Results are held for drawn times, and must keep their values."""
+    """Call two functions in random order. Results are live for random times and must keep their values."""
 
     def __init__(self, cuda: CudaOnCpu, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -202,7 +202,7 @@ def test_random_programs_compute_what_eager_does(cuda_on_cpu: CudaOnCpu, seed: i
         program.step(steady=index % 30 >= 15)
     steady = sum(report.steady_replays for one in program.functions for report in one.reports)
     full = sum(way.calls for one in program.functions for way in one.functions[0].slow_calls())
-    assert steady > STEPS / 4, "steady calls were tried, and left"
+    assert steady > STEPS / 4, "the fast path was tried, and left"
     assert full > STEPS / 8
     reasons = {way.reason for one in program.functions for way in one.functions[0].slow_calls()}
     assert len(reasons) >= 4, reasons

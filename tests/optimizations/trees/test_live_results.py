@@ -1,4 +1,4 @@
-"""Gradients and saved tensors that replays return again: what a program may have done to them is found."""
+"""Changes by the program of gradients and saved tensors are found before replays return these again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encore's managers, end to end on host memory: one per thread and device, and gone with their last function."""
+"""Encore's managers on host memory: one per thread and device, freed with the last function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that generated code names are read in place without a proof; what else uses them is compared, or copied."""
+"""Inputs named in generated code are read in place without a proof; other uses are compared or copied."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_input_of_another_operator_is_copied(cuda_on_cpu: CudaOnCpu) -> None:
 
 
 def test_named_inputs_need_no_comparison(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Padding that nobody can explain speaks against all inputs, but not against those whose uses are named."""
+    """Unexplained padding prevents in-place reading of all inputs but those whose uses are named."""
 
     made: list[int] = []
 

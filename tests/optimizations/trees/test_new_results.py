@@ -1,4 +1,4 @@
-"""Callers get new tensors of an inference and a forward in each call, and none of them keeps a backward."""
+"""Callers get new tensors from inference and forwards on every call, without references to a backward."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def settled(cuda: CudaOnCpu, **options: Any) -> Compiled:
 
 
 def result_of(compiled: Compiled, start: float) -> torch.Tensor:
-    """The very result of a call, with right values."""
+    """Return the result object of a call, with correct values."""
     torch.compiler.cudagraph_mark_step_begin()
     x, y = values(start), values(start + 1)
     (result,) = compiled.function([x, y, W])
@@ -111,7 +111,7 @@ def test_results_of_calls_inside_transforms_are_plain(cuda_on_cpu: CudaOnCpu, tr
 
 
 def test_retained_tensors_have_no_autograd_history(compiled_on_cpu: CompiledOnCpu) -> None:
-    """Nothing of the last call stays: its backward refers to weights, and to results of graphs that it saved."""
+    """Nothing of the last call stays: its backward references weights and saved results of graphs."""
     net = Net()
     model = torch.compile(net, backend="encore")
     gone = weakref.ref(net.first)
@@ -171,7 +171,7 @@ def test_dropped_forward_does_not_block_other_models(compiled_on_cpu: CompiledOn
 
 
 def test_hooks_of_saved_tensors_get_new_tensors(compiled_on_cpu: CompiledOnCpu) -> None:
-    """What a forward saves is the same object in each call, but for these, which may attach anything to it."""
+    """A forward saves the same object on every call, except for these hooks, which may attach anything to it."""
     model = torch.compile(Scaled(), backend="encore")
     references: list[weakref.ref[torch.Tensor]] = []
 

@@ -174,7 +174,7 @@ def test_failed_recording_costs_only_the_graph(cuda_on_cpu: CudaOnCpu) -> None:
 def test_failed_pool_check_costs_only_the_graph(
     failing: int, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first is made before a warm-up, of what functions before it left there, the second one of its results."""
+    """The first check runs before a warm-up, on what earlier functions left, the second on its results."""
     model, w = Model(cuda_on_cpu, writes_w=True), values(7)
     compiled, checks = Compiled(model, mutated_input_idxs=(2,)), []
 
@@ -240,7 +240,7 @@ def test_parameter_at_third_address_is_an_ordinary_input(cuda_on_cpu: CudaOnCpu)
 @pytest.mark.usefixtures("weights_let_go")
 @pytest.mark.parametrize("shared", [False, True])
 def test_parameter_that_is_written_is_never_copied(cuda_on_cpu: CudaOnCpu, shared: bool) -> None:
-    """Nor is one in its memory. There are a few recordings, and calls that fit none run without a graph."""
+    """Parameters in its memory are not copied either. Calls that match none of a few recordings run uncaptured."""
     compiled = Compiled(Model(cuda_on_cpu, writes_w=True), mutated_input_idxs=(2,), static_inputs=(1, 2))
     kept = []
     for step in range(40):

@@ -1,4 +1,4 @@
-"""Calls that a recording was chosen for and could not serve: they are served without it, and nothing is raised."""
+"""Calls whose recording cannot be replayed run without it and raise no error."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_unchanged_addresses_disable_indirection(cuda_on_cpu: CudaOnCpu, which: 
 
 
 def after_an_end_while_the_graph_is_changed(cuda_on_cpu: CudaOnCpu, lean: bool, ended: list[str]) -> None:
-    """A program that goes on behind whatever `ended` a call has right results, and copies its inputs."""
+    """A program that continues after `ended` interrupts a call has correct results, and copies its inputs."""
     compiled, w, kept = Compiled(Model(cuda_on_cpu), Choice.PRELUDE, lean=lean), values(7), []
     raised = 0
     for number in range(30):
@@ -124,7 +124,7 @@ def test_partially_updated_graph_is_not_launched(
 def test_postponed_work_does_not_wait_for_the_next_recording(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call that was to be recorded turns out to hold what the graph would write over."""
+    """The program references a result that the graph to be recorded would overwrite."""
     compiled, other = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
     weights = [values(7), values(8), values(9)]
     check(compiled, weights[0])
@@ -189,7 +189,7 @@ def test_unchangeable_graph_is_not_launched_after_an_interrupt(
 
 @pytest.mark.parametrize("lean", [True, False])
 def test_functions_run_without_graphs_in_the_programs_capture(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
-    """A forward and its backward, on the stream that the program captures on; before, between and behind replays."""
+    """Run a forward and its backward on the program's capturing stream, before, between and after replays."""
     forward_model, backward_model, w = Model(cuda_on_cpu), Model(cuda_on_cpu), values(7)
     forward = Compiled(forward_model, is_inference=False, lean=lean)
     backward = Compiled(backward_model, is_inference=False, is_backward=True, lean=lean)
@@ -235,7 +235,7 @@ FILES = (*FILES_OF_A_CALL, "/shortcut.py", "/pyfunctorch.py", "/contextlib.py")
 
 
 def settings() -> tuple[object, ...]:
-    """The settings of this thread that decide what autograd records and who sees operators."""
+    """Return this thread's settings for autograd recording and dispatch modes."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -254,7 +254,7 @@ def gradient(program: WeightedSine, call: Any, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize("backward", [True, False])
 def test_interrupted_call_restores_settings(compiled_on_cpu: CompiledOnCpu, marks: bool, backward: bool) -> None:
-    """A mode that a guard puts back when the traceback goes would be another one from then on."""
+    """A guard that restores a mode when the traceback is freed would set a wrong one."""
     program, eager = WeightedSine(), WeightedSine()
     call = torch.compile(program, backend="encore")
     places = 0

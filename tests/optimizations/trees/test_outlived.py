@@ -1,4 +1,4 @@
-"""Functions called inside of functions, and results that outlive calls, and the functions they came from."""
+"""Functions call other functions, and results outlive calls and their functions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_function_may_call_another_one(cuda_on_cpu: CudaOnCpu, lean: bool, known
 
 
 class RunsBackward(torch.autograd.Function):
-    """Its backward runs another one, and so on, until a thread of the engine's own serves the last one."""
+    """Its backward runs another one, and so on, until one of the engine's own threads runs the last."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, depth: int, last: Callable[[], None]) -> torch.Tensor:
@@ -103,7 +103,7 @@ class OuterOfBackward(Outer):
 def test_operator_may_run_a_backward_of_another_function(
     cuda_on_cpu: CudaOnCpu, without_graph: bool, selected: bool
 ) -> None:
-    """The engine's thread does not wait for the turn of a caller that waits for it."""
+    """The engine's thread does not wait for a lock of the caller that waits for it."""
     selection: Selection = "measure" if selected else "off"
     unknown = Model(cuda_on_cpu, code=GeneratedCode(None))  # there is nothing to choose from
     inner = Compiled(unknown, is_backward=True, is_inference=False, selection=selection)
@@ -132,7 +132,7 @@ def test_operator_may_run_a_backward_of_another_function(
 
 
 def test_results_referenced_by_threads_do_not_end_graphs(cuda_on_cpu: CudaOnCpu) -> None:
-    """The first results lie in graph memory, and nobody lets go of them."""
+    """The first results are in graph memory and are never released."""
     model, w = Model(cuda_on_cpu), values(7)
     compiled = Compiled(model)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -155,7 +155,7 @@ def test_results_referenced_by_threads_do_not_end_graphs(cuda_on_cpu: CudaOnCpu)
 
 
 def test_reports_are_made_while_other_threads_record(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything that a report reads grows, and is let go of, in the middle of it."""
+    """All containers that a report reads grow and shrink meanwhile."""
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, values(7))
     (function,) = compiled.functions
@@ -183,7 +183,7 @@ def test_reports_are_made_while_other_threads_record(cuda_on_cpu: CudaOnCpu, mon
 
 @pytest.fixture
 def owning(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many results were given memory of their own, each time that happened."""
+    """Record how many results got their own memory, each time."""
     found: list[int] = []
     monkeypatch.setattr(
         torch._C, "_cuda_setCheckpointPoolState", lambda device, state, stale, live: found.append(len(live))

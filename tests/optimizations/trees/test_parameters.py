@@ -1,4 +1,4 @@
-"""Parameters that a forward saves for its backward: each call's own, and nobody keeps them alive."""
+"""Parameters that a forward saves for its backward belong to their call and are not kept alive."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def gradients(call: object, net: Net, step: int) -> list[torch.Tensor]:
 
 
 def over_the_same_memory(net: Net) -> list[nn.Parameter]:
-    """Other parameters take the place of those that there are, which are returned."""
+    """Replace the parameters by others over the same memory, and return the old ones."""
     before = [net.first, net.second]
     net.first, net.second = nn.Parameter(net.first.data), nn.Parameter(net.second.data)
     return before
@@ -177,7 +177,7 @@ def test_layers_of_a_second_model_are_recorded_too(compiled_on_cpu: CompiledOnCp
 
 
 def test_freed_layers_count_as_moved(compiled_on_cpu: CompiledOnCpu) -> None:
-    """As weights that are loaded for each call: there are two recordings, and one that copies."""
+    """Weights are loaded for each call, so there are two recordings and one that copies."""
     layer, held = Block(0), []
     layer.compile(backend="encore")
     for step in range(12):

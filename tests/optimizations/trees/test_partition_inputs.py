@@ -1,4 +1,4 @@
-"""One partition reads an input, a later one writes it: the caller's tensor is as eager leaves it."""
+"""One partition reads an input and a later one writes it: the caller's tensor equals eager's."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_arguments_over_partitions_equal_eager(request: pytest.FixtureRequest, m
 
 @pytest.mark.parametrize("returns", [True, False])
 def test_aligned_copies_are_written_back(returns: bool) -> None:
-    """What the function returns of a misaligned input is the input, unless its memory holds a result."""
+    """A returned misaligned input is the input itself, unless its memory holds a result."""
 
     def model(inputs: list[Any]) -> list[Any]:
         x, y = inputs

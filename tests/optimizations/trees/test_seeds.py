@@ -1,4 +1,4 @@
-"""Backwards whose random state must lie on the host or on the GPU, next to forwards with and without graphs."""
+"""Backwards read random state on the host or the GPU, next to forwards with and without graphs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Training:
         assert torch.equal(grad, 2 * tangent + expected * W)
 
     def step(self, start: float, *, on_host: bool = False) -> None:
-        """`on_host`: the seed is brought to the host after the forward."""
+        """`on_host`: the seed is copied to the host after the forward."""
         saved, expected = self.run_forward(start)
         seed = saved.clone() if on_host or self.copied_out else saved
         if on_host or saved in self.host:
@@ -151,7 +151,7 @@ def test_backward_of_uncaptured_forward_runs_without_graph(
 
 @pytest.mark.parametrize("copied_out", [True, False])
 def test_seeds_on_the_host_are_never_captured(cuda_on_cpu: CudaOnCpu, host: HostMemory, copied_out: bool) -> None:
-    """Also where no forward of this manager left them there, so that nothing is marked."""
+    """This holds also if no forward of this manager put them there, so that nothing is marked."""
     training = Training(cuda_on_cpu, host, copied_out=copied_out)
     for step in range(12):
         training.step(step, on_host=True)
@@ -221,7 +221,7 @@ def test_forward_that_saves_only_its_input_is_recognized(cuda_on_cpu: CudaOnCpu)
 
 
 def test_live_uncaptured_forward_keeps_others_fast(cuda_on_cpu: CudaOnCpu, host: HostMemory) -> None:
-    """A forward without a graph whose backward never comes says nothing about later calls."""
+    """An uncaptured forward whose backward never runs does not affect later calls."""
     training = Training(cuda_on_cpu, host)
     for step in range(12):
         training.step(step)

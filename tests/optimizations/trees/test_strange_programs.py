@@ -1,4 +1,4 @@
-"""Programs that use results, gradients and modules as users do, compiled whole: what they compute is eager's."""
+"""Whole compiled programs that use results, gradients and modules as users do compute eager's results."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_two_forwards_in_each_step_are_two_recordings(compiled_on_cpu: CompiledO
 
 
 def test_forward_stores_indices_of_returned_results(compiled_on_cpu: CompiledOnCpu) -> None:
-    """The first two; what it saves is not asked for what callers attach to results."""
+    """Callers get the first two; saved results are not checked for attachments."""
     net = Net()
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -223,7 +223,7 @@ def test_forward_stores_indices_of_returned_results(compiled_on_cpu: CompiledOnC
 def test_backwards_with_copied_saved_tensors_stop_recording(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backward between a forward and its own ends an iteration, so that what was saved is found kept."""
+    """A backward between a forward and its own ends an iteration, so that saved tensors are found live."""
     monkeypatch.setattr(moved_inputs, "MOST_USELESS_BACKWARDS", 4)
     first, second = (torch.compile(Net(), backend="encore") for _ in range(2))
     recordings = []

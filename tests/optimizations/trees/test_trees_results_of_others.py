@@ -51,7 +51,7 @@ class Adding(Model):
 @pytest.mark.parametrize("hides_y", [False, True])
 @pytest.mark.parametrize("moving", [False, True])
 def test_write_to_a_result_of_another_graph_is_kept(cuda_on_cpu: CudaOnCpu, hides_y: bool, moving: bool) -> None:
-    """While inputs are tried out, and parameters that moved."""
+    """This holds during trials of inputs and after parameters moved."""
     first = Compiled(Model(cuda_on_cpu))
     second = Compiled(
         Adding(cuda_on_cpu, hides_y=hides_y), static_inputs=(1,) if moving else (), mutated_input_idxs=WRITTEN
@@ -86,7 +86,7 @@ def test_write_is_not_lost_with_a_recording_that_fails(cuda_on_cpu: CudaOnCpu) -
 
 
 def test_failed_recording_of_several_ranks_raises(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that went on without its graph would meet graphs of others in the same collective."""
+    """A rank that continued without its graph would meet other ranks' graphs in the same collective."""
     monkeypatch.setattr(manager, "several_ranks", lambda code: code.collective)
     model = Adding(cuda_on_cpu, captured=False)
     model.code = GeneratedCode("it takes part in a collective", collective=True)
@@ -146,7 +146,7 @@ def test_stream_is_waited_for_while_results_are_read(cuda_on_cpu: CudaOnCpu) -> 
 
 
 def called_on(cuda: CudaOnCpu, stream: int, call: Callable[[], Any]) -> tuple[Any, set[int], int]:
-    """What it returns, the streams it waits for, and how many replays it takes."""
+    """Return its result, the streams it waits for, and its number of replays."""
     cuda.stream = stream
     waits, replays = len(cuda.waits), cuda.replays
     torch.compiler.cudagraph_mark_step_begin()
@@ -182,7 +182,7 @@ class Twice(Model):
 
 
 class SavesOne(torch.autograd.Function):
-    """Of two results the second is saved for a backward that is never run."""
+    """A function whose second result is saved for a backward that never runs."""
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, call: Callable[[], list[torch.Tensor]]) -> torch.Tensor:
@@ -197,7 +197,7 @@ class SavesOne(torch.autograd.Function):
 
 @pytest.mark.parametrize("lean", [True, False])
 def test_results_of_a_pending_backward_are_awaited_once(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
-    """A result that nobody holds keeps what its backward would read. In each call there are new ones."""
+    """A released result keeps what its backward would read, and every call makes new ones."""
     compiled = Compiled(Twice(cuda_on_cpu), outputs=2, is_inference=False, lean=lean)
     leaf = torch.ones(1, requires_grad=True)
 
@@ -235,7 +235,7 @@ def test_warm_up_error_is_raised_if_the_device_is_lost(cuda_on_cpu: CudaOnCpu, m
 def test_pool_is_not_checked_while_another_thread_captures(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, captures: bool
 ) -> None:
-    """The device cannot be waited for then, and nothing is unmapped that a replay may still use."""
+    """The device cannot be synchronized then, and memory that a replay may still use is not unmapped."""
     given_back: list[str] = []
 
     def synchronize(*_: Any) -> None:

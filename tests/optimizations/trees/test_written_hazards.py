@@ -1,4 +1,4 @@
-"""What could go wrong where a graph writes what the program passes: others that write there, interrupts, growth."""
+"""Graphs that write passed buffers are safe from other writers, interrupts and unbounded recordings."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_one_function_runs_layers_with_own_caches(cuda_on_cpu: CudaOnCpu, places
 
 
 def test_recordings_do_not_multiply_from_layer_to_layer(compiled_on_cpu: CompiledOnCpu) -> None:
-    """Each layer's cache is chosen apart from those of the others: there are 1,024 ways through five of them."""
+    """Each layer's cache is chosen independently, so five layers have 1,024 combinations."""
 
     def layer(h: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
         cache.add_(h).remainder_(17)
@@ -113,7 +113,7 @@ def test_recordings_do_not_multiply_from_layer_to_layer(compiled_on_cpu: Compile
 
 @pytest.mark.parametrize("file", ["trees/node.py", "in_place/session.py", "in_place/addresses.py"])
 def test_interrupt_while_buffers_change_is_harmless(cuda_on_cpu: CudaOnCpu, file: str) -> None:
-    """The program catches it, and goes on: each call writes its own buffer, and no other."""
+    """The program catches it and continues: each call writes its own buffer only."""
     for line in range(1, 130):
         compiled = writing(cuda_on_cpu)
         buffers = [values(number) for number in range(6)]
@@ -138,7 +138,7 @@ def test_interrupt_while_buffers_change_is_harmless(cuda_on_cpu: CudaOnCpu, file
 
 
 def test_interrupt_where_a_second_capture_begins_ends_it(cuda_on_cpu: CudaOnCpu) -> None:
-    """What is captured for ever fails whatever the program does next."""
+    """A capture that never ends makes all later work of the program fail."""
     for number in range(400):
         compiled = Compiled(Model(cuda_on_cpu))
         inputs = [(values(step), values(step)) for step in range(6)]
@@ -169,7 +169,7 @@ def test_buffer_released_by_the_program_is_freed(compiled_on_cpu: CompiledOnCpu)
 
 
 def test_changing_index_is_not_recorded_for_every_value(compiled_on_cpu: CompiledOnCpu) -> None:
-    """Stock makes no graph at all of such a function. Each place is another number."""
+    """Stock captures no such function. Each index is another number."""
 
     def step(x: torch.Tensor, cache: torch.Tensor, place: int) -> torch.Tensor:
         cache.mul_(0.5).add_(x * place)

@@ -33,7 +33,7 @@ def writing(cuda: CudaOnCpu, code: GeneratedCode = KNOWN, **keywords: Any) -> tu
 
 
 def check(compiled: Compiled, buffers: Sequence[torch.Tensor], calls: int, first: int = 0) -> None:
-    """Calls that write these buffers in turns, with ever new other inputs."""
+    """Call with these buffers alternately, and with new other inputs."""
     kept = []
     for step in range(first, first + calls):
         x, y = buffers[step % len(buffers)], values(2 * step)
@@ -104,7 +104,7 @@ def test_unsupported_functions_are_left_to_stock(
 
 
 def test_input_in_written_memory_is_read_before_the_write(cuda_on_cpu: CudaOnCpu) -> None:
-    """It has to be copied, as stock copies it: the graph may have written over it by then."""
+    """It must be copied as under stock, because the graph may have overwritten it by then."""
     _, compiled = writing(cuda_on_cpu)
     check(compiled, [values(1)], calls=30)
     both = aligned(2 * COUNT)
@@ -122,7 +122,7 @@ def test_input_in_written_memory_is_read_before_the_write(cuda_on_cpu: CudaOnCpu
 
 
 def test_result_passed_as_written_buffer_is_correct(cuda_on_cpu: CudaOnCpu) -> None:
-    """It lies in the graph's own memory, or in a copy of the caller's."""
+    """It is in the graph's memory, or in a copy of the caller's."""
     _, compiled = writing(cuda_on_cpu)
     x = values(1)
     for step in range(40):
@@ -157,7 +157,7 @@ def _write_into(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_each_write_increments_the_version(compiled_on_cpu: CompiledOnCpu) -> None:
-    """What was saved for a backward and is written is found by its version."""
+    """A write to a saved tensor is found by its version."""
     run = torch.compile(_write_into, backend="encore")
     buffer, counted = aligned(64).fill_(1), []
     with torch.no_grad():

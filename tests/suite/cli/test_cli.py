@@ -30,7 +30,7 @@ def encore(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_command(arguments, {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"})
 
 
-def test_help_imports_no_torch_and_answers_at_once() -> None:
+def test_help_is_fast_and_imports_no_torch() -> None:
     code = """if True:
         import sys
         from suite.cli.main import main
@@ -152,7 +152,7 @@ def test_env_as_json_is_the_record_of_a_run() -> None:
         (("run", "mine:make", "--size", "tiny"), ("mine:make", "leave them out")),
     ],
 )
-def test_wrong_use_names_what_is_wrong_and_what_is_right(arguments: Sequence[str], words: Sequence[str]) -> None:
+def test_wrong_use_names_the_error_and_the_allowed_values(arguments: Sequence[str], words: Sequence[str]) -> None:
     done = encore(*arguments)
     assert done.returncode == 2, done
     for word in words:
@@ -161,7 +161,7 @@ def test_wrong_use_names_what_is_wrong_and_what_is_right(arguments: Sequence[str
     assert done.stdout == ""
 
 
-def test_the_defaults_of_a_run_are_those_of_the_settings() -> None:
+def test_run_defaults_equal_the_settings() -> None:
     """What --help shows, and what a run records if nothing is given."""
     from typer.main import get_command
 
@@ -174,7 +174,7 @@ def test_the_defaults_of_a_run_are_those_of_the_settings() -> None:
     assert shown == {name: getattr(FULL.settings, name) for name in shown}
 
 
-def test_a_gpu_command_without_a_gpu_is_one_clear_line(tmp_path: Path) -> None:
+def test_gpu_command_without_a_gpu_is_one_clear_line(tmp_path: Path) -> None:
     done = encore("run", "--out", str(tmp_path / "run"))
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
@@ -194,7 +194,7 @@ def test_empty_option_is_wrong_use(fake: Fake, arguments: Sequence[str]) -> None
     assert done.returncode == 2 and f"{option} '' names nothing; give it a value" in done.stderr
 
 
-def test_a_broken_results_file_is_refused_with_its_line(fake: Fake) -> None:
+def test_broken_results_file_is_refused_with_its_line(fake: Fake) -> None:
     fake("run", "EOS", *CPU)
     run = fake.only_run()
     text = (run / store.CELLS).read_text().replace('"status":"pass"', '"status":"great"')
@@ -225,7 +225,7 @@ LONG = "n" * 300
         (("run", "--resume", "newest", *CPU, "--out", LONG), "File name too long: nnn"),
     ],
 )
-def test_what_cannot_be_read_is_wrong_use(
+def test_unreadable_file_is_wrong_use(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], words: str
 ) -> None:
     monkeypatch.chdir(fake.folder)
@@ -239,7 +239,7 @@ def test_what_cannot_be_read_is_wrong_use(
     assert not (named / "report").exists()
 
 
-def test_an_unwritable_folder_is_an_error_without_a_traceback(fake: Fake) -> None:
+def test_unwritable_folder_is_an_error_without_a_traceback(fake: Fake) -> None:
     (fake.folder / "file").write_text("")
     run = made_run(fake.runs / "one", 1, "EOS")
     below = str(fake.folder / "file" / "run")
@@ -266,7 +266,7 @@ def test_tables_are_as_wide_as_they_are_in_a_pipe() -> None:
     assert all(len(line) < 1000 for line in done.stdout.splitlines()), "and not filled up with blanks"
 
 
-def test_a_run_is_reported_into_its_own_folder(fake: Fake) -> None:
+def test_run_is_reported_into_its_own_folder(fake: Fake) -> None:
     figures = fake.folder / "figures"
     done = fake("run", "EOS", *CPU)
     run = fake.only_run()

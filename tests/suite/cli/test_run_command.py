@@ -22,7 +22,7 @@ from suite.results.schema import Status
 from suite.results.store import read_run
 
 
-def test_a_run_leaves_rows_logs_and_a_summary(fake: Fake) -> None:
+def test_run_leaves_rows_logs_and_a_summary(fake: Fake) -> None:
     done = fake("run", "eos", "ST", *CPU, "--tag", "first", "--json")
     assert done.returncode == 0, done.stderr
     run = fake.only_run()
@@ -45,7 +45,7 @@ def test_a_run_leaves_rows_logs_and_a_summary(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize(("options", "chosen"), [((), "grace"), (("--set", "pygraph"), "pygraph")])
-def test_a_run_takes_a_set_and_without_names_the_default_one(fake: Fake, options: Sequence[str], chosen: str) -> None:
+def test_run_takes_a_set_and_without_names_the_default_one(fake: Fake, options: Sequence[str], chosen: str) -> None:
     from models import registry
 
     members = registry.find_set(chosen)
@@ -74,7 +74,7 @@ def test_failed_cells_exit_1_and_are_retried_when_asked(fake: Fake) -> None:
     assert [cell.status for cell in read_run(run).superseded] == [Status.CRASH]
 
 
-def test_a_resumed_run_can_take_more_modes_and_workloads(fake: Fake) -> None:
+def test_resumed_run_may_add_modes_and_workloads(fake: Fake) -> None:
     fake("run", "EOS", *CPU, "--modes", "compile")
     run = fake.only_run()
     done = fake("run", "--resume", run.name, "EOS", "ST", "--modes", "eager,compile")
@@ -84,7 +84,7 @@ def test_a_resumed_run_can_take_more_modes_and_workloads(fake: Fake) -> None:
     assert list(cells["EOS", "eager"].baseline_blocks) == ["compile"]
 
 
-def test_resume_command_names_what_the_run_does_not(fake: Fake) -> None:
+def test_resume_command_repeats_options_not_in_the_run(fake: Fake) -> None:
     fake("run", "EOS", *CPU, "--modes", "compile")
     run = fake.only_run()
     failing = {"ST/eager": "exit:9"}
@@ -100,7 +100,7 @@ def test_resume_command_names_what_the_run_does_not(fake: Fake) -> None:
     ("options", "words"),
     [(("--samples", "20"), "--samples: 10 there, 20 here"), (("--seed", "5"), "--seed: 1337 there, 5 here")],
 )
-def test_a_run_is_not_resumed_with_other_settings(fake: Fake, options: Sequence[str], words: str) -> None:
+def test_run_is_not_resumed_with_other_settings(fake: Fake, options: Sequence[str], words: str) -> None:
     fake("run", "EOS", *CPU)
     done = fake("run", "--resume", fake.only_run().name, *options)
     assert done.returncode == 2
@@ -109,7 +109,7 @@ def test_a_run_is_not_resumed_with_other_settings(fake: Fake, options: Sequence[
     assert fake("run", "--resume", fake.only_run().name, "--samples", "10").returncode == 0
 
 
-def test_a_run_is_not_resumed_in_another_environment(fake: Fake) -> None:
+def test_run_is_not_resumed_in_another_environment(fake: Fake) -> None:
     fake("run", "EOS", *CPU)
     path = fake.only_run() / store.ENVIRONMENT
     fields = json.loads(path.read_text())
@@ -138,7 +138,7 @@ def test_run_is_resumed_only_at_the_same_code(fake: Fake) -> None:
     assert "code: 000000000000 there" in done.stderr
 
 
-def test_newest_reuses_what_fits_and_says_so(fake: Fake) -> None:
+def test_newest_reuses_matching_rows_and_reports_it(fake: Fake) -> None:
     ask = ("run", "EOS", *CPU, "--resume", "newest")
     first = fake(*ask)
     assert first.returncode == 0
@@ -156,7 +156,7 @@ def test_newest_reuses_what_fits_and_says_so(fake: Fake) -> None:
     assert "nothing to run" in fake(*ask).stderr, "an older run that fits is found behind a newer one that does not"
 
 
-def test_newest_with_out_goes_on_in_that_folder(fake: Fake) -> None:
+def test_newest_with_out_resumes_in_that_folder(fake: Fake) -> None:
     out = fake.folder / "with space" / "run"
     for words in ("2 cells to measure", "nothing to run"):
         done = fake("run", "EOS", *CPU, "--out", str(out), "--resume", "newest")
@@ -165,7 +165,7 @@ def test_newest_with_out_goes_on_in_that_folder(fake: Fake) -> None:
     assert len(read_run(out).cells) == 2
 
 
-def test_out_is_not_written_over(fake: Fake) -> None:
+def test_out_folder_is_not_overwritten(fake: Fake) -> None:
     out = fake.folder / "run"
     assert fake("run", "EOS", *CPU, "--out", str(out)).returncode == 0
     done = fake("run", "EOS", *CPU, "--out", str(out))
@@ -187,7 +187,7 @@ def test_shard_of_another_kind_is_not_resumed(fake: Fake) -> None:
     assert fake("run", "--resume", path.parent.name).returncode == 0, "what it set out for, it may still do"
 
 
-def test_a_budget_leaves_a_resumable_run_and_exits_0(fake: Fake) -> None:
+def test_budget_leaves_a_resumable_run_and_exits_0(fake: Fake) -> None:
     done = fake("run", "EOS", "ST", *CPU, "--budget", "1s", "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["not_started"] == ["EOS", "ST"]
@@ -197,7 +197,7 @@ def test_a_budget_leaves_a_resumable_run_and_exits_0(fake: Fake) -> None:
     assert len(read_run(run).cells) == 4
 
 
-def test_what_is_used_of_a_budget_already_is_not_used_again(fake: Fake) -> None:
+def test_resumed_run_counts_the_spent_budget(fake: Fake) -> None:
     for used, left_out in (("59m59s", ["EOS"]), ("2h", ["EOS"]), ("1s", [])):
         out = str(fake.folder / used)
         done = fake("run", "EOS", *CPU, "--budget", "1h", "--budget-used", used, "--json", "--out", out)
@@ -205,7 +205,7 @@ def test_what_is_used_of_a_budget_already_is_not_used_again(fake: Fake) -> None:
         assert json.loads(done.stdout)["not_started"] == left_out
 
 
-def test_a_run_in_use_is_refused(fake: Fake) -> None:
+def test_run_in_use_is_refused(fake: Fake) -> None:
     fake("run", "EOS", *CPU)
     run = fake.only_run()
     writer, _ = RunWriter.reopen(run)
@@ -241,7 +241,7 @@ def test_run_without_workloads_is_not_resumed_with_all(fake: Fake) -> None:
         (signal.SIGTERM, "metrics"),
     ],
 )
-def test_an_interrupted_run_leaves_no_process_and_resumes(fake: Fake, number: signal.Signals, phase: str) -> None:
+def test_interrupted_run_leaves_no_process_and_resumes(fake: Fake, number: signal.Signals, phase: str) -> None:
     behave = {"ST/compile": f"deaf,child,stray,hang@{phase}"}
     running = fake.start("run", "EOS", "ST", *CPU, behave=behave)
     try:
@@ -294,7 +294,7 @@ def test_interrupted_command_does_not_wait_for_its_children(tmp_path: Path) -> N
     assert living([int(told.read_text().split()[1])]) == []
 
 
-def test_a_killed_run_resumes_with_what_was_written(fake: Fake) -> None:
+def test_killed_run_resumes_with_written_rows(fake: Fake) -> None:
     running = fake.start("run", "EOS", "ST", *CPU, behave={"ST/compile": "slow:30"})
     deadline = time.monotonic() + 60
     while not list(fake.runs.glob("*/logs/ST.compile.log")):

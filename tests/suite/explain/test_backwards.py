@@ -73,7 +73,7 @@ def test_backward_may_be_uncaptured_after_a_captured_forward(programs: dict[str,
     assert seen.graph.stock_captures is False
 
 
-def test_what_a_program_differentiates_itself_is_lowered(programs: dict[str, Seen]) -> None:
+def test_programs_own_differentiation_is_lowered(programs: dict[str, Seen]) -> None:
     seen = programs["gradient_in_forward"]
     assert seen.stock.kernels_in_graphs == 1
     assert "tl_math.cos(" in seen.source

@@ -42,7 +42,7 @@ def test_program_without_gpu_tensors_is_moved_there() -> None:
     assert module.plain.device.type == "cpu"
 
 
-def test_a_program_that_places_something_itself_stays_as_it_is() -> None:
+def test_program_that_places_tensors_itself_is_unchanged() -> None:
     program = build_program(lambda: checked("a:b", made("cuda")))
     assert program.module.table.is_cuda
     assert program.args[0].device.type == program.kwargs["again"].device.type == "cpu"
@@ -58,7 +58,7 @@ def test_shared_parameters_stay_shared_when_moved_and_converted() -> None:
     assert all(weight.is_cuda for weight in module.recurrent.all_weights[0])
 
 
-def test_a_workload_is_built_in_its_dtypes_without_memory() -> None:
+def test_workload_is_built_in_its_dtypes_without_memory() -> None:
     program = build_workload(find("MMC"), variant="published", size="full")
     assert sum(parameter.numel() for parameter in program.module.parameters()) > 150_000_000
     assert {parameter.dtype for parameter in program.module.parameters()} == {torch.bfloat16}

@@ -56,7 +56,7 @@ class Explaining:
         return [*living(self.pids, within_s=10.0), *([self.temporary] if self.temporary.exists() else [])]
 
 
-def test_an_interrupt_prints_what_is_finished_as_json(tmp_path: Path) -> None:
+def test_interrupt_prints_what_is_finished_as_json(tmp_path: Path) -> None:
     explaining = Explaining(tmp_path, "--json", "--out", str(tmp_path / "out"))
     deadline = time.monotonic() + 60
     while not (tmp_path / "out" / "any.quick.json").exists():
@@ -71,7 +71,7 @@ def test_an_interrupt_prints_what_is_finished_as_json(tmp_path: Path) -> None:
     assert explaining.left() == []
 
 
-def test_a_killed_command_leaves_no_worker(tmp_path: Path) -> None:
+def test_killed_command_leaves_no_worker(tmp_path: Path) -> None:
     explaining = Explaining(tmp_path)
     explaining.process.kill()
     explaining.process.communicate()
@@ -82,7 +82,7 @@ def test_a_killed_command_leaves_no_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fake_workers")
-def test_explain_names_the_line_a_target_hangs_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_names_the_line_where_a_target_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SAY_S", 0.5)
     said: list[str] = []
     (explained,) = explain_many([Target("any:hang", None)], timeout_s=2.0, say=said.append)
@@ -94,7 +94,7 @@ def test_explain_names_the_line_a_target_hangs_in(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("fake_workers")
-def test_a_full_disk_says_how_to_go_on_and_leaves_no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_full_disk_error_names_the_remedy_and_ends_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(path: Path, content: str) -> None:
         raise CannotWrite("go on with the run") from OSError(28, "No space left on device")
 

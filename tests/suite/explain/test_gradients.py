@@ -127,7 +127,7 @@ FUNCTIONS: tuple[Callable[[Tensor, Tensor], Results], ...] = (
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_values_are_the_engines(function: Callable[[Tensor, Tensor], Results]) -> None:
+def test_traced_values_equal_the_autograd_engines(function: Callable[[Tensor, Tensor], Results]) -> None:
     torch.manual_seed(1)
     x, y = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
     incoming: list[Tensor] = []

@@ -62,7 +62,7 @@ def test_layer_drop_breaks_the_graph_where_it_branches(traced: dict[str, dict[st
     assert len(traced[acronym]["graphs"]) > 3
 
 
-def test_mask_rcnn_breaks_where_sizes_depend_on_what_it_found(traced: dict[str, dict[str, Any]]) -> None:
+def test_mask_rcnn_breaks_at_data_dependent_sizes(traced: dict[str, dict[str, Any]]) -> None:
     assert any("Dynamic shape operator" in each["reason"] for each in traced["VM"]["breaks"])
     anchors = [
         node

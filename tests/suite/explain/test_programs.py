@@ -103,7 +103,7 @@ def test_staged_argument__comes_with_each_call(seen: Seen) -> None:
     assert seen.stock.blocking_copies == 1
 
 
-def test_cpu_output__is_marked_beside_what_it_is_made_of(seen: Seen) -> None:
+def test_cpu_output__is_marked_next_to_its_operands(seen: Seen) -> None:
     assert kinds(seen.graph.cpu_nodes) == ["attribute", "computed", "output"]
     assert seen.graph.copies == []
     assert (seen.stock.partitions, seen.stock.kernels_in_graphs, seen.stock.cpu_kernels) == (1, 1, 1)
@@ -176,7 +176,7 @@ def test_dropout__draws_its_numbers_inside_the_graph(seen: Seen) -> None:
         ("attention_fp32", "_scaled_dot_product_efficient_attention", 1),
     ],
 )
-def test_attention_is_one_kernel_and_said_to_be_assumed(
+def test_attention_is_one_kernel_marked_as_assumed(
     answers: dict[str, Any], name: str, kernel: str, launches: int
 ) -> None:
     seen = Seen(answers["programs"][name])
@@ -193,12 +193,12 @@ def test_attention_has_no_fused_kernel_for_this_mask_and_dtype(answers: dict[str
     assert not any("cuDNN" in limit for limit in seen.limits)
 
 
-def test_raises__keeps_what_was_seen_before(seen: Seen) -> None:
+def test_raises__keeps_earlier_findings(seen: Seen) -> None:
     assert seen.failure == "ArithmeticError('no such number')"
     assert len(seen.graphs) == 1
 
 
-def test_repeats__is_counted_once_and_says_how_often_it_runs(seen: Seen) -> None:
+def test_repeats__is_counted_once_with_its_repetitions(seen: Seen) -> None:
     assert seen.failure is None and len(seen.graphs) == 2
     assert [limit for limit in seen.limits if "counted once" in limit] == [
         "graph 0 runs 3 times in the call, and is counted once",
@@ -236,7 +236,7 @@ def test_mask_attribute__is_kept_on_the_gpu_by_placement(seen: Seen) -> None:
     assert seen.stock.blocking_copies == 1, "what there is to gain"
 
 
-def test_staged_argument__goes_over_in_one_copy(seen: Seen) -> None:
+def test_staged_argument__is_moved_by_one_copy(seen: Seen) -> None:
     assert forms(seen) == ["staged"]
     assert (placed(seen).copies, placed(seen).blocking_copies) == (1, 0)
     lowered = seen.lowering("placement")
@@ -244,13 +244,13 @@ def test_staged_argument__goes_over_in_one_copy(seen: Seen) -> None:
     assert seen.stock.blocking_copies == 1, "what there is to gain"
 
 
-def test_mutated_cpu_state__is_left_by_placement_with_the_reason(seen: Seen) -> None:
+def test_mutated_cpu_state__is_not_placed_with_a_reason(seen: Seen) -> None:
     assert seen.graph.placement is not None
     assert any("CPU memory" in left.reason or "writes" in left.reason for left in seen.graph.placement.left)
     assert seen.graph.placement.cpu_nodes > 0
 
 
-def test_device_constant__gives_placement_nothing_to_do(seen: Seen) -> None:
+def test_device_constant__needs_no_placement(seen: Seen) -> None:
     after = placed(seen)
     assert after.untouched is not None
     assert (after.copies, after.values) == (0, [])

@@ -30,7 +30,7 @@ HERE = {"commit": "abc", "dirty": False, "torch": version("torch")}
         ({}, ("abc", False), OWN, False),
     ],
 )
-def test_explanation_of_this_very_commit_is_kept(
+def test_explanation_of_this_commit_is_kept(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, object],

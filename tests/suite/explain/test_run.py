@@ -24,7 +24,7 @@ def beside_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROGRAMS)
 
 
-def test_programs_that_die_or_raise_spare_the_others(tmp_path: Path) -> None:
+def test_failing_programs_do_not_end_the_others(tmp_path: Path) -> None:
     targets = [Target(f"explain_programs:{name}", None) for name in ("dies", "raises", "mask_attribute")]
     before = (torch.cuda.is_available, torch.nn.Module._apply, dict(os.environ))
     had_gpu = torch.cuda.is_available()
@@ -43,7 +43,7 @@ def test_programs_that_die_or_raise_spare_the_others(tmp_path: Path) -> None:
     assert torch.cuda.is_available() == had_gpu
 
 
-def test_closing_early_ends_what_runs() -> None:
+def test_closing_early_ends_running_workers() -> None:
     targets = [Target("explain_programs:dies", None), Target("explain_programs:hangs", None)]
     explained = explain_many(targets, jobs=2, timeout_s=600)
     assert next(explained).target.name == "explain_programs:dies"
@@ -66,7 +66,7 @@ def test_wrong_programs_are_wrong_use(name: str, message: str) -> None:
         list(explain_many([Target(name, None)], timeout_s=TIMEOUT_S))
 
 
-def test_an_out_that_is_a_file_is_wrong_use(tmp_path: Path) -> None:
+def test_out_that_is_a_file_is_wrong_use(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text(json.dumps({}))
     with pytest.raises(WrongUse, match="give a folder"):

@@ -45,12 +45,12 @@ def test_names_are_found_in_any_case_and_once() -> None:
         (["module:make"], "published", "--variant 'published' is for workloads"),
     ],
 )
-def test_names_that_are_none_are_refused(names: list[str], variant: str | None, message: str) -> None:
+def test_unknown_names_are_refused(names: list[str], variant: str | None, message: str) -> None:
     with pytest.raises(WrongUse, match=message):
         find_targets(names, variant=variant)
 
 
-def test_a_size_is_for_workloads_and_a_program_has_its_own() -> None:
+def test_size_is_for_workloads_and_a_program_has_its_own() -> None:
     with pytest.raises(WrongUse, match="--size tiny is for workloads; 'module:make' is a program"):
         find_targets(["MMC", "module:make"], size="tiny")
 
@@ -87,7 +87,7 @@ def test_programs_that_return_something_else_are_refused(name: str, message: str
         load_program(name)()
 
 
-def test_what_a_program_may_return() -> None:
+def test_program_may_return_allowed_types() -> None:
     for name, arguments, keywords in (
         ("mask_attribute", 1, set()),
         ("WithExampleInputs", 1, set()),

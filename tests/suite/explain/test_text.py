@@ -68,7 +68,7 @@ def printed(explained: Explanation) -> str:
     return console.file.getvalue()
 
 
-def test_the_summary_counts_what_matters() -> None:
+def test_summary_counts_obstacles_and_graphs() -> None:
     assert summary(explanation()) == (
         "1 FX graph, 1 CPU node, 1 host-to-device copy per call, stock captures 5 of 6 kernels"
     )
@@ -97,13 +97,13 @@ def trained() -> Explanation:
     return explanation().model_copy(update={"graphs": [graph.model_copy(update={"backward": [backward]})]})
 
 
-def test_a_backward_is_counted_apart_and_marked() -> None:
+def test_backward_is_counted_separately_and_marked() -> None:
     assert summary(trained()).endswith("stock captures 5 of 6 kernels and 8 of 8 kernels of the backward")
     (row,) = (line for line in printed(trained()).splitlines() if "graph, backward" in line)
     assert row.split()[2:6] == ["2", "8", "0", "3"]
 
 
-def test_everything_is_in_the_text() -> None:
+def test_text_contains_every_finding() -> None:
     text = printed(explanation(error="Trouble: [here]"))
     for part in (
         "MMC (published): inference, batch 1",

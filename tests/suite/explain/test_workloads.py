@@ -83,7 +83,7 @@ def test_published_xlnet_is_moved_with_partitions_else_blocked(
     assert "cpu device" in why.reason
 
 
-def test_xlnet_of_today_has_no_obstacle(explanations: dict[tuple[str, str], Explanation]) -> None:
+def test_current_xlnet_has_no_obstacle(explanations: dict[tuple[str, str], Explanation]) -> None:
     explanation = explanations["XLNET-I", "current"]
     (graph,) = explanation.graphs
     assert (graph.cpu_nodes, graph.copies, graph.stock_captures) == ([], [], True)
@@ -114,7 +114,7 @@ def test_st_breaks_where_lengths_are_read(
 
 
 @pytest.mark.parametrize(("acronym", "least"), [("DCGAN", 5 + 3), ("DGPT2", 2 * 9 + 2 + 5)])
-def test_training_shows_its_backward_and_what_it_misses(
+def test_training_shows_its_backward_and_missing_parts(
     explanations: dict[tuple[str, str], Explanation], acronym: str, least: int
 ) -> None:
     """`least`: a kernel for each convolution, attention and norm of the forward, and two for each linear layer."""

@@ -68,7 +68,7 @@ def test_code_id_changes_with_the_code_and_not_by_a_commit(repository: Path, cha
     assert git_state(repository)[1] is False and code_id(repository) == found
 
 
-def test_what_is_not_code_changes_no_id(repository: Path) -> None:
+def test_files_other_than_code_keep_the_id(repository: Path) -> None:
     before = code_id(repository)
     (repository / "README.md").write_text("other words\n")
     (repository / "suite" / "__pycache__").mkdir()

@@ -24,7 +24,7 @@ def test_error_is_norm_of_difference_over_norm_of_reference():
     assert distance([[1.0, 2.0]], [[1.0, 2.0]]) == 0.0
 
 
-def test_it_is_the_larger_one_of_the_l2_and_the_maximum_norm():
+def test_error_is_the_larger_of_l2_and_maximum_norm():
     assert distance([3.0, 4.5], [3.0, 4.0]) == pytest.approx(0.5 / 4.0)  # L2: 0.5 / 5
     assert distance([1.0, 0.5, 0.5, 0.5], [1.0, 0.0, 0.0, 0.0]) == pytest.approx(math.sqrt(0.75))  # maximum: 0.5
 
@@ -54,7 +54,7 @@ def test_long_tensors_are_compared_in_chunks_as_if_at_once(monkeypatch):
         ([1e-30, 0.0], [0.0, 0.0]),
     ],
 )
-def test_incomparable_is_infinitely_far(value, reference):
+def test_incomparable_results_have_infinite_error(value, reference):
     assert distance(value, reference) == math.inf
 
 
@@ -63,7 +63,7 @@ def test_only_finite_elements_are_measured():
     assert distance([math.nan], [math.nan]) == 0.0
 
 
-def test_value_below_a_given_size_is_measured_against_that_size():
+def test_small_value_is_measured_against_a_floor():
     value, reference = [0.3, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]
     assert distance(value, reference) == math.inf
     assert distance(value, reference, least=Size(rms=1.0, largest=3.0)) == pytest.approx(0.3 / 2)
@@ -88,14 +88,14 @@ def test_float_dtypes_may_differ_in_value_but_not_in_form():
     assert misshapen(reference, reference, state_of()) == []
 
 
-def test_tensor_missing_on_either_side_is_infinitely_far():
+def test_missing_tensor_has_infinite_error():
     fewer, more = {"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(2)}
     for results, reference in ((fewer, more), (more, fewer)):
         assert found(results, reference) == {"a": 0.0, "b": math.inf}
         assert misshapen(results, reference, state_of()) == ["b"]
 
 
-def test_unchanged_buffer_has_its_earlier_value():
+def test_unchanged_buffer_is_compared_with_its_earlier_value():
     state = state_of(count=torch.tensor([2.0]))
     changed = {"buffer count": torch.tensor([3.0])}
     assert found(changed, {}, state) == {"buffer count": pytest.approx(0.5)}
@@ -136,7 +136,7 @@ def test_vanishing_statistic_noise_is_measured_against_others():
     assert found(unchanged, reference, state)["buffer mean"] > 10
 
 
-def test_outputs_get_no_such_allowance():
+def test_outputs_get_no_allowance_for_noise():
     reference = {"gradient weight": torch.full((100,), 1.0), "output": torch.full((4,), 1e-9)}
     results = {**reference, "output": torch.full((4,), -1e-9)}
     assert found(results, reference)["output"] == pytest.approx(2.0)

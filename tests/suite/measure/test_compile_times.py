@@ -26,7 +26,7 @@ def test_timers_count_from_their_restart():
     torch.compiler.reset()
 
 
-def test_waiting_is_in_no_timer():
+def test_timers_exclude_waiting():
     def backend(graph, inputs):
         time.sleep(0.05)
         with untimed():
@@ -52,7 +52,7 @@ def test_headers_are_compiled_into_the_folder_of_all_processes(monkeypatch, tmp_
     assert list(tmp_path.glob("*.gch")), "the compiler's own folder was used"
 
 
-def test_what_c_plus_plus_can_use_is_found_out_once(monkeypatch):
+def test_cpp_features_are_detected_once(monkeypatch):
     """A process that was told checks nothing: where all instructions work, each kind is asked about by a process."""
     isa = torch_internals.cpu_vec_isa
     built = []

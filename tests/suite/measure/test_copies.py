@@ -43,7 +43,7 @@ def test_inputs_that_are_not_static_are_counted_and_still_copied():
     torch.testing.assert_close(copied[0], data)
 
 
-def test_several_replays_add_up_and_none_after_the_block_counts():
+def test_replays_are_counted_inside_the_block_only():
     first, second = FakeNode([0], [[]]), FakeNode([0], [[]])
     with counting(FakeNode) as count:
         replay(first, torch.ones(2))
@@ -52,7 +52,7 @@ def test_several_replays_add_up_and_none_after_the_block_counts():
     assert (count.copied_bytes, count.tensors) == (2 * 4 + 3 * 2, 2)
 
 
-def test_the_stock_method_is_back_after_an_error():
+def test_error_restores_the_stock_method():
     stock = FakeNode._copy_inputs_and_remove_from_src
     with pytest.raises(RuntimeError), counting(FakeNode):
         assert FakeNode._copy_inputs_and_remove_from_src is not stock
@@ -66,7 +66,7 @@ def test_expanded_dimensions_move_one_element():
     assert copied_bytes(torch.randn(0, 50), [1]) == 0
 
 
-def test_count_is_that_of_the_tensors_stock_copies(monkeypatch):
+def test_count_equals_tensors_copied_by_stock(monkeypatch):
     """The real method of CUDAGraph Trees, on CPU tensors: what it copies is what is counted."""
     moved: list[torch.Tensor] = []
     monkeypatch.setattr(torch, "_foreach_copy_", lambda to, sources: moved.extend(sources))

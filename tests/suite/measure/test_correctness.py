@@ -28,7 +28,7 @@ from suite.measure.iteration import iteration
 from suite.measure.results import Results, State, run_checked
 
 
-def test_the_module_itself_passes_with_no_error():
+def test_eager_module_passes_without_error():
     instance = instance_of(mlp, task="training")
     verdict = verdict_on(instance, instance.module)
     assert verdict.passed and verdict.max_relative_error == 0.0
@@ -45,7 +45,7 @@ def test_the_module_itself_passes_with_no_error():
         (lambda output: (output, output), "output[0]"),
     ],
 )
-def test_a_wrong_output_fails(wrong, worst):
+def test_wrong_output_fails(wrong, worst):
     instance = instance_of(mlp)
     verdict = verdict_on(instance, lambda x: wrong(instance.module(x)))
     assert not verdict.passed
@@ -134,13 +134,13 @@ def test_small_gradient_may_be_off_by_three_times_eagers_error(monkeypatch, name
     assert (verdict.passed, verdict.worst) == (passed, name)
 
 
-def test_every_dtype_policy_is_tried():
+def test_every_dtype_policy_is_tested():
     assert set(get_args(DtypePolicy)) <= set(POLICIES)
     computed = {compute_dtype(wide("inference", policy), wide("inference", policy).inputs(0)) for policy in POLICIES}
     assert computed == {"bfloat16", "float16", "float32", "float64"}
 
 
-def test_a_wrong_gradient_fails_though_output_and_loss_are_right():
+def test_wrong_gradient_fails_though_output_and_loss_are_right():
     class ReversedGradient(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -156,7 +156,7 @@ def test_a_wrong_gradient_fails_though_output_and_loss_are_right():
     assert verdict.worst.startswith("gradient ")
 
 
-def test_a_gradient_that_is_missing_fails():
+def test_gradient_that_is_missing_fails():
     instance = instance_of(mlp, task="training")
 
     def frozen_first_layer(x):
@@ -173,14 +173,14 @@ class InPlace(torch.nn.Module):
         return x.add_(1.0).sum(0)
 
 
-def test_a_mutation_of_an_input_that_is_lost_fails():
+def test_mutation_of_an_input_that_is_lost_fails():
     instance = instance_of(InPlace)
     assert verdict_on(instance, instance.module).passed
     verdict = verdict_on(instance, lambda x: (x + 1.0).sum(0))
     assert not verdict.passed and verdict.worst == "input [0]"
 
 
-def test_a_mutation_of_an_input_that_eager_does_not_make_fails():
+def test_mutation_of_an_input_that_eager_does_not_make_fails():
     instance = instance_of(mlp)
 
     def overwrites(x):
@@ -253,7 +253,7 @@ def test_mask_rcnn_is_compared_by_its_scores():
 @pytest.mark.parametrize(
     ("policy", "expected"), [("bf16", torch.float32), ("amp", torch.float32), ("fp32", torch.float64)]
 )
-def test_higher_precision_runs_all_of_the_module_in_it(policy, expected):
+def test_higher_precision_applies_to_the_whole_module(policy, expected):
     instance = instance_of(mlp, dtype_policy=policy, task="training")
     inputs = instance.inputs(0)
     state = State(instance.module, inputs)
@@ -263,7 +263,7 @@ def test_higher_precision_runs_all_of_the_module_in_it(policy, expected):
     assert next(instance.module.parameters()).dtype == (torch.bfloat16 if policy == "bf16" else torch.float32)
 
 
-def test_the_compute_dtype_is_the_shortest_type_in_use():
+def test_compute_dtype_is_the_shortest_type_in_use():
     def float64_inputs(variant, size, generator):
         return Inputs(args=(torch.rand(3, generator=generator, dtype=torch.float64),))
 

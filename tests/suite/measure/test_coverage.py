@@ -55,7 +55,7 @@ def trace(*events: dict) -> dict:
     return {"schemaVersion": 1, "traceEvents": [*rest, *events]}
 
 
-def test_kernels_count_by_the_call_that_launched_them():
+def test_kernels_are_counted_by_their_launching_call():
     profile = analyse(
         trace(
             call("cudaGraphLaunch", 1),
@@ -80,11 +80,11 @@ def test_kernels_count_by_the_call_that_launched_them():
 
 
 @pytest.mark.parametrize("name", ["cudaGraphLaunch", "cudaGraphLaunch_v10000", "cudaGraphLaunch_ptsz"])
-def test_graph_launches_of_the_runtime_api(name):
+def test_graph_launches_of_the_runtime_api_are_counted(name):
     assert analyse(trace(call(name, 1), kernel("k", 1)), 1).coverage.percent == 100.0
 
 
-def test_graph_launches_of_the_driver_api():
+def test_graph_launches_of_the_driver_api_are_counted():
     profile = analyse(trace(call("cuGraphLaunch", 1, "cuda_driver"), kernel("k", 1)), 1)
     assert (profile.coverage.percent, profile.coverage.graph_launches) == (100.0, 1)
 
@@ -167,7 +167,7 @@ def test_iterations_that_differ_are_not_averaged(stray, named):
         analyse(trace(*steady(0), *steady(1), *stray), 2)
 
 
-def test_kernels_are_told_by_name_and_launch():
+def test_kernels_are_distinguished_by_name_and_launch():
     twice = [kernel("triton_poi_fused_add_3", number) for number in (1, 2)]
     profile = analyse(trace(*(call("cuLaunchKernel", number, "cuda_driver") for number in (1, 2)), *twice), 2)
     assert profile.kernels == {"triton_poi_fused_add 16x1x1 128x1x1": 1}

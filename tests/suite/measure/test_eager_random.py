@@ -73,7 +73,7 @@ def test_random_draws_are_in_eagers_order(name: str) -> None:
         assert not torch.allclose(compiled[1], eager[1], atol=0.01)
 
 
-def test_a_pass_that_was_set_before_runs_too() -> None:
+def test_previously_set_pass_runs_too() -> None:
     seen = []
 
     class Looks(torch_internals.CustomGraphPass):
@@ -95,7 +95,7 @@ def test_a_pass_that_was_set_before_runs_too() -> None:
     assert seen
 
 
-def test_the_pass_reaches_compile_processes() -> None:
+def test_pass_reaches_compile_processes() -> None:
     name = "post_grad_custom_post_pass"
     with eager_random_numbers():
         known = getattr(torch_internals.inductor_config, name)

@@ -23,11 +23,11 @@ def empty_ledger() -> Iterator[None]:
     ENTRIES.clear()
 
 
-def test_nothing_compiled_is_an_empty_list() -> None:
+def test_no_compilation_gives_an_empty_list() -> None:
     assert encore_report() == []
 
 
-def test_source_lines_hold_no_path_of_this_machine() -> None:
+def test_source_lines_contain_no_local_path() -> None:
     root = Path(__file__).resolve().parents[3]
     line = f"{root}/models/networks/clip.py:144 in forward: mask = self.mask.to(x.device)"
     elsewhere = "/home/somebody/program.py:3 in <lambda>"
@@ -52,7 +52,7 @@ def test_source_lines_hold_no_path_of_this_machine() -> None:
     assert placement["left"][0]["source_line"] is None
 
 
-def test_what_others_say_holds_no_path_of_this_machine_either() -> None:
+def test_foreign_messages_contain_no_local_path() -> None:
     root = Path(__file__).resolve().parents[3]
     entry = Entry(PlacementReport("cuda:0", f"placement failed: {root}/models/networks/clip.py is odd", 4))
     trace = f'  File "{root}/models/networks/clip.py", line 144, in forward\n    mask = self.mask'
@@ -63,7 +63,7 @@ def test_what_others_say_holds_no_path_of_this_machine_either() -> None:
     assert "cpu ops [models/networks/clip.py:144 in forward: mask = self.mask]" in text
 
 
-def test_recordings_stand_in_the_row_and_are_read_back() -> None:
+def test_recordings_are_written_to_the_row_and_read_back() -> None:
     entry = Entry(PlacementReport("cuda:0", None, 4))
     ENTRIES.append(entry)
     recording = RecordingReport(

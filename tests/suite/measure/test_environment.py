@@ -23,7 +23,7 @@ from suite.results.store import REPOSITORY
 __all__ = ["nvml"]
 
 
-def test_the_first_gpu_is_described_by_nvml(nvml: FakeNvml) -> None:
+def test_first_gpu_is_described_by_nvml(nvml: FakeNvml) -> None:
     found = require_gpu()
     assert (found.info.name, found.info.compute_capability, found.info.memory_bytes) == (
         "NVIDIA H200",
@@ -39,7 +39,7 @@ def test_the_first_gpu_is_described_by_nvml(nvml: FakeNvml) -> None:
 @pytest.mark.parametrize(
     ("visible", "name"), [("1", "NVIDIA Old"), ("1,0", "NVIDIA Old"), ("GPU-second", "NVIDIA Old")]
 )
-def test_the_gpu_is_the_one_cuda_shows_first(
+def test_gpu_is_the_one_cuda_shows_first(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, name: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -47,14 +47,14 @@ def test_the_gpu_is_the_one_cuda_shows_first(
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "7", "GPU-none"])
-def test_a_hidden_or_unknown_gpu_is_no_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+def test_hidden_or_unknown_gpu_is_no_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(NoGpu, match="no NVIDIA GPU"):
         find_gpu()
     assert nvml.open == 0
 
 
-def test_an_old_gpu_is_refused_with_what_can_be_done_instead(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_gpu_is_refused_with_a_remedy(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(NoGpu, match=r"compute capability 6\.1.*7\.0.*encore explain --all") as caught:
         require_gpu()
@@ -78,7 +78,7 @@ def test_packages_leave_out_what_setuptools_brings(monkeypatch: pytest.MonkeyPat
     assert "copied" not in packages
 
 
-def test_the_record_has_versions_settings_and_commit(collected: Environment) -> None:
+def test_record_has_versions_settings_and_commit(collected: Environment) -> None:
     import torch
 
     assert collected.torch == torch.__version__
@@ -93,7 +93,7 @@ def test_the_record_has_versions_settings_and_commit(collected: Environment) -> 
     assert Environment.model_validate_json(collected.model_dump_json()) == collected
 
 
-def test_the_record_names_neither_machine_nor_user_nor_paths(collected: Environment) -> None:
+def test_record_names_neither_machine_nor_user_nor_paths(collected: Environment) -> None:
     text = collected.model_dump_json()
     for word in (str(REPOSITORY), str(Path.home()), sys.prefix, "/home/", "/tmp"):
         assert word not in text
@@ -114,14 +114,14 @@ def test_paths_on_the_command_line_keep_their_last_part(argument: str, shown: st
     assert without_folder(argument) == shown
 
 
-def test_paths_in_texts_become_what_they_mean() -> None:
+def test_paths_in_texts_are_replaced_by_their_meaning() -> None:
     text = f"File {REPOSITORY}/suite/x.py, {sys.prefix}/lib, {Path.home()}/a and {Path.home()}less"
     assert without_paths(text).startswith("File ./suite/x.py, ")
     assert without_paths(text).endswith(f" ~/a and {Path.home()}less")
     assert str(REPOSITORY) not in without_paths(text)
 
 
-def test_the_cpu_is_read_from_linux(tmp_path: Path) -> None:
+def test_cpu_is_read_from_linux(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text(
         "processor\t: 0\nmodel name\t: Fast CPU @ 3GHz\nprocessor\t: 1\nmodel name\t: x\n"
     )
@@ -135,7 +135,7 @@ def test_the_cpu_is_read_from_linux(tmp_path: Path) -> None:
     assert (found.model, found.governor, found.smt, found.numa_nodes) == ("Fast CPU @ 3GHz", "performance", True, 2)
 
 
-def test_environments_differ_by_what_shapes_numbers_only() -> None:
+def test_environments_are_compared_by_relevant_fields() -> None:
     here = synthetic()
     assert here.gpu is not None
     other_card = here.gpu.model_copy(update={"uuid_sha256": "1" * 64})

@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.float8_e4m3fn], ids=str)
-def test_it_is_that_of_the_bytes_wherever_they_lie(dtype: torch.dtype) -> None:
+def test_digest_depends_on_bytes_only(dtype: torch.dtype) -> None:
     tensor = values(dtype)
     expected = fingerprint(tensor)
     assert len(expected) == 32
@@ -40,7 +40,7 @@ def test_lazily_negative_or_conjugated_tensor_counts_by_value() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_wrong_programs_make_of_a_tensor_has_another(dtype: torch.dtype) -> None:
+def test_digest_changes_for_wrong_results(dtype: torch.dtype) -> None:
     tensor = values(dtype)
     changed = {
         "zeros": torch.zeros_like(tensor),
@@ -61,7 +61,7 @@ def test_what_wrong_programs_make_of_a_tensor_has_another(dtype: torch.dtype) ->
     assert len(set(found)) == len(found)
 
 
-def test_sums_of_high_bits_do_not_cancel_out() -> None:
+def test_digest_detects_changes_of_high_bits() -> None:
     """Signs of an even number of words: what a plain weighted sum modulo 2**64 does not notice."""
     tensor = values(torch.float64, 64)
     found = {fingerprint(tensor)}
@@ -72,7 +72,7 @@ def test_sums_of_high_bits_do_not_cancel_out() -> None:
     assert len(found) == 1 + 64 * 63 // 2
 
 
-def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_is_independent_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = values(torch.uint8, 1003)
     expected = fingerprint(tensor)
     for count in (1, 7, 125, 126):
@@ -82,7 +82,7 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fingerprint(torch.tensor(1.0)) != fingerprint(torch.tensor(2.0))
 
 
-def test_the_error_of_a_tensor_is_told_from_sketches() -> None:
+def test_error_of_a_tensor_is_estimated_from_sketches() -> None:
     generator = torch.Generator().manual_seed(0)
     reference = torch.randn(3000, generator=generator, dtype=torch.float64)
     found = []
@@ -94,7 +94,7 @@ def test_the_error_of_a_tensor_is_told_from_sketches() -> None:
     assert 0.2 < min(found) < 1.0 < max(found) < 5.0
 
 
-def test_sketch_of_a_wrong_result_is_far_off() -> None:
+def test_sketch_of_a_wrong_result_differs_strongly() -> None:
     tensor = values(torch.float32)
     for wrong in (torch.zeros_like(tensor), -tensor, tensor.flip(0), tensor.roll(1), 2 * tensor):
         assert sketched_error(sketch(wrong), sketch(tensor)) > 0.2
@@ -105,7 +105,7 @@ def test_sketch_of_a_wrong_result_is_far_off() -> None:
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64], ids=str)
-def test_a_sketch_is_of_the_values_wherever_they_lie(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sketch_depends_on_values_only(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = values(dtype)
     apart = torch.zeros(2 * tensor.numel() + 1, dtype=dtype)[1::2]
     apart.copy_(tensor)

@@ -38,7 +38,7 @@ def nvml(monkeypatch):
     return answers
 
 
-def test_a_reading_has_units_as_the_fields_say(nvml):
+def test_reading_has_the_units_of_its_fields(nvml):
     state = gpu_reader("GPU-1234")()
     assert state is not None
     assert (state.sm_clock_mhz, state.memory_clock_mhz) == (1980, 3201)

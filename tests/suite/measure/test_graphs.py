@@ -72,7 +72,7 @@ def test_cuda_graph_compilation_is_reported_with_reasons():
     torch.compiler.reset()
 
 
-def test_a_mode_without_cuda_graphs_misses_none():
+def test_mode_without_cuda_graphs_misses_none():
     log = GraphLog(wants_cuda_graphs=False)
     restart_timers()
     stock = torch_internals.CompiledFxGraph.post_compile

@@ -43,7 +43,7 @@ def test_inference_that_differentiates_has_gradients_enabled(mode):
     torch.compiler.reset()
 
 
-def test_training_leaves_the_gradients_of_this_iteration_alone():
+def test_training_leaves_only_this_iterations_gradients():
     instance = instance_of(linear, task="training", loss=lambda output: output.sum())
     run = iteration(instance, instance.module, marks_steps=False)
     first, second = instance.inputs(0), instance.inputs(1)
@@ -68,7 +68,7 @@ def test_autocast_surrounds_forward_and_loss_but_not_backward(task):
     assert seen == ({"loss": True, "backward": False} if task == "training" else {})
 
 
-def test_the_optimizer_steps_only_if_asked_for():
+def test_optimizer_steps_only_on_request():
     instance = instance_of(linear, task="training", optimizer="sgd")
     before = instance.module.weight.detach().clone()
     iteration(instance, instance.module, marks_steps=False)(instance.inputs(0))
@@ -79,7 +79,7 @@ def test_the_optimizer_steps_only_if_asked_for():
 
 
 @pytest.mark.parametrize("task", ["inference", "training"])
-def test_a_mark_stands_before_the_call_of_each_step(monkeypatch, task):
+def test_step_mark_precedes_each_step(monkeypatch, task):
     events: list[str] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: events.append("mark"))
     instance = instance_of(linear, task=task)

@@ -37,7 +37,7 @@ def test_kernels_of_one_source_have_one_digest() -> None:
     assert second.digests() == found
 
 
-def test_a_name_of_several_sources_has_none() -> None:
+def test_name_of_several_sources_has_no_digest() -> None:
     sources = KernelSources()
     load("triton_red_fused_sum_1", "of one graph")
     assert set(sources.digests()) == {"triton_red_fused_sum_1"}

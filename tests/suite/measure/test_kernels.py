@@ -16,18 +16,18 @@ def kernels(*launched: tuple[str, int, int]) -> dict[str, int]:
     return counted
 
 
-def test_a_key_has_no_number_of_inductors_and_the_launch() -> None:
+def test_key_has_no_number_of_inductors_and_the_launch() -> None:
     assert kernel_key("triton_poi_fused_add_3", (8, 1, 1), (128, 1, 1)) == "triton_poi_fused_add 8x1x1 128x1x1"
     assert kernel_key("vendor_3", (8, 1, 1), (128, 1, 1)) == "vendor_3 8x1x1 128x1x1"
 
 
-def test_long_names_that_differ_at_their_end_stay_apart() -> None:
+def test_long_names_differing_at_their_end_are_distinct() -> None:
     one, other = (kernel_key("k" * 200 + end, (1,), (1,)) for end in "ab")
     assert one != other
     assert len(one) < 90
 
 
-def test_the_same_launches_in_another_order_are_the_same() -> None:
+def test_launch_order_does_not_matter() -> None:
     ours = kernels(("triton_red_1", 4, 256), (GEMM, 8, 384))
     theirs = kernels((GEMM, 8, 384), ("triton_red_7", 4, 256))
     assert difference(ours, theirs) == difference(ours, ours)
@@ -44,7 +44,7 @@ def test_the_same_launches_in_another_order_are_the_same() -> None:
         kernels(("triton_red_1", 4, 256)),  # no GEMM
     ],
 )
-def test_another_result_of_tuning_is_seen_from_both_sides(theirs: dict[str, int]) -> None:
+def test_different_tuning_is_found_from_both_sides(theirs: dict[str, int]) -> None:
     ours = kernels(("triton_red_1", 4, 256), (GEMM, 8, 384))
     assert difference(ours, theirs).retuned
     assert difference(theirs, ours).retuned
@@ -64,7 +64,7 @@ def test_pointer_writers_of_older_rows_do_not_count(name: str) -> None:
     assert difference(ours, kernels((GEMM, 8, 384), (name, 1, 128))) == Difference((), ())
 
 
-def test_memory_that_a_graph_sets_by_a_kernel_is_no_other_kernel() -> None:
+def test_memset_kernels_of_a_graph_do_not_count() -> None:
     """Outside of a graph the driver sets it without one. Rows from before have such kernels without a mark."""
     computing = ("triton_poi_fused_add_0", 8, 128)
     theirs = kernels(computing, ("memset32", 144, 512))
@@ -87,7 +87,7 @@ def test_copies_by_kernel_in_a_graph_do_not_count(name: str) -> None:
     assert difference({}, kernels((f"triton_poi_fused_{name}_0", 8, 128))).generated
 
 
-def test_a_generated_kernel_that_copies_and_computes_counts() -> None:
+def test_generated_kernel_that_copies_and_computes_counts() -> None:
     ours = kernels(("triton_poi_fused_copy_mul_0", 8, 128))
     assert difference(ours, kernels(("triton_poi_fused_copy_mul_0", 8, 256))).retuned
 
@@ -106,12 +106,12 @@ def test_generated_kernel_launched_more_often_is_another_program() -> None:
     assert len(both.retuned) == 2, "one launch less of one kind, and more of another"
 
 
-def test_iterations_that_ran_other_kernels_have_no_count() -> None:
+def test_differing_iterations_have_no_count() -> None:
     assert count_kernels(["a", "a", "b", "b"], 2) == {"a": 1, "b": 1}
     assert count_kernels(["a", "a", "b"], 2) is None
 
 
-def test_a_kernel_is_known_by_its_source_where_both_rows_have_it() -> None:
+def test_kernel_is_known_by_its_source_where_both_rows_have_it() -> None:
     """XLNet's casts: three outputs at once in most modes, and one at a time in another, with kernels of one name."""
     three = {"triton_poi_fused__to_copy#aaaaaa 2048x1x1 256x1x1": 8}
     single = {"triton_poi_fused__to_copy#bbbbbb 1024x1x1 128x1x1": 24}
@@ -129,7 +129,7 @@ def test_kernel_without_source_in_one_row_is_known_by_name() -> None:
     assert difference({"triton_red 4x1x1 32x1x1": 3}, sourced).retuned
 
 
-def test_the_source_takes_the_place_of_the_number() -> None:
+def test_source_digest_replaces_the_number() -> None:
     name = "triton_poi_fused_add_3"
     assert kernel_key(name, (8, 1, 1), (128, 1, 1), {name: "1f09ab"}) == "triton_poi_fused_add#1f09ab 8x1x1 128x1x1"
     assert kernel_key(name, (8, 1, 1), (128, 1, 1), {}) == "triton_poi_fused_add 8x1x1 128x1x1"

@@ -17,14 +17,14 @@ def mode() -> Iterator[KnownValuesMode]:
         yield mode
 
 
-def test_constants_are_followed_to_the_gpu(mode: KnownValuesMode) -> None:
+def test_constants_are_tracked_to_the_gpu(mode: KnownValuesMode) -> None:
     lengths = torch.tensor([3, 2, 5]).to("cuda")
     assert lengths.device.type == "cuda"
     assert (lengths * 2)[1].item() == 4
 
 
 @pytest.mark.parametrize("lengths", [[3, 1], [0, 4]])
-def test_writes_through_views_are_followed(mode: KnownValuesMode, lengths: list[int]) -> None:
+def test_writes_through_views_are_tracked(mode: KnownValuesMode, lengths: list[int]) -> None:
     on_gpu = torch.tensor(lengths, device="cuda")
     mask = torch.ones(2, 4, device="cuda")
     for row in range(2):
@@ -32,7 +32,7 @@ def test_writes_through_views_are_followed(mode: KnownValuesMode, lengths: list[
     assert [int(mask[row].sum().item()) for row in range(2)] == lengths
 
 
-def test_memory_that_is_filled_is_known_whatever_it_held(mode: KnownValuesMode) -> None:
+def test_filled_memory_is_known(mode: KnownValuesMode) -> None:
     with mode.random_values():
         assert 0 <= torch.empty((), dtype=torch.int64).random_(7).item() < 7
     assert torch.empty(2, device="cuda").fill_(3.0).sum().item() == 6
@@ -52,13 +52,13 @@ def test_boolean_indexing_has_the_shape_its_values_give(mode: KnownValuesMode) -
     assert kept[1].item() == 7
 
 
-def test_weights_are_unknown_and_reading_one_says_so(mode: KnownValuesMode) -> None:
+def test_reading_an_unknown_weight_is_reported(mode: KnownValuesMode) -> None:
     linear = nn.Linear(4, 4)
     with pytest.raises(UnknownValue, match="reads a value"):
         linear.weight[0, 0].item()
 
 
-def test_random_inputs_are_known_only_where_asked_for(mode: KnownValuesMode) -> None:
+def test_random_inputs_are_known_only_on_request(mode: KnownValuesMode) -> None:
     with mode.random_values():
         known, same = (
             torch.randint(0, 10**6, (3,), generator=torch.Generator().manual_seed(7), device=device)

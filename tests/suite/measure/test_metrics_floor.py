@@ -46,7 +46,7 @@ def cell(iterate: Any, mode: str = "graph", device: str = "cuda") -> PreparedCel
     return PreparedCell(iterate, SimpleNamespace(type=device), MODES[mode])  # type: ignore[arg-type]
 
 
-def test_an_iteration_is_compared_with_its_graphs_alone(cuda: Any, clock: Clock) -> None:
+def test_iteration_is_compared_with_its_graphs_alone(cuda: Any, clock: Clock) -> None:
     graph = cuda()
 
     def iterate(number: int) -> None:
@@ -65,9 +65,7 @@ def test_an_iteration_is_compared_with_its_graphs_alone(cuda: Any, clock: Clock)
 @pytest.mark.parametrize(
     ("iteration_us", "samples"), [(0, MOST), (499_500, FEWEST), (17_000, 20), (10_000_000, FEWEST)]
 )
-def test_inputs_move_as_in_timed_blocks_for_under_a_second(
-    cuda: Any, clock: Clock, iteration_us: int, samples: int
-) -> None:
+def test_inputs_move_as_in_timed_blocks(cuda: Any, clock: Clock, iteration_us: int, samples: int) -> None:
     graph, numbers = cuda(), []
 
     def iterate(number: int) -> None:
@@ -80,7 +78,7 @@ def test_inputs_move_as_in_timed_blocks_for_under_a_second(
 
 
 @pytest.mark.parametrize("has_graphs", [True, False])
-def test_ranks_run_equally_many_iterations_whatever_each_finds(cuda: Any, clock: Clock, has_graphs: bool) -> None:
+def test_ranks_run_equally_many_iterations(cuda: Any, clock: Clock, has_graphs: bool) -> None:
     """Each iteration of a rank waits for the others': one that ran more of them would wait for ever."""
     slow = {"us": 17_500, "graphs": 1}
     counts = []
@@ -100,7 +98,7 @@ def test_ranks_run_equally_many_iterations_whatever_each_finds(cuda: Any, clock:
     assert counts == [2 + 2 * 20] * 2
 
 
-def test_later_graphs_count_without_the_wait_taken_next_to_them(
+def test_later_graphs_count_without_their_measured_wait(
     cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host gets slower and slower, as for a neighbour's work: for the program's graphs and for the least one."""
@@ -176,5 +174,5 @@ def test_without_cuda_graphs_there_is_no_floor(cuda: Any, mode: str, device: str
     assert METRIC.values(cell(lambda number: cuda().replay(), mode, device)) == {}
 
 
-def test_the_suite_finds_it() -> None:
+def test_floor_metric_is_registered() -> None:
     assert METRIC in metrics()

@@ -71,14 +71,14 @@ def test_rounding_towards_other_inputs_is_not_refused():
         assert refused_of_other_inputs(verdict, rounded, eager, device=torch.device("cpu")) == verdict
 
 
-def test_a_few_numbers_are_too_few_to_tell_whose_result_they_are():
+def test_few_numbers_do_not_identify_the_inputs():
     eager = [Results({"output": torch.full((3,), value)}) for value in (1.0, 1.1)]
     verdict = Agreement(True, 1, 0.1, "output", None)
     assert refused_of_other_inputs(verdict, eager[::-1], eager, device=torch.device("cpu")) == verdict
 
 
 @pytest.mark.parametrize("most", [16, 64, 999, 1000])
-def test_of_a_large_tensor_a_part_tells_which_inputs_it_is_of(monkeypatch, most):
+def test_part_of_a_large_tensor_identifies_its_inputs(monkeypatch, most):
     monkeypatch.setattr(compare, "MOST_ELEMENTS", most)
     generator = torch.Generator().manual_seed(5)
     base = torch.randn(25, 40, generator=generator)

@@ -30,7 +30,7 @@ def sessions(monkeypatch):
     return seen, asked
 
 
-def test_the_first_session_is_thrown_away(sessions):
+def test_first_session_is_thrown_away(sessions):
     seen, asked = sessions
     seen += [99, 6, 99, 6]
     profiling.load_profiler(lambda index: None)
@@ -54,7 +54,7 @@ def test_iterations_that_differ_are_profiled_alone(sessions, capsys):
     assert "7 kernel events outside of graphs in 3 iterations" in capsys.readouterr().out
 
 
-def test_a_profiler_that_sees_no_kernel_has_measured_nothing(sessions):
+def test_profile_without_kernels_is_an_error(sessions):
     seen, _ = sessions
     seen += [0]
     assert profiling.profile_iterations(lambda index: None) is None

@@ -74,7 +74,7 @@ def digest(**tensors: torch.Tensor) -> str:
     return Results(tensors).digest()
 
 
-def test_digests_tell_bits_dtype_shape_and_name_apart():
+def test_digests_distinguish_bits_dtype_shape_and_name():
     base = torch.tensor([1.0, 2.0])
     assert digest(a=base) == digest(a=base.clone())
     others = [

@@ -75,7 +75,7 @@ def test_wrong_gradient_of_a_stochastic_workload_fails(gradient_scale):
     assert verdict.reference_error is not None and verdict.reference_error > 0.05
 
 
-def test_what_eager_rounds_in_one_tensor_excuses_no_other():
+def test_eager_noise_of_one_tensor_excuses_no_other():
     instance = stochastic_instance()
     precise = without_underflow(instance.module)
     verdict = verdict_on(instance, lambda x: 1.05 * precise(x))
@@ -119,7 +119,7 @@ class Overflowing(torch.nn.Module):
         return x.abs().clamp(1.0) * scale * scale
 
 
-def test_an_overflow_in_eager_excuses_no_finite_error():
+def test_overflow_in_eager_excuses_no_finite_error():
     instance = stochastic_instance(Overflowing, task="inference")
     inputs = instance.inputs(0)
     own = error_without_dropout(instance, inputs, State(instance.module, inputs), SEED, "float16")
@@ -138,7 +138,7 @@ def test_dropout_is_off_in_a_copy_that_still_trains():
     assert [member.p for member in module[:-1]] == [0.5] * len(kinds)
 
 
-def test_rates_that_are_plain_attributes_are_switched_off_too():
+def test_dropout_rates_in_attributes_are_disabled_too():
     class Functional(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

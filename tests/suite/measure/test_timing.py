@@ -66,7 +66,7 @@ def block_of(iterate, input_sets, *, index=0, samples=5, throughput_iterations=0
     )
 
 
-def test_inputs_rotate_and_go_on_where_the_last_block_ended():
+def test_inputs_rotate_across_blocks():
     used: list[int] = []
 
     def iterate(inputs: Inputs) -> IterationOutput:
@@ -83,7 +83,7 @@ def test_inputs_rotate_and_go_on_where_the_last_block_ended():
 
 
 @pytest.mark.parametrize(("count", "samples"), [(2, 1), (2, 5), (4, 5), (4, 9), (3, 10)])
-def test_inputs_move_in_every_iteration_those_back_to_back_too(count, samples):
+def test_inputs_move_in_every_iteration_of_both_metrics(count, samples):
     used: list[int] = []
 
     def iterate(inputs: Inputs) -> IterationOutput:
@@ -95,7 +95,7 @@ def test_inputs_move_in_every_iteration_those_back_to_back_too(count, samples):
     assert all(now != before for before, now in itertools.pairwise(used))
 
 
-def test_a_slow_sample_is_kept(clock):
+def test_slow_sample_is_kept(clock):
     calls = 0
 
     def iterate(inputs: Inputs) -> IterationOutput:
@@ -135,7 +135,7 @@ def test_throughput_is_the_mean_of_its_iterations(clock):
     assert block_of(iterate, sets(2), samples=1).throughput_us is None
 
 
-def test_the_gpu_is_read_before_and_after_the_samples():
+def test_gpu_is_read_before_and_after_the_samples():
     readings = iter(
         GpuState(sm_clock_mhz=clock, memory_clock_mhz=None, power_w=None, temperature_c=None, throttle_reasons=[])
         for clock in (1000, 2000)
@@ -153,7 +153,7 @@ def test_sets_that_share_a_tensor_are_refused():
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no thread to a core")
-def test_block_runs_on_its_core_and_gives_it_back():
+def test_block_runs_on_its_core_and_releases_it():
     before = os.sched_getaffinity(0)
     core = min(before)
     seen = []
@@ -171,7 +171,7 @@ def test_block_runs_on_its_core_and_gives_it_back():
     assert os.sched_getaffinity(0) == before
 
 
-def test_a_core_that_cannot_be_had_is_not_noted(monkeypatch):
+def test_unavailable_core_is_not_recorded(monkeypatch):
     def refused(thread: int, cores: set[int]) -> None:
         raise PermissionError
 
@@ -183,7 +183,7 @@ def test_a_core_that_cannot_be_had_is_not_noted(monkeypatch):
     assert block.core is None
 
 
-def test_the_time_of_an_iteration_is_that_of_most(clock):
+def test_time_of_an_iteration_is_the_typical_one(clock):
     took_us = iter([50_000, 2_000, 2_000, 2_000, 2_000])
 
     def iterate(inputs: Inputs) -> IterationOutput:

@@ -41,7 +41,7 @@ def in_float32(x: torch.Tensor) -> torch.Tensor:
     return Losing()(x.float())
 
 
-def test_where_eager_is_useless_what_is_near_the_truth_passes():
+def test_result_near_the_reference_passes_if_eager_is_useless():
     verdict = losing_verdict(in_float32)
     assert verdict.reference_error is not None and verdict.reference_error > MOST_ERROR
     assert verdict.max_relative_error > TOLERANCE["bfloat16"]
@@ -88,7 +88,7 @@ def test_useless_eager_still_refuses_constants_and_more_noise(wrong):
         (lambda y: 1.2 * y, False),
     ],
 )
-def test_the_program_compiled_in_float32_decides_then(wrong, passed):
+def test_program_compiled_in_float32_decides_then(wrong, passed):
     instance = instance_of(Losing, dtype_policy="bf16")
     inputs = instance.inputs(0)
     calls = []

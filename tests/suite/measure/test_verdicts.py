@@ -74,25 +74,25 @@ def test_failed_tensor_is_named_before_a_farther_one():
     assert (verdict.passed, verdict.worst, verdict.reference_error) == (False, "b", 0.01)
 
 
-def test_where_nothing_can_be_compared_nothing_passes():
+def test_incomparable_results_do_not_pass():
     assert not judge({}, 0.02, 1e-3, refuse).passed
 
 
-def test_one_failed_input_fails_them_all():
+def test_one_failed_input_fails_the_mode():
     good, bad = Agreement(True, 3, 0.5, "output", 0.4), Agreement(False, 3, 0.2, "loss", None)
     assert combine([good, bad]) == bad
     assert combine([good, Agreement(True, 3, 0.1, "loss", None)]) == good
 
 
 @pytest.mark.parametrize(("eager", "error", "passed"), [(0.26, 0.45, True), (0.26, 0.51, False), (0.17, 0.52, False)])
-def test_never_is_more_than_half_allowed(eager, error, passed):
+def test_allowed_error_is_at_most_one_half(eager, error, passed):
     """DistilGPT2's worst gradient may differ by three times what eager rounds, which is 0.26; zeros differ by 1."""
     found = {"gradient": error}
     reference = Reference(found, {"gradient": eager}, 1 + REFERENCE_FACTOR, is_eager=True)
     assert judge(found, 0.02, 1e-3, lambda: reference).passed is passed
 
 
-def test_a_stochastic_eager_that_is_useless_decides_nothing():
+def test_stochastic_eager_that_is_useless_decides_nothing():
     reference = Reference({"gradient": 0.3}, {"gradient": 0.7}, 1 + REFERENCE_FACTOR, is_eager=True)
     verdict = judge({"gradient": 0.3}, 0.02, 1e-3, lambda: reference)
     assert (verdict.passed, verdict.undecided) == (True, True)
@@ -137,7 +137,7 @@ def test_useless_gradient_disqualifies_those_of_few_elements(few, worst, error, 
 @pytest.mark.parametrize(
     ("shape", "few"), [((), True), ((2,), True), ((8, 32, 1, 1), True), ((11,), False), ((88, 1, 3, 3), False)]
 )
-def test_few_are_elements_or_rows(shape, few):
+def test_few_elements_are_counted_by_elements_or_rows(shape, few):
     assert has_few(torch.zeros(shape)) is few
 
 

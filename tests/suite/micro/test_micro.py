@@ -56,13 +56,13 @@ def test_points_span_the_numbers_of_inputs() -> None:
     assert (counts()[0], counts()[-1], counts(quick=True)) == (1, 512, [1, 8, 64, 512])
 
 
-def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_run_is_read_back_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "indirection.json"
     path.write_text(EVERYTHING.model_dump_json())
     assert read_micro_run(path) == EVERYTHING
 
 
-def test_a_plan_with_another_applier_is_not_the_variant() -> None:
+def test_plan_with_another_node_updater_is_not_the_variant() -> None:
     from suite.micro.indirection import _objection
 
     graph = CapturedGraph(nodes=(kernel([word(1)]),), edges=())
@@ -73,7 +73,7 @@ def test_a_plan_with_another_applier_is_not_the_variant() -> None:
     assert _objection(plan, "host") is None
 
 
-def test_without_a_gpu_the_command_says_so_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_without_a_gpu_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("suite.measure.gpu.require_gpu", lambda: (_ for _ in ()).throw(NoGpu("no NVIDIA GPU here")))
         with pytest.raises(SystemExit) as ended:
@@ -98,7 +98,7 @@ class FakeBench:
     def close(self) -> None: ...
 
 
-def test_an_interrupt_keeps_the_points_measured_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_keeps_the_points_measured_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from suite.micro import indirection
 
     monkeypatch.setattr("suite.measure.gpu.require_gpu", lambda: None)

@@ -41,7 +41,7 @@ def both(tmp_path_factory):
     return report, Outline(report.html.read_text())
 
 
-def test_report_names_what_it_wrote(both):
+def test_report_names_its_written_files(both):
     report, _ = both
     assert (report.run_id, report.explained, report.failed_cells, report.warning) == ("synthetic", 2, 1, None)
     drawn = {path.stem for path in report.figures}
@@ -159,7 +159,7 @@ def test_same_results_give_the_same_bytes_whatever_their_order(tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_failures_that_newer_rows_stand_for_are_listed(tmp_path):
+def test_failures_replaced_by_newer_rows_are_listed(tmp_path):
     runs = []
     for day, cells in (
         (1, [cell("EOS", "compile"), failed_cell("EOS", "graph", Status.OOM, "too large"), cell("ST", "compile")]),
@@ -183,7 +183,7 @@ def test_failures_that_newer_rows_stand_for_are_listed(tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_of_which_everything_failed_is_still_reported(tmp_path):
+def test_run_of_which_everything_failed_is_still_reported(tmp_path):
     cells = [failed_cell("EOS", mode, Status.OOM) for mode in ("compile", "graph")]
     report = build_report([write_run(tmp_path / "run", cells)], None, tmp_path / "out")
     assert (report.figures, report.failed_cells) == ([], 2)
@@ -210,7 +210,7 @@ def several(tmp_path_factory):
     return build_report(runs, None, folder / "out", readme=readme), readme
 
 
-def test_every_row_of_a_report_of_several_runs_names_its_own(several):
+def test_each_row_of_several_runs_names_its_run(several):
     report, _ = several
     of_workload = {"EOS": ("run first", "1" * 10), "ST": ("run second", "2" * 10)}
     spanning = ("spans runs first, second", f"{'1' * 10}, {'2' * 10}")

@@ -209,7 +209,7 @@ def test_without_two_good_cells_there_is_a_reason_and_no_ratio(cells, missing):
     assert (item.ratio, item.verdict, item.missing) == (None, None, missing)
 
 
-def test_a_time_that_is_no_time_is_an_error_that_names_the_cell():
+def test_invalid_time_is_an_error_naming_the_cell():
     run = run_of(cell(mode="compile"), cell(mode="graph", **steady([50, 0, 50, 50, 50, 50])))
     with pytest.raises(EncoreError, match=r"EOS graph over compile.*block 1"):
         list(compare.Ratios(run))

@@ -122,7 +122,7 @@ def test_bar_that_dwarfs_the_others_is_cut_with_its_value(scale, shown, bar, tex
 
 
 @pytest.mark.parametrize("values", [(0.04, 4.4), (0.3, 4.4), (0.9, 1.1), (0.02, 90.0)])
-def test_a_tick_is_near_both_ends_of_a_ratio_axis(values):
+def test_tick_is_near_both_ends_of_a_ratio_axis(values):
     bars = {(str(value), "graph"): Bar(value) for value in values}
     (axes,) = draw(chart_of(bars, Scale.RATIO, shown=(0.125, 128)), ORIGIN).axes
     low, high = axes.get_ylim()
@@ -261,7 +261,7 @@ def drawn_places(chart: Chart) -> dict[str, tuple[float, float]]:
         (Scale.RATIO, Bar(1.0, published=1.3, label="1.00"), "1.00"),
     ],
 )
-def test_no_mark_lies_on_what_is_written_at_a_bar(scale: Scale, bar: Bar, text: str):
+def test_marks_do_not_overlap_labels_of_bars(scale: Scale, bar: Bar, text: str):
     other = Bar(100.0 if scale is Scale.PERCENT else 4.3)
     places = drawn_places(
         Chart("test", "Title", "axis", scale, ("A",), ("x", "y"), {("A", "x"): bar, ("A", "y"): other})
@@ -269,7 +269,7 @@ def test_no_mark_lies_on_what_is_written_at_a_bar(scale: Scale, bar: Bar, text: 
     assert bar.published is not None and places[text][0] > bar.published
 
 
-def test_the_name_of_an_axis_is_no_longer_than_a_panel_is_high():
+def test_axis_name_fits_the_height_of_its_panel():
     name = "times graph-unpartitioned's seconds (lower is better)"
     groups = tuple(f"W{number}" for number in range(20))
     bars = {(group, "x"): Bar(1.2) for group in groups}
@@ -280,7 +280,7 @@ def test_the_name_of_an_axis_is_no_longer_than_a_panel_is_high():
         assert axis.yaxis.label.get_window_extent().height <= axis.get_window_extent().height
 
 
-def test_a_long_failure_lies_inside_of_the_axis():
+def test_long_failure_lies_inside_of_the_axis():
     reason = "graph: compile_error"
     (axis,) = draw(chart_of({("a", "x"): Bar(1.1), ("b", "x"): Bar(failure=reason)}, Scale.RATIO), ORIGIN).axes
     renderer = FigureCanvasAgg(axis.get_figure()).get_renderer()
@@ -288,7 +288,7 @@ def test_a_long_failure_lies_inside_of_the_axis():
     assert text.get_window_extent(renderer).y1 <= axis.get_window_extent(renderer).y1
 
 
-def test_a_reason_that_a_whole_group_has_is_written_once() -> None:
+def test_reason_shared_by_a_group_is_written_once() -> None:
     bars = {
         ("A", "x"): Bar(failure="oom"),
         ("A", "y"): Bar(failure="oom"),

@@ -30,7 +30,7 @@ def test_report_keeps_other_files_of_a_folder_of_figures(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["out", "out/below", "figures", "tables"])
-def test_a_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeypatch, wrong):
+def test_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeypatch, wrong):
     monkeypatch.setattr(build, "draw", lambda *_: pytest.fail("drawn before the folders were looked at"))
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
     (tmp_path / "taken").mkdir()
@@ -65,7 +65,7 @@ def test_unusable_readme_is_wrong_use_before_drawing(tmp_path, monkeypatch, cont
     assert not (tmp_path / "out").exists()
 
 
-def test_wrong_results_leave_nothing_behind(tmp_path):
+def test_refused_results_leave_no_files(tmp_path):
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
     (run / "cells.jsonl").write_text('{"workload": "EOS"}\n')
     with pytest.raises(InvalidResults, match="line 1"):

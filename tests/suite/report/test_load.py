@@ -190,7 +190,7 @@ def test_packages_of_one_pytorch_release_go_together(tmp_path):
         load_runs([runs[0], other])
 
 
-def test_a_run_given_twice_is_refused(tmp_path):
+def test_run_given_twice_is_refused(tmp_path):
     run = made_at(tmp_path, "a", 1, [cell()])
     with pytest.raises(WrongUse, match=r"run a of 2026-01-01.* is given twice"):
         load_runs([run, made_at(tmp_path, "b", 2, [cell()]), run])
@@ -241,7 +241,7 @@ def test_analyses_of_tiny_models_are_labelled():
     assert "TINY MODELS" in provenance.of_explanations((explanation(), explanation("EOS", size="tiny"))).warning
 
 
-def test_an_empty_or_missing_folder_of_explanations_is_refused(tmp_path):
+def test_empty_or_missing_folder_of_explanations_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(WrongUse, match="encore explain --all --out"):
             load_explanations(folder)
@@ -250,7 +250,7 @@ def test_an_empty_or_missing_folder_of_explanations_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"), [({"surprise": 1}, "surprise"), ({"schema_version": 99}, "99"), ({"graphs": 1}, "graphs")]
 )
-def test_a_wrong_explanation_is_refused_with_its_file(tmp_path, change, message):
+def test_wrong_explanation_is_refused_with_its_file(tmp_path, change, message):
     content = json.loads(explanation().model_dump_json()) | change
     (tmp_path / "ST.json").write_text(json.dumps(content))
     with pytest.raises(InvalidResults, match=rf"ST\.json.*{message}"):

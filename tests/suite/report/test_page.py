@@ -17,7 +17,7 @@ from suite.results.schema import Status
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_encores_own_columns_come_first_and_are_set_off(tmp_path):
+def test_encores_columns_come_first_and_are_highlighted(tmp_path):
     cells = [cell("EOS", mode) for mode in ("eager", "compile", "graph", "placement", "indirection")]
     page = page_of(tmp_path, cells)
     headings = page.texts["button"]
@@ -28,7 +28,7 @@ def test_encores_own_columns_come_first_and_are_set_off(tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_failed_cell_looks_failed_and_no_other_does(tmp_path):
+def test_failed_cell_looks_failed_and_no_other_does(tmp_path):
     cells = [cell("EOS", "compile"), failed_cell("EOS", "graph", Status.FAIL_ACCURACY), cell("EOS", "placement")]
     page = page_of(tmp_path, cells)
     rows = [attributes.get("class", "").split() for attributes in page.named("tr")]
@@ -75,7 +75,7 @@ def test_script_shows_matching_rows_and_only_failures_if_asked():
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
-def test_the_script_sorts_numbers_and_keeps_missing_values_last(tmp_path):
+def test_script_sorts_numbers_and_keeps_missing_values_last(tmp_path):
     script = (build.__file__.rpartition("/")[0]) + "/page/report.js"
     program = """
     const fs = require("fs"), vm = require("vm");

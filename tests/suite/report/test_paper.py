@@ -156,7 +156,7 @@ def test_failed_cells_and_unseen_kernels_have_reasons() -> None:
     assert "indirection: kernels not seen" in str(row(done, "EOS")["missing"])
 
 
-def test_the_whole_system_is_mode_encore_where_a_run_has_it() -> None:
+def test_whole_system_is_mode_encore_where_a_run_has_it() -> None:
     modes = (cell("DALLE2", "compile", 300), cell("DALLE2", "indirection", 200))
     assert made("fig10", results(*modes)).chart.bars["DALLE2", "indirection"].published == 2.72  # type: ignore[union-attr]
     done = made("fig10", results(*modes, cell("DALLE2", "encore", 100)))
@@ -178,7 +178,7 @@ def test_what_each_step_adds_is_over_the_one_before() -> None:
     assert found["missing"] == "lean: not measured; selection: not measured"
 
 
-def test_the_rewritten_program_is_the_other_variant() -> None:
+def test_rewritten_program_is_the_other_variant() -> None:
     done = made(
         "fig3",
         results(
@@ -214,7 +214,7 @@ def without_samples(whole: Cell) -> Cell:
     return whole.model_copy(update={"blocks": blocks})
 
 
-def test_coverage_and_bytes_stand_beside_the_published_ones() -> None:
+def test_coverage_and_bytes_are_next_to_published_ones() -> None:
     covered = cell("ST", "placement", metrics=metrics(graph_kernels=3, eager_kernels=1, placeholder_bytes=0))
     done = made("table2", results(covered))
     assert isinstance(done.chart, Chart)
@@ -346,7 +346,7 @@ def test_workloads_are_the_papers_and_gaps_are_named() -> None:
     assert row(done, "EOS")["measured"] and not row(done, "ST")["measured"]
 
 
-def test_only_some_are_written_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_selected_exhibits_are_written_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph", 50)])
     files, tables = build_exhibits(["table2", "fig10"], [run], tmp_path / "out")
     names = {path.relative_to(tmp_path / "out").as_posix() for path in files}

@@ -142,7 +142,7 @@ def test_graphs_are_counted_where_selection_timed_them() -> None:
     assert draw(replace(done.chart, name="test"), done.provenance).axes
 
 
-def test_graphs_that_serve_calls_are_counted() -> None:
+def test_replayed_graphs_are_counted() -> None:
     run = results(
         with_graphs(
             [selected(1, "none", 10, 20), selected(2, "copy", 30, 20, 21)],

@@ -15,7 +15,7 @@ def published():
     return load_published()
 
 
-def test_the_papers_tables_are_complete(published):
+def test_papers_tables_are_complete(published):
     assert len(published.bytes_copied["grace"]) == 25
     assert len(published.coverage_percent["grace"]) == len(published.coverage_percent["pygraph"]) == 6
 
@@ -32,7 +32,7 @@ def test_the_papers_tables_are_complete(published):
         ("ALNET", "graph", "compile", None),
     ],
 )
-def test_speedups_stand_beside_the_same_comparison(published, workload, mode, baseline, speedup):
+def test_speedups_are_next_to_the_same_comparison(published, workload, mode, baseline, speedup):
     assert published.speedup("grace", workload, mode, baseline) == speedup
 
 

@@ -66,7 +66,7 @@ def test_failed_and_undeclared_modes_are_no_pairs():
     assert same_program_pairs(Ratios(run)) == []
 
 
-def test_a_run_without_pairs_says_so():
+def test_run_without_pairs_says_so():
     table = same_program(Ratios(run_of(cell("A", "compile", **steady([100])))))
     assert len(table.frame) == 0
     assert "0 of 0 verdicts on modes" in table.note

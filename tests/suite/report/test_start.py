@@ -37,7 +37,7 @@ def test_pays_after_is_what_walking_finds(ours: Start, theirs: Start) -> None:
     assert ours.pays_after(theirs) == walked(ours, theirs, 500)
 
 
-def test_calls_behind_the_measured_ones_are_steady() -> None:
+def test_calls_after_the_measured_ones_are_settled() -> None:
     start = Start((4.0, 1.0), 0.5)
     assert [start.sum_s(calls) for calls in (1, 2, 4)] == [4.0, 5.0, 6.0]
 

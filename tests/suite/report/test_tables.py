@@ -206,7 +206,7 @@ def test_failed_and_missing_cells_are_listed_with_their_error(run):
     ]
 
 
-def test_a_failed_cell_has_its_status_in_every_table_of_cells(run, comparisons):
+def test_failed_cell_has_its_status_in_every_table_of_cells(run, comparisons):
     for table in all_run_tables(run, comparisons):
         if "status" in table.frame and table.name not in ("failed", "superseded"):
             found = row(table, workload="ST", mode="graph")
@@ -222,7 +222,7 @@ def test_markdown_escapes_what_would_break_a_table_or_be_html():
     assert lines[-1] == "| a\\|b &lt;script> | \N{EN DASH} |"
 
 
-def test_what_rows_lack_for_want_of_memory_is_told():
+def test_values_missing_for_lack_of_memory_are_listed():
     short = [
         Shortage(mode="graph", process=0, phase="metrics", error="no memory"),
         Shortage(mode="compile", process=1, phase="measure", error="none left"),

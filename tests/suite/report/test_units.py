@@ -18,7 +18,7 @@ def test_bytes_are_printed_as_the_papers_print_them(count, text):
 
 
 @pytest.mark.parametrize("text", ["8.0", "8 kB", "KB", "8 MiB"])
-def test_text_that_is_no_byte_count_is_refused(text):
+def test_invalid_byte_count_is_refused(text):
     with pytest.raises(ValueError, match=r"byte count|float"):
         parse_bytes(text)
 

@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_run_without_room_for_a_workload_does_not_begin_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_disk_space_starts_no_workload(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, _ = RunWriter.reopen(run)
     with writer:
         writer.check_space()
@@ -35,7 +35,7 @@ def test_run_without_room_for_a_workload_does_not_begin_it(run: Path, monkeypatc
             writer.check_space()
 
 
-def test_only_a_run_is_said_to_be_gone_on_with(run: Path, tmp_path: Path) -> None:
+def test_full_disk_advises_resume_for_runs_only(run: Path, tmp_path: Path) -> None:
     """`encore micro` and `encore report --only` write files, too, and have no --resume."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     in_run = store.write_error(run / store.CELLS, full)

@@ -119,7 +119,7 @@ def test_differing_processes_widen_the_interval():
         (1.5, 2.0, Verdict.FAST),
     ],
 )
-def test_verdict_rule(low, high, verdict):
+def test_verdict_follows_from_interval_and_margin(low, high, verdict):
     assert stats.judge(ratio_of(low, high)) is verdict
 
 
@@ -266,7 +266,7 @@ def test_ratio_has_the_larger_of_its_own_and_pooled_variance():
     assert error(stats.Spread(0.0001, 4)) == pytest.approx(math.sqrt(own / 3)), "never less than its own"
 
 
-def test_an_interval_of_which_nothing_is_known_has_no_end():
+def test_interval_without_data_is_unbounded():
     ratio = stats.speed_up([[[1.0]] * 5, [[1e300]] * 5], [[[1e300]] * 5, [[1.0]] * 5])
     assert (ratio.low, ratio.high) == (0.0, math.inf)
 

@@ -146,20 +146,20 @@ def cells(recorded: list[list[Noise]]) -> list[list[Noise]]:
     return found
 
 
-def test_a_mode_is_mostly_found_the_same_as_itself(cells: list[list[Noise]]) -> None:
+def test_mode_is_mostly_found_the_same_as_itself(cells: list[list[Noise]]) -> None:
     shares = rates(cells, 1.0)
     assert shares[Verdict.FAST] + shares[Verdict.SLOW] <= 0.05
     assert shares[Verdict.AMBG] <= 0.10
 
 
-def test_a_true_five_percent_is_found(cells: list[list[Noise]]) -> None:
+def test_true_five_percent_is_found(cells: list[list[Noise]]) -> None:
     shares = rates(cells, 1.05)
     assert shares[Verdict.FAST] >= 0.90
     assert shares[Verdict.SLOW] + shares[Verdict.SAME] <= 0.05
     assert shares[Verdict.AMBG] <= 0.10
 
 
-def test_where_blocks_scatter_more_few_are_told_wrongly(recorded: list[list[Noise]]) -> None:
+def test_few_verdicts_are_wrong_with_more_scatter(recorded: list[list[Noise]]) -> None:
     scattered = [workload for workload in recorded if "@tp" in workload[0].label]
     assert sum(map(len, scattered)) > 20
     shares = rates(scattered, 1.0)

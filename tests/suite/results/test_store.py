@@ -46,7 +46,7 @@ def test_cells_are_read_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [float("nan"), float("inf")])
-def test_numbers_that_are_none_survive(error: float) -> None:
+def test_missing_numbers_are_preserved(error: float) -> None:
     from fixtures.synthetic_results import correctness
 
     made = cell(correctness=correctness().model_copy(update={"max_relative_error": error}))
@@ -74,7 +74,7 @@ def test_cut_last_line_is_skipped_by_readers_and_cut_off(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", [b'{"workload": "EOS', b"", b"\0" * 40, b"\xff\xfe", b"<<<<<<< HEAD"])
-def test_a_damaged_line_among_others_says_what_to_do(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_line_among_others_says_what_to_do(tmp_path: Path, damage: bytes) -> None:
     path = make_run(tmp_path / "run", cell("EOS", "compile"), cell("EOS", "graph"))
     first, second = (path / "cells.jsonl").read_bytes().splitlines()
     (path / "cells.jsonl").write_bytes(b"\n".join([first, damage, second, b""]))
@@ -87,7 +87,7 @@ def test_a_damaged_line_among_others_says_what_to_do(tmp_path: Path, damage: byt
         read_run(path)
 
 
-def test_packed_rows_are_read_as_they_are_and_not_gone_on_with(tmp_path: Path) -> None:
+def test_packed_rows_are_read_and_not_resumed(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", cell("EOS", "compile"), cell("EOS", "graph"))
     plain = read_run(path)
     subprocess.run(["gzip", "-9n", str(path / store.CELLS)], check=True)
@@ -100,7 +100,7 @@ def test_packed_rows_are_read_as_they_are_and_not_gone_on_with(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("kept_bytes", "then"), [(-9, b""), (0, b""), (0, b"rows"), (30, b"!" * 9)])
-def test_packed_rows_that_are_damaged_are_said_to_be(tmp_path: Path, kept_bytes: int, then: bytes) -> None:
+def test_damaged_packed_rows_are_reported(tmp_path: Path, kept_bytes: int, then: bytes) -> None:
     path = make_run(tmp_path / "run", cell("EOS", "compile"))
     whole = gzip.compress((path / store.CELLS).read_bytes())
     (path / store.CELLS).unlink()
@@ -156,7 +156,7 @@ def test_cell_that_failed_may_be_measured_again(tmp_path: Path) -> None:
         read_run(make_run(tmp_path / "twice", good, bad))
 
 
-def test_two_blocks_of_one_index_are_refused_wherever_they_are(tmp_path: Path) -> None:
+def test_duplicate_block_indices_are_refused(tmp_path: Path) -> None:
     good = cell("EOS", "graph")
     twice = [*good.blocks, good.blocks[2]]
     for name, bad in (
@@ -178,7 +178,7 @@ def test_two_writers_of_one_run_are_refused_and_readers_are_not(tmp_path: Path) 
     RunWriter.reopen(path)[0].close()
 
 
-def test_a_run_is_never_created_over_something(tmp_path: Path) -> None:
+def test_run_is_not_created_over_existing_files(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", cell())
     with pytest.raises(WrongUse, match=r"is a run already.*--resume"):
         RunWriter.create(path, environment())
@@ -190,7 +190,7 @@ def test_a_run_is_never_created_over_something(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [0, 10, None])
-def test_a_full_disk_leaves_the_file_as_it_was(
+def test_full_disk_leaves_the_file_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int | None
 ) -> None:
     path = make_run(tmp_path / "run", cell("EOS", "compile"))
@@ -225,7 +225,7 @@ def test_failed_atomic_write_leaves_the_old_content(tmp_path: Path, monkeypatch:
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_where_a_folder_should_be_is_wrong_use(tmp_path: Path) -> None:
+def test_file_where_a_folder_should_be_is_wrong_use(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file" / "result.json", tmp_path / "file" / "below" / "result.json"):
         with pytest.raises(WrongUse, match="a file is in the way; give a folder"):

@@ -17,14 +17,14 @@ def correctness(digests: Sequence[str], deterministic: bool = True) -> Correctne
     return Correctness.model_validate({**fields, "digests": list(digests), "deterministic": deterministic})
 
 
-def test_bits_inform_where_the_mode_does_not_promise_them() -> None:
+def test_bits_are_reported_where_the_mode_promises_none() -> None:
     mode = MODES["graph-unpartitioned"]
     compared = compare_bitwise(mode, correctness(["a", "b"]), {"graph": [correctness(["a", "c"])]})
     assert (compared.bitwise_with, compared.bitwise) == ("graph", False)
     assert bitwise_failure(mode, compared) is None
 
 
-def test_other_bits_are_a_failure_where_the_mode_promises_them() -> None:
+def test_changed_bits_fail_where_the_mode_promises_them() -> None:
     strict = Mode("strict", "must equal graph", baselines=("compile",), bitwise_with=("graph",))
     compared = compare_bitwise(strict, correctness(["a", "b"]), {"graph": [correctness(["a", "c"])]})
     assert bitwise_failure(strict, compared) is not None
@@ -47,7 +47,7 @@ def test_no_verdict_on_bits_without_a_deterministic_reference(known: Mapping[str
         (["x", "y"], ["u", "v"], ("graph", None)),
     ],
 )
-def test_the_bits_of_one_of_several_modes_are_enough(
+def test_bits_of_one_of_several_modes_are_enough(
     graph: list[str], other: list[str], expected: tuple[str, bool | None]
 ) -> None:
     """And if none is equal they must agree among themselves to be a reference at all."""
@@ -61,7 +61,7 @@ def test_the_bits_of_one_of_several_modes_are_enough(
         assert "graph or graph-unpartitioned or compile" in failure.error
 
 
-def test_the_bits_of_either_time_a_mode_was_prepared_are_enough() -> None:
+def test_bits_of_either_time_a_mode_was_prepared_are_enough() -> None:
     known = {"graph": [correctness(["a", "b"]), correctness(["x", "y"])]}
     compared = compare_bitwise(MODES["placement"], correctness(["a", "b"]), known)
     assert (compared.bitwise_with, compared.bitwise) == ("graph", True)

@@ -30,17 +30,17 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return Path(spec.cached)
 
 
-def test_where_torch_is_compiled_nothing_changes(installed: Path) -> None:
+def test_compiled_torch_changes_nothing(installed: Path) -> None:
     installed.parent.mkdir(exist_ok=True)
     installed.touch()
     assert bytecode_environment() == {}
 
 
-def test_a_place_that_the_user_chose_stays(installed: Path) -> None:
+def test_users_cache_folder_is_kept(installed: Path) -> None:
     assert bytecode_environment({"PYTHONPYCACHEPREFIX": "/somewhere"}) == {}
 
 
-def test_what_a_process_of_the_suite_compiles_the_next_one_finds(installed: Path, tmp_path: Path) -> None:
+def test_next_process_finds_compiled_code(installed: Path, tmp_path: Path) -> None:
     compiled = tmp_path / "cache" / "encore" / BYTECODE
     program = f"import sys; sys.path.insert(0, {str(installed.parents[2])!r}); import torch"
     command = [sys.executable, "-v", "-c", program]
@@ -55,7 +55,7 @@ def test_what_a_process_of_the_suite_compiles_the_next_one_finds(installed: Path
     assert f"# {found} matches" in logs[1]
 
 
-def test_the_environment_of_this_process_stays_as_it_is(installed: Path) -> None:
+def test_environment_of_this_process_is_unchanged(installed: Path) -> None:
     added = bytecode_environment()
     assert added["PYTHONDONTWRITEBYTECODE"] == "" and Path(added["PYTHONPYCACHEPREFIX"]).name == BYTECODE
     flag = "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"

@@ -82,7 +82,7 @@ def test_pairs_that_do_not_fit_are_measured_one_after_another(bench: Bench) -> N
     assert all(cell.group == [mode] and not cell.baseline_blocks for mode, cell in cells.items())
 
 
-def test_mode_that_never_fits_is_out_of_memory_and_others_go_on(bench: Bench) -> None:
+def test_mode_that_never_fits_does_not_stop_the_others(bench: Bench) -> None:
     bench.run({"graph": "fail:oom"})
     cells = bench.cells()
     assert cells["graph"].status is Status.OOM
@@ -129,7 +129,7 @@ def test_later_process_that_does_not_fit_is_one_fewer(bench: Bench, phase: str) 
 
 
 @pytest.mark.parametrize("phase", ["block:2:fail:oom@measure", "fail:oom@once", "fail:oom@metrics"])
-def test_memory_short_after_blocks_is_told_next_to_them(bench: Bench, phase: str) -> None:
+def test_lack_of_memory_after_blocks_is_reported_with_them(bench: Bench, phase: str) -> None:
     bench.run({"graph": phase}, modes=FOUR[:3])
     cells = bench.cells()
     assert {name: cell.status is Status.PASS for name, cell in cells.items()} == {
@@ -140,7 +140,7 @@ def test_memory_short_after_blocks_is_told_next_to_them(bench: Bench, phase: str
 
 
 @pytest.mark.parametrize(("phase", "then"), [("once", "once graph"), ("metrics", "metrics graph")])
-def test_memory_is_given_back_before_another_process_goes_on(bench: Bench, phase: str, then: str) -> None:
+def test_memory_is_freed_before_another_process_continues(bench: Bench, phase: str, then: str) -> None:
     bench.run({"compile": f"linger@{phase}"}, modes=FOUR[:3])
     said = [" ".join(words) for words in events(bench.folder)]
     assert said.index("gone compile") < said.index(then)

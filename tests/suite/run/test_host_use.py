@@ -28,7 +28,7 @@ def test_started_processes_count_as_own_running_or_ended() -> None:
         running.communicate(b"\n")
 
 
-def test_others_have_what_of_the_hosts_time_is_not_its_own() -> None:
+def test_foreign_time_is_the_rest_of_the_hosts_time() -> None:
     first = HostSample(10.0, 1000.0, 50.0)
     assert between(first, HostSample(20.0, 1045.0, 80.0)) == HostUse(cpu_cores=1.5)
     assert between(first, HostSample(20.0, 1029.9, 80.0)) == HostUse(cpu_cores=0.0), "ticks are rounded"

@@ -52,7 +52,7 @@ def test_options_reach_the_workload() -> None:
 
 
 @pytest.mark.parametrize(("name", "kept"), [("training", 12), ("trainer", 8)])
-def test_step_starts_again_from_its_state(name: str, kept: int) -> None:
+def test_step_restarts_from_its_state(name: str, kept: int) -> None:
     """Parameters and moments are restored, so that every mode takes the same step."""
     instance = built(name)
     assert isinstance(instance.module, Called)
@@ -87,7 +87,7 @@ def test_state_that_a_call_replaces_is_restored() -> None:
     assert expected.digest() == found.digest() == again.digest()
 
 
-def test_step_is_given_the_batches() -> None:
+def test_step_receives_the_batches() -> None:
     instance = built("training")
     batches = [instance.inputs(index).args[0][0] for index in range(3)]
     assert len({tensor.data_ptr() for tensor in batches}) == 3
@@ -102,7 +102,7 @@ def test_step_is_given_the_batches() -> None:
         ("with_no_batch", ("batches is empty",)),
     ],
 )
-def test_wrong_make_is_told_what_is_allowed(name: str, words: tuple[str, ...]) -> None:
+def test_wrong_make_names_what_is_allowed(name: str, words: tuple[str, ...]) -> None:
     with pytest.raises(WrongProgram) as raised:
         load(f"own_programs:{name}")()
     assert all(word in str(raised.value) for word in words)
@@ -161,7 +161,7 @@ def test_bad_program_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
         examine_programs(["mine:make"], "cpu", 7, print)
 
 
-def test_examined_program_is_found_with_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examined_program_is_found_with_its_properties(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_PROGRAMS", {})
     monkeypatch.setattr(own_program, "examine", lambda *_: Examined(task="training", batch=3, stochastic=True))
     said: list[str] = []
@@ -245,7 +245,7 @@ def test_six_lines_of_a_faster_program_recommend_encore() -> None:
     assert "not measured" in found["start"]
 
 
-def test_six_lines_say_that_torch_compile_is_broken() -> None:
+def test_six_lines_report_a_broken_torch_compile() -> None:
     found = lines_of(
         failed_cell("mine:make", "compile", Status.COMPILE_ERROR, "no such operator"),
         failed_cell("mine:make", "encore", Status.COMPILE_ERROR, "no such operator"),
@@ -259,7 +259,7 @@ def test_six_lines_of_equal_modes_advise_against_graphs() -> None:
     assert "stay with torch.compile" in found["what to do"]
 
 
-def test_six_lines_without_encore_say_what_to_measure() -> None:
+def test_six_lines_without_encore_suggest_a_measurement() -> None:
     assert "no mode with Encore" in lines_of(cell("mine:make", "compile"))["what to do"]
 
 
@@ -288,7 +288,7 @@ def test_explain_calls_a_forward_inference(name: str, explained: Callable[[str],
     assert all(graph.stock_captures for graph in explanation.graphs)
 
 
-def test_explain_says_up_to_which_line_it_saw(explained: Callable[[str], Explanation]) -> None:
+def test_explain_names_the_last_line_it_reached(explained: Callable[[str], Explanation]) -> None:
     explanation = explained("reads_a_value")
     line = inspect.getsourcelines(ReadsAValue.forward)[1] + 2
     assert explanation.seen == f"seen up to tests/support/own_programs.py:{line}; 5 of 6 layers after it are not"

@@ -97,7 +97,7 @@ def test_good_worker_answers_commands_and_announces_phases(tmp_path: Path) -> No
         assert isinstance(ask(one, Collect(step="metrics")).whole, Collected)
 
 
-def test_the_answers_of_all_ranks_become_one(tmp_path: Path) -> None:
+def test_answers_of_all_ranks_become_one(tmp_path: Path) -> None:
     with cell(tmp_path, ranks=2) as one:
         assert isinstance(ask(one, PREPARE).whole, Built)
         assert isinstance(ask(one, COMPILE).whole, Done)
@@ -118,7 +118,7 @@ def test_the_answers_of_all_ranks_become_one(tmp_path: Path) -> None:
     assert worst([None, None]) is None
 
 
-def test_workers_answer_side_by_side(tmp_path: Path) -> None:
+def test_workers_answer_concurrently(tmp_path: Path) -> None:
     with cell(tmp_path, "slow:2.0") as first, cell(tmp_path, "slow:2.0") as second:
         for one in (first, second):  # the interpreter's start is not what is timed
             assert isinstance(ask(one, PREPARE).whole, Built)
@@ -174,7 +174,7 @@ def test_failing_rank_ends_the_cell_though_others_wait(
     assert "was ended when rank 1 had failed" in str(answered.by_rank[0])
 
 
-def test_a_rank_that_hangs_ends_the_cell_when_its_time_is_over(tmp_path: Path) -> None:
+def test_hanging_rank_ends_the_cell_at_its_time_limit(tmp_path: Path) -> None:
     with cell(tmp_path, ranks=2, compile_1="deaf@measure,hang:traced@measure") as one:
         ask(one, PREPARE)
         answered = ask(one, MEASURE, timeout_s=1.0)
@@ -185,7 +185,7 @@ def test_a_rank_that_hangs_ends_the_cell_when_its_time_is_over(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("action", ["hang:traced", "phases"])
-def test_a_worker_that_does_not_get_on_times_out(tmp_path: Path, action: str) -> None:
+def test_worker_without_progress_times_out(tmp_path: Path, action: str) -> None:
     with cell(tmp_path, action) as one:
         answer = failure(one, PREPARE, timeout_s=2.0)
         assert action == "phases" or "in do_hang" in one.ranks[0].log_tail()
@@ -199,7 +199,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
-def test_a_real_worker_writes_the_tracebacks_of_its_threads(tmp_path: Path) -> None:
+def test_real_worker_writes_the_tracebacks_of_its_threads(tmp_path: Path) -> None:
     cell = RankedWorker(process.WORKER_COMMAND, tmp_path / "log", 1, "cpu")
     (one,) = cell.ranks
     try:
@@ -245,7 +245,7 @@ def test_worker_that_hangs_while_comparing_passes_the_turn_on(tmp_path: Path) ->
     assert failed.error == "the worker took more than 3 s in phase 'compare'"
 
 
-def test_the_log_has_what_this_worker_printed_and_no_earlier_one(tmp_path: Path) -> None:
+def test_log_has_the_output_of_this_worker_only(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("of an earlier worker\n")
     with cell(tmp_path, "exit:1") as one:
         failure(one, PREPARE)
@@ -254,7 +254,7 @@ def test_the_log_has_what_this_worker_printed_and_no_earlier_one(tmp_path: Path)
     assert "earlier" not in tail
 
 
-def test_a_deaf_worker_and_its_children_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_worker_and_its_children_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "TERM_GRACE_S", 0.3)
     with cell(tmp_path, "deaf", "child", "stray") as one:
         ask(one, PREPARE)
@@ -265,7 +265,7 @@ def test_a_deaf_worker_and_its_children_are_killed(tmp_path: Path, monkeypatch: 
     assert living(pids) == []
 
 
-def test_a_worker_that_ignores_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_ignores_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "STOP_GRACE_S", 0.5)
     with cell(tmp_path, "hang@stop") as one:
         ask(one, PREPARE)
@@ -274,7 +274,7 @@ def test_a_worker_that_ignores_stop_is_killed(tmp_path: Path, monkeypatch: pytes
         one.ranks.clear()
 
 
-def test_a_worker_leaves_no_descriptor_and_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_leaves_no_descriptor_and_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with cell(tmp_path) as one:
@@ -284,7 +284,7 @@ def test_a_worker_leaves_no_descriptor_and_no_temporary_file(tmp_path: Path, mon
     assert not list(tmp_path.glob("encore-*"))
 
 
-def test_a_row_has_the_parts_of_all_ranks(tmp_path: Path) -> None:
+def test_row_has_the_parts_of_all_ranks(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.run(workloads=(SPLIT,), modes=(MODES["compile"],), processes=2)
     (row,) = read_run(bench.path).cells

@@ -51,12 +51,12 @@ def test_time_left_counts_down_within_a_workload() -> None:
     assert left.seconds() == 0.0
 
 
-def test_an_outcome_is_one_line() -> None:
+def test_outcome_is_one_line() -> None:
     assert outcome(cell("EOS", "compile", wall_s=3.0)) == "EOS compile: pass in 3s"
     assert outcome(failed_cell("EOS", "graph", Status.OOM, error="a\nb")) == "EOS graph: oom in 10s: a"
 
 
-def test_an_outcome_says_what_memory_was_not_enough_for() -> None:
+def test_outcome_names_the_phase_that_lacked_memory() -> None:
     short = [
         Shortage(mode="graph", process=0, phase="metrics", error="no memory"),
         Shortage(mode="compile", process=1, phase="measure", error="none left"),

@@ -28,7 +28,7 @@ def memory_to_wait_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite.run.group, "WORKER_BYTES", 0)
 
 
-def test_a_good_run_has_a_row_per_mode_with_all_samples(bench: Bench) -> None:
+def test_good_run_has_a_row_per_mode_with_all_samples(bench: Bench) -> None:
     outcome = bench.run()
     cells = bench.cells()
     assert list(cells) == [mode.name for mode in FOUR]
@@ -118,7 +118,7 @@ def test_modes_with_graphs_start_again_where_processes_differ(
     assert fake_workers_alive() == []
 
 
-def test_profilers_run_one_by_one_after_all_that_is_timed(bench: Bench) -> None:
+def test_profilers_run_one_by_one_after_timing(bench: Bench) -> None:
     bench.run(modes=FOUR[:3], processes=2)
     told = [" ".join(words) for words in events(bench.folder) if words[0] in ("once", "profiler", "metrics", "kernels")]
     names = [mode.name for mode in FOUR[:3]]
@@ -177,7 +177,7 @@ def test_mode_that_failed_in_one_process_skips_the_next(bench: Bench, phase: str
     assert fake_workers_alive() == []
 
 
-def test_row_tells_what_later_processes_did_differently(bench: Bench) -> None:
+def test_row_reports_differences_of_later_processes(bench: Bench) -> None:
     bench.run({"graph": "retune@metrics"}, modes=FOUR[1:3], processes=3)
     cells = bench.cells()
     retuned = ["triton_poi_fused 32x1x1 128x1x1", "triton_poi_fused 64x1x1 128x1x1"]
@@ -286,7 +286,7 @@ def test_sampling_goes_on_until_ratios_are_narrow_enough(bench: Bench) -> None:
         ("fail:run_error@metrics", Status.RUN_ERROR),
     ],
 )
-def test_a_failing_mode_becomes_a_row_and_the_others_go_on(bench: Bench, action: str, status: Status) -> None:
+def test_failing_mode_becomes_a_row_and_the_others_go_on(bench: Bench, action: str, status: Status) -> None:
     outcome = bench.run({"graph": action}, modes=FOUR[:3], timeout_s=4.0)
     cells = bench.cells()
     assert {mode: cell.status for mode, cell in cells.items()} == {
@@ -301,7 +301,7 @@ def test_a_failing_mode_becomes_a_row_and_the_others_go_on(bench: Bench, action:
     assert fake_workers_alive() == []
 
 
-def test_failure_spares_the_next_workload_and_its_children(bench: Bench) -> None:
+def test_failure_does_not_affect_the_next_workload(bench: Bench) -> None:
     workloads = [fake_workload("ONE"), fake_workload("TWO")]
     bench.run({"ONE/graph": "child,stray,exit:1"}, workloads, modes=FOUR[1:3])
     cells = bench.cells()
@@ -320,7 +320,7 @@ def test_errors_and_logs_hold_no_path_of_this_machine(bench: Bench) -> None:
     assert str(store.REPOSITORY) not in cell.model_dump_json()
 
 
-def test_a_mode_whose_bits_differ_fails_before_it_is_timed(bench: Bench) -> None:
+def test_mode_whose_bits_differ_fails_before_it_is_timed(bench: Bench) -> None:
     strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with=("graph",))
     bench.run({"strict": "other_digest@compile"}, modes=(MODES["compile"], MODES["graph"], strict))
     cell = bench.cells()["strict"]
@@ -331,13 +331,13 @@ def test_a_mode_whose_bits_differ_fails_before_it_is_timed(bench: Bench) -> None
     assert bench.cells()["graph"].status is Status.PASS
 
 
-def test_nothing_is_left_to_do_in_a_complete_run(bench: Bench) -> None:
+def test_complete_run_has_no_remaining_work(bench: Bench) -> None:
     first = bench.run()
     assert plan_jobs([(fake_workload(), "published")], FOUR, SETTINGS.size, first.cells) == []
     assert len(plan_jobs([(fake_workload(), "current")], FOUR, SETTINGS.size, first.cells)) == 1
 
 
-def test_a_budget_starts_what_fits_and_names_the_rest(bench: Bench) -> None:
+def test_budget_starts_fitting_workloads_and_names_the_rest(bench: Bench) -> None:
     workloads = [fake_workload(name) for name in ("ONE", "TWO", "THREE")]
     now = iter([0.0, 0.0, 50.0, 60.0])  # the start, then the time each workload would begin at
     outcome = bench.run(

@@ -62,7 +62,7 @@ def test_each_process_and_each_rank_begins_on_a_core_of_its_own() -> None:
     assert core_for(0, cores[:2], ranks=3) is None, "not a core for each"
 
 
-def test_half_of_the_blocks_do_where_they_are_long() -> None:
+def test_long_blocks_are_halved_in_number() -> None:
     settings = RunSettings(blocks=21, measure_s=7.0)
     assert [least_blocks(seconds, settings) for seconds in (0.0, 6.9, 7.0, 100.0)] == [21, 21, 11, 11]
     short = RunSettings(blocks=20, measure_s=0.0)
@@ -79,7 +79,7 @@ def test_orders_hold_each_mode_once_and_vary_the_neighbours() -> None:
     assert min(before[name] for name in ("eager", "graph", "placement")) > 30
 
 
-def test_all_modes_of_a_block_have_its_core_and_cores_take_turns() -> None:
+def test_modes_of_a_block_share_a_core_and_blocks_rotate_it() -> None:
     assert [core_for(block, [3, 5]) for block in (0, 9, 10, 19, 20)] == [3, 3, 5, 5, 3]
     assert core_for(0, [7]) is core_for(0, []) is None
 
@@ -152,7 +152,7 @@ def test_unrecorded_workloads_count_by_size_and_task() -> None:
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "1", "a/b", "1/3/5", "-1/3", ""])
-def test_what_is_no_shard_is_refused(text: str) -> None:
+def test_invalid_shard_is_refused(text: str) -> None:
     with pytest.raises(WrongUse, match="--shard"):
         parse_shard(text)
 
@@ -211,18 +211,18 @@ def test_estimates_are_recorded_seconds_with_a_margin() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("9m", 540), ("90s", 90), ("1h30m", 5400), ("45", 45), ("0.5h", 1800), (" 2m5s ", 125)]
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_duration_is_parsed(text: str, seconds: float) -> None:
     assert parse_duration(text, "--budget") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "0m", "-5m", "ten", "5 m m", "5d", "m"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(WrongUse, match="--budget"):
         parse_duration(text, "--budget")
 
 
 @given(st.integers(1, 500_000))
-def test_a_written_duration_reads_back(seconds: int) -> None:
+def test_written_duration_reads_back(seconds: int) -> None:
     written = format_duration(seconds)
     assert abs(parse_duration(written, "x") - seconds) < (60 if "h" in written else 1)
 
@@ -234,7 +234,7 @@ def test_a_written_duration_reads_back(seconds: int) -> None:
         ({"seed": -1}, "--seed -1"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(changes: dict[str, int], words: str) -> None:
+def test_inconsistent_settings_are_refused(changes: dict[str, int], words: str) -> None:
     with pytest.raises(WrongUse, match=words):
         RunSettings(**changes).checked()  # type: ignore[arg-type]
 
@@ -260,7 +260,7 @@ def test_workloads_are_selected_once_with_their_default_variant() -> None:
     assert len(select_workloads([], None)) == len(registry.workloads())
 
 
-def test_a_set_chooses_its_workloads_and_none_means_all() -> None:
+def test_set_chooses_its_workloads_and_none_means_all() -> None:
     sets = registry.sets()
     assert {"grace", "pygraph", "all"} <= set(sets)
     for name, members in sets.items():

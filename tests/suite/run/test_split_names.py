@@ -24,7 +24,7 @@ def test_degrees_and_names_are_checked() -> None:
             split_names(names, (2,), chosen)
 
 
-def test_a_split_workload_is_a_row_of_its_own() -> None:
+def test_split_workload_is_a_row_of_its_own() -> None:
     row = find("xlnet-i@tp4")
     assert (row.acronym, row.tp, row.batch, row.sets) == ("XLNET-I@tp4", 4, 128, ())
     assert find("DALLE2@tp1").batch == 2

@@ -69,7 +69,7 @@ def test_listing_models_imports_none_of_them(poisoned: Path):
     }
 
 
-def test_what_a_run_is_to_hold_is_not_imported_again(poisoned: Path):
+def test_selected_models_are_not_imported_again(poisoned: Path):
     chosen = select_workloads(["torchbench:Both-train", "EOS"], None, planned=True)
     assert [(row.acronym, variant) for row, variant in chosen] == [
         ("torchbench:Both-train", "published"),
@@ -79,14 +79,14 @@ def test_what_a_run_is_to_hold_is_not_imported_again(poisoned: Path):
         select_workloads(["torchbench:Both-train"], None)
 
 
-def test_without_torchbench_the_set_says_how_to_get_it():
+def test_set_without_torchbench_names_the_installation():
     with pytest.raises(WrongUse, match=r"not installed; get it by `git clone .*--with-torchbench PATH"):
         select_workloads([], None, "torchbench")
     with pytest.raises(WrongUse, match="needs TorchBench"):
         select_workloads(["torchbench:alexnet"], None, planned=True)
 
 
-def test_what_encore_list_does_not_show_is_not_said_to_be_there(poisoned: Path):
+def test_unlisted_names_are_not_suggested(poisoned: Path):
     for name in ("torchbench:Bothh", "EOSS"):
         with pytest.raises(WrongUse) as raised:
             select_workloads([name], None)
@@ -94,17 +94,17 @@ def test_what_encore_list_does_not_show_is_not_said_to_be_there(poisoned: Path):
 
 
 @pytest.mark.parametrize("name", ["grace", "Generation", "torchbench"])
-def test_a_set_for_a_workload_is_answered_with_the_option(name: str):
+def test_set_for_a_workload_is_answered_with_the_option(name: str):
     with pytest.raises(WrongUse, match=f"'{name}' is a set of workloads; choose it by --set {name}"):
         select_workloads(["EOS", name], None)
 
 
-def test_an_unknown_set_names_this_one_too():
+def test_unknown_set_names_this_one_too():
     with pytest.raises(registry.UnknownWorkload, match="torchbench"):
         registry.find_set("torchbenchh")
 
 
-def test_a_listed_model_is_built_as_the_named_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_listed_model_is_built_as_the_named_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
@@ -132,7 +132,7 @@ def test_a_listed_model_is_built_as_the_named_one(tmp_path: Path, monkeypatch: p
             del sys.modules[name]
 
 
-def test_run_records_what_cannot_run_and_measures_the_rest(tmp_path: Path):
+def test_run_records_failures_and_measures_the_rest(tmp_path: Path):
     install(tmp_path)
     models = tmp_path / "torchbenchmark" / "models"
     for folder in models.iterdir():
@@ -168,7 +168,7 @@ def test_run_records_what_cannot_run_and_measures_the_rest(tmp_path: Path):
     assert "nothing to run" in done.stderr, done.stderr
 
 
-def test_explaining_all_goes_on_after_an_import_error(tmp_path: Path):
+def test_explaining_all_continues_after_an_import_error(tmp_path: Path):
     models = tmp_path / "torchbenchmark" / "models"
     for folder in (models, models / "ends_it", models / "needs_more"):
         folder.mkdir(parents=True)

@@ -91,7 +91,7 @@ def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", ALL)
-def test_what_is_checked_and_what_is_timed_are_captured(mode: str, cell: Any, graphs: list[Any]) -> None:
+def test_checked_and_timed_iterations_are_captured(mode: str, cell: Any, graphs: list[Any]) -> None:
     live = cell(Mlp, mode)
     prepared = live.prepare()
     assert prepared.correctness.passed
@@ -110,7 +110,7 @@ def test_what_is_checked_and_what_is_timed_are_captured(mode: str, cell: Any, gr
 
 
 @pytest.mark.parametrize("mode", CAPTURING)
-def test_the_floor_of_a_captured_iteration_is_its_graphs_alone(
+def test_floor_of_a_captured_iteration_is_its_graphs_only(
     mode: str, cell: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = cell(Mlp, mode)
@@ -132,7 +132,7 @@ def test_the_floor_of_a_captured_iteration_is_its_graphs_alone(
     assert floor_us is not None and whole_us is not None and 0 < floor_us < others_s * 1e6 <= whole_us
 
 
-def test_pointers_are_counted_that_the_iteration_writes(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pointers_written_by_the_iteration_are_counted(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph's inputs are led by pointers from call to call, and the report has those of all calls."""
     instance = instance_of(Mlp, task="training", loss=loss)
     run = captured_iteration(MODES["step"], instance, instance.module)
@@ -149,7 +149,9 @@ def test_pointers_are_counted_that_the_iteration_writes(graphs: list[Any], monke
 
 
 @pytest.mark.parametrize("mode", CAPTURING)
-def test_its_graphs_are_counted(mode: str, cell: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_of_the_iteration_are_counted(
+    mode: str, cell: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No tree of CUDA graphs holds them, and coverage said that there were none."""
     live = cell(Mlp, mode)
     live.prepare()
@@ -159,7 +161,7 @@ def test_its_graphs_are_counted(mode: str, cell: Any, graphs: list[Any], monkeyp
     assert counted.cuda_graphs == (1 if mode == "step" else 2)
 
 
-def test_what_cannot_be_captured_by_hand_is_unsupported(cell: Any, graphs: list[Any]) -> None:
+def test_manually_uncapturable_program_is_unsupported(cell: Any, graphs: list[Any]) -> None:
     with pytest.raises(Unsupported, match="cannot be captured by hand") as raised:
         cell(Reads, "by-hand").prepare()
     assert failure(raised.value, "warm-up").status is Status.UNSUPPORTED
@@ -167,7 +169,7 @@ def test_what_cannot_be_captured_by_hand_is_unsupported(cell: Any, graphs: list[
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("mode", CAPTURING)
-def test_what_cannot_be_captured_is_unsupported_and_says_why(mode: str, cell: Any, graphs: list[Any]) -> None:
+def test_uncapturable_program_is_unsupported_with_a_reason(mode: str, cell: Any, graphs: list[Any]) -> None:
     with pytest.raises(Unsupported, match="reads a value of the GPU on the host") as raised:
         cell(Reads, mode).prepare()
     assert failure(raised.value, "warm-up").status is Status.UNSUPPORTED
@@ -192,7 +194,7 @@ def test_harmless_host_draws_are_captured_where_declared(mode: str, cell: Any, g
 
 
 @pytest.mark.parametrize("acronym", ["BSCG", "STCLM"])
-def test_models_with_layer_drop_train_in_graphs_as_without(acronym: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_drop_models_train_in_graphs_as_in_eager(acronym: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for mode in ("plain", *CAPTURING):
         device = CpuDeviceWithHost()
@@ -213,7 +215,7 @@ def test_models_with_layer_drop_train_in_graphs_as_without(acronym: str, monkeyp
 
 
 @pytest.mark.parametrize("mode", ALL)
-def test_inference_is_unsupported(mode: str) -> None:
+def test_captured_iteration_refuses_inference(mode: str) -> None:
     instance = instance_of(Mlp)
     with pytest.raises(Unsupported, match="this workload is for inference"):
         captured_iteration(MODES[mode], instance, instance.module)
@@ -245,7 +247,7 @@ def test_outputs_may_hold_objects_and_are_those_of_their_call(mode: str, graphs:
 
 
 @pytest.mark.parametrize("outputs", [True, False])
-def test_all_train_as_the_plain_iteration_does(outputs: bool, graphs: list[Any]) -> None:
+def test_capturing_modes_train_as_the_plain_iteration(outputs: bool, graphs: list[Any]) -> None:
     found = []
     for kind in ("plain", *CAPTURING, *(["by-hand"] if outputs else [])):
         instance = instance_of(Mlp, task="training", loss=loss, optimizer="sgd")

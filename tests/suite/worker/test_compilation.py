@@ -20,7 +20,7 @@ from suite.worker.protocol import Measure, OomTogether
 __all__ = ["cell"]
 
 
-def test_the_optimizer_moves_the_weights_after_the_check_only(cell):
+def test_optimizer_updates_weights_only_after_the_check(cell):
     live = cell(Mlp, task="training", optimizer="sgd", spec={"with_optimizer": True})
     correctness = live.prepare().correctness
     assert correctness.passed and correctness.max_relative_error == 0.0
@@ -30,7 +30,7 @@ def test_the_optimizer_moves_the_weights_after_the_check_only(cell):
     assert not torch.equal(weight, before)
 
 
-def test_a_mode_with_cuda_graphs_on_a_cpu_says_that_it_has_none(cell):
+def test_mode_with_cuda_graphs_on_a_cpu_reports_none(cell):
     live = cell(Mlp, "graph")
     assert live.prepare().correctness.passed
     graphs = live.once.take("metrics").graphs
@@ -55,7 +55,7 @@ def test_warm_up_goes_on_until_every_input_set_was_replayed(cell, monkeypatch):
     assert {id(x) for x in calls[2:]} == {id(inputs.args[0]) for inputs in live._program.input_sets}
 
 
-def test_a_cell_is_called_until_encores_graphs_have_settled(cell, monkeypatch):
+def test_cell_is_called_until_graphs_have_settled(cell, monkeypatch):
     calls, answers = [], iter([False, False, False])
     replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
     monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", lambda: next(answers, True))
@@ -102,7 +102,7 @@ def test_compiled_graphs_are_found_by_their_own_mode_only(cell, monkeypatch, tmp
     assert counters["inductor"]["fxgraph_cache_hit"] == found
 
 
-def test_what_tuning_finds_is_stored_and_looked_up_under_one_key(cell):
+def test_tuning_results_are_stored_under_one_key(cell):
     """Compile workers do not know what a process has marked its graphs with, and it is they who name what is stored."""
     key = AutotuneCache._prepare_key("kernel.py")
     live = cell(lambda: torch.nn.Linear(8, 8), "compile")

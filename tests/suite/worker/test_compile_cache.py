@@ -11,7 +11,7 @@ from suite.worker.compile_cache import CompileCache
 COMPILE, GRAPH, UNPARTITIONED = (MODES[name] for name in ("compile", "graph", "graph-unpartitioned"))
 
 
-def test_conditions_tell_what_was_there_and_who_was_at_work(tmp_path: Path) -> None:
+def test_compile_conditions_report_cache_and_concurrency(tmp_path: Path) -> None:
     cache = CompileCache(tmp_path)
     assert cache.conditions(1) is CompileConditions.COLD_ALONE
     cache.compiled(COMPILE)

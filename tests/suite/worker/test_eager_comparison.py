@@ -23,7 +23,7 @@ from suite.worker.protocol import Inaccurate
 __all__ = ["cell"]
 
 
-def test_a_mode_that_computes_something_else_is_inaccurate(cell, monkeypatch):
+def test_mode_that_computes_something_else_is_inaccurate(cell, monkeypatch):
     replaced_call(monkeypatch, lambda module, x: module(x) * 1.01)
     with pytest.raises(Inaccurate, match=r"output differs from eager by a relative error of 0\.01") as raised:
         cell(Mlp).prepare()
@@ -33,7 +33,7 @@ def test_a_mode_that_computes_something_else_is_inaccurate(cell, monkeypatch):
     assert answer.correctness.worst == "output"
 
 
-def test_an_error_on_the_second_input_alone_is_found(cell, monkeypatch):
+def test_error_on_the_second_input_alone_is_found(cell, monkeypatch):
     live = cell(Mlp)
 
     def wrong_on_the_second(module, x):
@@ -62,7 +62,7 @@ def test_call_that_reads_old_inputs_is_found(cell, monkeypatch):
     assert cell(NearlyConstant).prepare().correctness.passed
 
 
-def test_an_error_that_begins_with_the_third_call_is_found(cell, monkeypatch):
+def test_error_that_begins_with_the_third_call_is_found(cell, monkeypatch):
     """As when a CUDA graph is replayed wrongly: neither its warm-up nor its recording shows it."""
     calls = 0
 
@@ -76,7 +76,7 @@ def test_an_error_that_begins_with_the_third_call_is_found(cell, monkeypatch):
         cell(Mlp, spec={"warm_up": 1}).prepare()
 
 
-def test_mode_with_known_bits_gets_the_verdict_for_free(cell, monkeypatch):
+def test_known_bits_reuse_the_verdict(cell, monkeypatch):
     """Comparing takes as long as compiling where it needs a program in higher precision."""
     first = cell(Mlp, task="training").prepare().correctness
     refuse = unittest.mock.Mock(side_effect=AssertionError("compared again"))
@@ -87,7 +87,7 @@ def test_mode_with_known_bits_gets_the_verdict_for_free(cell, monkeypatch):
         cell(Mlp, task="training").prepare()
 
 
-def test_folder_that_cannot_be_written_to_is_no_failure(tmp_path, capsys):
+def test_unwritable_folder_is_no_failure(tmp_path, capsys):
     (tmp_path / "file").touch()
     results = [Results({"output": torch.ones(2)})]
     JudgedResults(tmp_path / "file" / "judged").add(results, Agreement(True, 1, 0.0, "output", None))
@@ -98,7 +98,7 @@ def test_folder_that_cannot_be_written_to_is_no_failure(tmp_path, capsys):
     assert judged.verdict(results * 2) is None and judged.verdict([Results({"output": torch.zeros(2)})]) is None
 
 
-def test_what_was_not_found_right_is_no_excuse_for_others(cell, monkeypatch):
+def test_unverified_mode_does_not_excuse_others(cell, monkeypatch):
     replaced_call(monkeypatch, lambda module, x: module(x) * 1.01)
     for _ in range(2):
         with pytest.raises(Inaccurate):

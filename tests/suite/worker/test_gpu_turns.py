@@ -58,7 +58,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         ("alone", "alone", False),
     ],
 )
-def test_who_may_use_the_gpu_next_to_whom(
+def test_gpu_lock_admits_compatible_processes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], theirs: str, ours: str, possible: bool
 ) -> None:
     file = tmp_path / "cache" / "turns"
@@ -67,7 +67,7 @@ def test_who_may_use_the_gpu_next_to_whom(
         assert ("going on next to it" in capfd.readouterr().out) is not possible, "a log says what timings may suffer"
 
 
-def test_gpu_turn_reports_its_waiting_time(tmp_path: Path) -> None:
+def test_gpu_lock_reports_its_waiting_time(tmp_path: Path) -> None:
     entered: list[str] = []
 
     @contextmanager
@@ -83,7 +83,7 @@ def test_gpu_turn_reports_its_waiting_time(tmp_path: Path) -> None:
         assert 0.3 <= turns.waited_s < 5.0 and entered == ["waits"]
 
 
-def test_gpu_turn_ends_with_its_block_and_with_its_process(tmp_path: Path) -> None:
+def test_gpu_lock_ends_with_its_block_or_process(tmp_path: Path) -> None:
     turns, again = GpuTurns(tmp_path / "turns"), GpuTurns(tmp_path / "turns")
     with pytest.raises(KeyError), turns.alone():
         raise KeyError
@@ -94,7 +94,7 @@ def test_gpu_turn_ends_with_its_block_and_with_its_process(tmp_path: Path) -> No
         assert gets(again, "alone")
 
 
-def test_who_has_the_gpu_alone_may_call_and_keeps_it(tmp_path: Path) -> None:
+def test_exclusive_process_may_call_and_keeps_the_gpu(tmp_path: Path) -> None:
     turns, others = GpuTurns(tmp_path / "turns"), GpuTurns(tmp_path / "turns")
     with turns.alone():
         with turns.calling(), turns.alone():

@@ -19,7 +19,7 @@ from suite.worker.protocol import Inaccurate
 __all__ = ["cell"]
 
 
-def test_compiled_stochastic_training_agrees_by_eagers_numbers(cell):
+def test_compiled_stochastic_training_agrees_with_eager(cell):
     """Half of the hidden values are dropped: with other random numbers, nothing would agree."""
     live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True)
     prepared = live.prepare()
@@ -190,7 +190,7 @@ def test_trial_finds_wrong_gradients_too_small_for_float16(cell, monkeypatch, si
         cell(lambda: HalfGradients(0.5), "compile", **options).build()
 
 
-def test_nothing_of_the_trial_is_left_to_wait_for_calls(cell, monkeypatch):
+def test_trial_leaves_no_pending_work(cell, monkeypatch):
     """A graph that is not called any more never settles, and each cell waited 20 s for it."""
     forgotten = []
     monkeypatch.setattr(suite.worker.compilation.optimizations, "reset", lambda: forgotten.append(len(calls)))

@@ -21,7 +21,7 @@ from suite.worker.protocol import Measure
 __all__ = ["cell"]
 
 
-def test_a_cell_of_the_eager_mode(cell):
+def test_eager_cell_passes_all_phases(cell):
     live = cell(Mlp)
     prepared = live.prepare()
     assert live.phases == ["build", "check", "compile", "warm-up", "wait", "compare"]
@@ -40,7 +40,7 @@ def test_a_cell_of_the_eager_mode(cell):
     assert (metrics.coverage, metrics.graphs, metrics.copies, metrics.memory) == (None, None, None, None)
 
 
-def test_all_processes_free_what_only_checks_need(cell, monkeypatch, tmp_path):
+def test_all_processes_free_memory_of_checks(cell, monkeypatch, tmp_path):
     """Eight that keep what eager's comparison took do not fit where eight that are measured do."""
     turns = GpuTurns(tmp_path / TURNS)
     events = []
@@ -64,7 +64,7 @@ def test_all_processes_free_what_only_checks_need(cell, monkeypatch, tmp_path):
     assert events[judging:] == ["judged", "judged", "release"], "the judge's"
 
 
-def test_cell_judges_alone_on_the_gpu_and_warms_up_otherwise(cell, monkeypatch, tmp_path):
+def test_cell_judges_alone_on_the_gpu(cell, monkeypatch, tmp_path):
     others = GpuTurns(tmp_path / TURNS)
     monkeypatch.setattr(suite.worker.gpu_turns, "MOST_WAIT_S", 0.01)
     seen = []

@@ -81,7 +81,7 @@ def test_each_rank_is_timed_on_its_own_core_in_all_modes(cell, monkeypatch):
     assert cores == {("eager", 0): 0, ("graph", 0): 0, ("eager", 1): 4, ("graph", 1): 4}
 
 
-def test_whatever_is_counted_or_profiled_finds_its_inputs_moved(cell, monkeypatch):
+def test_counted_and_profiled_iterations_move_their_inputs(cell, monkeypatch):
     """A graph that reads inputs in place writes no pointers for those that are where they were in the last call."""
     from suite.measure.copies import CopyCount
 

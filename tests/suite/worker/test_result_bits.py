@@ -15,7 +15,7 @@ from suite.worker.protocol import Inaccurate
 __all__ = ["cell"]
 
 
-def test_digests_repeat_with_the_seed_and_only_with_it(cell):
+def test_digests_repeat_for_equal_seeds_only(cell):
     first, again, other = (
         cell(lambda: Mlp(0.5), task="training", stochastic=True, spec={"seed": seed}).prepare().correctness.digests
         for seed in (7, 7, 8)

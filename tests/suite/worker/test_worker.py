@@ -124,7 +124,7 @@ def test_program_that_ends_its_process_is_a_failure_with_reason(spec, tmp_path):
 
 
 @pytest.mark.parametrize(("workload", "mode"), [("EOS", "eager"), ("ALNET", "eager"), ("EOS", "compile")])
-def test_a_real_workload_from_prepare_to_stop(worker, spec, workload, mode):
+def test_real_workload_from_prepare_to_stop(worker, spec, workload, mode):
     worker.send(Prepare(spec=spec(workload, mode)))
     built = worker.answer()
     assert isinstance(built, Built), (built, worker.log.read_text())
@@ -159,7 +159,7 @@ def test_a_real_workload_from_prepare_to_stop(worker, spec, workload, mode):
     assert worker.answer() is None
 
 
-def test_the_end_of_the_command_pipe_ends_an_idle_worker(worker):
+def test_end_of_the_command_pipe_ends_an_idle_worker(worker):
     worker.hang_up()
     assert worker.process.wait(PATIENCE_S) == 0
 
@@ -186,7 +186,7 @@ BUSY = """
 """
 
 
-def test_a_worker_whose_runner_vanishes_ends_with_all_it_started(spec, tmp_path):
+def test_worker_without_its_runner_ends_with_its_children(spec, tmp_path):
     peer = Peer(sys.executable, "-P", "-c", textwrap.dedent(BUSY), log=tmp_path / "log")
     try:
         peer.send(Prepare(spec=spec()))
@@ -208,7 +208,7 @@ def _lives(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_the_cells_environment_is_set_before_torch_is_there(tmp_path, spec):
+def test_cell_environment_is_set_before_importing_torch(tmp_path, spec):
     """In a process of its own: importing the worker imports no torch, and too late is an error."""
     made = spec(cache_dir=str(tmp_path / "new"), cpu_threads=3, compile_threads=5)
     script = f"""
@@ -251,7 +251,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     ],
 )
 @pytest.mark.parametrize("phase", ["build", "check", "wait", "compare", "compile", "warm-up", "measure", "metrics"])
-def test_lack_of_memory_is_told_in_any_phase(error, phase, status):
+def test_lack_of_memory_is_reported_in_any_phase(error, phase, status):
     assert status_of(error, phase) is status
 
 
@@ -266,7 +266,7 @@ def test_lack_of_memory_is_told_in_any_phase(error, phase, status):
         ("metrics", Status.RUN_ERROR),
     ],
 )
-def test_other_errors_are_told_by_their_phase(phase, status):
+def test_other_errors_are_reported_with_their_phase(phase, status):
     answer = failure(ValueError("\n  no such size: 7\nmore"), phase)
     assert (answer.status, answer.error) == (status, f"{phase}: ValueError: no such size: 7")
 

@@ -39,7 +39,7 @@ class Stage(nn.Module):
         return nn.functional.dropout(y, 0.1, self.training)
 
     def update(self) -> None:
-        """What an FP8 recipe does once per step."""
+        """Run what an FP8 recipe does once per step."""
         with torch.no_grad():
             self.scale.copy_(1 + self.amax / 10)
             self.amax.zero_()
@@ -55,7 +55,7 @@ ORDERS: dict[str, list[int]] = {
 def follow(
     call: Sequence[Callable[..., Any]], order: Sequence[int], batches: list[torch.Tensor], *, flags: bool = False
 ) -> list[torch.Tensor]:
-    """Losses of one step in which two stages run in this order, as a pipeline's loop does."""
+    """Return the losses of one step in which two stages run in this order, as a pipeline's loop does."""
     waiting: dict[int, list[Any]] = {1: [], 2: []}
     between: list[torch.Tensor] = []
     slopes: list[torch.Tensor] = []
@@ -174,7 +174,7 @@ HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", sorted(HOLDERS))
 def test_result_referenced_by_its_storage_stays_valid(name: str) -> None:
-    """Nobody could tell whoever has its address that it lies elsewhere now."""
+    """A program that stored its address would read stale memory if the result moved."""
     module = nn.Linear(4, 4)
     call = graph_callables([module], [(torch.randn(2, 4),)], device=CpuDevice(), order=[1])
     with torch.no_grad(), warnings.catch_warnings():
@@ -192,7 +192,7 @@ def test_result_referenced_by_its_storage_stays_valid(name: str) -> None:
 
 
 def test_graphs_without_backwards_replay_under_no_grad() -> None:
-    """The order says that there are none, and so does no_grad where they are called."""
+    """Either the order has no backwards, or the calls run under no_grad."""
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
             call = graph_callables([nn.Linear(4, 4)], [(torch.randn(2, 4),)], device=CpuDevice(), order=[1])
@@ -361,7 +361,7 @@ def test_two_tensors_in_place_of_one_are_distinguished() -> None:
 
 
 def test_code_may_compare_arguments_by_identity() -> None:
-    """As attention does that is given its queries for keys."""
+    """Attention compares queries and keys by identity."""
     weight = nn.Parameter(torch.randn(3))
 
     def function(query: torch.Tensor, key: torch.Tensor, more: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -381,7 +381,7 @@ def test_code_may_compare_arguments_by_identity() -> None:
 
 
 def test_warning_is_given_if_the_first_call_does_not_match() -> None:
-    """A batch that is smaller than others is one thing, and a sample that no call is like another."""
+    """A smaller batch is expected at times; a sample that matches no call is an error of the program."""
     modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
     graph_callables(modules, [torch.randn(2, 3)], device=CpuDevice())
     x = torch.randn(2, 3)
@@ -398,7 +398,7 @@ def test_warning_is_given_if_the_first_call_does_not_match() -> None:
 
 
 def functions_called(layers: int) -> list[str]:
-    """In Python and in C, by a forward of a network that was captured."""
+    """Count the functions that a forward of a captured network calls, in Python and in C."""
     torch.manual_seed(5)
     model = nn.Sequential(*[module for _ in range(layers) for module in (nn.Linear(8, 8), nn.GELU())])
     given = torch.randn(6, 8)
@@ -426,7 +426,7 @@ def functions_called(layers: int) -> list[str]:
 
 
 def test_forward_overhead_is_independent_of_parameter_count() -> None:
-    """Of each gradient that it holds, it asks for the memory alone."""
+    """Per gradient, only its address is read."""
     few, many = functions_called(1), functions_called(12)
     asked = "untyped_storage"
     assert [name for name in many if name != asked] == [name for name in few if name != asked]

@@ -1,4 +1,4 @@
-"""Gradients of graphed callables are those of eager, whoever gets them, and whatever happens before the backward."""
+"""Gradients of graphed callables equal eager's for every way to compute them, whatever runs before the backward."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hooks_of_parameters(module: nn.Linear, xs: Sequence[torch.Tensor], kept: lis
 
 
 def asked_for(module: nn.Linear, xs: Sequence[torch.Tensor], kept: list[Any]) -> None:
-    """By `torch.autograd.grad`, where gradients are there already."""
+    """Call `torch.autograd.grad` while gradients exist already."""
     module(xs[0]).sum().backward()
     for x in xs[1:]:
         kept += torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
@@ -88,7 +88,7 @@ def test_gradients_equal_eager_and_stay_valid(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["changes", "keeps", "after", "of its node"])
 def test_parameter_hooks_run_once_with_valid_gradients(kind: str) -> None:
-    """Those that were there before the capture: a graph of them would do their work twice."""
+    """Hooks from before the capture must not run in the graph as well: they would run twice."""
     module = nn.Linear(3, 3)
     reference = copy.deepcopy(module)
     kept: list[list[torch.Tensor]] = [[], []]
@@ -136,7 +136,7 @@ BETWEEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", sorted(BETWEEN))
 def test_write_to_saved_memory_before_the_backward_is_an_error(name: str) -> None:
-    """Eager raises, and so does the graph, in the same words."""
+    """The graph raises the same error as eager."""
     module = Ends()
     reference = copy.deepcopy(module)
     for one in (reference, module):

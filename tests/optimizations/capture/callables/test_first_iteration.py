@@ -71,7 +71,7 @@ def test_program_without_optimizer_ends_its_iteration() -> None:
 
 
 def test_optimizer_step_before_a_backward_ends_no_iteration() -> None:
-    """As of a discriminator, while the generator's backward is still to come."""
+    """A discriminator's optimizer steps before the generator's backward has run."""
     module = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     group = graph_callables(module, device=CpuDevice())

@@ -1,4 +1,4 @@
-"""What a callable does in its first run only: warm-up must not do that in the place of the first call."""
+"""Callables with work in their first run only are refused: a warm-up must not run it instead of the first call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callables that draw random numbers on the host which, by the caller's word, decide nothing."""
+"""Callables may draw random numbers on the host if the caller declares that the results are unused."""
 
 from __future__ import annotations
 

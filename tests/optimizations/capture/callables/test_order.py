@@ -1,4 +1,4 @@
-"""Orders of schedules become events, and these a plan: as few graphs and memory pools as can be."""
+"""Orders of schedules become events, and events become a plan with the fewest graphs and memory pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that work with other processes are no callables: what they do there is done in Python."""
+"""Modules with collectives are refused as callables, because their communication runs in Python."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FSDPLinear(nn.Linear):
 
 
 def half(gradients: torch.Tensor) -> Any:
-    """As if another process had no gradient."""
+    """Simulate another process without a gradient."""
     found: Any = torch.futures.Future()
     found.set_result(gradients * 0.5)
     return found

@@ -1,4 +1,4 @@
-"""What a graph of a callable could not repeat is refused, by name, and leaves no trace."""
+"""Callables with work that a graph cannot repeat are refused by name, and nothing of the attempt remains."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def draws_again(x: torch.Tensor) -> torch.Tensor:
 
 
 class Flips:
-    """Every other call is another; nothing that can be watched changes."""
+    """Alternate between two behaviours without any state that can be compared."""
 
     def __init__(self) -> None:
         self.at = iter(range(1000)).__next__

@@ -186,7 +186,7 @@ class GivesItsWeight(nn.Linear):
 
 @pytest.mark.parametrize("outputs", ["static", "copied"])
 def test_results_in_memory_of_the_program_are_not_copied(outputs: str) -> None:
-    """A weight that is returned follows its updates, and others may hold it, as `state_dict` does."""
+    """A returned weight must show its updates, and other objects such as `state_dict` may reference it."""
     module = GivesItsWeight(3, 3)
     call = graphed(module, batches(1), outputs=outputs)
     kept: list[Any] = []
@@ -293,7 +293,7 @@ def test_result_returned_twice_is_one_tensor() -> None:
 
 
 def test_write_into_a_shared_result_is_an_error_of_the_backward() -> None:
-    """Autograd knows of the views that a callable made in eager, and not of those of a graph's memory."""
+    """Autograd records the views that a callable makes in eager, but not views of a graph's memory."""
     module = Views(3, 3)
     graphed(module, batches(1))
     result, row, _ = module(torch.randn(2, 3))
@@ -305,7 +305,7 @@ def test_write_into_a_shared_result_is_an_error_of_the_backward() -> None:
 
 @torch.no_grad()
 def test_stream_is_waited_for_while_results_may_be_read() -> None:
-    """The host sees nobody who reads a result that was let go of, and the device may be behind."""
+    """The device may still read a result whose last reference on the host is gone."""
     device = CpuDevice()
     modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
     x = batches(1)[0]
@@ -369,7 +369,7 @@ def test_inputs_of_unused_results_get_no_gradient() -> None:
 
 
 def test_hooks_of_parameters_of_unused_results_get_zeros() -> None:
-    """Autograd calls them, and most take tensors only."""
+    """Autograd calls these hooks, and most accept tensors only."""
     module = Halves()
     call = graph_callables(module, [tuple(batches(2))], device=CpuDevice())[0]
     module.second.weight.register_hook(lambda gradient: gradient * 2)
@@ -391,7 +391,7 @@ def test_hooks_before_an_unused_argument_get_zeros() -> None:
 
 
 def test_graph_with_a_resized_result_is_not_launched() -> None:
-    """It would write where the result lay, and hand out what lies where it is now."""
+    """A launch would write to the old memory of the result and return the new one."""
     call = graph_callables([torch.exp], [(torch.randn(4),)], order=[1], device=CpuDevice())
     with torch.no_grad():
         out = call[0](torch.randn(4))

@@ -1,4 +1,4 @@
-"""With share_io=True a callable reads the results of the one before where they lie."""
+"""With share_io=True a callable reads the results of the previous one in place."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_unshared_argument_runs_uncaptured() -> None:
 
 @pytest.mark.filterwarnings("ignore:callable . runs without its graphs")
 def test_shared_result_is_valid_until_the_next_backward() -> None:
-    """The first one's backward has run already, and nothing but the second's graph reads the result."""
+    """The first backward has run already, and only the second one's graph reads the result."""
     modules = layers(2)
     reference = copy.deepcopy(modules)
     graphed(modules)
@@ -83,7 +83,7 @@ def test_shared_result_is_valid_until_the_next_backward() -> None:
 
 
 def test_write_into_a_shared_result_is_an_error_of_the_backward() -> None:
-    """Of the second one's, which reads it; the first one's does not."""
+    """The second callable's backward reads the result; the first one's does not."""
     double, square = (lambda x: x * 2), torch.square
     sample = torch.randn(3, requires_grad=True)
     group = graph_callables([double, square], [(sample,), (sample,)], share_io=True, device=CpuDevice())

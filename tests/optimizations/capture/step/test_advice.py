@@ -1,4 +1,4 @@
-"""What to change, where it is a part of PyTorch that reads on the host: each has its own advice, with the line."""
+"""Each part of PyTorch that reads on the host has its own advice, with the line."""
 
 from __future__ import annotations
 

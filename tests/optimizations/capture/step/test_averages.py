@@ -1,4 +1,5 @@
-"""Averages of weights after a step and in it: those of PyTorch, whose first call is another one, and by hand."""
+"""Averages of weights after and in a step: PyTorch's, whose first call differs from later ones, and handwritten
+ones."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def test_average_after_the_step_equals_eager(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("on_the_host", [False, True])
 def test_average_in_the_step_is_refused(on_the_host: bool) -> None:
-    """Its count decides on the host whether the weights are copied."""
+    """A count on the host decides whether the weights are copied."""
     expected, _ = run(AVERAGES["exponential"], inside=True, graphed=False)
     found, report = run(AVERAGES["exponential"], inside=True, graphed=True, on_the_host=on_the_host)
     assert all(map(torch.equal, found, expected))

@@ -1,4 +1,4 @@
-"""Batches of classes of the program's own, other objects in each call: what their methods and classes hold is seen."""
+"""Batches of the program's own classes: state in their methods and classes is compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps over code that `torch.compile` made: what it does for a call decides nothing about the step."""
+"""Steps over code from `torch.compile`: what compiled code does for one call does not refuse the step."""
 
 from __future__ import annotations
 

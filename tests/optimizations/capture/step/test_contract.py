@@ -73,7 +73,7 @@ class OfClass:
 
 
 class WithProperty:
-    """Its number is read by methods that Python calls by itself."""
+    """An object whose number is read by methods that Python calls implicitly."""
 
     def __init__(self) -> None:
         self._scale = 1.0
@@ -220,7 +220,7 @@ def test_changed_value_is_noticed_at_once(name: str) -> None:
 
 
 class Hidden:
-    """Gives its number by a lookup that no name in code shows."""
+    """An object whose number is found by a lookup without a name in code."""
 
     def __init__(self) -> None:
         self.levels: Any = {"a": {"b": {"c": {"d": {"scale": 1.0}}}}}

@@ -1,4 +1,4 @@
-"""Inputs and results of a step are copied around its launch, and are what they are in eager."""
+"""Inputs and results of a step are copied around its launch, and equal eager's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "large": lambda loss: loss * torch.ones(100_000),
     "many": lambda loss: [loss * index for index in range(18)],
     "expanded": lambda loss: (loss * torch.arange(5.0))[:, None].expand(5, 3),
-    "expanded, beside others": lambda loss: (loss, (loss * torch.arange(5.0)).expand(3, 5), loss * torch.ones(3)),
+    "expanded, next to others": lambda loss: (loss, (loss * torch.arange(5.0)).expand(3, 5), loss * torch.ones(3)),
     "a column, expanded": lambda loss: (loss * torch.arange(36.0).reshape(6, 6))[:, 1:2].expand(-1, 3),
     "a part of each row": lambda loss: (loss * torch.arange(36.0).reshape(6, 6))[:, 2:4],
     "channels last": lambda loss: (loss * torch.ones(2, 3, 4, 4)).to(memory_format=torch.channels_last),
@@ -125,7 +125,7 @@ def test_input_written_by_the_step_is_the_callers() -> None:
 
 @pytest.mark.parametrize("moves", [False, True])
 def test_adjacent_inputs_of_one_tensor_may_be_written(*, moves: bool) -> None:
-    """As caches of keys and values do."""
+    """Caches of keys and values are such tensors."""
 
     def step(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         keys.add_(x)

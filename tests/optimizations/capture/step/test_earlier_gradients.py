@@ -1,4 +1,4 @@
-"""Gradients from before a call that runs as it is: it lets go of them where eager does."""
+"""A call that runs uncaptured releases earlier gradients where eager does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 
 
 def test_side_stream_may_read_gradients_the_step_releases() -> None:
-    """Another thread gets memory of the program's own stream: of a gradient that the side stream has still to read."""
+    """Another thread may reuse a gradient's memory that the side stream has still to read."""
     model = network("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     told: list[Any] = []

@@ -1,4 +1,4 @@
-"""What only a first run does, and what code does when it is captured: neither decides about the calls behind it."""
+"""Work of the first run only, and answers to capture queries, do not refuse later calls."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_capture_queries_of_models_have_one_answer(padded: bool) -> None:
 @pytest.mark.parametrize("asks", [True, False])
 def test_failed_capture_of_a_querying_step_is_tried_again(asks: bool) -> None:
     """As code does that leaves something to libraries which a capture breaks, and that passes no operator."""
-    model, told = network("cpu"), array.array("b")  # where nobody looks for state
+    model, told = network("cpu"), array.array("b")  # where no code looks for state
 
     def forward(batch: Any) -> torch.Tensor:
         if asks:
@@ -304,7 +304,7 @@ def test_generated_code_that_waits_is_refused_with_its_line(monkeypatch: pytest.
 
 
 def test_wait_in_the_first_run_only_does_not_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As libraries wait that load themselves on first use."""
+    """Libraries that load themselves on first use wait once."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: None)
     used = array.array("i", [0])
 

@@ -1,4 +1,4 @@
-"""Inputs that a captured step reads where they lie: by name, and copied where anything is in doubt."""
+"""A captured step reads inputs of known kernels in place, and copies them where a use is uncertain."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOWHERE: Hidden = contextlib.nullcontext(None)
 
 
 def on(device: CpuDevice) -> Hidden:
-    """For a kernel of a step on `device`: in something that no step looks into."""
+    """Hold state for a kernel of a step on `device` in an object that no step inspects."""
     return contextlib.nullcontext(device)
 
 
@@ -43,7 +43,8 @@ COUNT = ROWS * COLUMNS
 
 
 class Kernel:
-    """Doubles what lies at its first address into its second. `device` captures it as a node with these words."""
+    """Write the doubled values at the first address to the second. `device` captures it as a node with these
+    arguments."""
 
     def __init__(self, device: Hidden, name: str) -> None:
         self._device, self._name = device, name
@@ -67,7 +68,7 @@ class Kernel:
 
 
 def tuned(kernel: Kernel) -> Any:
-    """As Inductor's generated code launches it: `kernel.run(source, target, stream=...)`."""
+    """Launch as Inductor's generated code does: `kernel.run(source, target, stream=...)`."""
     found: Any = object.__new__(torch_internals.CachingAutotuner)  # type: ignore[call-overload]
 
     def launcher(*arguments: Any, stream: int) -> None:
@@ -84,12 +85,12 @@ def tuned(kernel: Kernel) -> Any:
 
 @pytest.fixture(autouse=True)
 def generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test leaves a module to the next."""
+    """Remove generated modules after each test."""
     monkeypatch.setattr(torch_internals.PyCodeCache, "modules", [])
 
 
 def launching(kernel: Kernel) -> Callable[..., None]:
-    """What a function of a generated module does that has this kernel."""
+    """Run what a function of a generated module with this kernel does."""
     module = SimpleNamespace(kernel=tuned(kernel))
     modules: list[Any] = torch_internals.PyCodeCache.modules
     modules.append(module)
@@ -181,7 +182,7 @@ def test_unaligned_input_is_copied_for_that_call(copied: list[int]) -> None:
 
 
 def test_placeholder_referenced_by_the_program_keeps_memory(copied: list[int]) -> None:
-    """It may have put it where no step looks, and reading memory that is freed would end the process."""
+    """The program may have stored it where no step looks, and a read of freed memory would end the process."""
     hidden: Any = contextlib.nullcontext([])
 
     def holding(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -298,7 +299,7 @@ def by_name_and_by_itself(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.
 
 
 def a_kernel_of_its_own_elsewhere(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
-    """It could hold the address of anything, in memory."""
+    """Its memory could hold any address."""
     kernel.launch(out.clone(), out)
     run(x, out, stream=0)
 
@@ -329,7 +330,7 @@ def keeps_addresses(out: torch.Tensor) -> None:
 
 
 def an_operator_of_its_own(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
-    """Given something else, but who knows what it was told before."""
+    """It gets other arguments, but may have stored addresses earlier."""
     run(x, out, stream=0)
     keeps_addresses(out)
 
@@ -360,7 +361,7 @@ def left_in_grad(parameter: nn.Parameter, x: torch.Tensor) -> None:
 
 
 def left_by_a_backward(parameter: nn.Parameter, x: torch.Tensor) -> None:
-    """Autograd takes a gradient that it is given, where nobody else has that tensor."""
+    """Autograd stores the tensor itself as the gradient if there is no other reference to it."""
     parameter.grad = None
     parameter.view(-1).backward(x.view(-1))  # type: ignore[no-untyped-call]
 
@@ -430,7 +431,8 @@ def test_pointer_past_its_tensor_is_found_before_recording(use: Use, differs: st
 
 @pytest.mark.parametrize("of_the_kernel", [False, True])
 def test_memory_before_operator_arguments_is_not_evidence(of_the_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Structures that PyTorch does not fill hold old addresses. What Inductor's kernel was given more is in doubt."""
+    """Structures that PyTorch leaves unset hold stale addresses. Further arguments of Inductor's kernels are
+    uncertain."""
     device, given = CpuDevice(), calls()
     stock = device.read
 

@@ -1,5 +1,5 @@
-"""Python's numbers are filled in on the GPU, with the bits that PyTorch would copy there. Functions stand in for
-PyTorch's own to do so, and nobody sees them: no mode, class of tensors, table or thread, and nothing later."""
+"""Python numbers become GPU fills with PyTorch's bits. The replaced functions are invisible to modes, classes of
+tensors, tables and other threads, and are restored afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that a new pool gets for gradients in one piece, before anything else is captured."""
+"""A new pool reserves memory for gradients in one block before anything else is captured."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ Use = Callable[[Optimizer], None]
     ids=["dropped first", "dropped last", "dropped outside", "added to", "zeroed"],
 )
 def test_new_pool_reserves_memory_for_gradients(before: Use, first: Use, last: Use, room: int) -> None:
-    """`unused` gets no gradient. Where none stands before a call, that does not show."""
+    """`unused` gets no gradient, which is visible only if it had one before the call."""
     outcomes = []
     for captured in (False, True):
         model, device = Model(), CpuDevice()

@@ -1,4 +1,4 @@
-"""Gradients from before a captured step, of which a graph may hold addresses that are only left over."""
+"""Gradients from before a captured step, whose addresses a graph may hold as stale values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def training(reads: Callable[[torch.Tensor], None] | None = None) -> tuple[Calla
 
 
 class Untold(CpuDevice):
-    """A device that does not tell what the nodes of a graph hold, so that any word may be read."""
+    """A device that does not report arguments of nodes, so that any address may be read."""
 
     def read(self, graph: CpuGraph) -> CapturedGraph:
         raise CudaCallFailed("cuGraphGetNodes", 1, "not told")
@@ -44,7 +44,7 @@ class Untold(CpuDevice):
 def run(
     mentions: Mentions | None, calls: int = 8, device: CpuDevice | None = None
 ) -> tuple[GraphedStep, CpuDevice, list[bool]]:
-    """The step after so many calls, and whether each call's loss and gradients were eager's."""
+    """Return the step after so many calls, and whether each call's loss and gradients equal eager's."""
     device, alike = device or Untold(), []
     if mentions is not None:
         device.mentions = mentions  # type: ignore[method-assign]
@@ -63,7 +63,7 @@ def run(
     return step, device, alike
 
 
-def test_gradients_that_a_graph_points_to_are_loaded() -> None:
+def test_gradients_in_graph_arguments_are_loaded() -> None:
     step, device, alike = run(lambda graph, memory, but=(): bool(memory))
     assert all(alike) and device.captures == 1
     assert step.report().replays >= 4
@@ -71,8 +71,8 @@ def test_gradients_that_a_graph_points_to_are_loaded() -> None:
     assert any(recording.gradients._stays)
 
 
-def test_stale_words_in_operator_kernels_load_no_gradients() -> None:
-    """Operators read what they were given, and nobody gave them these gradients."""
+def test_stale_pointers_in_operator_kernels_load_no_gradients() -> None:
+    """Operators read only their arguments, and these gradients were not passed."""
     step, device, alike = run(lambda graph, memory, but=(): bool(memory), device=CpuDevice())
     assert all(alike) and device.captures == 1 and step.report().replays >= 4
     (recording,) = step._recorder.recordings.steady
@@ -80,7 +80,7 @@ def test_stale_words_in_operator_kernels_load_no_gradients() -> None:
 
 
 class WithNode(CpuDevice):
-    """A device whose graphs have one more node, which fills the memory that was asked about last."""
+    """A device whose graphs have one more node, which fills the memory that was queried last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,14 +102,14 @@ class WithNode(CpuDevice):
 
 
 class Unknown(CpuDevice):
-    """A device of whose graphs nothing is known that is captured."""
+    """A device that reports nothing of captured graphs."""
 
     def node_count(self) -> int:
         raise CudaCallFailed("cuGraphGetNodes", 1, "not told")
 
 
 @pytest.mark.parametrize("kind", [WithNode, Unknown])
-def test_words_of_other_nodes_or_of_unknown_ones_may_be_read(kind: type[CpuDevice]) -> None:
+def test_pointers_of_unknown_nodes_may_be_read(kind: type[CpuDevice]) -> None:
     device = kind()
     if kind is Unknown:
         device.mentions = lambda graph, memory, but=(): bool(memory)  # type: ignore[method-assign]
@@ -149,8 +149,8 @@ def test_equal_names_in_two_functions_have_own_gradients() -> None:
     assert replays >= 8
 
 
-def test_untouched_gradients_stay_as_another_step_made_them() -> None:
-    """The one it was recorded with is held by somebody: that is put back, and is not the parameter's any more."""
+def test_unused_gradients_of_another_step_are_unchanged() -> None:
+    """The program references the recorded gradient: it is restored, and is no longer the parameter's."""
     found = []
     for graphs in (False, True):
         torch.manual_seed(0)

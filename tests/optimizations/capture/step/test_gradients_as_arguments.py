@@ -53,7 +53,7 @@ def now_and_then(program: Program, index: int, kept: list[torch.Tensor]) -> torc
 
 
 def the_same_from_then_on(program: Program, index: int, kept: list[torch.Tensor]) -> torch.Tensor:
-    """Left by a recording, and the argument of calls of another shape, which gets a recording of its own."""
+    """A recording's gradient becomes the argument of calls of another shape, which get their own recording."""
     if index < 7:
         return torch.randn(3, 3)
     if not kept:

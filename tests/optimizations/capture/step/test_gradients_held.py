@@ -1,4 +1,4 @@
-"""Gradients that the program holds, exchanges, moves or saves between the calls of a step."""
+"""Gradients that the program references, replaces, moves or saves between the calls of a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ZERO: dict[str, Callable[[torch.nn.Module], None]] = {
 
 
 class Training:
-    """A step that leaves gradients. `held` is what the program keeps between its calls."""
+    """A step that leaves gradients. `held` is what the program references between its calls."""
 
     def __init__(self, zero: str) -> None:
         self.model = network("cpu")
@@ -207,7 +207,7 @@ def test_launch_leaves_held_gradients_elsewhere(
 
 
 def backward_behind_the_next_call(training: Training, call: Callable[[], Any]) -> None:
-    """What autograd saved of a gradient is written by the next call."""
+    """The next call overwrites memory that autograd saved of a gradient."""
     gradient = training.gradients()[0]
     (torch.ones_like(gradient, requires_grad=True) * gradient).sum().backward()
     saved = (torch.ones_like(gradient, requires_grad=True) * gradient).sum()
@@ -217,7 +217,7 @@ def backward_behind_the_next_call(training: Training, call: Callable[[], Any]) -
 
 @pytest.mark.parametrize("zero", ZERO)
 def test_backward_after_a_call_equals_eager(zero: str) -> None:
-    """What a call adds to is an error in such a backward, and what it drops is left as it was."""
+    """A backward of an accumulated gradient raises; a released gradient is unchanged."""
     mine = Training(zero)
     step = GraphedStep(mine.step, device=CpuDevice())
     *before, last = batches("cpu", 8)

@@ -1,4 +1,4 @@
-"""Steps that draw random numbers on the host which, by the caller's word, decide nothing: `host_draws="unused"`."""
+"""Steps may draw random numbers on the host if the caller declares them unused: `host_draws="unused"`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def seed(number: int = 3) -> None:
 
 
 def layer_drop(draw: Callable[[], Any], rate: float = 0.0) -> tuple[Step, torch.nn.Module]:
-    """As Hugging Face's models train: a number before each layer, and a branch."""
+    """Draw a number before each layer and branch on it, as Hugging Face's models do in training."""
     model = network("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

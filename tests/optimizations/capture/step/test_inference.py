@@ -1,4 +1,4 @@
-"""Calls in inference mode: of tensors that are made in it PyTorch counts no versions."""
+"""Calls in inference mode, whose tensors have no version counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What put the nodes of a captured step there: kernels by name, operators by what they were given, or unknown code."""
+"""The launch log attributes nodes of a captured step to named kernels, operators with arguments, or unknown code."""
 
 from __future__ import annotations
 

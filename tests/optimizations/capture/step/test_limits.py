@@ -1,4 +1,4 @@
-"""Limits, budgets and learning rates of `graph_step`, and graphs of compiled modules that rest inside of it."""
+"""Limits, budgets and learning rates of `graph_step`, and compiled modules' graphs, which are disabled inside it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_rarely_used_graphs_give_a_reason_with_a_remedy() -> None:
 
 
 def test_only_calls_that_change_python_run_uncaptured() -> None:
-    """`train()` does something in the call behind an evaluation only; what else changes later is recorded."""
+    """`train()` changes state only in the call after an evaluation; later changes are recorded."""
     model, scale = network("cpu"), [1.0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -94,7 +94,7 @@ def test_only_calls_that_change_python_run_uncaptured() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
 def test_mostly_refused_calls_are_not_observed_repeatedly() -> None:
-    """One in two comes behind an evaluation."""
+    """Every second call follows an evaluation."""
     model = network("cpu")
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -213,7 +213,7 @@ def test_compiled_modules_graphs_are_disabled_temporarily() -> None:
 def test_attribute_of_compiled_code_is_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Compiled code passes no dispatcher: the captured graph itself is asked."""
+    """Compiled code bypasses the dispatcher, so the captured graph itself is inspected."""
     made = PROGRAMS["activations_kept_in_attributes"]("cpu")
     device = CpuDevice()
     monkeypatch.setattr(device, "mentions", lambda graph, memory, but=(): bool(memory))

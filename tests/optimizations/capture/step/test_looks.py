@@ -1,4 +1,4 @@
-"""What changes how a tensor looks, and leaves it the same object at the same address: eager goes by its look."""
+"""Changed metadata of a tensor is noticed although object and address stay the same."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ Change = Callable[[Training], Any]
 
 
 def history(made: Training, change: Change, *, graphed: bool) -> tuple[list[Any], Any]:
-    """Losses and states of all calls, up to the first that raises; and the step's report."""
+    """Return losses and states of all calls up to the first that raises, and the step's report."""
     step: Any = GraphedStep(made.step, device=CpuDevice()) if graphed else made.step
     found: list[Any] = []
     for index, batch in enumerate(batches("cpu", CALLS)):
@@ -123,7 +123,7 @@ def changed_gradient(change: Callable[[Any], Any]) -> Change:
 @pytest.mark.parametrize("change", sorted(GRADIENTS))
 @pytest.mark.parametrize("zero", ["added to", "to None", "to zero", "outside"])
 def test_gradient_with_changed_metadata_equals_eager(zero: str, change: str) -> None:
-    """Also one that an earlier call handed out, where it is None before the next."""
+    """This includes a gradient that an earlier call made and that is None before the next."""
     report = assert_as_in_eager(lambda: Training(zero, "sgd"), changed_gradient(GRADIENTS[change]))
     assert report.replays >= 2
 
@@ -144,7 +144,7 @@ INSIDE: dict[str, Change] = {
 @pytest.mark.parametrize("inside", sorted(INSIDE))
 @pytest.mark.parametrize("zero", ["added to", "to None", "outside"])
 def test_step_that_changes_gradient_metadata_is_refused(zero: str, inside: str) -> None:
-    """The graph would go on with the memory and the look from before the change."""
+    """The graph would continue with the memory and metadata from before the change."""
     report = assert_as_in_eager(lambda: Training(zero, "sgd", INSIDE[inside]), lambda made: None)
     if zero == "added to":
         assert report.replays == 0 and ".grad itself" in str(report.refusals[0])

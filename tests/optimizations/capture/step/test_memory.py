@@ -62,7 +62,7 @@ def test_recordings_of_other_parameters_keep_gradients(first: int) -> None:
 
 
 def test_recordings_for_models_that_are_gone_are_freed() -> None:
-    """A loop over folds makes a model for each, and goes on being replayed."""
+    """A loop over folds makes one model for each, and stays replayed."""
     device, left = CpuDevice(), []
     step = GraphedStep(train, device=device)
     for fold in range(40):
@@ -189,7 +189,7 @@ def test_matrix_products_on_other_streams_are_refused(multiplies: bool) -> None:
 
 @pytest.mark.parametrize("often", [1, 9])
 def test_workspaces_freed_during_a_capture_repeat_it(often: int) -> None:
-    """By a recording in another thread: a workspace lies in the graph's pool then."""
+    """A recording in another thread frees them: a workspace is in the graph's pool then."""
 
     class Freed(CpuDevice):
         @contextlib.contextmanager
@@ -287,7 +287,7 @@ def test_callables_on_several_streams_run_in_order() -> None:
 
 
 def test_memory_of_the_previous_stream_is_freed() -> None:
-    """Calls that are observed are on a stream of their own, those behind a refusal on the program's again."""
+    """Observed calls run on their own stream, and calls after a refusal on the program's."""
     device, model = CpuDevice(), network("cpu")
     train_once = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
     losses: list[float] = []

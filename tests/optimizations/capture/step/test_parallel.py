@@ -1,4 +1,4 @@
-"""Modules that work with other processes: refused by name, with what to change, or given the calls they need before."""
+"""Modules with collectives are refused by name with a remedy, or run uncaptured as often as they need."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def regularised_by_a_derivative() -> Program:
 
 
 def test_zero_tangents_without_memory_become_none() -> None:
-    """Differentiation in forward mode makes such for what does not depend on the input."""
+    """Forward-mode differentiation makes such tangents for values that do not depend on the input."""
     eager, made = regularised_by_a_derivative(), regularised_by_a_derivative()
     expected = outcome(eager, eager.step)
     step = GraphedStep(made.step, device=CpuDevice())

@@ -1,4 +1,4 @@
-"""Signatures, differences between runs, and what is done with a call: on plain records."""
+"""Signatures, differences between runs, and decisions about calls, tested on plain records."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_calls_that_agree_late_are_accepted() -> None:
 
 
 def test_unnamed_tensors_and_allocations_are_ignored() -> None:
-    """Where a tensor of unknown origin comes from is told by an address, and addresses are used again."""
+    """Tensors of unknown origin are identified by address, and addresses are reused."""
     traces = []
     given, weight = torch.ones(3), torch.ones(3)
     for made_by_the_step in (False, True):
@@ -238,7 +238,7 @@ def test_unnamed_tensors_and_allocations_are_ignored() -> None:
 
 
 def test_checkpoint_random_state_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What PyTorch's own functions do there differs from what stands in for them in a capture."""
+    """PyTorch's own functions differ there from their replacements in a capture."""
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.zeros(8, dtype=torch.uint8).clone())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: state.clone())
     for capturing in (False, True):

@@ -1,4 +1,4 @@
-"""What a graph cannot repeat is refused with a reason and a line, and the program does what it did without Encore."""
+"""Unrepeatable work is refused with a reason and a line, and the program runs as without Encore."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def waits_for_the_gpu(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 def test_failing_line_in_a_capture_is_named() -> None:
-    """Nothing shows before what it does on its way."""
+    """Nothing indicates the failure before the line runs."""
     device = CpuDevice()
     WAITING[:] = [device]
     step = GraphedStep(lambda x: waits_for_the_gpu(x + 1) - 1, device=device)
@@ -316,7 +316,7 @@ def test_call_that_fails_before_its_launch_keeps_no_results(
 
 @pytest.mark.parametrize("closes", [True, False])
 def test_interrupted_step_releases_its_lock(closes: bool) -> None:
-    """A lock that stayed taken would let all later calls run as they are, and `reset` wait for ever."""
+    """A lock that stayed locked would let all later calls run uncaptured and `reset` wait forever."""
     graphed = GraphedStep(lambda x: x * 2, device=CpuDevice())
     x = torch.ones(3)
     for _ in range(5):
@@ -370,7 +370,7 @@ def test_gradients_before_a_recording_are_released(
     gc.collect()
     assert step.report().replays == 1
     assert all(storage() is None for storage in storages)
-    assert alive == [False] * len(storages), "behind the capture"
+    assert alive == [False] * len(storages), "after the capture"
 
 
 def test_step_without_a_gpu_runs_uncaptured_with_a_warning() -> None:
@@ -380,7 +380,7 @@ def test_step_without_a_gpu_runs_uncaptured_with_a_warning() -> None:
 
 
 def test_unknown_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step runs as it is; `graph_callables`, which makes its graphs at once, raises."""
+    """A step runs uncaptured; `graph_callables`, which captures at once, raises."""
     monkeypatch.setattr(torch_internals, "SUPPORTED", ("1.0", "2.0"))
     reference, made = Counted(), Counted()
     step = GraphedStep(made.step, device=CpuDevice())

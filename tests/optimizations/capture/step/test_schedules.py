@@ -1,4 +1,4 @@
-"""Schedulers that change learning rates in each call, over a step that is recorded once."""
+"""Schedulers may change learning rates on every call of a step that is recorded once."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Wrapper(torch.optim.Optimizer):
 
 
 def test_wrapped_optimizer_keeps_learning_rates() -> None:
-    """Two optimizers have one group: its number is put back once, and not made of the tensor in single precision."""
+    """Two optimizers share a group: its number is restored once, not converted from the single-precision tensor."""
 
     def rates(graphed: bool) -> tuple[list[float], Any]:
         model = network("cpu")
@@ -175,7 +175,7 @@ def test_weight_decay_that_changes_on_every_call_is_named() -> None:
 
 
 def test_rate_written_by_program_and_step_equals_eager() -> None:
-    """What the step wrote into the tensor of a learning rate is not what was written there before."""
+    """The step's own write to the learning rate's tensor must not be taken for the program's."""
 
     def run(graphed: bool) -> list[torch.Tensor]:
         model = network("cpu")
@@ -217,7 +217,7 @@ def decays(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     ],
 )
 def test_step_that_computes_its_rate_gets_numbers(make: Callable[[Any], Callable[[], Any]]) -> None:
-    """Of a tensor it would make a rounded one, from which the program goes on."""
+    """From a tensor it would compute a rounded rate, with which the program would continue."""
 
     def rates(graphed: bool) -> list[float]:
         model = network("cpu")
@@ -271,7 +271,7 @@ def test_custom_optimizer_refusal_explains_tensor_rates() -> None:
 
 
 class Prepared:
-    """As the accelerator of a library: it holds the scheduler next to what a step calls."""
+    """A library's accelerator, which references the scheduler next to what a step calls."""
 
     __module__ = "hypothesis"
 

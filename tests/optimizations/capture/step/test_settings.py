@@ -1,4 +1,4 @@
-"""What surrounds a step and what it is given: settings of PyTorch, modes, hooks and objects around its batches.
+"""Settings of PyTorch, modes, hooks and objects around a step and its batches: exactly their changes are noticed.
 
 A change is seen, nothing else is.
 """
@@ -22,7 +22,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 
 
 class Holder:
-    """What holds a value."""
+    """A container of one value."""
 
     def __init__(self) -> None:
         self.weight = 2.0
@@ -122,7 +122,7 @@ def test_transformed_step_runs_uncaptured(name: str) -> None:
 
 
 class Counting(TorchDispatchMode):
-    """As a counter of floating-point operations: it wants to see what runs."""
+    """Observe what runs, as a counter of floating-point operations does."""
 
     seen = 0
 

@@ -1,4 +1,4 @@
-"""Calls that are as a recording's are known without a signature, and others never taken for such."""
+"""Calls that match a recording are recognized without a signature, and no other calls are."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NESTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 
 
 def other_tensors(nest: Any, made: dict[int, Any]) -> Any:
-    """The same nest of other tensors; those that were the same stay so."""
+    """Return the same structure with new tensors; equal objects stay equal objects."""
     if isinstance(nest, torch.Tensor):
         fresh = torch.zeros_like(nest)
         kind = torch.nn.Parameter(fresh, requires_grad=False) if isinstance(nest, torch.nn.Parameter) else fresh

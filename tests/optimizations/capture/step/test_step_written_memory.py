@@ -1,4 +1,4 @@
-"""What a step writes, however it does so, and arguments that lie in memory that it reads or writes."""
+"""Writes of a step in every form, and arguments in memory that it reads or writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launch counts up the versions of what its graph writes, as eager does, so that autograd sees it."""
+"""A launch increments the versions of what its graph writes, as eager does, for autograd's checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def steps(read: torch.Tensor, *, writes: bool) -> Callable[[torch.Tensor], torch
 
 @pytest.mark.parametrize("other", ["none", "the same memory", "other memory"])
 def test_fast_replay_counts_versions_of_written_tensors(other: str) -> None:
-    """Also of a tensor that `swap_tensors` made another: each has a counter of its own."""
+    """This includes a tensor exchanged by `swap_tensors`: each has its own counter."""
     weights, expected = torch.zeros(3), torch.zeros(3)
     graphed, eager = GraphedStep(steps(weights, writes=True), device=CpuDevice()), steps(expected, writes=True)
     for index in range(12):

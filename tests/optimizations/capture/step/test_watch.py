@@ -1,4 +1,4 @@
-"""What a recording compares before its replays: how much it costs, and what it does not touch."""
+"""A recording's comparison before replays is cheap and changes nothing."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_any_write_to_a_dict_is_noticed_by_its_version(key: Any) -> None:
 
 
 def test_nothing_is_compared_while_no_watched_dict_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As since Python 3.12, which counts the writes."""
+    """Python 3.12 and later count the writes."""
     left = [100]
     monkeypatch.setattr(dictionary_writes, "can_be_watched", lambda: True)
     monkeypatch.setattr(dictionary_writes, "Watched", list)

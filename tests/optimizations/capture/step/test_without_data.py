@@ -1,4 +1,4 @@
-"""Steps that work with tensors without data on their way: shapes are computed, models are exported or counted."""
+"""Steps that use tensors without data: they compute shapes, export models or count operations."""
 
 from __future__ import annotations
 

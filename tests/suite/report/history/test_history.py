@@ -89,7 +89,7 @@ def test_unfinished_run_is_not_recorded(tmp_path: Path, recorded: Path) -> None:
         record_run(run, recorded, tmp_path / "history.csv")
 
 
-def test_retired_run_leaves_its_rows(recorded: Path) -> None:
+def test_retired_run_keeps_its_rows(recorded: Path) -> None:
     path = recorded / "history.csv"
     first, second = a_run(recorded), a_run(recorded, "second", day=2)
     retire_runs([first], path)
@@ -183,7 +183,7 @@ def test_history_has_a_line_for_each_workload() -> None:
         ("encore", "graph", "C", "names no devices"),
     ],
 )
-def test_history_of_something_unknown_is_refused(mode: str, over: str, device: str | None, words: str) -> None:
+def test_history_of_an_unknown_name_is_refused(mode: str, over: str, device: str | None, words: str) -> None:
     with pytest.raises(WrongUse, match=words):
         lines_of(ROWS, mode, over, device, last=10)
 

@@ -22,7 +22,7 @@ MOST_BYTES = 10_000_000
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
-def test_a_recorded_run_is_read_whole(run: Path) -> None:
+def test_recorded_run_is_read_whole(run: Path) -> None:
     recorded = read_recorded(run)
     lines = gzip.decompress((run / PACKED).read_bytes()).decode().splitlines()
     assert len(recorded.cells) == len(lines) > 0 and recorded.cut_line is None

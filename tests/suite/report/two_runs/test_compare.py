@@ -85,7 +85,7 @@ def test_stock_modes_are_judged_with_other_software(compare: Compare, changes: d
     assert what in [each.what for each in made.differences]
 
 
-def test_mean_finds_what_no_row_tells(compare: Compare) -> None:
+def test_mean_decides_what_no_row_decides(compare: Compare) -> None:
     """Every workload is 4 % slower, which is within the threshold of a row and beyond half of it."""
     names = ("EOS", "ST", "DNET")
     made = compare(
@@ -180,7 +180,7 @@ def test_one_process_on_each_side_decides_nothing(compare: Compare) -> None:
 
 
 @pytest.mark.parametrize(("noise", "more"), [(0.03, True), (0.1, False)])
-def test_wide_intervals_say_how_many_processes_would_do(compare: Compare, noise: float, more: bool) -> None:
+def test_wide_intervals_suggest_a_number_of_processes(compare: Compare, noise: float, more: bool) -> None:
     base, new = (
         [cell("EOS", "graph", blocks=processes([1.0] * 3)), cell("EOS", "placement", blocks=processes(factors))]
         for factors in ([1.0, 1 + noise, 1 - noise], [1 + noise, 1 - noise, 1.0])
@@ -298,7 +298,7 @@ def test_shards_of_a_run_are_compared_together(tmp_path: Path) -> None:
     assert compare_sides(base, new).regressions == ("EOS placement", "ST placement")
 
 
-def test_throughput_is_compared_when_asked_for(compare: Compare) -> None:
+def test_throughput_is_compared_on_request(compare: Compare) -> None:
     def with_throughput(placement_us: float | None) -> list[Cell]:
         return [
             each.model_copy(
@@ -325,7 +325,7 @@ def with_kernels(cells: Sequence[Cell], kernels: dict[str, int] | None) -> list[
     ]
 
 
-def test_other_bits_are_remarked(compare: Compare) -> None:
+def test_changed_bits_are_reported(compare: Compare) -> None:
     base = cells()
     correctness = base[-1].correctness
     assert correctness
@@ -373,11 +373,11 @@ def test_command_exits_with_its_decision(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("12.5 %", 0.125), ("0", 0.0)])
-def test_a_threshold_is_a_share_or_percent(text: str, share: float) -> None:
+def test_threshold_is_a_share_or_percent(text: str, share: float) -> None:
     assert parse_share(text, "--threshold") == pytest.approx(share)
 
 
 @pytest.mark.parametrize("text", ["", "5", "100%", "-5%", "nan", "1e-3", "\N{ARABIC-INDIC DIGIT FIVE}%"])
-def test_a_threshold_that_is_none_is_refused(text: str) -> None:
+def test_invalid_threshold_is_refused(text: str) -> None:
     with pytest.raises(WrongUse, match="--threshold"):
         parse_share(text, "--threshold")
