@@ -1,28 +1,28 @@
-"""Find the inputs that moved since the last replay, and make the graph read them where they are now.
+"""Find the inputs that moved since the last replay, and update their addresses in the graph.
 
-Note [When an input is copied after all]. An input that moved is copied into its placeholder for this call, as stock
-does, and the graph reads that, when
+Note [When an input is copied after all]. An input that moved is copied into its placeholder for this call, as in stock,
+and the graph reads the placeholder, if
 
-* its address is not aligned as the kernels may rely on, or
-* a part of it lies in the memory the graph itself writes: a result of an earlier replay that is passed back in, or a
+* its address does not have the alignment that the kernels may rely on, or
+* a part of it is in memory that the graph itself writes: a result of an earlier replay that is passed back in, or a
   view of a buffer that the function changes. Stock copies an input before the graph runs; a graph that reads it in
-  place may have overwritten it by then. It may begin before that memory: a storage need not be all of an allocation
-  (DLPack gives views storages of their own), and the buffer of this call may be a view of a larger one at the same
-  address.
+  place may already have overwritten it. The input may begin before that memory: a storage need not cover a whole
+  allocation (DLPack gives views storages of their own), and the buffer of this call may be a view of a larger one at
+  the same address.
 
 An input without a placeholder is cloned for this call instead, and the clone is read: see `without_placeholder`.
 
-Note [What keeps an input alive]. The graph reads the caller's memory, so the caller's tensors must stay until the
-launch is enqueued: they are left in the list of inputs, which is cleared after it. From then on the allocator's stream
+Note [What keeps an input alive]. The graph reads the caller's memory, so the caller's tensors must stay alive until the
+launch is enqueued: they remain in the list of inputs, which is cleared afterwards. From then on the allocator's stream
 order protects them, as it does for any kernel.
 
-Note [What a launch has done]. Addresses that are written for a launch may reach the device with that launch only. So
-only after the launch (`launched`) is it known that they are in place: a call that ends in between, by an interrupt say,
-leaves them to be written by the next one.
+Note [What a launch has done]. Addresses that are written for a launch may reach the device only with that launch. So
+they count as written only after the launch (`launched`). If a call is interrupted before it, the next call writes them
+again.
 
 Note [Strides]. A placeholder can be filled from any strides; a kernel that reads in place relies on those of the
-recording. Dynamo guards the strides of a graph's inputs, AOTAutograd brings tangents to the strides it compiled for,
-and values between partitions are made by generated code.
+recording. Dynamo guards the strides of a graph's inputs, AOTAutograd restrides tangents to the strides it compiled for,
+and generated code makes the values between partitions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Check = tuple[int, int, int | None, int]
 class TrackedInput:
     """Describe an input that the graph reads in place, at multiples of `alignment_bytes` (a power of two).
 
-    `placeholder`: the address it is copied to where it cannot be read in place; None where it is cloned then.
+    `placeholder`: the address it is copied to if it cannot be read in place; None if it is cloned instead.
     `size_bytes`: from its first element to the end of its last.
     """
 
@@ -67,21 +67,20 @@ class Pointers(Protocol):
 
 
 class AddressTracker:
-    """Keep the addresses in one executable graph in step with the inputs of each call.
+    """Update the addresses in one executable graph to the inputs of each call.
 
     Args:
-        inputs: what is read in place.
+        inputs: the inputs that are read in place.
         recorded: by input, the address that the graph holds now; None for an input that is not read in place.
         pointers: changes the addresses.
-        owned: memory of the graph's own, which it writes.
-        fill: copies inputs, by their indices, into their placeholders; gives the addresses of those that lie elsewhere
-            by now.
+        owned: memory that the graph owns and writes.
+        fill: copies inputs (by index) into their placeholders; returns the addresses of placeholders that moved.
         written: inputs that the graph writes, each with the memory that it is a view of.
 
     Attributes:
         indices: the inputs that are read in place, ascending.
         addresses: by input, the address the graph reads it at; None for other inputs.
-        pending: whether `launched` has something to do.
+        pending: whether `launched` must be called after the next launch.
         moves: calls in which an input had moved.
         pointer_bytes: bytes written for that so far.
         placeholder_bytes: bytes copied so far because an input could not be read in place.
@@ -103,7 +102,7 @@ class AddressTracker:
         self._data_ptrs_equal = torch_internals.data_ptrs_equal  # which a PyTorch without CUDA does not have
         self._overwritten = owned.joined((written or {}).values())
         self._fill = fill
-        # Note [What a launch has done]: written for the next launch; or written by one, so that they need not be again.
+        # Note [What a launch has done]: addresses written for the next launch, and addresses that a launch has written.
         self.pending = False
         self._launched = False
         self.indices = [one.index for one in inputs]
@@ -113,13 +112,13 @@ class AddressTracker:
         self.placeholder_bytes = 0
 
     def forget(self) -> None:
-        """Write all addresses again in the next call: the graph was instantiated again, and holds the recorded ones."""
+        """Mark all addresses as unwritten: the graph was instantiated again, and holds the recorded ones."""
         for index in self.indices:
             self.addresses[index] = 0
         self._launched = False
 
     def follow(self, inputs: Sequence[Any]) -> None:
-        """Make the graph read these inputs. One comparison in C++ where nothing moved."""
+        """Make the graph read these inputs. If nothing moved, this is one comparison in C++."""
         if not self._data_ptrs_equal(inputs, self.addresses, self.indices):
             self._move(inputs)
         elif self._launched:
@@ -132,7 +131,7 @@ class AddressTracker:
         lies: dict[int, int] = {}
         copied: dict[int, torch.Tensor] = {}
         copied_bytes = 0
-        call: Any = inputs  # a list, which holds the clones until the launch
+        call: Any = inputs  # a list, which keeps the clones alive until the launch
         for index, below_alignment, placeholder, size in self._checks:
             address = inputs[index].data_ptr()
             if address == addresses[index]:
@@ -185,7 +184,7 @@ class AddressTracker:
 
     @property
     def resting(self) -> frozenset[int]:
-        """Return the inputs that are read in their placeholders because of `rest`."""
+        """Return the inputs that are read from their placeholders because of `rest`."""
         return frozenset(one[0] for one in self._all_checks) - frozenset(self.indices)
 
     def launched(self) -> None:
@@ -195,11 +194,11 @@ class AddressTracker:
 
 
 def is_readable(one: TrackedInput, address: int, overwritten: MemoryRanges) -> bool:
-    """Return whether a graph may read this input there. Note [When an input is copied after all]."""
+    """Return whether a graph may read this input at `address`. Note [When an input is copied after all]."""
     return _reads_in_place(address, one.size_bytes, one.alignment_bytes - 1, overwritten.borders)
 
 
 def _reads_in_place(address: int, size: int, below_alignment: int, borders: Sequence[int]) -> bool:
-    """Return whether a graph may read so many bytes there. Note [When an input is copied after all]."""
+    """Return whether a graph may read `size` bytes at `address`. Note [When an input is copied after all]."""
     below = bisect_right(borders, address)
     return not (address & below_alignment or below & 1 or bisect_left(borders, address + size) != below)

@@ -25,7 +25,7 @@ RESTING = "copying the inputs was measured to be faster"
 class Counted:
     """Hold the counts of a recording's node.
 
-    `copied_bytes` are those of all replays, `copied_per_replay` those of the next.
+    `copied_bytes` is the sum over all replays, `copied_per_replay` the bytes of the next.
     """
 
     replays: int
@@ -43,7 +43,7 @@ def describe(
     counted: Counted,
     chain: str,
 ) -> RecordingReport:
-    """Return the report of a recording; `names` are those of its inputs, `chain` why its launches are not raced."""
+    """Return the report of a recording; `names` are its inputs' names, `chain` is why its launches stay a chain."""
     recorded, findings = session.recorded, session.findings
     against, uses = _findings(findings)
     plan = findings.plan if findings is not None else None
@@ -127,7 +127,7 @@ def _findings(
 
 
 def _pointer_bytes(plan: Plan | None, planned: Mapping[NodePath, PlannedNode], uses: Sequence[PointerUse]) -> int:
-    """Return the bytes written when everything moved: the pointer table, and each place set from the host."""
+    """Return the bytes written when all inputs moved: the pointer table, and each address set from the host."""
     from_host = (
         TENSOR_MAP_BYTES if use.kind is UseKind.TENSOR_MAP else WORD_BYTES
         for use in uses

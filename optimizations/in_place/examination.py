@@ -1,12 +1,11 @@
-"""Read the captured graph of one recording, and find everything in it that holds an input's address.
+"""Find every place in the captured graph of one recording that holds an input's address.
 
-There are two ways, and both end in `Findings`, a plan among them:
+There are two methods, and both return `Findings` with a plan:
 
-* *by name*: where the generated code names every use of an input, and all are arguments of Triton kernels, the
-  addresses are looked up in the recorded graph itself (`graph.named_uses`). Nothing is captured, run or tried,
-  so it is open to functions that must not be captured once more: those that take part in collectives, that call
-  operators of the program's own, or that draw random numbers;
-* *by comparison*: the function is captured once more with its inputs elsewhere; nothing of that is ever run. The two
+* *by name*: if the generated code names every use of an input, and all are arguments of Triton kernels, the addresses
+  are searched in the recorded graph itself (`graph.named_uses`). Nothing is captured or run. So this also works for
+  functions that must not be captured once more: with collectives, custom operators or random numbers;
+* *by comparison*: the function is captured once more with its inputs at other addresses, and never launched. The two
   graphs are compared (`graph.pointers`).
 """
 
@@ -41,7 +40,7 @@ SHIFT_BYTES = 4096
 
 
 class KeptGraph(Protocol):
-    """Define what is used of a `torch.cuda.CUDAGraph` that was captured with `keep_graph=True`."""
+    """Define the methods used of a `torch.cuda.CUDAGraph` that was captured with `keep_graph=True`."""
 
     def raw_cuda_graph(self) -> int: ...
 
@@ -55,12 +54,12 @@ class Recorded:
     """Describe a recording as stock made it. No tensor here owns its memory.
 
     Attributes:
-        graph: what is replayed.
-        inputs: where the graph reads each input: placeholders, inputs at fixed addresses, results of earlier graphs.
+        graph: the graph that is replayed.
+        inputs: the tensors that the graph reads: placeholders, inputs at fixed addresses, results of earlier graphs.
         copied: inputs that stock copies before each replay.
-        without_placeholder: those of them that were recorded where the caller has them.
+        without_placeholder: those of them that were recorded in the caller's memory.
         written: inputs at fixed addresses that the function writes.
-        returned: copied inputs whose placeholder an output shares memory with.
+        returned: copied inputs whose placeholder shares memory with an output.
         pool: handle of the graph's memory pool.
         seconds: how long the recording took.
     """
@@ -76,7 +75,7 @@ class Recorded:
 
 
 class Host(Protocol):
-    """Define what a session uses of its node."""
+    """Define the methods of its node that a session uses."""
 
     def fill(self, values: Mapping[int, torch.Tensor]) -> None:
         """Copy values into placeholders, as stock does before a replay."""
@@ -90,7 +89,7 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Hold the findings on a recording, and a plan made from them.
+    """Hold the findings on a recording, and the plan made from them.
 
     `unused` are inputs that the generated code does not use at all.
     """
@@ -108,15 +107,15 @@ class Findings:
 
 
 class Examination:
-    """Examine one recording, as the module says. Facts about function and device are fetched once, when first needed.
+    """Examine one recording. Facts about function and device are fetched once, when first needed.
 
     Args:
         recorded: the recording.
         host: its node.
-        code: gives what is known of the generated function.
+        code: returns the facts from the generated function's source.
         capture: captures the function once more with these inputs.
-        tools: gives what is needed of the device.
-        alone: whether one thread calls the function, so that no other draws random numbers while it is captured.
+        tools: returns the tools of the device.
+        alone: returns whether only one thread calls the function, so that no other draws random numbers during capture.
     """
 
     def __init__(
@@ -140,35 +139,35 @@ class Examination:
 
     @property
     def tools(self) -> DeviceTools:
-        """Return what is needed of the device."""
+        """Return the tools of the device."""
         if self._tools is None:
             self._tools = self._tools_of()
         return self._tools
 
     @property
     def code(self) -> GeneratedCode:
-        """Return what is known of the generated function."""
+        """Return the facts from the generated function's source."""
         if self._code is None:
             self._code = self._code_of()
         return self._code
 
     @property
     def editable(self) -> EditableGraph:
-        """Return the recorded graph, once it was read."""
+        """Return the recorded graph, which must have been read."""
         assert self._editable is not None
         return self._editable
 
     def candidates(self, indices: Iterable[int]) -> dict[int, MemoryRange]:
-        """Return where the graph reads those of these inputs whose address may be replaced."""
+        """Return the memory that the graph reads of those inputs whose address may be replaced."""
         recorded = self.recorded.inputs
         return {index: memory_of(recorded[index]) for index in indices if ineligible_reason(recorded[index]) is None}
 
     # By name
 
     def by_name(self, candidates: Mapping[int, MemoryRange], others: str, choice: Choice) -> Findings:
-        """Return what the recorded graph alone says of inputs whose every use the generated code names.
+        """Return the findings from the recorded graph alone, for inputs whose uses the generated code names.
 
-        All others are copied, for the reason `others`.
+        All other inputs are copied, for the reason `others`.
 
         Raises:
             CudaCallFailed: the graph cannot be read.
@@ -191,7 +190,7 @@ class Examination:
     # By comparison
 
     def not_captured_again(self) -> str | None:
-        """Return why the function must not be captured once more; None where it may."""
+        """Return why the function must not be captured once more; None if it may."""
         if self.code.opaque is not None:
             return f"the function is not captured once more: {self.code.opaque}"
         draws = self.code.random or any(isinstance(one, torch.Generator) for one in self.recorded.inputs)
@@ -200,15 +199,15 @@ class Examination:
         return None
 
     def short_of_memory(self, candidates: Mapping[int, MemoryRange]) -> str | None:
-        """Return why a capture has to wait for memory; None where it may be made.
+        """Return why a capture must wait for memory; None if it may be made now.
 
-        The function itself needs at most as much as its graph's pool has.
+        The function itself needs at most as much memory as its graph's pool has.
         """
         pool = sum(one.size_bytes for one in pool_memory(self.recorded.pool))
         return waiting_for_memory(pool + buffer_bytes(candidates), self.tools.free_bytes())
 
     def compare(self, candidates: Mapping[int, MemoryRange], choice: Choice) -> Findings:
-        """Capture once more with the candidates elsewhere, and compare the two graphs.
+        """Capture once more with the candidates at other addresses, and compare the two graphs.
 
         Raises:
             torch.OutOfMemoryError, CudaCallFailed: no memory, or a graph that cannot be read.
@@ -293,7 +292,7 @@ class Examination:
 
         started = time.perf_counter()
         second = capture_at(0)
-        # Each further capture is made only where those before it leave a doubt.
+        # Each further capture is made only if the earlier ones are inconclusive.
         doubts: list[Callable[[], Capture]] = [
             capture_again,
             lambda: capture_at(0),
@@ -322,7 +321,7 @@ class Examination:
         return [index for index in indices if index not in known]
 
     def owned(self) -> MemoryRanges:
-        """Return memory of the graph's own, which it writes."""
+        """Return the memory that the graph owns and writes."""
         return MemoryRanges(pool_memory(self.recorded.pool))
 
     def written(self) -> dict[int, MemoryRange]:
@@ -340,7 +339,7 @@ class Examination:
 
 
 def ineligible_reason(value: Any) -> str | None:
-    """Return why the address of a recording input is not searched; None where it is."""
+    """Return why the address of a recording input is not searched; None if it is."""
     if not isinstance(value, torch.Tensor):
         return "it is not a tensor"
     if not value.is_cuda:

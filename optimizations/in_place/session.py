@@ -1,23 +1,22 @@
-"""Turn one recording, step by step, from stock's graph into one that reads its inputs in place.
+"""Change one recording, step by step, from stock's graph into one that reads its inputs in place.
 
-A recording is made as stock makes it and copies its inputs. Everything else happens here, in calls of the program:
+A recording is made as stock makes it and copies its inputs. Everything else happens here, during calls of the program:
 
-1. *waiting*: nothing, until the graph has been replayed a few times (`budget`), and the memory is free;
-   *racing*: then the graph's chain is raced against branches (`concurrency.branches`), before anything changes nodes;
-2. *examination* (`examination`): the recorded graph is read, where the generated code names every use of its inputs; or
-   the function is captured once more, and the two graphs are compared. A plan is made (`graph.plan`). It reads an input
-   in place only where all uses are known by construction: as arguments of Triton kernels, or of products (`generated`);
-3. *done*: the plan is carried out on the recorded graph, or everything stays as stock has it, with the reason.
+1. *waiting*: nothing is done until the graph has been replayed a few times (`budget`), and memory is free;
+   *racing*: the graph's chain is timed against branches (`concurrency.branches`), before anything changes nodes;
+2. *examination* (`examination`): if the generated code names every use of the inputs, the recorded graph is read;
+   otherwise the function is captured once more, and the two graphs are compared. The result is a plan (`graph.plan`).
+   It reads an input in place only if all uses are arguments of Triton kernels or of products (`generated`);
+3. *done*: the plan is applied to the recorded graph, or the graph stays as stock made it, with the reason.
 
-Note [Doubt]. Whatever goes wrong on the way (no memory, a driver call that fails) costs indirection and nothing else:
-the recorded graph does not change before the plan is there, and the call in which it changes replays it as recorded.
-`Session.run` lets no exception of its own reach the program, only those of the replay.
+Note [Doubt]. A failure on the way (no memory, a driver call that fails) only means that inputs are copied. The recorded
+graph does not change before the plan is complete, and the call in which it changes replays the graph as recorded.
+`Session.run` propagates exceptions of the replay only.
 
-Note [What is changed once]. A plan with a pointer table adds nodes to the recorded graph, or exchanges some, and the
-graph is instantiated again. If this fails or is interrupted, it is not tried a second time: the nodes added before
-would write into a table that is gone. The new executable is not right before a tracker keeps its addresses, for until
-then its table is empty. If instantiating fails, there is no executable. A recording that is left like that serves no
-call.
+Note [What is changed once]. A plan with a pointer table adds or replaces nodes of the recorded graph, and the graph is
+instantiated again. If this fails or is interrupted, it is not retried: the nodes added before would write into a freed
+table. The new executable must not be launched before a tracker maintains its addresses, because its table is empty. If
+instantiation fails, there is no executable. A recording in such a state is not replayed.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from optimizations.selection import CopiedInput, reason_to_copy
 from optimizations.stack_trace import one_line
 
 REPLAYS_AFTER_A_RACE = 8
-"""Replays in which the graph may be worked on after a race, however long the race took."""
+"""Replays during which the graph may be changed after a race, however long the race took."""
 
 NOT_YET = "it has not been replayed often enough yet"
 SELDOM = "other graphs of the function are replayed for most calls"
@@ -60,7 +59,7 @@ SELDOM = "other graphs of the function are replayed for most calls"
 OTHER_USES = "kernels other than Triton's and products read it, which may reach it through memory"
 
 MOST_CALLS_SEEN = 30
-"""Calls in which a recording notes where its inputs lie."""
+"""Calls in which a recording notes the addresses of its inputs."""
 
 FEWEST_CALLS_SEEN = 4
 """Calls after which an input counts as one that can never be read in place."""
@@ -76,7 +75,7 @@ class Stage(StrEnum):
 
 
 class Session:
-    """Turn one recording into one that reads its inputs in place, as the module says.
+    """Change one recording into one that reads its inputs in place, in the stages that the module describes.
 
     Args:
         recorded: the recording.
@@ -84,16 +83,16 @@ class Session:
         choice: the user's option; anything but `off`.
         code: returns the records of the generated function; called once, at stage 2.
         capture: captures the function once more with these inputs.
-        tools: gives what is needed of the device.
-        alone: whether one thread calls the function, so that no other draws random numbers while it is captured.
-        inside: whether the call lies inside a capture of the program's own, where nothing may be added.
-        is_seldom: called in each replay as long as something is to be done; whether other recordings of the function
-            were replayed for long in between.
+        tools: returns the tools of the device.
+        alone: returns whether only one thread calls the function, so that no other draws random numbers during capture.
+        inside: returns whether the call is inside a capture by the program, to which nothing may be added.
+        is_seldom: called in each replay while work is left; returns whether other recordings of the function were
+            replayed many times since this one was.
         selects: whether inputs stay copied that are cheaper to copy than to read in place.
-        branches: the race of the graph's chain against branches; None where there is none.
+        branches: the race of the graph's chain against branches; None if there is none.
 
     Attributes:
-        unusable: why the recording can serve no call; None where it can. Note [What is changed once].
+        unusable: why the recording must not be replayed; None if it may. Note [What is changed once].
     """
 
     def __init__(
@@ -138,10 +137,10 @@ class Session:
         """Return the device of the recording."""
         return self.examination.tools.device
 
-    # The program's calls
+    # Calls of the program
 
     def run(self, inputs: list[Any], replay: Callable[[list[Any]], Any]) -> Any:
-        """Serve a call of the program on `inputs` by `replay`. Note [Doubt]."""
+        """Run a call of the program on `inputs` by `replay`, and do the work that is due. Note [Doubt]."""
         if not self._counted:
             self._count(inputs)
         self._counted = False
@@ -157,7 +156,7 @@ class Session:
         return replay(inputs)
 
     def rests(self, inputs: Sequence[Any]) -> bool:
-        """Return whether `run` would only replay in this call. The call is counted here."""
+        """Count this call, and return whether `run` would only replay in it."""
         if self.unusable is not None:
             return False
         if self.stage is Stage.DONE:
@@ -168,13 +167,13 @@ class Session:
 
     @property
     def _is_due(self) -> bool:
-        """Return whether something is to be done in this call."""
+        """Return whether work is due in this call."""
         if self.stage is Stage.DONE:
             return False
         return self.use.due if self._undecided is None else self.use.may_race
 
     def _count(self, inputs: Sequence[Any]) -> None:
-        """Count a replay, and note where its copied inputs lie."""
+        """Count a replay, and note the addresses of its copied inputs."""
         self.use.replays += 1
         if self._is_seldom() and self.stage is Stage.WAITING:
             self._give_up(SELDOM)
@@ -183,30 +182,30 @@ class Session:
 
     @property
     def pending(self) -> bool:
-        """Return whether something is still to be done that only takes more calls."""
+        """Return whether work is left that more calls will do."""
         return self.stage is not Stage.DONE and not is_about_memory(self.waiting)
 
     @property
     def waits_for(self) -> str | None:
-        """Return what is waited for, in words."""
+        """Return what the session waits for, as text."""
         return self.waiting
 
     @property
     def kernels(self) -> int | None:
-        """Return the number of kernels of the recorded graph; None where it was not read."""
+        """Return the number of kernels of the recorded graph; None if it was not read."""
         if self.findings is None:
             return None
         return sum(isinstance(node, KernelNode) for _, node in self.findings.captured.walk())
 
     @property
     def active(self) -> bool:
-        """Return whether `run` has anything to do in the next call."""
+        """Return whether the next call must use `run`."""
         return self.stage is not Stage.DONE
 
     def still_read(self, stream: torch.cuda.Stream) -> None:
-        """Keep the memory that launches on this stream read until they are done.
+        """Keep the memory that launches on this stream read until they complete.
 
-        Call it before the session is dropped.
+        Call it before the session is released.
         """
         if self._applied is not None:
             self._applied.still_read(stream)
@@ -219,7 +218,7 @@ class Session:
             self._give_up(reason)
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Run a step, and give up where it fails. Note [Doubt]."""
+        """Run a step, and give up if it fails. Note [Doubt]."""
         try:
             step()
         except Exception as error:
@@ -242,11 +241,11 @@ class Session:
 
     @property
     def _undecided(self) -> Branches | None:
-        """Return the race of the chain against branches, as long as it is not decided."""
+        """Return the race of the chain against branches while it is undecided."""
         return self.branches if self.branches is not None and self.branches.pending else None
 
     def _order_launches(self, branches: Branches) -> None:
-        """Begin the race of the chain against branches, where there is something to win."""
+        """Begin the race of the chain against branches, if launches can overlap."""
         try:
             pool = [one.span for one in pool_memory(self.recorded.pool)]
             branches.prepare(self.examination.read(), pool)
@@ -273,7 +272,7 @@ class Session:
                 self._after_the_race()
 
     def _point_again(self, branches: Branches) -> None:
-        """Have the next replay write all addresses: the race may have instantiated the graph again."""
+        """Write all addresses again before the next replay: the race may have instantiated the graph again."""
         self.unusable = branches.unusable
         if self._tracker is None or self.unusable is not None:
             return
@@ -298,7 +297,7 @@ class Session:
     # Without placeholders
 
     def settle_by_name(self) -> None:
-        """Carry the plan out right after the recording; `unusable` says why it failed. See `without_placeholder`."""
+        """Apply the plan right after the recording; a failure is stored in `unusable`. See `without_placeholder`."""
         self.unusable, self._declined = "its inputs have no placeholders, and their addresses cannot be set", True
         try:
             examination = self.examination
@@ -342,9 +341,9 @@ class Session:
             self._take(examination.compare(candidates, self._choice))
 
     def _take_by_name(self, refusal: str | None) -> bool:
-        """Carry out what the generated code names; return whether this settles the recording.
+        """Apply a plan for inputs whose uses the generated code names; return whether the recording is done.
 
-        It does if no other input has known uses, or if a `refusal` excludes a further capture and some are named.
+        It is done if a second capture could add no input, or if a `refusal` excludes it and some inputs are named.
         """
         examination = self.examination
         candidates = examination.candidates(self.recorded.copied)
@@ -359,7 +358,7 @@ class Session:
         return True
 
     def _take(self, findings: Findings) -> None:
-        """Carry out the findings, for inputs whose every use is known by construction."""
+        """Apply the findings, for inputs whose uses are all known from the generated code."""
         examination, moving = self.examination, set(findings.in_place)
         refused = dict.fromkeys(examination.unproven(moving), OTHER_USES)
         cheap = self._cheap_to_copy(moving.difference(refused), findings.plan)
@@ -373,12 +372,12 @@ class Session:
                 findings = examination.planned(findings, with_reasons(findings.analysis, code, messages), self._choice)
         self.findings = findings
         if findings.in_place:
-            self.stage = Stage.DONE  # an interrupt from here on does not begin it again
+            self.stage = Stage.DONE  # an interrupt from here on does not repeat it
             self._carry_out(findings)
         self._end()
 
     def _never_readable(self, findings: Findings, indices: Collection[int]) -> dict[int, str]:
-        """Return why inputs stay copied that no call so far passed where the graph could read them, by input."""
+        """Return why inputs stay copied that were unreadable in all calls so far, by input."""
         if len(self._seen) < FEWEST_CALLS_SEEN:
             return {}
         examination = self.examination
@@ -391,7 +390,7 @@ class Session:
         }
 
     def _cheap_to_copy(self, indices: Iterable[int], plan: Plan | None = None) -> dict[int, str]:
-        """Return why inputs stay copied that could be read in place, by input. `plan` tells what that would take."""
+        """Return why inputs stay copied that could be read in place, by input; `plan` gives the cost of updates."""
         if not self._selects:
             return {}
         nodes = [] if plan is None else plan.nodes
@@ -413,10 +412,10 @@ class Session:
     # Stage 3
 
     def _carry_out(self, findings: Findings) -> None:
-        """Carry the plan out on the recorded graph. Note [What is changed once].
+        """Apply the plan to the recorded graph. Note [What is changed once].
 
         Raises:
-            CudaCallFailed: it could not be changed.
+            CudaCallFailed: the graph could not be changed.
         """
         tools = self.examination.tools
         self.findings = findings

@@ -1,18 +1,18 @@
-"""Choose the inputs that a recording reads where the caller has them, without a placeholder in the graph's memory.
+"""Choose the inputs that are recorded in the caller's memory, without a placeholder in the graph's memory.
 
 Note [Inputs without a placeholder]. Stock copies each ordinary input into a placeholder in the graph's pool. The pool
-gives no memory back as long as one graph of it lives, so the placeholder of an input that is read in place would stay
-for nothing. A placeholder is therefore not given back, but never made: the function is recorded on the caller's tensor.
+frees no memory while one of its graphs is alive, so the placeholder of an input that is read in place would waste
+memory. So no placeholder is made, and the function is recorded on the caller's tensor.
 
-* This is done where the generated code names every use of the input, as arguments of Triton kernels. The plan then
-  needs no proof, and is carried out right after the recording, before any other call.
-* The call that is recorded holds its inputs until the stream of the program waits for the recording.
-* An input that cannot be read where it lies in a later call is cloned for that call, in ordinary memory, and the clone
-  is read in place (`AddressTracker`). So no call needs a placeholder again.
-* If the plan cannot be carried out, the recording serves no call. The function is recorded once more, with placeholders
-  for all its inputs, and not on the caller's tensors again.
-* All other ordinary inputs of the function must be named too, or be cheap to copy, so that one plan settles them all.
-  Small inputs get placeholders: they are worth no risk.
+* This requires that the generated code names every use of the input, as arguments of Triton kernels. The plan then
+  needs no second capture, and is applied right after the recording, before any other call.
+* The recorded call keeps its inputs alive until the program's stream waits for the recording.
+* If a later call's input cannot be read in place, it is cloned for that call in ordinary memory, and the clone is read
+  in place (`AddressTracker`). So no call ever needs a placeholder.
+* If the plan cannot be applied, the recording is not replayed. The function is recorded once more, with placeholders
+  for all its inputs, and never on the caller's tensors again.
+* All other ordinary inputs of the function must be named too, or be cheap to copy, so that one plan covers them all.
+  Small inputs get placeholders, because omitting them saves little memory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def without_placeholder(
     """Return the inputs to record on the caller's tensors. Note [Inputs without a placeholder].
 
     Args:
-        code: what is known of the generated function.
-        inputs: those of the call that is recorded; `ordinary` are the places of those that stock copies.
+        code: the facts from the generated function's source.
+        inputs: the inputs of the recorded call; `ordinary` are the positions of those that stock copies.
         written: memory that the graph writes.
         selects: whether inputs that are cheap to copy are copied.
     """
@@ -49,7 +49,7 @@ def without_placeholder(
     read = []
     for index in eligible:
         uses = code.triton_uses.get(index)
-        if index in (code.reused or ()) or uses == 0:  # copied in any case, or not used
+        if index in (code.reused or ()) or uses == 0:  # always copied, or unused
             continue
         copied = CopiedInput(size_bytes(inputs[index]), uses or 1, False, moves=1, calls=0, copied_inputs=len(eligible))
         if selects and reason_to_copy(copied) is not None:
@@ -64,10 +64,10 @@ def without_placeholder(
 
 
 def _is_readable(inputs: Sequence[Any], index: int, written: MemoryRanges) -> bool:
-    """Return whether an input may be read where it lies in the call that is recorded."""
+    """Return whether an input may be read in place in the recorded call."""
     value = inputs[index]
     address, size = value.data_ptr(), size_bytes(value)
     if address % ALIGNMENT_BYTES or overlaps(value) or written.overlap(address, size):
         return False
     others = (one for place, one in enumerate(inputs) if place != index and isinstance(one, torch.Tensor))
-    return not MemoryRanges(memory_of(one) for one in others).overlap(address, size)  # its address is its alone
+    return not MemoryRanges(memory_of(one) for one in others).overlap(address, size)  # no other input shares its memory

@@ -1,4 +1,4 @@
-"""Describe a function of Inductor's as a manager records it, with what is known, decided and reported of it."""
+"""Describe a function of Inductor's that a manager records, with its state, decisions and report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRIED_WITHOUT_GRAPH = "selection: measured without a graph"
 
 
 class Recording(Protocol):
-    """Describe a `node.EncoreNode`, as long as it lives."""
+    """Define the part of a `node.EncoreNode` that its function uses."""
 
     session: Session | None
     replays: int
@@ -50,39 +50,39 @@ class Recording(Protocol):
 
 
 class RecordableFunction:
-    """Hold what a manager records: a function of Inductor's, called with the list of its inputs, which it empties.
+    """Hold a function of Inductor's that a manager records. It is called with the list of its inputs and empties it.
 
-    It also keeps what is reported of the function. `report.ReportedFunction`.
+    It also collects the report of the function (`report.ReportedFunction`).
 
     Args:
-        run: the function, its inputs aligned first.
+        run: the function, which aligns its inputs first.
         generated: the function as Inductor generated it.
-        options: the user's.
-        direction: of the function.
-        code: gives what is known of `generated`, from its source.
+        options: the user's options.
+        direction: the function's direction.
+        code: returns the facts from the source of `generated`.
 
     Attributes:
-        kept_outputs: places of results that the program was found to keep; they are copied out of graph memory.
-        returned_inputs: by place among the results: the input that it is, for inputs that stock copies.
-        callers_get: places of the results that callers get, of a forward; the others are saved for its backward. None
-            where they may get all.
-        ordinary_inputs: former parameters that moved; they are copied and read in place as other inputs are.
-        calls_on_a_path: how often it is called in an iteration, as far as graphs were recorded.
-        written_inputs: inputs that it writes where the caller has them, and that are no parameters. Note [Inputs that
-            are written].
+        kept_outputs: positions of results that the program keeps; they are copied out of graph memory.
+        returned_inputs: for each position of a result that is an input, that input; only inputs that stock copies.
+        callers_get: positions of a forward's results that callers get; the others are saved for its backward. None if
+            they may get all.
+        ordinary_inputs: former parameters that moved; they are copied or read in place as other inputs are.
+        calls_on_a_path: calls of it in one iteration, as far as graphs were recorded.
+        written_inputs: inputs other than parameters that it writes in the caller's memory. Note [Inputs that are
+            written].
         callers: the threads that call functions of its manager.
-        without_graph: why the function runs without a graph; None where it does not.
+        without_graph: why the function runs without a graph; None if it has one.
         copies_inputs: whether recordings copy all their inputs, as stock does.
-        not_followed: why addresses in its graphs are not changed any more; None where they may be.
-        records_on_inputs: whether recordings may leave placeholders out. Note [Inputs without a placeholder].
-        is_retired: whether its manager has freed what it could since `without_graph` was given.
-        decision: how its calls are served from now on, by rule or by measurement; None where that is not decided. `why`
+        not_followed: why addresses in its graphs are no longer updated; None while they are.
+        records_on_inputs: whether recordings may omit placeholders. Note [Inputs without a placeholder].
+        is_retired: whether its manager has freed unused graphs since `without_graph` was set.
+        decision: the chosen alternative for all further calls, by rule or by measurement; None while undecided. `why`
             gives the reason.
         median_us: measured time by alternative.
-        replace_call: replaces what is called for it; None before its first call.
-        turn: the lock that calls of its manager's functions hold; None until one has it.
-        follow_streams: orders a call that goes past the manager after the graphs before it; see `streams`.
-        geometry: of inputs at fixed addresses, as the function was compiled for it; None before its first call.
+        replace_call: replaces the callable that runs its calls; None before its first call.
+        turn: the lock that calls of its manager's functions hold; None before its first call.
+        follow_streams: orders a call that bypasses the manager after the graphs before it; see `streams`.
+        geometry: the geometry of inputs at fixed addresses at its first call; None before that.
     """
 
     def __init__(
@@ -133,11 +133,11 @@ class RecordableFunction:
 
     @functools.cached_property
     def is_one_of_several(self) -> bool:
-        """Return whether it is a partition of a program that has more of them."""
+        """Return whether it is one of several partitions of a program."""
         return is_one_of_several(self.generated)
 
     def note_returned_inputs(self, returned: Mapping[int, int]) -> None:
-        """Note the copied inputs whose memory a recording returns, by place among the results."""
+        """Note the copied inputs whose memory a recording returns, by position among the results."""
         if self.is_one_of_several:
             self.returned_inputs = {place: index for place, index in returned.items() if self.code().returns(index)}
 
@@ -145,7 +145,7 @@ class RecordableFunction:
 
     @property
     def _follows_rules(self) -> bool:
-        """Return whether rules may take its graph: only inference has no backward that would need its memory."""
+        """Return whether rules may drop its graph: only inference has no backward that would need its memory."""
         return self.options.selection == "rule" and self.direction == "inference"
 
     def decide_before_recording(self) -> None:
@@ -154,7 +154,7 @@ class RecordableFunction:
             self.decide("no graph", why)
 
     def keeps_graph_for_results(self, result_bytes: int) -> bool:
-        """Decide again for a function that is small enough to run without a graph, now that its results are known."""
+        """Decide whether a function that is small enough to run without a graph needs one for its results' size."""
         read_later = result_bytes if self.hands_results_on else 0
         if self._follows_rules and without_graph(self.code().kernels, read_later) is None:
             self.decision = self.without_graph = None
@@ -162,9 +162,9 @@ class RecordableFunction:
         return False
 
     def plan_is_there(self, node: Recording) -> None:
-        """Decide whether the function keeps its graph, now that it is known what the graph copies.
+        """Decide whether the function keeps its graph, now that the copied inputs are final.
 
-        All processes of a collective must capture it or none, and their plans differ.
+        A function with collectives keeps it: all processes must capture a collective or none, and their plans differ.
         """
         decided = self.decision is not None or self.without_graph is not None
         if decided or not self._follows_rules or self.code().collective:
@@ -185,26 +185,26 @@ class RecordableFunction:
         return f"partition_{int(number[1]) + 1}" in plain.__globals__
 
     def decide(self, decision: Decision, why: str) -> None:
-        """Serve all further calls like this."""
+        """Choose how all further calls run."""
         self.decision, self.why = decision, why
         if decision == "no graph":
             self.without_graph = f"selection: {why}"
 
     def run_past_manager(self, inputs: list[Any]) -> Any:
-        """Serve a call of an inference without a graph. The manager need not know of it."""
+        """Run a call of an inference without a graph and without its manager."""
         self._count_uncaptured(self.without_graph or TRIED_WITHOUT_GRAPH)
         self.follow_streams()
         return self.run(inputs)
 
     def copy_inputs(self, copying: bool) -> None:
-        """Let replays copy all inputs, as stock does, instead of reading some in place. Under the manager's turn."""
+        """Switch replays between copying all inputs and reading some in place. Needs the manager's lock."""
         self.copies_inputs = copying
         for node in self._alive():
             node.copy_inputs(copying)
 
     @property
     def waiting(self) -> str | None:
-        """Return why its graphs may still change; None where they will not."""
+        """Return why its graphs may still change; None if they are final."""
         nodes = self._alive()
         replays = sum(one.replays for one in nodes)
         sessions = (one.session for one in nodes if not self.is_idle(one, replays))
@@ -212,11 +212,11 @@ class RecordableFunction:
 
     @property
     def in_place(self) -> bool:
-        """Return whether a graph of it can read an input in place that stock copies."""
+        """Return whether one of its graphs can read an input in place that stock copies."""
         return any(node.in_place for node in self._alive())
 
     def short_of_memory(self) -> str | None:
-        """Return why calls should not be tried without a graph: memory is short. None where they may be."""
+        """Return why calls should not be tried without a graph if memory is short, else None."""
         nodes = self._alive()  # in one pool
         return nodes[0].short_of_memory() if nodes else None
 
@@ -225,17 +225,17 @@ class RecordableFunction:
         return sum(one.replays for one in self._alive())
 
     def is_seldom(self, node: Recording) -> bool:
-        """Note a replay of a recording. Return whether others were replayed too often since the one before."""
+        """Note a replay of a recording. Return whether too many replays of others came since its previous one."""
         replays = self.replays()
         seldom = self.is_idle(node, replays)
         self._replays_before[node] = replays
         return seldom
 
     def is_idle(self, node: Recording, replays: int) -> bool:
-        """Return whether others were replayed so often since this recording was that it need not be waited for.
+        """Return whether a recording is outdated: others were replayed many times since its own last replay.
 
-        Of the first steps of a program a recording may be left that fits no later one. `replays` are those of all its
-        recordings. Who asks about many adds them up once: a function may have hundreds.
+        The first steps of a program may leave a recording that fits no later step. `replays` is the sum over all its
+        recordings. A caller that checks many of them computes it once: a function may have hundreds.
         """
         before = self._replays_before.setdefault(node, replays)
         return replays - before > most_calls_between(len(self._recordings))
@@ -271,7 +271,7 @@ class RecordableFunction:
         self._recordings.append((weakref.ref(node), []))
 
     def recorded_on(self, path: Iterable[Recording]) -> None:
-        """Callback: a recording of it was made on this path, which includes that recording."""
+        """Callback: the last recording of this path was made for it."""
         if self.written_inputs:
             self.calls_on_a_path = max(self.calls_on_a_path, sum(1 for one in path if one.function is self))
 
@@ -280,7 +280,7 @@ class RecordableFunction:
         return len(self._alive())
 
     def misfits_in_a_row(self) -> int:
-        """Count a call that fits no recording and makes none. Return how many there were since the last replay."""
+        """Count a call that fits no recording and is not recorded. Return their number since the last replay."""
         replays = self.replays()
         known, misfits = self._misfits
         self._misfits = replays, misfits + 1 if replays == known else 1
@@ -324,7 +324,7 @@ class RecordableFunction:
             node = reference()
             try:
                 found += last or ([node.describe()] if node is not None else [])
-            except ReferenceError:  # another thread let go of it just now
+            except ReferenceError:  # another thread released it meanwhile
                 found += last
         return found
 
@@ -344,7 +344,7 @@ class RecordableFunction:
 
 
 def is_one_of_several(generated: Callable[[list[Any]], Any]) -> bool:
-    """Return whether a function of Inductor's is a partition of a program that has more of them."""
+    """Return whether a function of Inductor's is one of several partitions of a program."""
     plain = getattr(generated, "__func__", generated)
     return "partition_1" in getattr(plain, "__globals__", {})
 
