@@ -1,8 +1,8 @@
-"""Describe calls of a step: the arguments, and what the step reaches at that time where no recording fits.
+"""Describe calls of a step: the arguments and, if no recording fits, the state that the step reaches.
 
-A signature is a value that can be looked up, with the metadata of each tensor and each setting. After a recording it
-is known what they are (`Arguments`). So the structure of the arguments is compared, tensors in bulk, and the settings
-around the step as they are. Whatever differs takes the slow path and is compared by its signature.
+A signature is a hashable value with the metadata of each tensor and all settings. `Arguments` stores these for a
+recording. So the fast path compares the structure of the arguments, the tensors in bulk, and the current settings. A
+call that differs takes the slow path, which looks its signature up.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPARSE = Refusal(
 
 
 class Arguments:
-    """Hold what the arguments of a recording look like, and the settings around it. `tensors` are all of theirs."""
+    """Store the structure, metadata and settings of a recording's arguments. `tensors` are all tensors in them."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class Arguments:
         self.renew(tensors)
 
     def renew(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Take in the settings as they are now: grad mode, autocast, default dtype and others.
+        """Store the current settings: grad mode, autocast, default dtype and others.
 
-        `tensors` are of a call with the same signature: what C++ compares includes settings, such as autocast.
+        `tensors` are of a call with the same signature: the check in C++ includes settings such as autocast.
         """
         self._same_metadata, self._settings = same_metadata(tensors), ambient()
 
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
-        """Return what stands where tensors stood; None if the structure is another."""
+        """Return the values at the places of tensors; None if the structure differs."""
         if self._only_tensors and not kwargs:
             return [*args]
         if self._keys is not None and len(args) == 1 and not kwargs and type(args[0]) is dict:
@@ -66,7 +66,7 @@ class Arguments:
         return found if flatten((args, kwargs), found) == self._structure else None
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
-        """Return the tensors of a call that has the signature of the recording; None if it may have another."""
+        """Return the tensors of a call that has the recording's signature; None if it may have a different one."""
         found = self._taken(args, kwargs)
         if found is None or not self._same_metadata(tuple(found)):
             return None
@@ -77,11 +77,13 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Hold arguments of a call, the tensors among them with their names, and the state that the step reaches.
+    """Describe a call: its arguments, the tensors among them with their names, and the state that the step reaches.
 
-    `before` are the gradients of `parameters` at the beginning of the call. `origins` names the memory of each
-    of `tensors`: the same for those that share it. Where the call runs as it is, `before` is empty: nothing but the
-    program holds them then.
+    Attributes:
+        labels: names of `tensors`.
+        origins: names of the memory of `tensors`; those that share memory have one name.
+        before: the gradients of `parameters` at the beginning of the call. Empty if the call runs eagerly, so that
+            only the program references them.
     """
 
     args: tuple[Any, ...]
@@ -94,32 +96,32 @@ class Call:
     before: list[torch.Tensor | None]
 
     def known(self, batch: Iterable[torch.Tensor]) -> dict[int, str]:
-        """Return names of tensors that live as long as the call, by where their storages lie.
+        """Return names of tensors that live throughout the call, by the addresses of their storages.
 
-        `batch` stands for the tensors of the call, in their order. The state is held here, and so are the gradients
-        from before in a capture: no other tensor gets their memory meanwhile.
+        `batch` replaces the tensors of the call, in the same order. This object keeps the state alive and, in a
+        capture, the earlier gradients. So no other tensor gets their memory during the call.
         """
         found = {storage(tensor): path for path, tensor in self.state.tensors.items()}
         for name, gradient in zip(self.parameter_names(), self.before, strict=True):
             if gradient is not None:
                 found[storage(gradient)] = f"{name}.grad"
         found.update(zip(map(storage, batch), self.origins, strict=True))
-        found.pop(0, None)  # where all tensors without memory lie
+        found.pop(0, None)  # the address of all tensors without memory
         return found
 
     def parameter_names(self) -> list[str]:
-        """Return how the program would write each parameter."""
+        """Return the expression by which the program refers to each parameter."""
         paths = {id(tensor): path for path, tensor in self.state.tensors.items()}
         return [paths[id(parameter)] for parameter in self.parameters]
 
     def named_gradients(self) -> dict[str, torch.Tensor]:
-        """Return the gradients from before the call, by path."""
+        """Return the earlier gradients, by path."""
         found = zip(self.parameter_names(), self.before, strict=True)
         return {f"{name}.grad": one for name, one in found if one is not None}
 
 
 def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], state: HostState) -> Call:
-    """Return a `Call` with the gradients as they are now."""
+    """Return a `Call` with the current gradients."""
     labels = [label for index, value in enumerate(args) for label in names(value, f"argument {index}")]
     labels += [label for name, value in kwargs.items() for label in names(value, name)]
     parameters = state.parameters()
@@ -132,8 +134,8 @@ def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.T
 
 
 def refused_function(function: Callable[..., Any]) -> Refusal | None:
-    """Return why no call of a function can be captured: what it returns has yet to do the work."""
-    of_class = vars(type(function)).get("__call__")  # which an object's class may define
+    """Return a refusal for coroutines and generators, whose calls do not run their bodies."""
+    of_class = vars(type(function)).get("__call__")  # the class of a callable object may define it
     for one in (function, of_class):
         if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
             advice = "make it a plain function, and await what it needs before it"
@@ -148,8 +150,10 @@ def refused_function(function: Callable[..., Any]) -> Refusal | None:
 
 
 def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Refusal | None, bool]:
-    """Return why a call is not even observed, and whether it uses DistributedDataParallel. `holds`: what lies on the
-    GPU."""
+    """Return a refusal of a call before it is observed, and whether it uses DistributedDataParallel.
+
+    `holds`: whether a tensor is on the GPU.
+    """
     for name, tensor in zip(call.labels, call.tensors, strict=False):
         if (refusal := refused_tensor(name, tensor, holds)) is not None:
             return refusal, False
@@ -173,7 +177,7 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Ref
 
 
 def refused_sources(state: HostState) -> Refusal | None:
-    """Return why no call that reaches this can be captured."""
+    """Return a refusal if the state has something that no graph can read."""
     if sparse := [path for path, tensor in state.tensors.items() if tensor.layout in _SPARSE_LAYOUTS]:
         return Refusal(
             f"reaches a sparse tensor, {sparse[0]}, which has no memory of its own that a launch could compare",
@@ -188,7 +192,7 @@ def refused_sources(state: HostState) -> Refusal | None:
 
 
 def refused_iterators(state: HostState, is_named: Callable[[str], bool]) -> Iterator[Refusal]:
-    """Yield a refusal for each iterator that code names: it gives another value in each call."""
+    """Yield a refusal for each iterator that code names: its value changes on every call."""
     for path in filter(is_named, state.iterators):
         yield Refusal(
             f"reads from an iterator, {path}",
@@ -198,13 +202,13 @@ def refused_iterators(state: HostState, is_named: Callable[[str], bool]) -> Iter
 
 
 def is_fully_sharded(module: torch.nn.Module) -> bool:
-    """Return whether a module is one of FSDP's. Its class is not imported for that."""
+    """Return whether a module is one of FSDP's, without importing FSDP."""
     kind = type(module).__qualname__
     return "FullyShardedDataParallel" in kind or kind.startswith("FSDP")
 
 
 def _refused_modules(modules: Mapping[str, torch.nn.Module]) -> tuple[Refusal | None, bool]:
-    """Return why a step with these modules cannot be captured, and whether one of them is DistributedDataParallel."""
+    """Return a refusal of these modules, if any, and whether one of them is DistributedDataParallel."""
     distributed = False
     for path, module in modules.items():
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):

@@ -1,10 +1,11 @@
-"""Bring calls of a step to a graph: observe and capture them, and do their work otherwise where the capture fails.
+"""Observe, capture and replay the calls of a step, and run a call eagerly if its capture fails.
 
-Note [Nothing twice, nothing lost]. A capture runs the Python of a call and executes nothing. If it succeeds, the launch
-that follows is the work of that call. If it fails, what Python changed is put back (`HostState.restore`, gradients, the
-states of random generators) and the call runs from its beginning, when nothing of the capture is alive any more. So it
-is where the launch fails, or is interrupted before it; only gradients from before that the step does not depend on are
-gone by then, and are None. During the capture they are alive next to those that it makes.
+Note [Nothing twice, nothing lost]. A capture runs the Python of a call and executes no work of the GPU. If it succeeds,
+the launch after it does the work of that call. If it fails, all changes of Python state are undone
+(`HostState.restore`, gradients, the states of random generators), everything that the capture made is freed, and the
+call runs from its beginning. The same is done if the launch fails, or is interrupted before it. Then only earlier
+gradients that the step does not read are lost, and are None. They are alive during the capture, in addition to those
+that it makes.
 """
 
 from __future__ import annotations
@@ -57,18 +58,18 @@ from optimizations.capture.step.watch import is_dropped
 from optimizations.report.steps import Refusal, StepChanged, StepReport
 
 MOST_DROPPED = 4
-"""Recordings that may become unusable before they were of use, as a multiple of those that may be alive."""
+"""Recordings that may become unusable before they were replayed enough, as a multiple of the limit of recordings."""
 
 SHARE_FRUITLESS = 4
-"""Replays for each further call that is examined although its signature is refused."""
+"""Replays per further examination of a call whose signature was refused."""
 
 
 class CallRecorder:
-    """Replay, observe and record the calls of one step, or run them as they are.
+    """Replay, observe and record the calls of one step, or run them eagerly.
 
     Attributes:
-        device: the GPU that the step works on, once that is known.
-        recordings: its graphs.
+        device: the GPU of the step; None until it is known.
+        recordings: the captured graphs.
     """
 
     def __init__(self, step: Callable[..., Any], device: Device | None, options: StepOptions) -> None:
@@ -94,7 +95,7 @@ class CallRecorder:
         key = None if self._options.key is None else _hashable(self._options.key())
         try:
             if self._fetches:
-                if not self._fetches.take():  # the step sees to the end of the epoch
+                if not self._fetches.take():  # the step handles the end of the epoch
                     return self._uncaptured(args, kwargs)
                 key = key, self._fetches.key
             self._key_value = key
@@ -104,18 +105,18 @@ class CallRecorder:
                 self._fetches.end()
 
     def close(self) -> None:
-        """Free the graphs and their memory. Later calls run as they are."""
+        """Free the graphs and their memory. Later calls run eagerly."""
         self.recordings.drop_all()
-        self._rates = LearningRates()  # which holds parameters
+        self._rates = LearningRates()  # it references parameters
         self._plan.forget()
         self._all = Refusal("was closed", "make a new one with graph_step")
 
     def name(self) -> str:
-        """Return the step's name as the program has it."""
+        """Return the step's name in the program."""
         return getattr(self._step, "__qualname__", type(self._step).__name__)
 
     def report(self) -> StepReport:
-        """Return what was done in the calls so far."""
+        """Return a report of all calls so far."""
         return StepReport(
             name=self.name(),
             calls=self._calls,
@@ -152,7 +153,7 @@ class CallRecorder:
                 try:
                     return self._replay_or_audit(recording, args, kwargs, known)
                 except NotLaunched:
-                    break  # the same is met below
+                    break  # handled below
         tensors: list[torch.Tensor] = []
         key = signature((args, kwargs), tensors), ambient(), self._key_value
         for recording in self.recordings.of(key):
@@ -172,7 +173,7 @@ class CallRecorder:
         """Replay a recording that fits, and try it first from now on."""
         try:
             returned = self._replay_or_audit(recording, args, kwargs, tensors)
-        except NotLaunched:  # nothing was done yet: it is recorded again, with copies before the launch
+        except NotLaunched:  # nothing was done yet: record again, with copied inputs
             self._follows = False
             self.recordings.drop(key, recording)
             return self._call(args, kwargs)
@@ -197,7 +198,7 @@ class CallRecorder:
         return recording.launch(tensors, self._rates)
 
     def _audit(self, device: Device, recording: Recording, call: Call) -> Any:
-        """Run a call as it is, and compare its operators with those of the recording that would have served it.
+        """Run a call eagerly, and compare its operators with those of the recording that would have been replayed.
 
         Raises:
             StepChanged: they differ, and `on_change="raise"`.
@@ -227,9 +228,9 @@ class CallRecorder:
         if isinstance(state, Refusal):
             self._refuse(key, state)
             return self._uncaptured(args, kwargs, state)
-        if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):  # it gets its shape in this call or later
+        if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):  # its shape is set in this call or later
             return self._warm_up(device, state, args, kwargs)
-        for recording in self.recordings.of(key):  # with other containers, which hold what those of before held
+        for recording in self.recordings.of(key):  # containers may have been replaced by equal ones
             if self._changes.drop_unnamed(recording.watch.differences(state)) and recording.fits(tensors, state):
                 return self._replay_and_promote(key, recording, args, kwargs, tensors)
         dropped = self.recordings.dropped
@@ -239,7 +240,7 @@ class CallRecorder:
         if self.recordings.dropped > dropped:
             self._plan.forget_findings()
         if any(recording.shares(tensors) for recording in self.recordings.of(key)):
-            return self._uncaptured(args, kwargs)  # other calls of this signature are served by the graph
+            return self._uncaptured(args, kwargs)  # the graph is kept for other calls of this signature
         self.recordings.drop_with_moved_inputs(key, tensors)
         if self.recordings.little_used > MOST_DROPPED * self._options.limit:
             reads = f"it reads {named(moved)}" if moved else "its model or other objects are new after a few calls"
@@ -278,11 +279,11 @@ class CallRecorder:
             return self._record(device, key, call, progress)
         if action is Action.OBSERVE:
             return self._observe(device, key, call, progress)
-        call.before.clear()  # the step may let go of them
+        call.before.clear()  # the step may free them
         return self._warm_up(device, state, args, kwargs)
 
     def _warm_up(self, device: Device, state: HostState, args: Any, kwargs: Any) -> Any:
-        """Run a call as it is, on the stream that captures use: what autograd keeps of it is of that stream."""
+        """Run a call eagerly on the stream of captures, so that autograd's nodes belong to that stream."""
         self._eager += 1
         self._changes_streams(observes=True)
         ran = RanCode()
@@ -294,7 +295,7 @@ class CallRecorder:
         return returned
 
     def _number_key(self, numbers: Numbers) -> Hashable:
-        """Return the numbers that distinguish calls of one signature. What is not compared now leaves all keys."""
+        """Return the numbers that distinguish calls of one signature. Remove excluded numbers from all keys."""
         if dropped := self._changes.dropped:
 
             def without(key: Any) -> Any:
@@ -304,7 +305,7 @@ class CallRecorder:
         return frozenset((name, one.token) for name, one in numbers.items() if not is_dropped(name, dropped))
 
     def _find_device(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Device | None:
-        """Return the GPU of the batch, or of the tensors the step reaches; None also for an unknown PyTorch."""
+        """Return the GPU of the batch or of the reached tensors; None if there is none, or PyTorch is unsupported."""
         if (unknown := torch_internals.unsupported()) is not None:
             self._all = Refusal(f"needs a PyTorch that Encore knows. {unknown}", "install one of these")
             self._note(self._all)
@@ -323,10 +324,10 @@ class CallRecorder:
         return self.device
 
     def _reached(self, args: Any, kwargs: Any) -> HostState | Refusal:
-        """Return what the step reaches; a reason where an object of the program's cannot be read."""
+        """Return what the step reaches, or a refusal if an object of the program cannot be read."""
         try:
             return reach(self._roots(args, kwargs))
-        except Exception as error:  # such as of a module that is imported when it is first read
+        except Exception as error:  # for example a module that is imported on first access
             return Refusal(
                 f"reaches something that raises {type(error).__name__} when it is read: {error}",
                 "keep it where the step does not reach it, or let it raise AttributeError for what it does not have",
@@ -352,7 +353,7 @@ class CallRecorder:
             return returned
         if (refusal := progress.note(seen)) is not None:
             self._refuse(key, refusal, progress)
-        elif seen.findings:  # perhaps in numbers that the step itself changes, so that no two calls begin alike
+        elif seen.findings:  # the step may change numbers itself, so that all calls differ
             self._with_findings[key] = self._with_findings.get(key, 0) + 1
             if self._with_findings[key] > OBSERVED:
                 self._refuse(key, seen.findings[0])
@@ -362,7 +363,7 @@ class CallRecorder:
         return returned
 
     def _observed(self, device: Device, call: Call, progress: Progress, *, audits: bool) -> tuple[Any, Observed]:
-        """Run a call under the observer, and take in the names in the code that ran. `audits`: not for a recording."""
+        """Run a call under the observer, and collect the names in the code that ran. `audits`: it is an audit."""
         ran = RanCode()
 
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -393,7 +394,7 @@ class CallRecorder:
         call: Call,
         progress: Progress,
     ) -> Any:
-        """Capture the call and launch it, or run it as it is. Note [Nothing twice, nothing lost]."""
+        """Capture the call and launch it, or run it eagerly. Note [Nothing twice, nothing lost]."""
         if len(self.recordings) >= self._options.limit and not self.recordings.drop_idle():
             of_values = bool(self.recordings.of(key))
             fewer = "pass numbers that change as tensors on the GPU" if of_values else "pad the batch to fewer sizes"
@@ -431,14 +432,14 @@ class CallRecorder:
             recording.key_value = self._key_value
         except BaseException as raised:
             error = cause(raised)
-            # The allocator may still take a pool for one in a capture.
+            # The allocator may still treat the pool as in a capture.
             freed = [graph.reset, functools.partial(self.recordings.spoil, pool)]
             do_all([*freed, functools.partial(call.state.restore, snapshot), marks.restore, *undo])
-            del marks, undo  # which hold the memory of gradients
+            del marks, undo  # they reference the memory of gradients
             if not isinstance(error, Exception):
-                raise error  # noqa: B904 (with its own cause and context, as the program would see it)
+                raise error  # noqa: B904 (with its own cause and context, as in eager)
             instead = self._instead(device, key, call, progress, error)
-            del error  # and with it what the capture made: its frames hold that
+            del error  # its frames reference what the capture made
         else:
             del marks, undo
             try:
@@ -446,16 +447,16 @@ class CallRecorder:
                 self.recordings.add(device, key, recording)
                 progress.recorded()
                 stay = recording.gradients.stay(call.before)
-                call.before.clear()  # gradients that are unused from now on
+                call.before.clear()  # these gradients are unused from now on
                 recording.inputs.free()
                 device.give_back()
-                self._observes = False  # the program goes on on its own stream
+                self._observes = False  # the program continues on its own stream
                 device.follow()
                 put(call.parameters, stay)
                 recording.audits.start(time.perf_counter())
                 return recording.launch(call.tensors, self._rates)
             except BaseException as error:
-                if not recording.replays:  # what the capture left was never computed
+                if not recording.replays:  # results of the capture were never computed
                     call.state.restore(snapshot)
                     put(call.parameters, stay)
                 if not isinstance(error, NotLaunched):
@@ -469,12 +470,12 @@ class CallRecorder:
     def _instead(
         self, device: Device, key: Hashable, call: Call, progress: Progress, error: Exception
     ) -> Callable[[], Any]:
-        """Return what does the work of a call whose capture failed with `error`, which it does not hold."""
+        """Return a function that runs a call whose capture failed. It does not reference `error`."""
         if isinstance(error, NotLaunched):
             self._follows = False
             return functools.partial(self._record, device, key, call, progress)
         if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
-            raise error  # the call would have raised it too; nothing of it was done
+            raise error  # the call would raise it in eager, too; no work was done
         refusal = why(error)
         if refusal is SETS_UP:
             again = not progress.passed_over()
@@ -487,7 +488,7 @@ class CallRecorder:
         first = refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run"
         return functools.partial(self._refuse_and_run, key, refusal, call, progress, first=first)
 
-    # Calls that run as they are.
+    # Calls that run eagerly.
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step's Python."""
@@ -495,17 +496,17 @@ class CallRecorder:
             return self._step(*args, **kwargs)
 
     def _changes_streams(self, *, observes: bool) -> None:
-        """Give memory back before a call that runs on another stream than the calls before it.
+        """Free cached memory before a call on a different stream from the previous calls.
 
-        Calls that are observed are on another stream than the program's. The allocator keeps the memory of each stream
-        for itself, so that a step would have its memory twice.
+        Observed calls run on a side stream. The allocator caches memory per stream, so a step would use its memory
+        twice.
         """
         if self._observes is not observes and self.device is not None and not self.device.is_capturing():
             self._observes = observes
             self.device.give_back()
 
     def _uncaptured(self, args: Any, kwargs: Any, refusal: Refusal | None = None, call: Call | None = None) -> Any:
-        """Run a call as it is. Gradients from before are not held meanwhile: the step may let go of them.
+        """Run a call eagerly, without references to the earlier gradients: the step may free them.
 
         Raises:
             StepRefused: there is a refusal, and `on_refusal="raise"`.
@@ -521,7 +522,7 @@ class CallRecorder:
     def _refuse_and_run(
         self, key: Hashable, refusal: Refusal, call: Call, progress: Progress | None = None, *, first: bool = False
     ) -> Any:
-        """Refuse a call and later ones like it. `first`: unless it raises outside of a capture, too."""
+        """Refuse a call and later equal ones. `first`: run it before, as it may raise outside a capture, too."""
         returned = self._uncaptured(call.args, call.kwargs, None, call) if first else None
         self._refuse(key, refusal, progress)
         return returned if first else self._uncaptured(call.args, call.kwargs, refusal, call)
@@ -534,7 +535,7 @@ class CallRecorder:
         return self._uncaptured(args, kwargs, refusal, call)
 
     def _refuse(self, key: Hashable, refusal: Refusal, progress: Progress | None = None) -> None:
-        """Let calls of this `progress` run as they are; without one, all of this signature."""
+        """Run calls of this `progress` eagerly; without one, all calls of this signature."""
         if progress is not None:
             progress.refusal = refusal
         else:

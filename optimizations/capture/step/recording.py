@@ -1,4 +1,4 @@
-"""Capture one call, and check what has to hold for its launch."""
+"""Capture one call, and check the conditions for launching its graph."""
 
 from __future__ import annotations
 
@@ -54,10 +54,15 @@ from optimizations.torch_internals.generated_modules import loaded_modules
 class Recording:
     """Hold a captured step.
 
-    `written` are inputs it writes, `mutated` other tensors whose versions it counts up; `written_memory` is that of all
-    other tensors it writes, `read_memory` what it reads where it writes inputs too. `kept` holds what it reads. `bound`
-    are attributes and variables that a call binds to what it made. `arguments` is what calls look like that it may
-    serve. `pool` is where its memory lies.
+    Attributes:
+        pool: its memory pool.
+        written: indices of inputs that it writes.
+        mutated: other tensors whose versions it increments.
+        written_memory: memory of all other tensors that it writes.
+        read_memory: memory that it reads, if it writes inputs.
+        kept: tensors that it reads, which are kept alive.
+        arguments: the structure and metadata of the arguments that it can be replayed with.
+        bound: attributes and variables that a call binds to its results.
     """
 
     graph: Any
@@ -82,13 +87,13 @@ class Recording:
     replays: int = 0
 
     def counted(self) -> list[torch.Tensor]:
-        """Return tensors whose versions a launch counts up: what autograd saved of them is not what it was."""
+        """Return tensors whose versions a launch increments, so that autograd detects the write to a saved tensor."""
         return [*self.mutated, *self.gradients.written()]
 
     def fits(self, tensors: Sequence[torch.Tensor], state: HostState | None = None) -> bool:
-        """Return whether a launch with these inputs would do what the call would do.
+        """Return whether a launch with these inputs would do the same as the call.
 
-        `state`: what the step reaches now. Without it only the containers of before are compared.
+        `state`: what the step reaches now. Without it only the recorded containers are compared.
         """
         if self.shares(tensors):
             return False
@@ -100,7 +105,7 @@ class Recording:
 
     @property
     def _written_back(self) -> list[int]:
-        """Return inputs that it writes in a copy of them."""
+        """Return written inputs that are copied, so that the copy has to be written back."""
         return [index for index in self.written if index not in self.inputs.in_place]
 
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -117,14 +122,14 @@ class Recording:
         return self.written_memory.holds_one_of(tensors) or self.gradients.shared_with(tensors)
 
     def moved_inputs(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Return inputs that lie elsewhere than where the graph reads them, if nothing else stands against a launch."""
+        """Return inputs that moved from the address that the graph reads, if nothing else prevents a launch."""
         moved = self.inputs.moved(tensors)
         return moved if moved and self.watch.unchanged() and self.gradients.fit() else []
 
     def is_over(self, state: HostState | None) -> bool:
-        """Return whether it can never be used again: another tensor stands in the place of one that it reads.
+        """Return whether the recording can never be used again: a tensor that it reads was replaced or moved.
 
-        `state`: what the step reaches now, for a recording of calls of the same signature.
+        `state`: what the step reaches now, if the recording has the signature of the current call.
         """
         moved = not self.watch.in_place() if state is None else self.watch.is_over(state)
         return moved or self.gradients.lost()
@@ -133,8 +138,8 @@ class Recording:
         """Do the work of a call with these inputs, and return its results.
 
         Raises:
-            NotLaunched: before anything was done; addresses of inputs cannot be set in the graph, or its edges could
-                not be put back.
+            NotLaunched: addresses of inputs cannot be set in the graph, or its edges could not be restored. Nothing
+                was done yet.
         """
         branches = self.side_by_side.branches
         if branches is not None:
@@ -147,7 +152,7 @@ class Recording:
         self.gradients.load()
         rates.write()
         self.audits.calls += 1
-        self.replays += 1  # an interrupt that comes during the launch is raised after it
+        self.replays += 1  # an interrupt during the launch is raised after it
         try:
             if is_raced and branches is not None:
                 branches.launch(self.graph.replay)
@@ -158,7 +163,7 @@ class Recording:
             raise
         self.outputs.copy_out(fresh)
         self.gradients.publish()
-        if self.written:  # after that: an argument may lie where what a gradient held is put back
+        if self.written:  # after publishing: an argument may share memory with a gradient
             self.inputs.give_back(tensors, self.written)
         if counted := self.counted():
             torch_internals.increment_version(counted)
@@ -181,16 +186,18 @@ def capture(
     marks: TensorMarks,
     dropped: set[str],
 ) -> Recording:
-    """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
+    """Capture the call into `graph`. Python runs, but no work of the GPU is executed.
 
-    `follow`: inputs are read where they lie, if it is known how. `marks` are of the tensors that the step reaches, and
-    of the gradients that it finds, from before the call. `dropped`:
-    names of entries that are not compared.
+    Args:
+        in_place: inputs that are read at their current addresses.
+        follow: read further inputs in place if their node parameters are known.
+        marks: of the tensors that the step reaches and of the earlier gradients, made before the call.
+        dropped: names of entries that are not compared.
 
     Raises:
-        StepDiffers: the captured call is not what was observed.
-        StepRefused: it cannot be repeated.
-        Exception: what the capture raised.
+        StepDiffers: the captured call differs from the observed ones.
+        StepRefused: a graph cannot repeat the call.
+        Exception: an exception of the step or of the capture.
     """
     assert progress.last is not None
     seen = progress.last
@@ -332,9 +339,9 @@ def capture(
 def _follow(
     device: Device, graph: Any, pool: Any, inputs: CopiedInputs, launches: Launches, written: Collection[int]
 ) -> Pointers | None:
-    """Let the graph read inputs where they lie in each call, those of which it is known how. Note [By name] there.
+    """Let the graph read inputs in place if their node parameters are known. Note [By name] in `following`.
 
-    Return what sets their addresses, if there are any.
+    Return the pointers that set their addresses, if there are such inputs.
     """
     placeholders = {index: one for index, one in inputs.placeholders().items() if index not in written}
     memory = {index: memory_of(one) for index, one in placeholders.items()}
@@ -359,7 +366,7 @@ def _follow(
 
 @contextlib.contextmanager
 def _no_casts_of_the_graph_kept() -> Iterator[None]:
-    """Let autocast make casts again inside the block, and forget those, which lie in the graph's memory, after it."""
+    """Clear autocast's cache before and after the block: casts that are made in it are in the graph's memory."""
     torch.clear_autocast_cache()
     try:
         yield
@@ -372,7 +379,7 @@ FREED_MEANWHILE = Refusal(
     "call",
     "record steps, and call compiled code for the first time, in one thread after the other",
 )
-"""A workspace that was allocated in a capture lies in the graph's pool, and later graphs there may get its memory."""
+"""A workspace allocated during a capture is in the graph's pool, where later graphs may reuse its memory."""
 
 
 def _check(
@@ -382,10 +389,11 @@ def _check(
     structure: Hashable,
     changes: Sequence[Refusal],
 ) -> None:
-    """Check that the captured call is what was observed, and has changed nothing on the host.
+    """Check that the captured call equals the observed ones and changed no Python state.
 
     Raises:
-        StepDiffers, StepRefused: it is not.
+        StepDiffers: it differs from the observed calls.
+        StepRefused: it changed Python state, or a graph cannot repeat it.
     """
     if observer.set_up:  # the step may have caught the exception, here and below
         raise StepDiffers(SETS_UP)
@@ -402,7 +410,7 @@ def _check(
 
 
 def _both(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> Iterator[torch.Tensor]:
-    """Yield gradients that the call added to, or filled: they lie where they lay."""
+    """Yield gradients that the call accumulated into or filled in place."""
     return (new for old, new in zip(before, after, strict=True) if new is not None and old is new)
 
 

@@ -1,7 +1,7 @@
-"""Tell which memory a recording writes, and whether inputs of a call lie in it.
+"""Find the memory that a recording writes, and inputs of a call that overlap it.
 
-Inputs are read from copies made before the graph runs. An input that lies in memory the graph writes would be read as
-it was before that, where the step itself reads what it has written.
+Inputs are copied before the graph runs. If an input overlaps memory that the graph writes, the copy has the values from
+before these writes, but the step itself would read the values from after them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from optimizations.report.steps import Refusal
 
 
 class Writes:
-    """Tell which tensors a captured call writes. Made before the call, of the `tensors` to check.
+    """Find the tensors that a captured call writes. Create it before the call with the `tensors` to check.
 
-    PyTorch counts versions, but not of tensors that were made in inference mode, nor of writes through `.data` and into
-    the running statistics of batch normalisation. Of these the operators tell (`note` is for `Observer.before_write`).
-    Compiled code tells nothing: where there is some, each tensor made in inference mode is taken to be written, but
-    those whose elements overlap, which nothing can write.
+    PyTorch counts versions, but not for inference tensors, for writes through `.data`, or for the running statistics of
+    batch normalisation. These writes are found by the observed operators (`note` is for `Observer.before_write`).
+    Compiled code is not observed. If there is some, every inference tensor counts as written, except those whose
+    elements overlap, which cannot be written.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], *, compiled: bool) -> None:
@@ -33,30 +33,30 @@ class Writes:
         self._storages.add(storage(tensor))
 
     def include(self, tensor: torch.Tensor) -> bool:
-        """Return whether the call, which is over, wrote this one's memory."""
+        """Return, after the call, whether it wrote the memory of a tensor."""
         if self.counted(tensor) or (storage(tensor) and storage(tensor) in self._storages):
             return True
         return tensor.is_inference() and self._compiled and _has_memory(tensor) and not overlaps(tensor)
 
     def counted(self, tensor: torch.Tensor) -> bool:
-        """Return whether this one's version says, once the call is over, that it was written."""
+        """Return, after the call, whether the version of a tensor changed."""
         if tensor.is_inference():
             return False
         return bool(tensor._version != self._versions.get(id(tensor), tensor._version))
 
 
 class WrittenMemory:
-    """Hold the memory of `tensors` as it is when this is made: what is written, or read next to written inputs."""
+    """Store the current memory ranges of tensors that are written, or read in addition to written inputs."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._ranges = MemoryRanges(memory_of(tensor) for tensor in tensors if _has_memory(tensor))
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether this one lies in it, wholly or in part."""
+        """Return whether a tensor overlaps this memory."""
         return _has_memory(tensor) and self._ranges.overlap(tensor.data_ptr(), size_bytes(tensor))
 
     def holds_one_of(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Return whether one of these lies in it, wholly or in part."""
+        """Return whether one of these tensors overlaps this memory."""
         return bool(self._ranges.borders) and any(map(self.holds, inputs))
 
 
@@ -65,13 +65,13 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def shared_with_written(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> tuple[int, int] | None:
-    """Return an input that is written and another in the same memory, wholly or in part, by index; None if none are."""
+    """Return the indices of a written input and of a different input that overlaps it; None if there are none."""
     places = list(map(storage, tensors))
     for index in written:
         for other, place in enumerate(places):
             if not place or place != places[index] or tensors[other] is tensors[index]:
                 continue
-            # Caches are often parts of one tensor, side by side.
+            # Caches are often adjacent parts of one tensor.
             if memory_of(tensors[other]).overlaps(memory_of(tensors[index])):
                 return index, other
     return None
@@ -85,13 +85,16 @@ def refuse_shared(
     written_back: Sequence[int],
     read: WrittenMemory,
 ) -> None:
-    """Refuse writes to memory that two inputs share: inputs, by their `labels`, are read from copies of their own.
+    """Refuse writes to memory that two inputs share: each input is read from its own copy.
 
-    `written` are inputs that are written, `mutated` other tensors. `written_back` are those of `written` that have a
-    copy, `read` is what is read where it lies.
+    Args:
+        labels: names of the inputs.
+        written: indices of written inputs; `written_back`: those of them that are copied.
+        mutated: other tensors that are written.
+        read: memory that is read in place.
 
     Raises:
-        StepRefused: something does.
+        StepRefused: a write goes to shared memory.
     """
     found = [(labels[one], labels[other]) for one, other in filter(None, [shared_with_written(tensors, written)])]
     found += [(labels[one], "a tensor that it reads") for one in written_back if read.holds(tensors[one])]
