@@ -1,4 +1,4 @@
-"""What tests on a GPU share: compiled functions, calls, comparisons, reports, captures, and processes of their own."""
+"""Helpers for tests on a GPU: compiled functions, calls, comparisons, reports, captures and subprocesses."""
 
 from __future__ import annotations
 

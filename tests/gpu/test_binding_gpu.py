@@ -1,4 +1,4 @@
-"""Bound parameters and shortcuts with CUDA graphs behind them. Needs an NVIDIA GPU."""
+"""Bound parameters and shortcuts with CUDA graphs. Needs an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_exchanged_weights_are_released_without_memory_growth() -> None:
 
 
 class Deep(nn.Module):
-    """More parameters than are passed on one by one."""
+    """A model with more parameters than are passed one by one."""
 
     def __init__(self) -> None:
         super().__init__()

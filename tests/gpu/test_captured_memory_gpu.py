@@ -1,4 +1,4 @@
-"""Memory that graphs of steps and callables write is theirs alone on a GPU, whatever is recorded or freed later.
+"""Memory written by graphs of steps and callables is not shared with later recordings.
 
 CUDAGraph Trees free cuBLAS's workspaces at each recording, and give what is free back to the device. What is allocated
 next then lies where those workspaces lay. Here that is memory full of one number.
@@ -52,7 +52,7 @@ def stock_records() -> Iterator[Callable[[], None]]:
 
 
 def clear() -> None:
-    """What a recording of stock's does to all others."""
+    """Do what a recording of stock's does to all others."""
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
 
@@ -135,7 +135,7 @@ def test_step_writes_no_memory_that_a_later_recording_freed(
 
 
 def test_first_recording_stays_correct_after_a_second_frees() -> None:
-    """The second one is made when the workspace of the first is free, and its results may be put anywhere."""
+    """The second one is recorded while the first workspace is free, so its results may be anywhere."""
     step, eager = narrow_step(torch.float32)
     x = narrow_input(torch.float32)
     for _ in range(5):
@@ -262,7 +262,7 @@ def test_hand_captured_graph_keeps_its_workspace_on_recapture(
 
 @pytest.mark.parametrize("bigger_first", [True, False])
 def test_gradients_of_one_recording_survive_another_launch(bigger_first: bool) -> None:
-    """Two models take turns in one step, so its recordings leave gradients of different parameters."""
+    """Two models alternate in one step, so its recordings publish gradients of different parameters."""
 
     def build() -> list[nn.Module]:
         torch.manual_seed(0)

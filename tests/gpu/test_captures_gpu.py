@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 
 def fails_to_capture() -> None:
-    """What a program may do that tries to capture something it cannot, and goes on without."""
+    """Fail to capture and continue uncaptured, as a program may."""
     x = torch.ones(4, device="cuda")
     with pytest.raises(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
         x.sum().item()

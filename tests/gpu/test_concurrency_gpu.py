@@ -1,4 +1,4 @@
-"""Kernels side by side on a GPU: the bits of the chain, in every kind of program, also when kernels are delayed."""
+"""Concurrent kernels on a GPU have the bits of the chain in every kind of program, with delayed kernels too."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def test_random_draws_are_in_eagers_order(name: str) -> None:
 
 
 def attended(heads: torch.Tensor) -> torch.Tensor:
-    """As transformers 5 asks for it: a mask that hides nothing while it is traced, and none otherwise."""
+    """Transformers 5 passes a mask that hides nothing while traced, and none at other times."""
     traced = torch.compiler.is_compiling()
     mask = heads.new_ones(1, 1, 128, 1, dtype=torch.bool).expand(8, 1, 128, 128) if traced else None
     return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask, dropout_p=0.5)

@@ -1,4 +1,4 @@
-"""Steps and callables on a GPU whose first runs do what no other does: they time kernels and compile code."""
+"""Steps and callables on a GPU that autotune kernels and compile code in their first runs only."""
 
 from __future__ import annotations
 

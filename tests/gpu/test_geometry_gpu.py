@@ -1,4 +1,4 @@
-"""Tensors that are transposed or reshaped in place on a GPU: never the old layout in silence."""
+"""Tensors transposed or reshaped in place on a GPU never silently keep the old layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show of indirection: real captures, real updates, results bit for bit those of stock's graphs.
+"""Indirection on a GPU: real captures and updates, with results bit-identical to stock's graphs.
 
 `ENCORE_CAPTURES=DIR` keeps the real captures that are compared here, as JSON for tests without a GPU: the folder is
 `tests/data/captures` as it should be afterwards.
@@ -111,8 +111,8 @@ def test_every_kind_of_kernel_reads_moved_inputs(program: str, choice: str, weig
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_requested_node_updater_is_used(choice: str, weights: dict[str, Any]) -> None:
-    """A Triton kernel and a kernel of a library in one graph: nothing is copied, whoever does it. Both are read in
-    place: the input, and the weight of the product, which is known to be used by that alone."""
+    """A Triton kernel and a library kernel in one graph copy nothing with either updater. Both are read in place:
+    the input, and the weight of the product, which is known to be used by that alone."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x * 2, -1) + x @ WEIGHTS["single"]
@@ -243,7 +243,7 @@ def test_triton_only_input_is_read_in_place_without_recapture(searched: list[Sea
 def test_captured_graphs_of_real_programs_are_usable(
     program: str, weights: dict[str, Any], tmp_path: Path, searched: list[Searched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Saved, loaded and analysed again, they give what was found when they were live."""
+    """Saved, loaded and analysed again, captures give the original findings."""
     monkeypatch.setattr(Session, "_take_by_name", lambda self, refusal: False)
     function, make = PROGRAMS[program]
     compiled = encore(function)

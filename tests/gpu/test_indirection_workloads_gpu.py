@@ -1,4 +1,4 @@
-"""Every workload of the suite with indirection, on a GPU: bits, copies and memory beside those of stock's graphs."""
+"""Every workload of the suite with indirection on a GPU: bits, copies and memory compared with stock's."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def keep_workload(acronym: str, captures: Sequence[Searched]) -> None:
 
 
 def check_copies(acronym: str, copied_bytes: int) -> str:
-    """What is copied before each replay and why, as lines. Every input among it must have a reason that is allowed.
+    """Return lines on what is copied before each replay and why. Every input needs an allowed reason.
 
     Args:
         copied_bytes: what one call of the workload copied.
@@ -102,7 +102,7 @@ def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @dataclass
 class Outcomes:
-    """What calls on one set of inputs gave: their digests, the first call's results, and how far others were off."""
+    """Results of calls on one set of inputs: digests, the first call's results, and errors of the others."""
 
     digests: list[str] = field(default_factory=list)
     reference: Results | None = None
@@ -118,7 +118,7 @@ class Outcomes:
 
 
 def differences(results: Results, reference: Results) -> dict[str, float]:
-    """By tensor: the norm of the difference as a share of the reference's norm; infinite where they do not compare."""
+    """Return by tensor the norm of the difference over the reference's norm; infinite if incomparable."""
     assert results.tensors.keys() == reference.tensors.keys()
     return {name: relative_difference(value, reference.tensors[name]) for name, value in results.tensors.items()}
 

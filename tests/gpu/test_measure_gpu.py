@@ -1,4 +1,4 @@
-"""What only a GPU can show of the measurements: real replays, real captures, real profiler traces."""
+"""Measurements on a GPU: real replays, captures and profiler traces."""
 
 from __future__ import annotations
 

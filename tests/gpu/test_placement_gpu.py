@@ -1,4 +1,4 @@
-"""What only a GPU can show of placement: captured whole, fed without waiting, right with moving and changing inputs."""
+"""Placement on a GPU: whole captures, staging without waiting, correct with moving and changing inputs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def results(function: Any, *inputs: Any) -> list[torch.Tensor]:
 
 
 def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    """A sum whose terms cancel is as far off as its terms are."""
+    """A sum whose terms cancel has the error of its terms."""
     for one, other in zip(found, expected, strict=True):
         largest = max(1.0, float(other.abs().max())) if other.is_floating_point() and other.numel() else 1.0
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * largest)
@@ -92,7 +92,7 @@ def test_results_equal_eager_at_new_addresses_and_attributes(name: str) -> None:
 
 
 def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
-    """Names of runtime calls and of device activities in one steady call."""
+    """Return names of runtime calls and device activities in one fast call."""
     for _ in range(WARM_UP):
         results(function, *inputs)
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Several GPUs under torchrun: right results over many replays, ranks that decide alike, training, and ends.
+"""Several GPUs under torchrun: correct replays, equal decisions of ranks, training, and exits.
 
 Skipped where there are fewer than two GPUs. What the programs found goes to the folder ENCORE_RESULTS too, if that is
 set.
@@ -75,7 +75,7 @@ class Launched:
         self.process.wait()
 
     def found(self, within_s: float = 240.0) -> list[dict[str, Any]]:
-        """What each rank found, by rank; the program must end well."""
+        """Return each rank's findings; the program must exit successfully."""
         try:
             code = self.process.wait(within_s)
         except subprocess.TimeoutExpired:

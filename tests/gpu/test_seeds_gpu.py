@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).parent / "seed_programs.py"
 
 @pytest.mark.parametrize("way", MOVED)
 def test_uncaptured_backward_reads_its_seeds(way: str) -> None:
-    """Its numbers are compared with eager's by the program."""
+    """The program compares its results with eager's."""
     found = run_script(PROGRAM, way)
     assert found["moved"] > 0, "the way was not taken"
     assert found["replays"] > 0, "the forward had no graph"

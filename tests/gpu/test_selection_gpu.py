@@ -41,7 +41,7 @@ def many_kernels(x: torch.Tensor) -> torch.Tensor:
 def test_race_does_not_disturb_a_capture_in_another_thread() -> None:
     """Querying an event would end a capture in CUDA's global mode."""
     call = compiled(many_kernels, "measure")
-    run(call, many_kernels, 3 * (CALLS + 1))  # in the midst of the race
+    run(call, many_kernels, 3 * (CALLS + 1))  # during the race
     x, failures = torch.ones(64, 64, device="cuda"), list[BaseException]()
     begun, done = threading.Event(), threading.Event()
 

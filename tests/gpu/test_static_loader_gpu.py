@@ -1,4 +1,4 @@
-"""A training step that fetches its own batches is one CUDA graph, and trains as it does without."""
+"""A training step that fetches its own batches is one CUDA graph and trains as in eager."""
 
 from __future__ import annotations
 

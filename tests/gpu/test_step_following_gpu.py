@@ -1,4 +1,4 @@
-"""Inputs that a captured step reads where they lie, on a GPU: batches whose addresses differ from call to call."""
+"""A captured step on a GPU reads batches in place whose addresses change on every call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def training(change: Change, *, compiled: bool = True) -> Callable[..., Any]:
 
 
 def calls() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """All alive at once, so that no two lie at the same address; the eighth is not aligned."""
+    """All are live at once, so that no two share an address; the eighth is unaligned."""
     generator = torch.Generator().manual_seed(11)
     found = []
     for index in range(12):

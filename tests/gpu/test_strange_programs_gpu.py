@@ -1,4 +1,4 @@
-"""Programs and sessions of test_strange_programs.py: what graphs and the allocator on a GPU make of them is eager's."""
+"""Programs and sessions of test_strange_programs.py equal eager with graphs and the allocator of a GPU."""
 
 from __future__ import annotations
 

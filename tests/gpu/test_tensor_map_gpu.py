@@ -1,4 +1,4 @@
-"""Tensor maps on a GPU: the driver does what its stand-in does elsewhere, and a kernel's descriptor is patched."""
+"""Tensor maps on a GPU: the driver acts as its simulation, and a kernel's descriptor is patched."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_new_tensor_map_begins_with_its_address() -> None:
 
 
 def windows() -> Iterator[bytes]:
-    """Every 128 bytes the search would look at in real captures; none of them is a map as a whole."""
+    """Return every 128 bytes that the search would check in real captures; none of them is a whole map."""
     for name in FILES:
         for _, node in load(name).first.graph.walk():
             for parameter in node.parameters if isinstance(node, KernelNode) else ():
@@ -74,7 +74,7 @@ def windows() -> Iterator[bytes]:
 
 
 def test_driver_replaces_addresses_as_the_simulated_one() -> None:
-    """Where the first word could be an address: of others the driver keeps the highest byte."""
+    """The first word must be a possible address: of others the driver keeps the highest byte."""
     replace, address = driver_replace_address(driver), torch.empty(1, device="cuda").data_ptr()
     found = [one for one in windows() if one[6:8] == bytes(2)]
     assert len(found) > 50

@@ -1,4 +1,4 @@
-"""A large input that is read in place takes no memory in the graph's pool, and every call has the right values."""
+"""A large input read in place uses no memory of the graph's pool, and every call is correct."""
 
 from __future__ import annotations
 

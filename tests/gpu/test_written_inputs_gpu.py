@@ -1,4 +1,4 @@
-"""Functions that write what they are passed, on a GPU: the results and the buffers of the program without graphs.
+"""Functions that write their arguments on a GPU equal the uncaptured program in results and buffers.
 
 Stock leaves them without a graph. Note [Inputs that are written] in `optimizations.trees.graphed_function`.
 """

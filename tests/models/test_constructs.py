@@ -1,4 +1,4 @@
-"""What keeps published programs from being captured is really there, and really gone in the current variants.
+"""Obstacles of published programs exist, and are gone in the current variants.
 
 Devices are seen with fake CUDA tensors: a program made for a GPU that touches a CPU tensor says so in the devices of
 its operations. Dynamo's graphs are seen with a backend that only looks.

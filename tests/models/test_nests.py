@@ -88,7 +88,7 @@ class Frozen:
 
 
 class OfAttrs:
-    """What attrs makes of a class with slots, as far as its instances can be told by it."""
+    """A class with slots, as attrs creates it."""
 
     __slots__ = ("left", "right")
     __attrs_attrs__ = (types.SimpleNamespace(name="left"), types.SimpleNamespace(name="right"))

@@ -28,7 +28,7 @@ RAISES = "raises"
 
 
 def seen() -> list[Any]:
-    """By the newer interface, then by the older one, which may raise."""
+    """Read the setting by the newer interface, then by the older one, which may raise."""
     places: tuple[Any, ...] = (torch.backends, MATMUL, CUDNN, CUDNN.conv, CUDNN.rnn)
     found: list[Any] = [place.fp32_precision for place in places]
     for ask in (torch.get_float32_matmul_precision, lambda: CUDNN.allow_tf32):
@@ -40,7 +40,7 @@ def seen() -> list[Any]:
 
 
 def assert_as(expected: list[Any]) -> None:
-    """What the older interface could not say before need not raise now: it says what was set in between."""
+    """A setting that the older interface could not express need not raise now: it returns the later one."""
     assert [now for now, then in zip(seen(), expected, strict=True) if then != RAISES] == [
         then for then in expected if then != RAISES
     ]

@@ -24,7 +24,7 @@ OTHER_PARAMETERS = {("MTCG-I", "current"): 172_119_424, ("MTCG-T", "current"): 1
 BF16, F16, F32, F64, I64 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64
 
 
-# parameters that take no part in training: XLNet's second stream and segments when it is called without permutations
+# parameters that are unused in training: XLNet's second stream and segments when it is called without permutations
 # and token types, attention to an encoder where there is none, frozen positions, the pooler behind another head
 UNTRAINED = {
     "GFNET": r"\.pooler\.",
@@ -43,7 +43,7 @@ def floats(nest: Any) -> list[torch.Tensor]:
 
 
 def iterate(instance: Instance, index: int) -> list[torch.Tensor]:
-    """Outputs of one iteration, and in training loss and gradients behind them."""
+    """Return outputs of one iteration, and in training loss and gradients after them."""
     made = instance.inputs(index)
     torch.manual_seed(7)
     if instance.workload.task == "inference":

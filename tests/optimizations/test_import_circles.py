@@ -1,4 +1,4 @@
-"""No module of the backend knows one that knows it, counting imports in functions and under TYPE_CHECKING."""
+"""No modules of the backend import each other in a circle, in functions or under TYPE_CHECKING either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is listed weakly can be added to and listed by threads and finalizers at the same time."""
+"""Threads and finalizers may add to weak registries and list them at the same time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ USERS = [
 
 
 class StandIn:
-    """What any of the functions above asks of a member."""
+    """Provide what the functions above read from a member."""
 
     settled = True
 

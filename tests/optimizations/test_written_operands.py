@@ -1,4 +1,4 @@
-"""What an operator writes, by its schema or in spite of it."""
+"""Written operands are found by the operator's schema, or despite a wrong one."""
 
 from __future__ import annotations
 

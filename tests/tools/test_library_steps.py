@@ -1,4 +1,4 @@
-"""What compares training programs of libraries with eager, and runs them one after another."""
+"""Training programs of libraries are compared with eager and run one after another."""
 
 from __future__ import annotations
 

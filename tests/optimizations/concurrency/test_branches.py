@@ -1,4 +1,4 @@
-"""The chain of a graph is raced against branches, and the faster one stays."""
+"""The chain of a graph is raced against branches, and the faster one is kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def captured(nodes: int) -> CapturedGraph:
 
 
 class Graph:
-    """Notes with which edges it was instantiated."""
+    """Record the edges of each instantiation."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -46,7 +46,7 @@ class Graph:
 
 
 class Race:
-    """Each alternative serves two calls; then `faster` wins."""
+    """Each alternative runs two calls; then `faster` wins."""
 
     def __init__(self, alternatives: Sequence[str], faster: str) -> None:
         self.turns = [name for name in alternatives for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The edges of a captured graph are exchanged, and put back where the driver refuses."""
+"""The edges of a captured graph are replaced, and restored where the driver refuses."""
 
 from __future__ import annotations
 

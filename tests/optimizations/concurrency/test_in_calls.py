@@ -35,7 +35,7 @@ class TwoKernels(Model):
 
 
 class Capture:
-    """Notes two launches that do not depend on each other."""
+    """Record two launches that do not depend on each other."""
 
     failure: str | None = None
 

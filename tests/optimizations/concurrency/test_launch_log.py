@@ -1,4 +1,4 @@
-"""What launches read and write is noted by arguments, schemas and the words of nodes."""
+"""The log records reads and writes of launches from arguments, schemas and node parameters."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_view_counts_with_its_storage_if_all_may_be_passed(graph: Graph) -> None
 
 @pytest.mark.parametrize("in_autograd", [False, True])
 def test_autograd_thread_is_logged_where_requested(graph: Graph, in_autograd: bool) -> None:
-    """The thread stands for one of autograd's, which a CPU program does not have."""
+    """The thread simulates one of autograd's, which a CPU program does not have."""
     module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
     log = LaunchLog(graph.count, device_type="cpu", in_autograd=in_autograd)
 
@@ -346,7 +346,7 @@ def test_unfreed_workspace_is_its_block() -> None:
 
 
 def test_scratch_of_a_triton_kernel_counts_as_the_segment(graph: Graph) -> None:
-    """Triton frees it after the launch, so that a smaller block may lie there when the capture ends."""
+    """Triton frees it after the launch, so a smaller block may be at its address when the capture ends."""
     module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
     log = LaunchLog(graph.count, allocated_bytes=lambda: 0, device_type="cpu")
     out = torch.zeros(4)

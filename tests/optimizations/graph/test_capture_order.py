@@ -45,7 +45,7 @@ def test_capture_runs_between_earlier_and_later_work(side: Any, told: list[str])
 def test_nothing_waits_for_a_failed_capture_under_way(
     side: Any, told: list[str], capturing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller's stream would be drawn into it."""
+    """The caller's stream would join that capture."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     with pytest.raises(KeyError), in_order(side):
         raise KeyError

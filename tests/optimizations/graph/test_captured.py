@@ -1,4 +1,4 @@
-"""Captured graphs as records: what is read from the driver, and what a file of them may and may not hold."""
+"""Captured graphs are read from the driver into records, and files of them are validated."""
 
 from __future__ import annotations
 

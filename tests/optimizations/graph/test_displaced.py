@@ -1,4 +1,4 @@
-"""Places of a second capture's inputs: told apart by their distances, aligned as the first ones, in little memory."""
+"""Inputs of a second capture get distinguishable distances and the first ones' alignment in little memory."""
 
 from __future__ import annotations
 

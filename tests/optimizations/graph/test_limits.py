@@ -1,4 +1,4 @@
-"""Reasons against inputs that come from the graph as a whole, and the alignment an address needs."""
+"""Reasons that depend on the whole graph prevent in-place reading, and addresses need an alignment."""
 
 from __future__ import annotations
 

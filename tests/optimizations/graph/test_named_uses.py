@@ -1,4 +1,4 @@
-"""Addresses of inputs in one capture, by the launches that the generated code names."""
+"""Addresses of inputs in one capture are found by the launches in the generated code."""
 
 from __future__ import annotations
 

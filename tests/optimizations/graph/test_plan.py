@@ -1,4 +1,4 @@
-"""Patch plans: what they say replay does is exactly what the pointers need, whichever updaters are to be had."""
+"""Patch plans update exactly the pointers of inputs, with any available updaters."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def from_buffer(node: KernelNode, content: bytearray) -> KernelNode:
 
 
 def replay(graph: CapturedGraph, plan: Plan, address: Mapping[int, int]) -> dict[NodePath, Node]:
-    """What every node launches after a replay with indirect inputs at these addresses, played by the plan alone."""
+    """Return each node's parameters after a replay of the plan with inputs at these addresses."""
     nodes: dict[NodePath, Node] = dict(graph.walk())
     table = bytearray(sum(slot.size_bytes for slot in plan.slots))
     for one in plan.inputs:

@@ -1,4 +1,4 @@
-"""Pointer uses from two captures: none wrong, none missed, and a reason wherever there is doubt."""
+"""Pointer uses from two captures are exact, with a reason for each uncertain one."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_half_an_address_stored_alone_is_unexplained() -> None:
 
 
 def test_half_an_address_next_to_a_value_is_padding() -> None:
-    """As cuDNN's kernels have it: the lower half of a pointer, and 1.0 where the upper half was."""
+    """cuDNN's kernels leave the lower half of a pointer, and write 1.0 over the upper half."""
     one = (0x3F80_0000).to_bytes(4, "little")
     first = capture([kernel([word(A + 8), bytes(8) + word(A + 8)[:4] + one])], [(A, 64)])
     second = capture([kernel([word(B + 8), bytes(8) + word(B + 8)[:4] + one])], [(B, 64)])
@@ -185,7 +185,7 @@ def test_repeated_capture_identifies_padding(case: Case, content: bytes) -> None
 @examples(100)
 @given(case=cases(), content=st.binary(min_size=4, max_size=4), moves=st.booleans())
 def test_bytes_unchanged_by_a_third_move_are_no_address(case: Case, content: bytes, moves: bool) -> None:
-    """Bytes of the stack that come out the same whenever the same is captured, and differ between two addresses."""
+    """Stack bytes may repeat whenever the same work is captured, and differ between two addresses."""
     shift = 4096
     captures = []
     values = (bytes(4), content, bytes(4), bytes(byte ^ 0x55 for byte in content) if moves else content)

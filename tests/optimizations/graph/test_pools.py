@@ -1,4 +1,4 @@
-"""Memory pools: what PyTorch's allocator is told, and when memory goes back to the device."""
+"""Memory pools: calls of PyTorch's allocator, and when memory is returned to the device."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_cusolver_failure_is_not_repeated(allocator: Allocator, monkeypatch: pyt
 
 
 def test_cusolver_failure_is_found_after_the_captures() -> None:
-    """What ends the capture raises an error of its own."""
+    """The call that ends the capture raises its own error."""
     try:
         try:
             raise RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnXsyevd(...)`")

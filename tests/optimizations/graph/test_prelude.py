@@ -1,4 +1,4 @@
-"""The prelude compiles and links for every target without a GPU, and its tables have the layout its source declares."""
+"""The prelude compiles and links for every target without a GPU, and its tables have the declared layout."""
 
 from __future__ import annotations
 

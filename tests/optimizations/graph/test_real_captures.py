@@ -1,4 +1,4 @@
-"""Captures of real graphs: every pointer in them is found, no other word is taken for one, and plans follow from that.
+"""Captures of real graphs: exactly their pointers are found, and plans follow from them.
 
 `data/captures` holds what `tests/gpu/test_indirection_gpu.py` recorded for its eleven programs on an NVIDIA H200
 (driver 580.159, CUDA 13.0; "13000" in the files) with torch 2.11.0+cu130 and Triton 3.6.0, as it was written there; its
@@ -75,7 +75,7 @@ def load(name: str) -> RecordedCaptures:
 
 
 def analyse(pair: RecordedCaptures) -> Analysis:
-    """As the recording does it; `replace_address` stands for the driver."""
+    """Analyse as a recording does; `replace_address` simulates the driver."""
     found = find_pointer_uses(pair.first, pair.second, further=[pair.control], replace_address=replace_address)
     return limit(found, pair.first.graph, ())
 
@@ -97,7 +97,7 @@ def words(graph: CapturedGraph, step: int) -> Iterator[tuple[Place, int]]:
 
 
 def moved_places(first: Capture, second: Capture) -> dict[int, list[Place]]:
-    """By input, the places whose value lies in the input's placeholder in both captures and moved as far as it did."""
+    """Return by input the places whose value is in its placeholder in both captures and moved with it."""
     found: dict[int, list[Place]] = {}
     for one, other in zip(first.placeholders, second.placeholders, strict=True):
         found[one.input] = [
@@ -219,7 +219,7 @@ def planned(name: str, choice: Choice) -> tuple[RecordedCaptures, Plan]:
     return pair, make_plan(pair.first.graph, analyse(pair), choice, Available(triton))
 
 
-def expected_appliers(graph: CapturedGraph, uses: dict[int, list[Place]], choice: Choice) -> dict[str, list[int]]:
+def expected_updaters(graph: CapturedGraph, uses: dict[int, list[Place]], choice: Choice) -> dict[str, list[int]]:
     """Copies are set from the host."""
     nodes = sorted({node for places in uses.values() for node, _, _ in places})
     if choice is Choice.HOST or (choice is Choice.AUTO and len(nodes) <= AUTO_HOST_NODES):
@@ -236,7 +236,7 @@ def test_plan_moves_the_first_capture_to_any_address(name: str, choice: Choice) 
     places = moved_places(pair.first, pair.second)
     assert [one.input for one in plan.inputs if one.indirect] == [index for index, found in places.items() if found]
     if name in USES or choice is not Choice.AUTO:  # the rule of auto is test_plan's affair
-        assert updaters(plan) == expected_appliers(pair.first.graph, places, choice)
+        assert updaters(plan) == expected_updaters(pair.first.graph, places, choice)
     address = {index: 0x7A00_0000_0000 + (index << 24) for index in places}
     assert replay(pair.first.graph, plan, address) == written(pair.first.graph, places, address)
 

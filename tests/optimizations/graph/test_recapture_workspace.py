@@ -1,4 +1,4 @@
-"""Second captures have workspaces of cuBLAS in memory of their own, and free none that a graph of the program's has."""
+"""Second captures use their own cuBLAS workspaces, and free none of a graph of the program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDS = 4096
 
 
 def captured_again(simulated: Workspaces) -> tuple[Block, bool]:
-    """Where a product computes in a second capture, and whether that counts as the capture's memory."""
+    """Return a product's workspace in a second capture, and whether that counts as the capture's memory."""
     with scratch_pool(0) as pool, recapture._own_workspace(0, STREAM, pool) as (used, others):  # type: ignore[arg-type]
         simulated.begin(0, pool)
         with simulated.on(used):
@@ -29,7 +29,7 @@ def captured_again(simulated: Workspaces) -> tuple[Block, bool]:
 
 
 def captured_by_hand(simulated: Workspaces) -> Block:
-    """A graph of the program's own: its workspace is there before its capture, its results lie in a pool."""
+    """Capture a graph by hand: its workspace exists before, its results are in a pool."""
     with simulated.on(7):
         workspace = simulated.use()
         pool = simulated.new_pool()

@@ -1,4 +1,4 @@
-"""Tensor maps are recognised by proof: replacing the address must give the other capture's bytes, all 128 of them."""
+"""Tensor maps are recognized if replacing the address gives all 128 bytes of the other capture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both node updaters on a simulated driver that runs graphs on host memory: right results, and CUDA's rules kept."""
+"""Both node updaters give correct results and obey CUDA's rules on a simulated driver."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ NODES = {Choice.HOST: (3, 0), Choice.PRELUDE: (1, 2)}
     "choice", [one for one in Choice if one not in (Choice.OFF, Choice.AUTO)], ids=lambda one: one.value
 )
 def test_graph_reads_its_moved_inputs(program: Program, choice: Choice) -> None:
-    """Several times to new addresses, one input alone and both; where they lay before is poisoned."""
+    """Move one input or both several times; their old memory is poisoned."""
     captured = read_graph(program.driver, real.CUgraph(program.graph))
     plan = make_plan(captured, analysis_of(*USES), choice, ALL)
     nodes = len(plan.of(Choice.HOST)), len(plan.of(Choice.PRELUDE))

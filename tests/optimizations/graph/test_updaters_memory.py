@@ -1,4 +1,4 @@
-"""Pointer tables, and what preludes read, are nobody else's while a launch that reads them is under way."""
+"""Pointer tables and memory that preludes read are not reused during a launch that reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STREAM = 12
 
 
 def in_place(cuda: CudaOnCpu) -> tuple[Compiled, set[int]]:
-    """A function whose graph has a prelude, called on one stream and then on another, and where its tables lie."""
+    """Return a function with a prelude that ran on two streams, and the addresses of its tables."""
     compiled = Compiled(Model(cuda), choice=Choice.PRELUDE)
     check(compiled, WEIGHT, calls=20)
     assert compiled.reports[0].pointer_bytes, compiled.reports

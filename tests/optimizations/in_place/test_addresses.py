@@ -1,4 +1,4 @@
-"""Moved inputs are noticed and pointed at, unmoved ones cost nothing, and what cannot be read in place is copied."""
+"""Moved inputs are patched, unmoved ones cost nothing, and inputs that cannot be read in place are copied."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def memory(tensor: torch.Tensor) -> MemoryRange:
 def writing_tracker(
     pointers: FakePointers, weight: torch.Tensor, filled: list[Any], *, size_bytes: int = 1
 ) -> AddressTracker:
-    """Of a graph that reads input 0, of this size, in place and writes input 1 at a fixed address."""
+    """Track a graph that reads input 0 of this size in place and writes input 1 at a fixed address."""
     return AddressTracker(
         [TrackedInput(0, 16, PLACEHOLDER, size_bytes=size_bytes)],
         [PLACEHOLDER, None],
@@ -190,7 +190,7 @@ def test_view_of_written_memory_is_copied() -> None:
 
 @pytest.mark.parametrize(("begins", "copied"), [(0, True), (12, True), (28, False)])
 def test_input_reaching_into_written_memory_is_copied(begins: int, copied: bool) -> None:
-    """It begins before the memory of the buffer, which is a view with a storage of its own, as DLPack makes it."""
+    """It begins before the buffer's memory, which is a view with its own storage, as from DLPack."""
     pointers, filled = FakePointers(), []  # type: ignore[var-annotated]
     whole = aligned(64)
     weight, x = whole[32:], whole[begins:][: 40 if copied else 4]

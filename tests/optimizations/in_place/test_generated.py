@@ -1,4 +1,4 @@
-"""What is known of generated functions, from sources in the form Inductor gives them."""
+"""Facts about generated functions are read from sources in Inductor's form."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_input_with_reused_memory_is_known(use: str) -> None:
 
 
 def test_alignment_check_of_an_input_is_no_use() -> None:
-    """PyTorch 2.14 and later generate it. An aligned input is given back as it is."""
+    """PyTorch 2.14 and later generate it. An aligned input is returned unchanged."""
     code = read("\narg0_1 = copy_if_misaligned(arg0_1)\ntriton_poi_a_0.run(arg0_1, buf0, 64, stream=stream0)\n")
     assert (code.opaque, code.triton_uses[0]) == (None, 1)
     copied = read("\narg0_1 = copy_if_misaligned(arg0_1_orig)\ntriton_poi_a_0.run(arg0_1, buf0, 64, stream=stream0)\n")

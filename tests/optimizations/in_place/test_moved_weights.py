@@ -1,4 +1,4 @@
-"""Weights that are given other data in place, in whole programs: where they lie, and how they look there."""
+"""Weights whose data is replaced in place, in whole programs: new addresses and metadata."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_weight_of_another_size_is_not_copied(compiled_on_cpu: CompiledOnCpu) ->
 def test_weight_whose_address_is_hidden_is_copied(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel has the address in a form that nobody knows. To find that takes eight captures, once."""
+    """A kernel holds the address in an unknown form. Detecting this takes eight captures, once."""
     hiding = Function("hiding", (8,), lambda hidden: None)
     compiled_on_cpu.cuda.driver.add_function(hiding)
     captured = Capturable.__call__

@@ -1,4 +1,4 @@
-"""A function is settled after at most 30 calls, and decides nothing in the 1,000 calls after that."""
+"""A function is settled after at most 30 calls, and makes no decision in the next 1,000 calls."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def accumulation(net: nn.Module, run: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def dynamic_shapes(net: nn.Module, run: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[int], None]:
-    """Three sizes take turns. Each is a function of its own to CUDA graphs."""
+    """Three sizes alternate. Each is a separate function for CUDA graphs."""
 
     def call(step: int) -> None:
         with torch.no_grad():

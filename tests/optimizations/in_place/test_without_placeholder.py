@@ -1,4 +1,4 @@
-"""Large inputs that generated code names are recorded where the caller has them, without a placeholder."""
+"""Large inputs named in generated code are recorded at the caller's address, without a placeholder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_large_named_inputs_get_no_placeholder(
 
 
 def test_stocks_pool_check_passes(cuda_on_cpu: CudaOnCpu, large: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default stock looks for every ordinary input in the pool before a capture. A caller's tensor is not there."""
+    """Stock checks by default that every ordinary input is in the pool. A caller's tensor is not there."""
     checked = []
 
     def check_memory_pool(device: int, pool: Any, live: Any) -> None:
@@ -104,7 +104,7 @@ def test_result_of_the_graph_as_input_is_cloned(cuda_on_cpu: CudaOnCpu, large: N
 def test_recording_that_cannot_be_patched_is_made_again(
     cuda_on_cpu: CudaOnCpu, large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph has other kernels than the generated code says. Its recording serves the call that was recorded."""
+    """The graph has other kernels than the generated code. Its recording runs the call that was recorded."""
     code = GeneratedCode(None, triton_uses=LAUNCHED["triton_uses"], launches=(Launch("other", (0, 1, 2)),))
     model, w = Model(cuda_on_cpu, code=code), values(7)
     compiled = Compiled(model)

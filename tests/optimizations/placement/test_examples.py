@@ -1,4 +1,4 @@
-"""Published constructs that keep values on the CPU: none of these is left there, and the results stay the same."""
+"""Published constructs with CPU values: none of these stays there, and the results are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run time of placement, on the CPU as the device: values follow their attributes, and nothing is overwritten early."""
+"""Placement at run time, with the CPU as the device: values follow attributes and are not overwritten early."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _written_as_storage(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _written_by_address(mask: torch.Tensor) -> torch.Tensor:
-    """As another process, a collective or a fused optimizer writes."""
+    """Another process, a collective or a fused optimizer writes so."""
     ctypes.c_float.from_address(mask.data_ptr() + 4).value = 12.0
     return mask
 
@@ -163,7 +163,7 @@ def test_values_are_compared_bit_by_bit(old: torch.Tensor, new: torch.Tensor) ->
 
 @pytest.mark.parametrize("keeper", ["python", "detached", "graph"])
 def test_referenced_value_is_not_overwritten(keeper: str) -> None:
-    """AOTAutograd keeps some values as attributes of its own, and hooks for saved tensors keep what they like."""
+    """AOTAutograd stores some values as its own attributes, and saved-tensor hooks may store any."""
     scale = torch.tensor([2.0])
     feeds = _feeds(_group([0], torch.clone, scale))
     (value,) = feeds.bind((scale,))
@@ -208,7 +208,7 @@ def test_values_cross_inference_mode_both_ways() -> None:
 
 
 def test_fast_path_runs_no_tensor_operation() -> None:
-    """Anything dispatched per call would cost more than all guards together."""
+    """One dispatched operator per call would cost more than all guards."""
     mask, scale = torch.ones(2, 2), torch.tensor(3.0)
     feeds = _feeds(_group([0], operator.neg, mask), _group([1], torch.clone, scale))
     feeds.bind((mask, scale))

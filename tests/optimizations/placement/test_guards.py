@@ -1,4 +1,4 @@
-"""What tells that attributes have the values they had, where tensors turn up at other addresses."""
+"""Guards check that attributes have their earlier values if tensors are at new addresses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optimizations.placement.guards import checks_for
 
 
 def test_pinned_scalar_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy into it may be under way, so the same bytes say nothing."""
+    """A copy into it may be in flight, so equal bytes are no evidence."""
     pinned: set[int] = set()
     asked: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Threads that call functions inside of functions never wait for each other in a circle."""
+"""Threads that call nested functions never deadlock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run on fake tensors tells about nodes: effects of operators whatever Python calls led to them."""
+"""A run on fake tensors finds effects of operators behind any Python call."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _wait_for_event(graph: torch.fx.Graph) -> None:
 
 @pytest.mark.parametrize("ordering", [_wait, _wait_for_stream, _choose_stream, _wait_for_event])
 def test_graphs_with_waits_or_streams_are_unchanged(ordering: Callable[[torch.fx.Graph], None]) -> None:
-    """What is done behind the graph would come after the wait: the copy would be read before it is there."""
+    """Work moved after the graph would follow the wait: the copy would be read before it is complete."""
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     copy = graph.call_method("to", (x, "cpu"), {"non_blocking": True})

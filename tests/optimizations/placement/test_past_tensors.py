@@ -1,4 +1,4 @@
-"""Programs whose CPU values depend on more than their operands say: memory around them, statistics, other threads."""
+"""Programs whose CPU values depend on more than their operands: surrounding memory, statistics, threads."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def traced(program: Program) -> tuple[torch.fx.GraphModule, list[Any], Placement
 
 
 def results(kind: Callable[[], Program], run: Callable[..., Any]) -> list[Any]:
-    """Of each call, by `run`, a graph of the program, with what its attributes hold afterwards."""
+    """Return the results of each call by `run`, with the attributes afterwards."""
     program = kind()
     found = []
     for call in range(CALLS):

@@ -1,4 +1,4 @@
-"""Decisions from records alone: what is hoisted, staged, evaluated before or behind the graph, left, and why."""
+"""Decisions from records alone: what is hoisted, staged, evaluated before or after the graph or kept, and why."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _a_view_and_the_whole(x: torch.Tensor) -> Any:
     ("program", "kept"), [(_the_same_twice, torch.arange(3)), (_a_view_and_the_whole, torch.zeros(3, 2))]
 )
 def test_copies_are_no_aliases_after_inductor(program: Callable[..., Any], kept: torch.Tensor) -> None:
-    """Inductor takes clones away, even where two of them are returned; transfers, which they stand for, it leaves."""
+    """Inductor removes clones, even if two are returned, but keeps the transfers that they simulate."""
     graph_module, inputs = _traced(program, torch.ones(3))
     placement = place(graph_module, inputs)
     assert placement.report.untouched is None

@@ -1,4 +1,4 @@
-"""Which inputs stay between calls, as Dynamo's own sources tell, and how a change of each can be noticed."""
+"""Dynamo's sources show which inputs persist between calls, and how changes of each are noticed."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_evaluated_values_are_staged_like_arguments() -> None:
 
 
 class _LateEvent:
-    """An event that passes when told so."""
+    """An event that completes on request."""
 
     made: list[_LateEvent]
 
@@ -141,7 +141,7 @@ class _LateEvent:
 
 @pytest.fixture
 def late_events(monkeypatch: pytest.MonkeyPatch) -> list[_LateEvent]:
-    """Copies that stay in flight until somebody waits, for host buffers that believe they feed a GPU."""
+    """Copies that stay in flight until a wait, for host buffers of a simulated GPU."""
     _LateEvent.made = []
     made = staging_module._HostBuffer.__init__
     monkeypatch.setattr(torch.cuda, "Event", _LateEvent)

@@ -1,4 +1,4 @@
-"""Memory that placement keeps on the GPU is read and overwritten in order, whatever streams the calls come on."""
+"""Memory that placement keeps on the GPU is read and overwritten in order on any streams."""
 
 from __future__ import annotations
 

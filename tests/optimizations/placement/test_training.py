@@ -1,4 +1,4 @@
-"""Placement under autograd: gradients, forwards that wait for their backwards, and what AOTAutograd makes of it."""
+"""Placement under autograd: gradients, forwards with pending backwards, and AOTAutograd's static inputs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_attributes_that_require_gradients_are_not_moved() -> None:
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_fixed_addresses_reach_autograd_and_inductor(grad: bool) -> None:
-    """Stock code down to Inductor's door, on the CPU: static inputs, gradients, and results are right."""
+    """Stock code up to Inductor, on the CPU: static inputs, gradients and results are correct."""
     with torch.set_grad_enabled(grad):
         graph_module, inputs, placement = _traced()
         assert placement.feeds is not None

@@ -1,4 +1,4 @@
-"""`optimizations.explain`: placement told beforehand, graph by graph, in records and in words."""
+"""`optimizations.explain` predicts placement graph by graph, in records and as text."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_explaining_twice_works_and_compiles_nothing() -> None:
 
 
 def test_explanation_does_not_change_the_next_compilation() -> None:
-    """Traces count against Dynamo's limit, behind which code runs uncompiled, and sizes that differ become symbols."""
+    """Traces count against Dynamo's limit, after which code runs uncompiled, and differing sizes become symbols."""
     seen: list[list[Any]] = []
 
     def backend(graph_module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:

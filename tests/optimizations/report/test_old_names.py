@@ -1,4 +1,4 @@
-"""Fields of reports that were renamed are there by their old name for one release."""
+"""Renamed report fields keep their old names for one release."""
 
 from __future__ import annotations
 

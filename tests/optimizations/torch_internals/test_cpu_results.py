@@ -1,4 +1,4 @@
-"""What a graph returns on the CPU is computed there, though CUDA graphs are wanted."""
+"""Results on the CPU are computed there although CUDA graphs are requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes to watched dictionaries are counted, and dictionaries are watched no longer than somebody compares them."""
+"""Writes to watched dictionaries are counted, and dictionaries are watched only while they are compared."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_unwatched_dictionary_is_not_counted() -> None:
 
 @watching
 def test_garbage_collection_during_registration_is_safe() -> None:
-    """What a garbage collection leaves while the lock is held is left as soon as it is free."""
+    """Dictionaries released by a collection under the lock are unwatched once the lock is free."""
     dictionary = {"a": 1}
     watched: Any = Watched([dictionary])
     with dictionary_writes._changing:

@@ -1,4 +1,4 @@
-"""Asking about memory takes nothing from whoever asks."""
+"""Memory queries do not drop references of the caller."""
 
 from __future__ import annotations
 

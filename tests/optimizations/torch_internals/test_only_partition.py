@@ -170,7 +170,7 @@ class Partitioned:
         monkeypatch.setattr(owner, "post_compile", post_compile)
 
     def of(self, call: Callable[[], Any]) -> bool:
-        """Whether a call went through the code that passes on; it reaches the partition once."""
+        """Return whether a call ran the generated code; it reaches the partition once."""
         passed_on, reached = self.passed_on, self.reached
         call()
         assert self.reached == reached + 1

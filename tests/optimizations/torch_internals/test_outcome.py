@@ -1,4 +1,4 @@
-"""What becomes of compiled graphs is noted per thread, and PyTorch's class is left as it was."""
+"""Outcomes of compiled graphs are recorded per thread, and PyTorch's class is unchanged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_messages_of_inductor_are_parsed(message: str, expected: tuple[str, str 
 
 
 class Settings(dict[str, Any]):
-    """What `post_compile` is given: `cudagraphs` is asked before and after it."""
+    """Provide the argument of `post_compile`: `cudagraphs` is read before and after it."""
 
     def __init__(self, *answers: bool) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
-    """What Inductor and Encore log of CUDA graphs, as with `TORCH_LOGS=cudagraphs`."""
+    """Collect what Inductor and Encore log with `TORCH_LOGS=cudagraphs`."""
     found: list[str] = []
 
     class Handler(logging.Handler):

@@ -1,4 +1,4 @@
-"""What newer PyTorch does for results and inputs is switched off for Encore's managers, on every version."""
+"""Newer PyTorch's handling of results and inputs is disabled for Encore's managers on every version."""
 
 from __future__ import annotations
 

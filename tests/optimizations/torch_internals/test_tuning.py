@@ -18,7 +18,7 @@ SOURCE = "@triton_heuristics.pointwise(inductor_meta={{'kernel_name': '{name}'}}
 
 
 class Tuner(torch_internals.CachingAutotuner):  # type: ignore[misc]
-    """PyTorch's, with launchers that nobody compiled: `times` by number of warps."""
+    """PyTorch's, with simulated launchers: `times` by number of warps."""
 
     def __init__(self, folder: Path, name: str, times: dict[int, float], factor: int = 2) -> None:
         self.filename = str(folder / f"{name}_{factor}.py")

@@ -46,7 +46,7 @@ def test_help_is_fast_and_imports_no_torch() -> None:
 
 
 def processor_s(code: str) -> float:
-    """Of a process that runs it. Other work on the machine does not count, but slows it down."""
+    """Return the time of a process that runs it. Other work on the machine slows it down but does not count."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -162,7 +162,7 @@ def test_wrong_use_names_the_error_and_the_allowed_values(arguments: Sequence[st
 
 
 def test_run_defaults_equal_the_settings() -> None:
-    """What --help shows, and what a run records if nothing is given."""
+    """Return what --help shows, and a run's default settings."""
     from typer.main import get_command
 
     from suite.cli.main import app

@@ -1,4 +1,4 @@
-"""What explain sees of backward graphs, in small programs that are trained."""
+"""Explain reports backward graphs of small programs in training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What explain sees in small programs with one obstacle each, on FX graphs and by offline lowering for an H100.
+"""Explain reports the obstacle of each small program, from FX graphs and offline lowering for an H100.
 
 All programs are captured once, in one process of their own (`capture_programs`).
 """

@@ -1,4 +1,4 @@
-"""Names on the command line to targets, and programs of the user's, with errors that say what to mend."""
+"""Names on the command line become targets, and errors in users' programs name the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run records of its machine: complete, read without torch, and nothing that names the machine."""
+"""A run records its machine completely, without torch and without names of the machine."""
 
 from __future__ import annotations
 

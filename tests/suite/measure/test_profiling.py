@@ -1,4 +1,4 @@
-"""How many iterations are profiled, and what happens where they differ or nothing is seen. Traces are scripted."""
+"""Profiled iterations are counted, and differing or empty profiles handled. Traces are scripted."""
 
 from __future__ import annotations
 

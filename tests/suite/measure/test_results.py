@@ -1,4 +1,4 @@
-"""What an iteration computed is collected by name, from a state that every checked iteration shares."""
+"""Results of an iteration are collected by name, from a state that all checked iterations share."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def short_of_memory(mode, phase):
 
 
 def test_sequential_modes_are_compared_over_common_blocks():
-    """One ran out of memory in its third block, in all processes; what the others did behind it is in no ratio."""
+    """One ran out of memory in its third block, in all processes; later blocks of the others are in no ratio."""
     ours, theirs = steady([50, 50], shortages=short_of_memory("graph", "measure")), steady([100, 100, 400, 400, 400])
     item = only(compare.Ratios(run_of(cell(mode="compile", **theirs), cell(mode="graph", **ours))), "graph", "compile")
     assert (item.ratio.value, item.ratio.processes, item.alternating) == (pytest.approx(2), 3, True)

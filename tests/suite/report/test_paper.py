@@ -78,7 +78,7 @@ def test_exhibit_of_recorded_runs_says_what_differs(name: str, recorded: Results
 
 
 def test_every_published_number_has_an_exhibit() -> None:
-    """What nothing reads would be shown nowhere."""
+    """A value without a reader would be shown nowhere."""
     used: set[tuple[str, str]] = set()
 
     class Watched(dict[str, object]):

@@ -89,7 +89,7 @@ def test_workload_also_run_under_tp_counts_once(unit: str) -> None:
 
 
 def test_undecided_workload_is_named_and_not_counted_split() -> None:
-    """VM: of 386 graphs together, and beside it two of them alone under --tp, which were the slowest of all."""
+    """VM: of 386 graphs together, and next to it two of them alone under --tp, which were the slowest."""
     timed = [{"candidate": name, "calls": 9, "median_us": us, "ratio": None, "low": None, "high": None}
              for name, us in (("none", 240.0), ("copy", 210.0))]  # fmt: skip
     run = results(

@@ -272,7 +272,7 @@ def test_interval_without_data_is_unbounded():
 
 
 def test_change_between_two_sides_is_students_t_of_two_samples() -> None:
-    """By hand: variance 0.0002 with three degrees of freedom, of two processes and of three; t is 3.182."""
+    """Computed by hand: variance 0.0002 with three degrees of freedom, of two processes and of three; t is 3.182."""
     base, new = np.array([0.01, -0.01]), np.array([0.01, 0.0, -0.01])
     assert stats.variance_within([base, new]) == (pytest.approx(0.0004 / 3), 3)
     change = stats.ratio_of_processes(0.0, [base, new], stats.UNKNOWN)

@@ -99,7 +99,7 @@ def simulate(noise: Noise, trials: int, generator: np.random.Generator) -> NDArr
 
 
 def log_ratios(noise: Noise, speed_up: float, trials: int, generator: np.random.Generator) -> NDArray[np.float64]:
-    """Of a mode that is `speed_up` times as fast as the reference, [trial, process]."""
+    """Draw ratios of a mode that is `speed_up` times as fast as the reference, [trial, process]."""
     reference, mode = simulate(noise, trials, generator), simulate(noise, trials, generator) - np.log(speed_up)
     return stats.location(reference) - stats.location(mode)
 
@@ -107,7 +107,7 @@ def log_ratios(noise: Noise, speed_up: float, trials: int, generator: np.random.
 def verdicts(
     workload: Sequence[Noise], speed_up: float, trials: int, generator: np.random.Generator
 ) -> list[list[stats.Verdict]]:
-    """Of each cell of a workload the verdicts on a mode that is so much faster, by the functions that judge runs."""
+    """Return each cell's verdicts on a mode that is so much faster, by the functions that judge runs."""
     found: list[list[stats.Verdict]] = [[] for _ in workload]
     of_pairs = np.array([log_ratios(noise, speed_up, trials, generator) for noise in workload])
     for trial in range(trials):

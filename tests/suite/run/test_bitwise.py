@@ -1,4 +1,4 @@
-"""Whether a mode's results are the bits of another one's, and when that is a failure."""
+"""Results of a mode are compared bit for bit with another's, and differences may be failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other programs do on the host: told apart from this run's own, and nothing said of what is not known."""
+"""Host use of other programs is separated from this run's own, and unknown use is not reported."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_worker_without_progress_times_out(tmp_path: Path, action: str) -> None:
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler for the signal."""
+    """Return whether the process has a handler for the signal."""
     (caught,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 

@@ -1,4 +1,4 @@
-"""What a run says: a line for each event, and honest time left."""
+"""A run prints a line for each event and an estimate of the time left."""
 
 from __future__ import annotations
 

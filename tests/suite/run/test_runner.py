@@ -136,7 +136,7 @@ def test_failed_metrics_keep_earlier_findings_but_do_not_pass(bench: Bench, phas
     assert [len(block.host_us) for block in row.blocks] == [6] * 5
     assert row.correctness is not None and row.correctness.passed
     assert row.compile is not None
-    assert (row.metrics is not None) is (phase != "once"), "what needs no profiler is handed out before there is one"
+    assert (row.metrics is not None) is (phase != "once"), "results without a profiler are returned before there is one"
 
 
 ENOUGH = 2 * (2 * 2 + 2) * 2**30

@@ -112,7 +112,7 @@ def test_longest_shard_is_at_most_a_third_over_the_optimum(seconds: list[int], c
 
 
 def seconds_by_recorded_rows() -> dict[str, float]:
-    """Of each workload in the newest recorded run on H200s in which all of its modes were timed.
+    """Return each workload's seconds in the newest recorded run on H200s in which all of its modes were timed.
 
     Mode `lanes` is newer than the runs; estimates scale with the number of modes.
     """

@@ -43,7 +43,7 @@ CLASSES = {
 
 @pytest.fixture
 def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A TorchBench that ends whoever imports it, or one of its models."""
+    """A TorchBench that ends the process that imports it, or one of its models."""
     models = tmp_path / "torchbenchmark" / "models"
     for name, source in CLASSES.items():
         (models / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a mode makes of a program: warm-up, settling, the optimizer, and the caches that modes share."""
+"""Modes compile programs: warm-up, settling, the optimizer, and shared caches."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def other(file: Path, turn: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def gets(turns: GpuTurns, turn: str) -> bool:
-    """Whether it gets this turn before it stops to wait."""
+    """Return whether it gets this lock before its wait ends."""
     begin = time.monotonic()
     with getattr(turns, turn)():
         return time.monotonic() - begin < suite.worker.gpu_turns.MOST_WAIT_S

@@ -33,7 +33,7 @@ def test_compiled_stochastic_training_agrees_with_eager(cell):
 
 
 def attention_allowed() -> tuple[bool, ...]:
-    """Whether flash, memory-efficient, cuDNN's and composed attention may run."""
+    """Return whether flash, memory-efficient, cuDNN's and composed attention may run."""
     cuda = torch.backends.cuda
     return (
         cuda.flash_sdp_enabled(),

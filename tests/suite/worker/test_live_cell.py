@@ -70,7 +70,7 @@ def test_cell_judges_alone_on_the_gpu(cell, monkeypatch, tmp_path):
     seen = []
 
     def free():
-        """Whether another process could call now, and whether it could have the GPU for itself."""
+        """Return whether another process could call now, and whether it could lock the GPU exclusively."""
         found = []
         for kind in (fcntl.LOCK_SH, fcntl.LOCK_EX):
             others._take(kind)

@@ -1,4 +1,4 @@
-"""What of a cell is measured once: where each number comes from, and in which steps."""
+"""Parts of a cell are measured once: the source of each number, and its step."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_varying_tensor_of_a_later_process_counts_by_value(cell, monkeypatch):
 
 
 def test_tensor_varying_on_one_input_set_varies_on_all(cell):
-    """By chance two calls may have the same bits, and a later process would be compared again for it."""
+    """Two calls may have equal bits accidentally, and a later process would be compared again."""
     first_set: list[torch.Tensor] = []
 
     class VaryingOnOthers(Varying):
