@@ -1,4 +1,4 @@
-"""Check callables and their samples for `graph_callables`: parameters, modes, hooks, the GPU they are on."""
+"""Check the callables and samples of `graph_callables`: parameters, modes, hooks and the GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Sample = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Hold what `graph_callables` was told of how to make graphs."""
+    """Hold the options of `graph_callables`."""
 
     warm_up: int
     copied: bool
@@ -36,10 +36,10 @@ class Options:
 
 
 def taken_apart(callables: Any) -> tuple[list[Callable[..., Any]], list[int]]:
-    """Return the single callables, those in lists too, and how many each member of `callables` has.
+    """Return a flat list of the callables, and the number of callables in each member of `callables`.
 
     Raises:
-        ValueError, TypeError: there are none, or one of them cannot be called, or has graphs.
+        ValueError, TypeError: there are none, or one of them is not callable or has graphs already.
     """
     given = list(callables) if isinstance(callables, (list, tuple, torch.nn.ModuleList)) else [callables]
     if not given:
@@ -55,10 +55,10 @@ def taken_apart(callables: Any) -> tuple[list[Callable[..., Any]], list[int]]:
 
 
 def samples_of(sample_args: Any, sample_kwargs: Any, count: int) -> list[Sample]:
-    """Return the arguments of each callable; one sequence of tensors stands for all.
+    """Return the arguments of each callable; one sequence of tensors is used for all.
 
     Raises:
-        ValueError: there are not as many as callables.
+        ValueError: their number differs from that of the callables.
         TypeError: they are not sequences.
     """
     if not isinstance(sample_args, Sequence):
@@ -82,24 +82,24 @@ def samples_of(sample_args: Any, sample_kwargs: Any, count: int) -> list[Sample]
 
 
 def difference(sample: Any, found: Any) -> str | None:
-    """Return how arguments differ from the sample's, by the signatures of both; None if they do not."""
+    """Return how the signature of arguments differs from that of the sample; None if it does not."""
     if sample == found:
         return None
-    (structure, looks, _), (other, others, _) = sample, found
+    (structure, metadata, _), (other, others, _) = sample, found
     if structure != other:
         return (
             "the structure or names of its arguments differ from the sample's, or they hold other numbers or objects: "
             "what is passed by keyword in calls has to be so in sample_kwargs"
         )
-    for index, (one, another) in enumerate(zip(looks, others, strict=True)):
+    for index, (one, another) in enumerate(zip(metadata, others, strict=True)):
         if one != another:  # sizes are not named: reasons are counted, and sizes may vary by call
-            names = [name for name, a, b in zip(_LOOKS, one, another, strict=False) if a != b]
+            names = [name for name, a, b in zip(_METADATA, one, another, strict=False) if a != b]
             return f"tensor {index} of its arguments differs from the sample's in {', '.join(names)}"
     return "the same tensor is passed twice where the sample has two, or the other way round"
 
 
-_LOOKS = ("class", "shape", "strides", "dtype", "device", "requires_grad", "conjugation")
-"""As `tensor_key` has them."""
+_METADATA = ("class", "shape", "strides", "dtype", "device", "requires_grad", "conjugation")
+"""The fields of `tensor_key`."""
 
 
 def device_of(samples: Sequence[Any]) -> Device:
@@ -113,12 +113,12 @@ def device_of(samples: Sequence[Any]) -> Device:
 
 
 def reached_by(number: int, function: Callable[..., Any], sample: Sample) -> HostState:
-    """Return what a callable reaches in Python, and what the objects among its arguments lead to.
+    """Return the Python state that a callable and the objects among its arguments reach.
 
     Raises:
-        StepRefused: something in it gives another value in each call, or works with other processes or GPUs, as
-            DistributedDataParallel does in each forward and after the backward. A launch runs none of that. What such
-            a module wraps may be graphed: it calls that as before.
+        StepRefused: the state has an iterator, or a module that uses several processes or GPUs. For example,
+            DistributedDataParallel runs Python in each forward and after the backward, which a launch does not. The
+            module that it wraps may be graphed.
     """
     args, kwargs = sample
     given = [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]
@@ -151,11 +151,11 @@ def check_callables(
     samples: Sequence[Sequence[Sample]],
     holds: Callable[[torch.Tensor], bool],
 ) -> None:
-    """Refuse what cannot be captured. `holds`: whether a tensor lies on the GPU.
+    """Refuse callables that cannot be captured. `holds`: whether a tensor is on the GPU.
 
     Raises:
         ValueError: a callable is given twice.
-        StepRefused: a module has hooks, a call does not do the work, or an argument is not a tensor on the GPU.
+        StepRefused: a module has hooks, a function is a coroutine or generator, or an argument is not on the GPU.
     """
     first: dict[int, int] = {}
     for number, (function, of_one) in enumerate(zip(callables, samples, strict=True), start=1):
@@ -181,8 +181,10 @@ def check_callables(
 
 
 def _refused_module(function: torch.nn.Module) -> Refusal | None:
-    """Return why a module has no graphs: hooks that they would not run, or it is compiled in place. Hooks of the
-    forward of modules in it are part of what it does: they run in its captures, and are watched."""
+    """Return a refusal of a module with hooks that its graphs would not run, or that is compiled in place.
+
+    Forward hooks of inner modules are allowed: they run during the captures, and their changes are detected.
+    """
     if _has_hooks(function, MODULE_HOOKS):
         return Refusal(
             "has hooks on itself",

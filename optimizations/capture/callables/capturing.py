@@ -1,7 +1,7 @@
 """Capture callables: a forward and a backward graph for each place of the plan.
 
-The program sees nothing of it: what warm-up and captures changed is put back. If one of the callables cannot be
-captured, there are no graphs at all.
+Warm-up and captures have no visible effect: all their changes are undone. If one of the callables cannot be captured,
+no graphs are made.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def make_slots(
     """Warm up the callables, on these samples of each, and capture them as planned.
 
     Raises:
-        StepRefused: a graph could not repeat what one of them does.
+        StepRefused: a graph could not repeat one of them.
     """
     members = []
     for number, function in enumerate(callables, start=1):
@@ -82,7 +82,7 @@ def make_slots(
 
 
 class Captures:
-    """Capture the graphs of callables one after another. `slots` are the pairs that are there so far."""
+    """Capture the graphs of callables one after another. `slots` are the pairs captured so far."""
 
     def __init__(self, device: Device, members: Sequence[Member], options: Options, *, training: bool) -> None:
         self.slots: list[Slot] = []
@@ -91,10 +91,10 @@ class Captures:
         self._gradients: dict[int, torch.Tensor] = {}
 
     def capture(self, plan: Sequence[Place]) -> None:
-        """Capture forwards, and after each its backward; with `share_io` all forwards of one index come first.
+        """Capture each forward and then its backward; with `share_io` first all forwards of one index.
 
         Raises:
-            StepRefused: a graph could not repeat what a callable does.
+            StepRefused: a graph could not repeat a callable.
         """
         pools = {place.pool: Pool(self._device.new_pool()) for place in plan}
         states = self._device.random_states()
@@ -115,7 +115,7 @@ class Captures:
                 with naming(slot.place.callable):
                     if outputs and any(slot.differentiable):
                         self._backward(slot, outputs, several=slot.place.callable in several)
-                del outputs  # it holds memory of the pool
+                del outputs  # they reference memory of the pool
         self._ready()
         self._device.restore_random_states(states)
 
@@ -131,9 +131,9 @@ class Captures:
     def _capturing(
         self, graph: Any, pool: Pool, member: Member, expected: Sequence[Operation], others: Sequence[torch.Tensor] = ()
     ) -> Iterator[tuple[Writes, Observer]]:
-        """Capture what runs in the block, and check that it is what is expected. On an error the graph is freed.
+        """Capture the block, and check that its operators are as expected. On an error the graph is freed.
 
-        Yields what notes writes to what the member reaches, and to `others`, and the observer of the block.
+        Yield the record of writes to tensors that the member reaches and to `others`, and the observer.
         """
         self._ready()
         writes = Writes([*member.state.tensors.values(), *others], compiled=member.state.compiled)
@@ -149,7 +149,7 @@ class Captures:
             raise
 
     def _forward(self, place: Place, pool: Pool, before: Slot | None) -> tuple[Slot, list[torch.Tensor]]:
-        """Capture a forward. Return also the results that its backward begins with."""
+        """Capture a forward. Return also the results from which its backward starts."""
         member = self._members[place.callable, place.variant]
         state = member.state
         tensors: list[torch.Tensor] = []
@@ -202,8 +202,11 @@ class Captures:
         return slot, [output for output, takes in zip(outputs, takes_part, strict=True) if takes]
 
     def _backward(self, slot: Slot, outputs: Sequence[torch.Tensor], *, several: bool) -> None:
-        """Capture the backward of a slot. `several`: other slots of the callable write gradients of its parameters to
-        the same memory, which lies in no pool then, for one of them may keep something there for its backward."""
+        """Capture the backward of a slot.
+
+        `several`: all slots of the callable write gradients of its parameters to the same memory. It is outside all
+        pools, because a slot may save tensors for its backward in a pool.
+        """
         member = self._members[slot.place.callable, slot.place.variant]
         arguments, parameters = slot.inputs.recording_inputs, slot.parameters
         slot.tangents = [torch.zeros_like(output) for output in outputs]
@@ -222,7 +225,7 @@ class Captures:
         for index, to in enumerate(own, start=count):
             gradients[index] = None if gradients[index] is None else to
         slot.mutated_back = _counted(member, writes)
-        # Hooks of what gets no gradient must not be called, as they are not in eager.
+        # As in eager, hooks of tensors without a gradient must not be called.
         used = [*[True] * count, *(gradient is not None for gradient in gradients[count:])]
         slot.parameters = [one for one, takes in zip(parameters, used[count:], strict=True) if takes]
         slot.gradients = [one for one, takes in zip(gradients, used, strict=True) if takes]
@@ -233,20 +236,20 @@ class Captures:
 
 
 def _shared(tensors: Sequence[torch.Tensor], before: Slot) -> dict[int, torch.Tensor]:
-    """Return the results of the slot before that a callable can read where they lie, by its arguments' indices.
+    """Return the results of the previous slot that a callable can read in place, by the indices of its arguments.
 
-    The n-th tensor of its arguments may be the n-th result, if it looks so and is differentiated.
+    The n-th tensor of its arguments may be the n-th result if both have equal metadata and are differentiable.
     """
     aliases, found = alias_pattern(tensors), {}
     for index, (tensor, result) in enumerate(zip(tensors, before.results.static, strict=False)):
-        looks_so = tensor.requires_grad and tensor_key(tensor.detach()) == tensor_key(result)
-        if looks_so and before.differentiable[index] and not before.results.copied and aliases.count(index) == 1:
+        is_equal = tensor.requires_grad and tensor_key(tensor.detach()) == tensor_key(result)
+        if is_equal and before.differentiable[index] and not before.results.copied and aliases.count(index) == 1:
             found[index] = result
     return found
 
 
 def _counted(member: Member, writes: Writes) -> list[torch.Tensor]:
-    """Return the tensors that a launch writes and whose versions are counted up for autograd."""
+    """Return the tensors that a launch writes and whose versions it increments for autograd."""
     written = [tensor for tensor in member.state.tensors.values() if writes.include(tensor)]
     return [tensor for tensor in written if writes.counted(tensor) or tensor.is_inference()]
 

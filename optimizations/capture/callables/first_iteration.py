@@ -1,8 +1,8 @@
-"""Note in which order a program runs its callables, in its first iteration, in which they run as they are.
+"""Record the order in which a program runs its callables in the first iteration, in which they run eagerly.
 
-A forward is noted when it is called, and its backward when autograd has the first gradient of one of its results. The
-iteration is over when an optimizer of PyTorch's has made its step and no backward may still come, or when the program
-says so. Several iterations, as those of a scaler that skips its first steps, need the graphs that one needs.
+A forward is recorded when it is called. Its backward is recorded when autograd has the first gradient of one of its
+results. The iteration ends when a PyTorch optimizer has made its step and no backward is pending, or when the program
+ends it. Several iterations, such as those of a scaler that skips its first steps, need the same graphs as one.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from optimizations.capture.callables.order import Event
 from optimizations.capture.signature import flatten, replaced, signature
 
 MOST_EVENTS = 4096
-"""Forwards and backwards of one iteration. So many are several, of a program without an optimizer of PyTorch's."""
+"""Most recorded forwards and backwards. A program with more probably has no PyTorch optimizer."""
 
 
 class _Forward:
-    """Stand for a forward as long as its backward may come: the hooks that note it hold this."""
+    """Represent a forward whose backward may still run: the hooks that record the backward reference this."""
 
     def __init__(self, event: Event) -> None:
         self.event, self.ran_backward = event, False
 
 
 class FirstIteration:
-    """Run callables as they are and note their order, and one sample for each kind of arguments they are called with.
+    """Run callables eagerly, and record their order and one sample for each signature of arguments.
 
     Attributes:
-        samples: of each callable, copies of arguments; the number of one is the `variant` of its events.
+        samples: copies of arguments for each callable; the index of a sample is the `variant` of its events.
         is_over: whether the iteration has ended.
     """
 
@@ -59,7 +59,7 @@ class FirstIteration:
         self._hook.remove()
 
     def call(self, number: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a callable for a call of the program, and note it."""
+        """Run a callable for a call of the program, and record it."""
         given: list[torch.Tensor] = []
         variant = self._variant(number, signature((args, kwargs), given), (args, kwargs), given)
         forward = _Forward(Event(number, "forward", variant, len(self._order)))
@@ -78,12 +78,12 @@ class FirstIteration:
         return returned
 
     def events(self) -> tuple[Event, ...]:
-        """Return what was noted."""
+        """Return the recorded events."""
         ended = {one.micro_batch for one in self._order if one.direction == "backward"}
         return tuple(replace(one, has_backward=one.micro_batch in ended) for one in self._order)
 
     def _variant(self, number: int, key: Hashable, sample: Sample, tensors: list[torch.Tensor]) -> int:
-        """Return the number of the sample that a call is like; keep a copy of its arguments where there is none."""
+        """Return the index of the sample with the signature of a call. If there is none, copy the arguments."""
         keys = self._keys[number - 1]
         if key not in keys:
             copies = {id(one): one.detach().clone().requires_grad_(one.requires_grad) for one in tensors}
@@ -92,7 +92,7 @@ class FirstIteration:
         return keys.index(key)
 
     def _is_awaited(self) -> bool:
-        """Return whether the backward of a forward may still come."""
+        """Return whether the backward of a forward may still run."""
         self._running = [one for one in self._running if (forward := one()) and not forward.ran_backward]
         return bool(self._running)
 

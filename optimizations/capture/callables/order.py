@@ -3,9 +3,9 @@
 `[1, 1, 2, 2, -2, -2, -1, -1]`: two forwards of callable 1, two of callable 2, then their backwards. The n-th -c is the
 backward of the n-th c, as in the schedules of Megatron and Transformer Engine.
 
-What a forward keeps for its backward is alive from the one to the other. So a callable needs as many pairs of graphs as
-it has micro-batches alive at one time, and pairs of different callables whose times do not overlap share a memory pool.
-The order decides nothing else: before each launch it is checked that nothing in the pool is needed any more.
+The tensors that a forward saves are live until its backward. So a callable needs as many pairs of graphs as it has
+micro-batches in flight, and pairs of different callables whose lifetimes do not overlap share a memory pool. The order
+decides nothing else: each launch is preceded by a check that no tensor in the pool is needed any more.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Event:
     """Name a forward or backward of a callable (numbered from 1).
 
     Attributes:
-        variant: which of the callable's samples its arguments are like, from 0.
-        micro_batch: which of the forwards it is, or is the backward of.
-        has_backward: of a forward, whether its backward is among the events.
+        variant: index of the sample whose signature its arguments have.
+        micro_batch: index of the forward, or of the forward to which the backward belongs.
+        has_backward: for a forward, whether its backward is among the events.
     """
 
     callable: int
@@ -42,7 +42,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Plan one pair of graphs: of a callable and variant, the `index`-th of those alive at one time, in a pool."""
+    """Plan one pair of graphs: the `index`-th of those in flight for a callable and variant, in a pool."""
 
     callable: int
     variant: int
@@ -54,8 +54,8 @@ def events(order: Iterable[int], callables: int) -> tuple[Event, ...]:
     """Return an order as events. Either every forward has its backward or none has.
 
     Raises:
-        WrongOrder: it names a callable there is not, lacks one, or has a backward before its forward; the message says
-            which entry.
+        WrongOrder: it has an unknown callable, lacks one, or has a backward before its forward. The message names the
+            entry.
     """
     entries = [_checked(place, given, callables, "callables") for place, given in enumerate(order)]
     trains = any(entry < 0 for entry in entries)
@@ -85,10 +85,10 @@ def default_order(callables: int, *, training: bool = True) -> list[int]:
 
 
 def expanded(order: Iterable[int], sizes: Sequence[int]) -> list[int]:
-    """Return an order of chunks as an order of their layers: `sizes[c - 1]` layers stand for chunk c.
+    """Return an order of chunks as an order of their layers: chunk c has `sizes[c - 1]` layers.
 
     Raises:
-        WrongOrder: it names a chunk there is not.
+        WrongOrder: it has an unknown chunk.
     """
     first = [1, *itertools.accumulate(sizes, initial=1)][1:]
     found: list[int] = []
@@ -111,7 +111,7 @@ def _checked(place: int, entry: Any, count: int, what: str) -> int:
 
 
 _Span = tuple[int, float]
-"""From a forward to its backward: places in the order, both included."""
+"""Positions of a forward and its backward in the order, both included."""
 _Key = tuple[int, int, int]
 """Callable, variant, index."""
 
@@ -120,8 +120,8 @@ def plan_graphs(order: Sequence[Event], *, in_step: bool = False) -> tuple[Place
     """Return the pairs of graphs that an order needs, in the order of their first forwards.
 
     Args:
-        in_step: all callables have equally many pairs, each in a pool of its own: those of one index read each other's
-            results.
+        in_step: all callables have the same number of pairs, each in a separate pool, because pairs of one index read
+            each other's results.
     """
     spans: dict[_Key, list[_Span]] = {}
     alive: dict[tuple[int, int], tuple[_Key, int]] = {}
@@ -137,7 +137,7 @@ def plan_graphs(order: Sequence[Event], *, in_step: bool = False) -> tuple[Place
         spans.setdefault(key, [])
         if event.has_backward:
             alive[of] = key, at
-        else:  # its results are alive for as long as the program likes
+        else:  # its results are live as long as the program references them
             spans[key].append((-1, float("inf")))
     if in_step:
         most = max(index for _, _, index in spans) + 1

@@ -1,11 +1,11 @@
-"""Return results of a graph where they lie, and give those that are still held memory of their own.
+"""Return results of a graph without a copy, and move results that are still referenced before they are overwritten.
 
-The next launch of the graph writes its results to the same memory, and so may a launch of any other in its pool: what
-one graph computes on its way may lie where another, captured later, has its results. A tensor that the caller still
-holds then gets memory of its own before that, with its values. Views of it (DLPack's, too), results that share memory,
-and an autograd graph whose backward did not run, cannot be given memory of their own: a call that would overwrite them
-runs without its graph. So does one after a result was resized: it has other memory now, and the graph would go on
-writing unread memory.
+The next launch of the graph writes its results to the same memory. So may a launch of any other graph in its pool,
+whose intermediate tensors may overlap results of a graph that was captured later. A result that the caller still
+references is first moved to its own memory. Views of a result (also through DLPack), results that share memory, and
+results with an autograd graph whose backward did not run cannot be moved. A call that would overwrite them runs without
+its graph. So does a call after a result was resized: the result has different memory then, and nothing would read what
+the graph writes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class StaticResults:
     """Track the results of one graph, `static`, and the tensors over them that the caller got.
 
     Args:
-        static: the results where the graph writes them.
-        read_back: those that the backward reads, by index. Each tensor over one has a version of its own.
-        outside: those in memory of the program, such as a weight; they are left as they are.
+        static: the results, in the memory that the graph writes.
+        read_back: indices of results that the backward reads. Each returned tensor has a separate version counter.
+        outside: indices of results in the program's memory, such as a weight; they are not moved.
 
     Attributes:
-        out: what the caller got and may still lie here.
-        copied: the program gets copies, which it asked for, or it held a view of a result: as the variables of a loop
-            do, which would hold one in each call.
+        out: returned tensors that may still be in the graph's memory.
+        copied: the program gets copies. It requested this, or it referenced a view of a result during a call, which
+            the variables of a loop would do on every call.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class StaticResults:
         self._idle: list[int] = []
 
     def over(self) -> tuple[torch.Tensor, ...]:
-        """Return tensors over the graph's results, or copies; those in memory of the program follow writes there."""
+        """Return aliases or copies of the graph's results. Results in the program's memory are always aliases."""
         return tuple(
             tensor.detach().clone()
             if self.copied and index not in self._outside
@@ -58,7 +58,7 @@ class StaticResults:
         )
 
     def move_out(self) -> bool:
-        """Give what is still held its own memory. Where that cannot be, return False, and copies from then on."""
+        """Move results that are still referenced to new memory. Return False if impossible, and copy later ones."""
         moved = self._move_out()
         self.copied = self.copied or not moved
         return moved
@@ -66,7 +66,7 @@ class StaticResults:
     def _move_out(self) -> bool:
         if list(map(_place, self._own)) != self._written_at:
             return False
-        if not self._idle:  # before the first launch only Encore holds them
+        if not self._idle:  # before the first launch only Encore references them
             self._idle = list(map(_uses, self._own))
         alive = [tensor for reference in self.out if (tensor := reference()) is not None]
         held = [tensor for tensor in alive if _place(tensor) in self._written_at]
@@ -74,7 +74,7 @@ class StaticResults:
         for tensor, idle in zip(self._own, self._idle, strict=True):
             if _uses(tensor) > idle + places[_place(tensor)]:
                 return False
-        # DLPack holds the tensor, and its consumer the address: memory of its own would part the two.
+        # DLPack references the tensor, and its consumer the address: after a move the two would differ.
         if any(count > 1 for count in places.values()) or any(
             torch_internals.tensor_use_count(one) > 1 for one in held
         ):
@@ -86,14 +86,14 @@ class StaticResults:
 
 
 def version_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that counts the writes to another one, and does not hold its memory."""
+    """Return a tensor with the version counter of another one, but without its memory."""
     found = tensor.detach()
     found.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return found
 
 
 def _over(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the memory of another, whose writes are counted apart from the other's."""
+    """Return a tensor with the memory of another one and a separate version counter."""
     if is_lazy_view(tensor):
         return tensor.detach()
     memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -105,7 +105,7 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def _uses(tensor: torch.Tensor) -> int:
-    """Count what holds its memory, in C++, and in Python by the storage alone, which C++ does not count."""
+    """Return the references to the storage in C++ plus those to its Python object, which C++ does not count."""
     storage = tensor.untyped_storage()
     count: int = torch_internals.storage_use_count(storage._cdata)
     return count + sys.getrefcount(storage)

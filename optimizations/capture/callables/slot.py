@@ -1,17 +1,18 @@
 """Launch one pair of graphs of a callable, forward and backward, by a node of autograd.
 
-Note [Gradients]. A backward graph writes gradients to fixed memory. Autograd makes what it is given the parameter's
-`.grad` where there is none, and a hook or the caller of `torch.autograd.grad` may keep it. So all are copied out.
+Note [Gradients]. A backward graph writes gradients to fixed memory. If `.grad` is None, autograd assigns the gradient
+tensor itself to it. A hook or the caller of `torch.autograd.grad` may keep it, too. So all gradients are copied out.
 
-Note [Between forward and backward]. A backward reads what its forward left in the graphs' memory, and parameters and
-buffers where they lie. In eager, autograd notices if these are written meanwhile, and raises. So versions of those that
-the backward reads are compared here, results of the forward among them, and addresses, because a graph would read
-memory that was given back. No forward is launched in a pool where a backward may still come: `Pool.is_awaited`.
+Note [Between forward and backward]. A backward reads tensors that its forward saved in the graphs' memory, and
+parameters and buffers in place. In eager, autograd raises if these were written between the two. So this module
+compares versions of all tensors that the backward reads, including results of the forward. It compares addresses as
+well, because a graph would read freed memory. No forward is launched in a pool while a backward is pending:
+`Pool.is_awaited`.
 
-Note [Unused results]. A backward graph computes with a gradient for each result that takes part in differentiation,
-zeros for one that the loss does not lead to. What depends on such results only gets no gradient in eager, which is
-another thing than zeros to an optimizer, so it gets none here. Autograd calls a leaf's hooks all the same, which may
-not take None: such a leaf gets the zeros, and so does an argument that was computed from one.
+Note [Unused results]. A backward graph takes a gradient for each differentiable result: zeros if the loss does not
+depend on it. In eager a tensor on which only such results depend gets no gradient. For an optimizer this differs from
+zeros, so it gets none here. Autograd calls a leaf's hooks in any case, and these may not accept None. So a leaf with
+hooks gets the zeros, and so does an argument that was computed from one.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from optimizations.torch_internals.autograd_graph import leads_to_hooks
 
 
 class BackwardRefused(RuntimeError):
-    """Report that a backward graph cannot compute what it is asked for, or that what it reads is not there any more."""
+    """Report that a backward graph cannot compute the requested gradients, or that a tensor it reads was changed."""
 
 
 class Pool:
-    """Hold a memory pool's handle, its slots in the order of their captures, and forwards whose backwards read it."""
+    """Hold the handle of a memory pool, its slots in capture order, and forwards with a pending backward."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
@@ -47,12 +48,12 @@ class Pool:
 
     @property
     def is_awaited(self) -> bool:
-        """Return whether a backward that reads this memory may still come."""
+        """Return whether a backward that reads this memory may still run."""
         self.left = [one for one in self.left if (left := one()) is not None and left.over is None]
         return bool(self.left)
 
     def give_up(self, why: str) -> None:
-        """Let the memory be overwritten. A backward that comes all the same raises `BackwardRefused`."""
+        """Allow the memory to be overwritten. A later backward raises `BackwardRefused`."""
         for one in self.left:
             if (left := one()) is not None:
                 left.over = left.over or why
@@ -63,21 +64,23 @@ class Slot:
     """Hold the graphs of one `place` of the plan, and what they read and write.
 
     Attributes:
-        inputs: tensors among the arguments. Results of another slot that are `shared` with them are read where they
-            lie, and that slot's memory is in `pools`, after this one's own.
-        parameters: leaves that get gradients of the backward, after the inputs.
-        nest: what the callable returned; `results` are the tensors in it.
-        differentiable: which results take part in differentiation.
-        wait_for_others: is called before each launch, for the program may have gone to another stream.
-        in_place: whether what the graphs read lies where it lay.
-        mutated: tensors whose versions a forward counts up, `mutated_back` those of the backward.
-        written_memory: what the forward writes.
+        inputs: tensors among the arguments.
+        shared: indices of inputs that are results of another slot and are read in place.
+        pools: the slot's own pool, then the pools of the slot with the shared results.
+        parameters: leaves that get gradients from the backward, after the inputs.
+        nest: the structure that the callable returned; `results` are the tensors in it.
+        differentiable: which results are differentiable.
+        wait_for_others: is called before each launch, because the program may use a different stream.
+        in_place: whether the tensors that the graphs read have their recorded addresses.
+        mutated: tensors whose versions a forward increments; `mutated_back`: those of the backward.
+        written_memory: memory that the forward writes.
         read_back: parameters and buffers whose values the backward reads.
-        passed: results that are inputs, by index.
-        repeated: results that are the same as an earlier one.
-        tangents: where the backward reads the gradients of results; `gradients` what it computes of inputs and
-            parameters, None where there is nothing, and `depends` on which of the differentiable results each depends.
-        without_gradient: inputs that get none.
+        passed: results that are inputs: the index of the input by that of the result.
+        repeated: results that are the same tensor as an earlier one.
+        tangents: tensors from which the backward reads the gradients of results.
+        gradients: the gradients that it computes of inputs and parameters; None for those without one.
+        depends: for each gradient, the differentiable results on which it depends.
+        without_gradient: inputs without a gradient.
     """
 
     place: Place
@@ -112,10 +115,10 @@ class Slot:
     # Before a forward.
 
     def refused(self, inputs: Sequence[torch.Tensor]) -> str | None:
-        """Return why the forward cannot be launched for these inputs; None if it can. Held results move out then."""
+        """Return why the forward cannot be launched; None if it can. Move results that are still referenced."""
         if self.written_memory.holds_one_of(inputs):
             return ARGUMENT_WRITTEN
-        # Slots captured later have results where this graph may write on its way: that memory was free then.
+        # Results of slots captured later may overlap intermediate tensors of this graph: that memory was free then.
         own_and_later = itertools.dropwhile(lambda slot: slot is not self, self.pools[0].slots)
         held = [slot.results for slot in own_and_later if slot is self or slot.results.out]
         return None if all(one.move_out() for one in held) else RESULT_HELD
@@ -123,9 +126,9 @@ class Slot:
     # A forward.
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
-        """Return what the callable returns for these inputs, as autograd takes part in it."""
+        """Return the results of the callable for these inputs, connected to autograd."""
         given = [one.detach() if index in self.without_gradient else one for index, one in enumerate(inputs)]
-        # As `Graphed.apply`, which looks through parameters too for what functorch left behind. No transform is active.
+        # Like `Graphed.apply`, which unwraps dead functorch wrappers also of parameters. No transform is active.
         unwrapped = torch_internals.unwrap_dead_wrappers(tuple(given))
         found = list(_apply(self, len(given), *unwrapped, *self.parameters))
         self.results.out = [weakref.ref(one) for one in found]
@@ -149,7 +152,7 @@ class Slot:
     def launch_backward(
         self, tangents: Sequence[torch.Tensor | None], nodes: Sequence[Any]
     ) -> list[torch.Tensor | None]:
-        """Launch the backward; return gradients of inputs, then of parameters. `nodes`: those that these go to."""
+        """Launch the backward; return gradients of inputs, then of parameters. `nodes`: their autograd nodes."""
         self.wait_for_others()
         given = [tangent for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
         moved = [(to, of) for to, of in zip(self.tangents, given, strict=True) if of is not None]
@@ -165,7 +168,7 @@ class Slot:
         return [None if gradient is None else next(fresh) for gradient in gradients]
 
     def _of_used(self, given: Sequence[torch.Tensor | None], nodes: Sequence[Any]) -> list[torch.Tensor | None]:
-        """Return the gradients where some of the results got none. Note [Unused results]."""
+        """Return the gradients if some of the results have none. Note [Unused results]."""
         for tangent, of in zip(self.tangents, given, strict=True):
             if of is None:
                 tangent.zero_()
@@ -199,10 +202,10 @@ RAN_BACKWARD = (
 
 
 class Left:
-    """Keep what a forward left for its backward. Note [Between forward and backward].
+    """Record the state after a forward that its backward needs. Note [Between forward and backward].
 
     Attributes:
-        over: why no backward may come that reads this; None while it may.
+        over: why no backward may read this memory; None while it may.
     """
 
     def __init__(self, slot: Slot, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
@@ -215,10 +218,10 @@ class Left:
             pool.left.append(weakref.ref(self))
 
     def check(self) -> None:
-        """Check, before the backward, that all it needs is there.
+        """Check, before the backward, that the tensors it reads are unchanged.
 
         Raises:
-            BackwardRefused: something that it needs is another now.
+            BackwardRefused: one of them was changed.
         """
         why = self.over
         if why is None and not self._slot.in_place():
@@ -236,7 +239,7 @@ class Left:
 
 
 class Graphed(torch.autograd.Function):
-    """Run one forward of a slot. Arguments after the slot and the number of inputs: inputs, then parameters."""
+    """Run one forward of a slot. The arguments are the slot, the number of inputs, the inputs, and parameters."""
 
     @staticmethod
     def forward(ctx: Any, slot: Slot, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,9 +1,8 @@
 """Run a callable on copies of its sample before its capture, and check that a graph could repeat what it does.
 
-It runs a fixed number of times, forward and backward, under an observer of its operators, and further times while code
-is compiled or kernels are timed. Only the last run is checked and compared with the capture. Code that checks
-whether it is captured gets False in the first run and True in all others: libraries leave out then what a graph cannot
-hold.
+It runs a fixed number of times, forward and backward, under an observer of its operators, and more often while code is
+compiled or kernels are timed. Only the last run is checked and compared with the capture. Code that queries whether it
+is captured gets False in the first run and True in all others, so that libraries skip what cannot be captured.
 """
 
 from __future__ import annotations
@@ -48,19 +47,21 @@ MOST_SET_UPS = 8
 
 @dataclass(slots=True)
 class Member:
-    """Hold a callable to capture with one of its samples, `variant`, and what its last run did.
+    """Hold a callable to capture with one of its samples, and the observations of its last run.
 
     Attributes:
-        function: what runs; `state` is what it reaches.
-        draws_unused: the caller says that what it draws on the host decides nothing.
-        parameters: leaves whose gradients it computes, `leaves` all that it met.
-        saved: where the storages lie that its backward reads.
-        saved_results: results that must not be written before the backward, for it reads them, or for they overlap.
-        structure: of what it returned.
+        variant: the index of the sample.
+        function: the function that runs; `state` is the state that it reaches.
+        draws_unused: the caller declared that random numbers drawn on the host have no effect.
+        parameters: leaves whose gradients it computes; `leaves`: all leaves that were reached.
+        saved: addresses of storages that its backward reads.
+        saved_results: results that must not be written before the backward: it reads them, or they overlap.
+        structure: the structure of its results.
         forward, backward: operators that ran.
-        generators: random numbers of the GPU were drawn from these too; `first_states` are theirs from before that.
-        as_captured: what it is told when it asks whether it is captured.
-        slots: its graphs, once they are captured.
+        generators: generators of the GPU, other than the default one, from which it drew.
+        first_states: states of these before the first draw.
+        as_captured: the value that a query for a capture returns.
+        slots: its graphs after the capture.
     """
 
     number: int
@@ -91,18 +92,18 @@ def observing(
     *,
     forbid: bool,
 ) -> Iterator[Observer]:
-    """Observe a run of a member in the block, or with `forbid` a capture, in which what a graph cannot hold raises.
+    """Observe a run of a member in the block. With `forbid` it is a capture: operators that cannot be captured raise.
 
-    When it is over, the observer's `refusals` are all that a graph could not do. What is changed of tensors themselves
-    is put back, and after a capture Python's state.
+    After the block the observer's `refusals` list everything that a graph could not repeat. Metadata of tensors is
+    restored, and after a capture the Python state.
 
     Args:
-        before_write: is given what is about to be written.
-        around: warms up or captures.
+        before_write: is called with each tensor that is about to be written.
+        around: the context of the warm-up or capture.
     """
     state, known = member.state, member.generators if forbid else ()
     observer = Observer(device.holds, {}, forbid=forbid, generators=known, keeps_workspace=device.keeps_workspace)
-    observer.in_region = False  # the casts that autocast keeps are cleared before each run
+    observer.in_region = False  # autocast's cached casts are cleared before each run
     observer.before_write = before_write
     observer.host_generators = host_generators(device, state)
     queries = forbidden_calls.Queries(as_captured=member.as_captured)
@@ -131,10 +132,10 @@ def observing(
 
 
 def warm_up(device: Device, member: Member, times: int, training: bool, note: Callable[[torch.Tensor], None]) -> None:
-    """Run a callable so many times, or more while it compiles. `note` is given what is written.
+    """Run a callable `times` times, or more often while it compiles. `note` is called with tensors to be written.
 
     Raises:
-        StepRefused: a graph could not repeat the last run, or the first did more than later ones.
+        StepRefused: a graph could not repeat the last run, or the runs changed Python state.
     """
     outset = member.state.snapshot()
     try:
@@ -157,8 +158,7 @@ def warm_up(device: Device, member: Member, times: int, training: bool, note: Ca
 def _observed_run(
     device: Device, member: Member, training: bool, note: Callable[[torch.Tensor], None]
 ) -> tuple[list[Refusal], bool]:
-    """Return what a graph could not do of a run, and whether code was compiled or kernels were timed in it, so that
-    another one has to follow."""
+    """Return refusals of a run, and whether code was compiled or kernels were timed, which requires a further run."""
     parameters = member.state.parameters()
     gradients = _gradients(parameters)
     with observing(device, member, note, device.warming_up(), forbid=False) as observer:
@@ -169,9 +169,9 @@ def _observed_run(
 
 
 def _run_once(member: Member, training: bool, observer: Observer) -> list[Refusal]:
-    """Run a callable on a copy of its sample, forward and backward. Return results that cannot be a graph's, and more.
+    """Run a callable on a copy of its sample, forward and backward. Return refusals of its results and arguments.
 
-    Leaves that are not reached through its state are parameters, too, if they were there in the run before.
+    Leaves that are not reached through its state count as parameters, too, if the previous run reached them.
     """
     with observer.unseen():
         marks = [*inputs_like(member.sample).recording_inputs]
@@ -215,9 +215,9 @@ def _run_once(member: Member, training: bool, observer: Observer) -> list[Refusa
 
 
 def _overlapping(results: Sequence[torch.Tensor]) -> set[int]:
-    """Return results that take part in differentiation and lie in the memory of another such, wholly or in part.
+    """Return the indices of differentiable results that overlap each other.
 
-    Autograd takes them for tensors of their own, so a write into one would be missing in the gradient of the other.
+    Autograd treats them as separate tensors, so a write into one would be missing in the gradient of the other.
     """
     found: set[int] = set()
     there = [(index, one, memory_of(one)) for index, one in enumerate(results) if one.requires_grad and storage(one)]
@@ -228,7 +228,7 @@ def _overlapping(results: Sequence[torch.Tensor]) -> set[int]:
 
 
 def _strange_results(results: Sequence[Any]) -> Iterator[Refusal]:
-    """Yield a refusal for each result that cannot be one of a graph."""
+    """Yield a refusal for each result that a graph cannot return."""
     for value in results:
         if not isinstance(value, torch.Tensor):
             advice = "return tensors, numbers, and containers of such: what an object holds would be overwritten"
@@ -245,10 +245,10 @@ def gradients_of(
     parameters: Sequence[torch.Tensor],
     tangents: Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None]:
-    """Return gradients of arguments, then of parameters; of what is passed twice, once.
+    """Return gradients of arguments, then of parameters. A tensor that is passed twice has one gradient.
 
-    Hooks of parameters run where the gradients arrive, after the graph. Those of arguments are part of it: the callable
-    itself registered them, with copies.
+    Hooks of parameters run when autograd accumulates the gradients, after the graph. Hooks of arguments are captured:
+    the callable registered them on the copies.
     """
     surface = [*arguments, *parameters]
     wanted = list({id(tensor): tensor for tensor in surface if tensor.requires_grad}.values())
@@ -261,12 +261,12 @@ def gradients_of(
 
 
 def inputs_like(sample: Sample, shared: dict[int, torch.Tensor] | None = None) -> CopiedInputs:
-    """Return copies of the tensors among these arguments, leaves that take part in differentiation as they do.
+    """Return copies of the tensors among these arguments, as leaves with the same `requires_grad`.
 
-    What is passed twice has one copy, for code may ask whether two arguments are the same (`if query is key`).
+    A tensor that is passed twice has one copy, because code may check identity (`if query is key`).
 
     Args:
-        shared: tensors in whose memory some lie, by index, instead of copies.
+        shared: tensors that are used instead of copies, by index.
     """
     tensors: list[torch.Tensor] = []
     flatten(sample, tensors)
@@ -297,13 +297,13 @@ def naming(number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def putting_back(device: Device, states: Sequence[HostState]) -> Iterator[Callable[[torch.Tensor], None]]:
-    """Put back after the block what tensors hold that these reach, their gradients and random states.
+    """Restore after the block the values of all reached tensors, gradients and random states.
 
-    Yields what is to be called for each tensor that is about to be written: no copy of parameters is made ahead.
+    Yield a function to call with each tensor that is about to be written, so that only written ones are copied.
     """
     random_states = device.random_states()
     tensors = {id(one): one for state in states for one in state.tensors.values()}.values()
-    # What a tensor holds that holds others is among these itself.
+    # Inner tensors of wrapper subclasses are in this list themselves.
     plain = [tensor for tensor in tensors if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__]
     reached = set(map(storage, plain)) - {0}
     saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
@@ -314,7 +314,7 @@ def putting_back(device: Device, states: Sequence[HostState]) -> Iterator[Callab
             saved[place] = memory, memory.clone()
 
     for one in plain:
-        if not one.requires_grad:  # compiled code may write it, and no operator tells
+        if not one.requires_grad:  # compiled code may write it unobserved
             note(one)
     grads = [(parameter, parameter.grad) for state in states for parameter in state.parameters()]
     own = {name: one for state in states for name, one in state.generators.items()}

@@ -109,10 +109,10 @@ class Recording:
         return [index for index in self.written if index not in self.inputs.in_place]
 
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether one of these inputs lies in memory that the step writes, other than that input itself.
+        """Return whether an input overlaps memory that the step writes other than as that input.
 
-        And whether one that it writes lies in memory that it reads otherwise. A gradient that is found elsewhere than
-        the graph's own counts as such.
+        Return True also if an input that it writes overlaps memory that it reads other than as that input. A current
+        gradient that has to be copied to the graph's own counts as read.
         """
         if self.written and (
             shared_with_written(tensors, self.written) is not None
