@@ -1,13 +1,13 @@
-"""Race one recorded graph as the chain it was captured as against the same graph with branches.
+"""Time one recorded graph as the captured chain against the same graph with branches.
 
-1. *waiting*: nothing happens until the recording has been replayed a few times (its session says when).
-2. *prepare*: the captured graph is read, and its launches are ordered. Where no two of them may run side by side, the
-   chain stays.
-3. *race*: the chain and the branches serve some of the program's own calls, timed by events that nothing waits for.
-   The branches stay if they are clearly faster, else the chain's edges are put back.
+1. *waiting*: nothing happens until the recording has been replayed a few times (its session decides when).
+2. *prepare*: the captured graph is read, and its launches are ordered. If no two of them may run concurrently, the
+   chain is kept.
+3. *race*: the chain and the branches each run some of the program's own calls, timed by events that nothing waits for.
+   The branches are kept if they are clearly faster, else the chain's edges are restored.
 
-Both orders are right, so a race that ends early leaves a right graph. Everything that changes nodes of the graph
-(inputs read in place) comes after the race, since the graph is instantiated again each time its edges change.
+Both orders are correct, so a race that ends early leaves a correct graph. Everything that changes nodes of the graph
+(inputs read in place) comes after the race, because the graph is instantiated again whenever its edges change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 class Graph(Protocol):
-    """Describe the used part of a `torch.cuda.CUDAGraph` that keeps what it captured."""
+    """Define the methods used of a `torch.cuda.CUDAGraph` with `keep_graph=True`."""
 
     def raw_cuda_graph(self) -> int: ...
 
@@ -56,7 +56,7 @@ class Noted:
         logged: its launches.
         inputs: the storages of the function's inputs.
         never_freed: blocks of its pool that were in use at its end.
-        kept_bytes: most memory that was kept from being used again.
+        kept_bytes: most memory that was kept from reuse.
     """
 
     logged: Sequence[Logged]
@@ -66,17 +66,17 @@ class Noted:
 
 
 class Branches:
-    """See the module.
+    """Choose between a chain and branches for one recorded graph, as the module describes.
 
     Args:
-        noted: what was noted of the capture.
+        noted: the notes of the capture.
         graph: the captured graph, instantiated as a chain or not yet.
         driver: the module `cuda.bindings.driver`.
-        race: makes the race of these alternatives.
+        race: creates the race between these alternatives.
         mark: records an event on the stream of the calls.
 
     Attributes:
-        unusable: why the graph must not be launched any more; None where it may be.
+        unusable: why the graph must no longer be launched; None if it may be.
     """
 
     def __init__(
@@ -105,16 +105,16 @@ class Branches:
 
     @property
     def pending(self) -> bool:
-        """Return whether the decision is still to come."""
+        """Return whether the choice is not made yet."""
         return self._decision is None
 
     @property
     def is_racing(self) -> bool:
-        """Return whether `run` serves the calls now."""
+        """Return whether calls must use `run` now."""
         return self._race is not None
 
     def prepare(self, captured: CapturedGraph, pool: Iterable[Span]) -> None:
-        """Order the launches and begin the race; or keep the chain, where there is nothing to win.
+        """Order the launches and begin the race; keep the chain if no launches can overlap.
 
         Args:
             captured: the graph as records.
@@ -150,7 +150,7 @@ class Branches:
         self._reason = "the chain and the branches are being timed on the program's calls"
 
     def run(self, replay: Callable[[], Result]) -> Result:
-        """Serve one of the program's calls by the alternative whose turn it is."""
+        """Run one of the program's calls by the race's current alternative."""
         race = self._race
         if race is None:
             return replay()
@@ -166,7 +166,7 @@ class Branches:
         return result
 
     def launch(self, launch: Callable[[], None]) -> None:
-        """Launch the graph for a call that `run` serves. This alone is timed, without the CPU's work around it."""
+        """Launch the graph for a call of `run`. Only the launch is timed, without the CPU work around it."""
         start = self._mark()
         launch()
         self._launched = start, self._mark()
@@ -250,7 +250,7 @@ class Branches:
 def _is_chain(captured: CapturedGraph) -> bool:
     """Return whether each node waits for the one before it.
 
-    What runs on several streams may be ordered by events that no memory tells.
+    Work on several streams may be ordered by events, which memory accesses do not show.
     """
     edges = {(edge.source, edge.target) for edge in captured.edges}
     return all((index, index + 1) in edges for index in range(len(captured.nodes) - 1))

@@ -9,17 +9,17 @@ from optimizations.graph.driver import CudaCallFailed, check
 from optimizations.graph.read import node_handles
 
 MOST_NODES = 20_000
-"""Larger graphs keep the chain: editing their edges takes longer than it can win back."""
+"""Larger graphs keep the chain: editing their edges takes longer than branches could save."""
 
 
 _Edges = tuple[list[Any], list[Any], list[Any] | None]
-"""Edges as the driver takes them: handles of nodes, and what is annotated (None: nothing)."""
+"""Edges as the driver takes them: handles of nodes, and their annotations (None: no annotation)."""
 
 
 class EdgesRefused(RuntimeError):
-    """Report that the driver refused to replace the edges of a graph; the message says why.
+    """Report that the driver refused to replace the edges of a graph; the message gives the reason.
 
-    `is_whole` says whether the graph has the edges from before. If not, it must not be instantiated any more.
+    `is_whole`: whether the graph still has its previous edges. If not, it must not be instantiated again.
     """
 
     def __init__(self, reason: str, *, is_whole: bool) -> None:
@@ -30,8 +30,8 @@ class EdgesRefused(RuntimeError):
 class GraphEdges:
     """Hold the edges of one captured graph, which can be exchanged between instantiations.
 
-    Kernels that a library launched with programmatic dependent launch have edges with ports. These stand in the chain
-    only: an edge in the new order always means that the earlier node is complete.
+    Kernels that a library launched with programmatic dependent launch have edges with ports. Only the chain has these:
+    an edge in the new order always means that the earlier node is complete.
 
     Args:
         driver: the module `cuda.bindings.driver`.

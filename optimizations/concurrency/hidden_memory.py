@@ -1,27 +1,28 @@
-"""Complete what launches read and write by what their arguments do not say, once the captured graph is there.
+"""Add memory that launches access without a tensor argument, found in the captured graph.
 
 Note [Memory that no argument names]. An operator may allocate a workspace and free it again, so that a later tensor
-lies there, and so may Triton for one launch (its global scratch). Kernels get its address as a parameter. So when the
-graph is there, the words of each launch's nodes are searched for addresses in the graph's pool that none of its tensors
-holds (`with_hidden_memory`). An operator that has allocated nothing may use a block that is never freed, as the
-workspace of cuBLAS. Else such a word stands for what lies around it, as far as no tensor held it at that time, and not
-farther than the operator allocated. The block that is there at the end of the capture counts too: it may be cuBLAS's
-workspace, or be made later, and smaller than what the operator had. An address in an input that the operator was not
-given stands for the whole input.
+gets the same memory; so may Triton for one launch (its global scratch). Kernels get its address as a parameter. So the
+words of each launch's nodes are searched for addresses in the graph's pool that are in none of the launch's tensors
+(`with_hidden_memory`).
 
-Note [Addresses that are no words]. A kernel may get addresses otherwise: in a tensor map whose encoding is not known,
-or from a table in the GPU's memory. Then the search finds nothing. So an operator is a barrier if one of its kernels
-has no known address among its parameters, or none of them has that of a result.
+* If the operator allocated nothing, the address may be in a block that is never freed, such as cuBLAS's workspace.
+* Otherwise it stands for the memory around it that no live tensor had at that time, up to the size that the operator
+  allocated. The block at this address at the end of the capture counts too: it may be cuBLAS's workspace, or be
+  allocated later and smaller than the operator's.
+* An address in an input that was not passed to the operator stands for the whole input.
 
-Note [Inputs that move]. An input that is not at a fixed address may be read in place, and lie elsewhere in each call.
-Two inputs that did not overlap when the graph was captured may then share memory. Only a launch that writes an input
-can make that a conflict. So a launch that writes an input at a fixed address conflicts with each launch that is given a
-moving one, and a launch that writes a moving one conflicts with each launch that is given any input
-(`with_moving_inputs`). Once such an input is freed during the capture, what is written in its memory is another tensor.
+Note [Addresses that are no words]. A kernel may also get addresses in a tensor map with an unknown encoding, or from a
+table in GPU memory. The search does not find these. So an operator is a barrier if one of its kernels has no known
+address among its parameters, or if no kernel has the address of a result.
 
-Note [Memory of live tensors]. What lies around an address is known by the tensors that launches were given or made. A
-tensor that the function has allocated and not used yet is not known, so the memory taken for the workspace can only be
-too large.
+Note [Inputs that move]. An input that is not at a fixed address may be read in place, at a new address in each call.
+Two inputs that did not overlap in the capture may then share memory. This is a conflict only if a launch writes one of
+them. So a launch that writes an input at a fixed address conflicts with each launch that gets a moving input, and a
+launch that writes a moving input conflicts with each launch that gets any input (`with_moving_inputs`). After such an
+input was freed during the capture, writes to its memory are writes to another tensor.
+
+Note [Memory of live tensors]. The tensors that launches got or made show the live memory around an address. A tensor
+that the function has allocated but not used yet is missing, so the memory counted as workspace can only be too large.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ def with_hidden_memory(
     never_freed: Iterable[Span],
     inputs: Iterable[Span] = (),
 ) -> list[Launch]:
-    """Return the launches with the memory that only the words of their nodes name.
+    """Return the launches with the memory that only their nodes' parameters name.
 
     Args:
-        logged: what a `LaunchLog` noted of the capture of `graph`.
+        logged: the launches that a `LaunchLog` noted in the capture of `graph`.
         pool: the segments of the graph's memory pool.
         never_freed: blocks of the pool that are in use when the capture ends.
         inputs: the storages of the function's inputs.
@@ -80,7 +81,7 @@ def with_hidden_memory(
 
 
 def _around(address: int, launch: Logged, segment: Span, blocks: _Spans) -> Span:
-    """Return the memory that an address stands for which was not passed. Note [Memory that no argument names]."""
+    """Return the memory around an address that was not passed. Note [Memory that no argument names]."""
     block, own_bytes = blocks.around(address), launch.own_bytes
     if block is not None and own_bytes == 0:
         return block
@@ -97,7 +98,7 @@ def with_moving_inputs(logged: Sequence[Logged], launches: Sequence[Launch], inp
     """Return the launches with the inputs that they may share memory with in a later call. Note [Inputs that move].
 
     Args:
-        logged: what was noted of each of `launches`.
+        logged: the log entries of `launches`.
         inputs: the storages of the function's inputs.
     """
     given_without = _BlocksWithout((), inputs)
@@ -118,7 +119,7 @@ def with_moving_inputs(logged: Sequence[Logged], launches: Sequence[Launch], inp
 
 
 class _BlocksWithout:
-    """Give blocks and inputs, but for inputs that were freed."""
+    """Return blocks and inputs without freed inputs."""
 
     def __init__(self, blocks: Iterable[Span], inputs: Iterable[Span]) -> None:
         self._blocks, self._inputs = tuple(blocks), tuple(inputs)
@@ -159,7 +160,7 @@ def _unreadable(node: Node) -> str | None:
 class _Spans:
     """Hold disjoint address ranges. Ranges that overlap are joined.
 
-    Spans that only touch are not, as in `graph.memory`: two blocks that adjoin are no conflict.
+    Adjacent spans are not joined: two adjacent blocks are no conflict.
     """
 
     def __init__(self, spans: Iterable[Span]) -> None:
@@ -173,12 +174,12 @@ class _Spans:
                 self._ends.append(end)
 
     def around(self, address: int) -> Span | None:
-        """Return the span in which an address lies."""
+        """Return the span that contains an address."""
         at = bisect_right(self._starts, address) - 1
         return (self._starts[at], self._ends[at]) if at >= 0 and address < self._ends[at] else None
 
     def gap(self, address: int, within: Span) -> Span:
-        """Return what lies between the spans around an address that is in none of them."""
+        """Return the gap between spans around an address that is in no span."""
         at = bisect_right(self._starts, address)
         start = self._ends[at - 1] if at else within[0]
         end = self._starts[at] if at < len(self._starts) else within[1]

@@ -1,20 +1,19 @@
-"""Note what each launch of a function reads and writes while the function is captured on one stream.
+"""Record the memory that each launch of a function reads and writes, while it is captured on one stream.
 
-Inductor's Triton kernels say it by the names of their arguments, PyTorch's operators by their schemas. Around each of
-both the nodes of the graph are counted, so every node belongs to a launch. Nodes that came from neither are a launch of
-their own, which is a barrier (Note [Barriers] in `order`).
+For Inductor's Triton kernels the argument names give this, for PyTorch's operators the schemas. The nodes of the graph
+are counted around each launch, so every node belongs to a launch. Nodes from neither source form a launch of their own,
+which is a barrier (Note [Barriers] in `order`).
 
-Note [Extents]. Memory that the function allocated is touched where the tensor that was passed lies: Inductor passes a
-buffer whole, or a part of it as a tensor of that part. A tensor that the function was given may be a view, and a kernel
-may read more of its storage than the view covers. So of such a tensor the whole storage counts. The same goes for what
-an operator returns: attention returns a part of a padded tensor, and writes the padding too.
+Note [Extents]. For memory that the function allocated, the extent of the passed tensor counts: Inductor passes a whole
+buffer, or a tensor over a part of it. An input of the function may be a view, and a kernel may read more of its storage
+than the view covers. So for an input the whole storage counts. The same holds for results of operators: attention
+returns a part of a padded tensor, and writes the padding too.
 
-Note [Memory that is kept]. The next operator of the same kind gets the same workspace, and would wait for the first. A
-tensor that is freed makes room for one that has nothing to do with it. So what was freed last, and as much as an
-operator allocated for itself, is kept from being used again, within a limit. Large tensors are not kept: a few would
-take the whole limit, and the reuse that remains makes longer chains than no limit at all. Nor is a small one kept that
-lies in a large segment of the allocator: the next large tensor would not fit there any more, and take a segment of its
-own.
+Note [Memory that is kept]. The allocator reuses freed memory: the next operator of the same kind would get the same
+workspace and wait for the first, and a freed tensor's memory would make an unrelated launch wait. So recently freed
+memory, and as much as an operator's workspace, is kept from reuse, within a limit. Large tensors are not kept: a few
+would exhaust the limit, and the remaining reuse makes longer chains than no limit at all. A small tensor in a large
+segment of the allocator is not kept either: the next large tensor would not fit there and take a new segment.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from optimizations.torch_internals.generated_modules import current_line
 from optimizations.written_operands import operands, tensors_in, written
 
 LEAST_KEPT = 8
-"""At least so many tensors fit into the memory that is kept. Note [Memory that is kept]."""
+"""At least this many tensors fit into the memory that is kept. Note [Memory that is kept]."""
 
 MOST_LIVE = 1_000_000
-"""Storages that are noted as live, at most, over all launches. After that hidden memory counts as the whole segment."""
+"""Most storages noted as live, over all launches. Beyond that, hidden memory counts as the whole segment."""
 
 MADE_OF_OTHERS = "it is given a tensor that is made of others"
 """Why an operator on sparse or nested tensors is a barrier."""
@@ -48,7 +47,7 @@ MADE_OF_OTHERS = "it is given a tensor that is made of others"
 _POINTERS_IN_DEVICE_MEMORY = re.compile(
     r"linalg|cholesky|lu_|triangular_solve|ormqr|orgqr|geqrf|svd|eigh?|lstsq|fft|_rnn"
 )
-"""In names of operators whose libraries keep addresses of workspaces in the device's memory, where no word tells."""
+"""Parts of names of operators whose libraries keep workspace addresses in device memory, not in kernel parameters."""
 
 _ARGUMENT = re.compile(r"(in_out_ptr|out_ptr|in_ptr|ws_ptr)\d*$")
 """How Inductor names the arguments of the kernels that it writes."""
@@ -60,13 +59,13 @@ class Logged:
 
     Attributes:
         launch: with the memory of its arguments and results.
-        is_operator: whether it is an operator of PyTorch, and not a kernel of Inductor.
+        is_operator: whether it is an operator of PyTorch, not a kernel of Inductor.
         live: storages that were live when it ran, as spans, ascending.
-        own_bytes: most memory that it allocated for itself; None where that is not known.
-        is_given_moving: whether it is given an input that is not at a fixed address; `writes_moving`: and writes it.
-        freed: inputs that are not at a fixed address and were freed by then. Other tensors may lie in their memory.
-        passed: of a kernel, the address of the first element of each tensor passed to it, and that of its storage.
-        given: of an operator, the arguments as the caller of `operator` passed them.
+        own_bytes: most memory that it allocated for itself; None if unknown.
+        is_given_moving: whether it gets an input that is not at a fixed address; `writes_moving`: whether it writes it.
+        freed: inputs without a fixed address that were freed by then. Other tensors may be in their memory.
+        passed: for a kernel, the address of the first element of each tensor passed to it, and that of its storage.
+        given: for an operator, the arguments as the caller of `operator` passed them.
     """
 
     launch: Launch
@@ -85,21 +84,20 @@ class LaunchLog:
 
     Args:
         count: returns how many nodes the captured graph has by now.
-        given: the function's inputs. Note [Extents]. None: any tensor may be one.
-        moving: those of them that are not at a fixed address. Note [Inputs that move] in `hidden_memory`.
-        keep_bytes: of the memory that is freed during the capture, so many bytes are not used again. Note [Memory that
-            is kept].
+        given: the function's inputs. Note [Extents]. None: any tensor may be an input.
+        moving: the inputs that are not at a fixed address. Note [Inputs that move] in `hidden_memory`.
+        keep_bytes: most memory freed during the capture that is kept from reuse. Note [Memory that is kept].
         may_be_kept: returns whether memory at an address may be kept.
-        allocated_bytes: returns how much was ever allocated on the device; None where that is not known.
-        device_type: of the device whose memory counts.
-        in_autograd: whether the threads of autograd are noted, too.
-        notes_memory: whether memory is noted: what launches read and write, and what was live. It takes its time.
+        allocated_bytes: returns how much was ever allocated on the device; None if unknown.
+        device_type: the type of the device whose memory counts.
+        in_autograd: whether launches of autograd's threads are noted, too.
+        notes_memory: whether memory is noted (reads, writes and live storages), which takes time.
 
     Attributes:
         logged: the launches so far.
         inputs: the storages of the function's inputs.
         kept_bytes: most memory that was kept at one time.
-        failure: why the log says nothing; None where it does.
+        failure: why the log is unusable; None if it is usable.
     """
 
     def __init__(
@@ -142,8 +140,8 @@ class LaunchLog:
         """Note what runs in the block.
 
         Args:
-            modules: the globals of generated modules. While the block runs, their Triton kernels stand there as objects
-                that note each launch and call the kernel.
+            modules: the globals of generated modules. During the block, objects replace their Triton kernels:
+                they note each launch and call the kernel.
             operators: whether PyTorch's operators are noted. If not, the caller's dispatch mode calls `operator`.
         """
         replaced = [
@@ -171,7 +169,7 @@ class LaunchLog:
             self._live.clear()
 
     def _count(self) -> int:
-        """Return how many nodes there are. A driver that does not say ends the log, never the capture."""
+        """Return the number of nodes so far. If the driver fails, the log ends and the capture continues."""
         with self._sparing_the_capture():
             if self.failure is None:
                 return self._count_nodes()
@@ -185,7 +183,7 @@ class LaunchLog:
         except Exception as error:
             self.failure = self.failure or one_line(error)
 
-    # What the parts below call
+    # Called by the dispatch mode and the kernels' stand-ins
 
     def is_noted(self) -> bool:
         """Return whether a call is to be noted: it comes from the capture's thread and is not part of another."""
@@ -202,7 +200,7 @@ class LaunchLog:
         call: Callable[[], Any],
         given: Iterable[int] = (),
     ) -> Any:
-        """Run `call`, which is an operator on these arguments, and note it. `given` is read where it adds nodes."""
+        """Run `call`, an operator on these arguments, and note it. `given` is only read if it adds nodes."""
         if not self.is_noted():
             return call()
         reads: list[torch.Tensor] = []
@@ -321,7 +319,7 @@ class LaunchLog:
                 self._live[key] = _weak(tensor), storage_of(tensor).span
 
     def _new_bytes(self, made: Iterable[torch.Tensor]) -> Iterator[int]:
-        """Return the sizes of storages that an operator made, rather than was given."""
+        """Return the sizes of storages that an operator allocated."""
         found = {one.untyped_storage()._cdata: one.untyped_storage() for one in made if self._counts(one)}
         return (storage.nbytes() for key, storage in found.items() if key not in self._live)
 
@@ -346,7 +344,7 @@ class LaunchLog:
         return self._may_be_kept(storage.data_ptr())
 
     def _keep_workspace(self, size_bytes: int) -> None:
-        """Take memory where an operator's workspace lay, so that the next one lies elsewhere."""
+        """Allocate the freed memory of an operator's workspace, so that the next operator gets another one."""
         if size_bytes <= self._keep_bytes // LEAST_KEPT:
             self._depth += 1
             try:
@@ -357,7 +355,7 @@ class LaunchLog:
 
 
 class _NotingKernel:
-    """Stand in for a Triton kernel in the generated module."""
+    """Replace a Triton kernel in the generated module by one that notes its launches."""
 
     def __init__(self, kernel: Any, log: LaunchLog) -> None:
         self._kernel = kernel
@@ -393,7 +391,7 @@ def kernel_memory(
     """Return which arguments a Triton kernel reads, which it writes, and why it is a barrier (None: it is none).
 
     Args:
-        names: of its arguments, in order. Inductor's own are `in_ptr0`, `out_ptr0`, `in_out_ptr0`, `ws_ptr0`, ...
+        names: its arguments, in order; in Inductor's kernels `in_ptr0`, `out_ptr0`, `in_out_ptr0`, `ws_ptr0`, ...
         mutated: names that Inductor found to be written.
     """
     reads: list[torch.Tensor] = []
@@ -444,5 +442,5 @@ def _operators(log: LaunchLog) -> Any:
 
 
 def _weak(tensor: torch.Tensor) -> Any:
-    """Return a weak reference to a storage. While it exists, no other storage has the number of this one."""
+    """Return a weak reference to a storage. While it exists, no other storage has the same number."""
     return torch_internals.cudagraph_trees.StorageWeakRef(tensor.untyped_storage())

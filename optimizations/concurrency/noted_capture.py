@@ -1,4 +1,4 @@
-"""Note the launches of a function while CUDAGraph Trees record it."""
+"""Record the launches of a function while CUDAGraph Trees capture it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from optimizations.graph.read import captured_nodes
 from optimizations.stack_trace import one_line
 
 KEPT_SHARE = 0.02
-"""The share of PyTorch's reserved memory that a recording may keep from being used again, up to an eighth of what is
-free on the device. Note [Memory that is kept] in `launch_log`."""
+"""The share of PyTorch's reserved memory that a recording may keep from reuse, up to an eighth of the free device
+memory. Note [Memory that is kept] in `launch_log`."""
 
 LARGEST_SEGMENT_BYTES = 20 << 20
 """Memory is kept in segments of at most this size, which PyTorch's allocator takes for tensors of 1 to 10 MiB."""
@@ -26,18 +26,18 @@ HAS_COLLECTIVES = "the function has collectives, which must run in the same orde
 
 
 class NotedCapture:
-    """See the module.
+    """Record the launches of one capture.
 
     Args:
         generated: the function as Inductor generated it.
-        inputs: the recording's inputs; `moving` are the places of those that are not at fixed addresses.
+        inputs: the recording's inputs; `moving` are the positions of those that are not at fixed addresses.
         pool: the handle of the memory pool of the capture.
         device: the index of the CUDA device.
         driver: the module `cuda.bindings.driver`.
 
     Attributes:
-        noted: what was noted; None where nothing was.
-        failure: why nothing was noted.
+        noted: the notes of the capture; None if there are none.
+        failure: why there are none.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class NotedCapture:
         )
 
     def around(self, model: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """Return `model`, noted while it runs."""
+        """Return a function that runs `model` and notes its launches."""
 
         def noted(inputs: list[Any]) -> Any:
             log = self._log

@@ -1,11 +1,11 @@
-"""Order the launches of a captured graph by the memory they touch: pure functions on records.
+"""Order the launches of a captured graph by the memory they access: pure functions on records.
 
-A graph that was captured from one stream is a chain: each node waits for the one before it. Most of these waits carry
-no data. Here each launch waits for exactly the earlier launches that touch memory it touches, one of the two writing.
-Memory that the allocator used twice is a conflict like any other, so it costs parallelism and never correctness.
+A graph that was captured from one stream is a chain: each node waits for the previous one. Most of these dependencies
+carry no data. Here a launch waits for an earlier launch only if both access the same memory and one of them writes it.
+Memory that the allocator reused is a conflict like any other, so reuse costs parallelism and never correctness.
 
-Note [Barriers]. A launch whose memory is not known to the byte is a barrier: it waits for every launch before it, and
-every later launch waits for it.
+Note [Barriers]. A launch whose memory is not exactly known is a barrier: it waits for every earlier launch, and every
+later launch waits for it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Launch:
     """Hold the nodes that one operator, or one Triton kernel, added to a graph.
 
     Attributes:
-        name: of the kernel or operator, for reports.
+        name: name of the kernel or operator, for reports.
         first: index of its first node, in the order of capture; `count`: how many nodes it added, at least one.
-        reads, writes: memory that it touches, in bytes of the device's address space.
-        barrier: why its memory is not known; None where `reads` and `writes` are all of it.
-        line: file and line of the generated code, for reports; None where that is not known.
+        reads, writes: memory that it accesses, as address ranges on the device.
+        barrier: why its memory is not exactly known; None if `reads` and `writes` are complete.
+        line: file and line of the generated code, for reports; None if unknown.
     """
 
     name: str
@@ -51,7 +51,7 @@ class LaunchOrder:
 
     Attributes:
         launches: in the order of capture; together they are all nodes of the graph.
-        waits_for: for each launch, those it waits for (indices, ascending), without waits that follow from others.
+        waits_for: for each launch, the launches it waits for (indices, ascending), transitively reduced.
     """
 
     launches: tuple[Launch, ...]
@@ -66,7 +66,7 @@ class LaunchOrder:
         return edges
 
     def levels(self) -> list[int]:
-        """Return for each launch how many others run before it at least, one after the other."""
+        """Return for each launch the length of the longest chain of launches before it."""
         levels: list[int] = []
         for waits in self.waits_for:
             levels.append(1 + max((levels[one] for one in waits), default=-1))
@@ -74,15 +74,15 @@ class LaunchOrder:
 
     @property
     def branches(self) -> int:
-        """Return how many launches run side by side at most, if all take equally long."""
+        """Return the most launches that run concurrently, if all take equally long."""
         return max(Counter(self.levels()).values(), default=0)
 
 
 def order_launches(launches: Sequence[Launch]) -> LaunchOrder:
-    """Return the fewest waits that keep every two launches in order of which one writes what the other touches.
+    """Return the fewest waits that keep every two launches in order if one writes memory that the other accesses.
 
     Raises:
-        ValueError: the launches do not follow one another, node by node.
+        ValueError: the launches do not cover consecutive nodes.
     """
     expected = 0
     for launch in launches:
@@ -115,7 +115,7 @@ def order_launches(launches: Sequence[Launch]) -> LaunchOrder:
 
 
 def _reduced(found: Iterable[int], before: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Return the waits that do not follow from others, and all launches that come before, as bits of a number."""
+    """Return the waits that other waits do not imply, and all earlier launches in a bit set."""
     kept = []
     ancestors = 0
     for one in sorted(found, reverse=True):
@@ -127,7 +127,7 @@ def _reduced(found: Iterable[int], before: Sequence[int]) -> tuple[tuple[int, ..
 
 @dataclass(slots=True)
 class _Use:
-    """Hold the last uses of a piece of memory: the launch that wrote it, and those that have read it since."""
+    """Hold the last uses of a piece of memory: the launch that wrote it, and the launches that read it since."""
 
     writer: int | None = None
     readers: list[int] = field(default_factory=list)
@@ -142,7 +142,7 @@ class _Touched:
         self._uses: list[_Use] = []
 
     def conflicts(self, reads: Iterable[Span], writes: Iterable[Span]) -> set[int]:
-        """Return the launches that a launch must wait for which touches these."""
+        """Return the launches that a launch with these accesses must wait for."""
         found: set[int] = set()
         for start, end in reads:
             found.update(use.writer for use in self._overlapping(start, end) if use.writer is not None)
@@ -154,7 +154,7 @@ class _Touched:
         return found
 
     def add(self, launch: int, reads: Iterable[Span], writes: Iterable[Span]) -> None:
-        """Note that a launch touches these, after all that were noted before."""
+        """Note that a launch accesses these spans, after all launches noted before."""
         for start, end in reads:
             for piece in self._pieces(start, end):
                 self._uses[piece].readers.append(launch)
@@ -174,7 +174,7 @@ class _Touched:
             first += 1
 
     def _pieces(self, start: int, end: int) -> range:
-        """Cut the pieces so that some of them are exactly this memory, fill gaps, and return which they are."""
+        """Split pieces and fill gaps so that some pieces exactly cover this memory; return their indices."""
         if start >= end:
             return range(0)
         self._cut(start)

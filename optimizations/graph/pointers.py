@@ -1,21 +1,21 @@
 """Find every place where a captured graph holds the address of an input, from two captures.
 
-Between the captures each input's placeholder moved by its own distance. What that says of a value in the graph:
+Between the captures each input's placeholder moved by its own distance. This classifies each value in the graph:
 
-* it did not change: it is not an address of an input, whatever it looks like;
+* it did not change: it is not an address of an input;
 * it changed by the displacement of input i and points into i both times: it is the address of i plus an offset;
 * it is an address in the graph's own memory both times: an intermediate;
-* it changed in step with i but points outside of it: i is copied, because nothing says how far it may be moved;
-* it also changes between two captures at the *same* addresses, or it stays when all inputs move once more (further
-  captures): it is padding that was not set, and no address;
-* four bytes of it are the lower half of an address that the graph holds elsewhere, and the other four make it a word
-  that cannot be an address: padding with what was there before, for half an address leads nowhere;
-* it changed otherwise: the input that it comes from is not known, so all inputs are copied.
+* it changed by the displacement of i but points outside of it: i is copied, because its valid range is unknown;
+* it also changes between two captures at the *same* addresses, or it stays constant when all inputs move once more
+  (further captures): it is uninitialized padding and no address;
+* four bytes of it are the lower half of an address that the graph holds elsewhere, and with the other four the word is
+  no valid address: it is padding with stale bytes, because half an address is of no use;
+* it changed in any other way: its input is unknown, so all inputs are copied.
 
-Words are searched at 8-byte steps in each parameter first and then at the 4-byte steps between them, so that
-pointers in packed structs are found and no half of a pointer is taken for one. Tensor maps come before both.
-Whatever is found here is still subject to the proof by outcome: data the graph reaches through memory (an array of
-pointers, say) cannot be seen in parameters.
+Words are searched at 8-byte steps in each parameter first and then at the 4-byte steps between them, so that pointers
+in packed structs are found and no half of a pointer counts as a pointer. Tensor maps are searched before both. The
+search covers parameters only: it does not find addresses that the graph reads from memory, such as an array of
+pointers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ADDRESS_BITS = 57
 """No address of a process has more, on a CPU with five levels of page tables."""
 
 TRANSPARENT_NODES = frozenset({"EMPTY", "EVENT_RECORD", "WAIT_EVENT"})
-"""Types of other nodes that hold no address of data. What the rest hold cannot be read."""
+"""Types of other nodes that hold no address of data. The contents of all remaining types cannot be read."""
 
 
 class UseKind(StrEnum):
@@ -97,7 +97,7 @@ class ReasonCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Say why an input is copied: a code for programs, a sentence for people."""
+    """Give the reason why an input is copied: a code for programs, a sentence for people."""
 
     code: ReasonCode
     message: str
@@ -105,7 +105,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class InputVerdict:
-    """Hold the findings on one input. Its address can be replaced everywhere when there is no reason against it."""
+    """Hold the findings on one input. Without reasons against it, its address can be replaced everywhere."""
 
     input: int
     uses: tuple[PointerUse, ...]
@@ -118,7 +118,7 @@ class InputVerdict:
 
 @dataclass(frozen=True, slots=True, order=True)
 class UnexplainedWord:
-    """Name a word of a kernel parameter, or an address of a memcpy or memset node, that changed for no known reason."""
+    """Name a word of a kernel parameter, or an address in a memcpy or memset node, whose change is unexplained."""
 
     node: NodePath
     parameter: int
@@ -127,14 +127,14 @@ class UnexplainedWord:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """Hold the findings on every input, in order, and the words that speak against all of them."""
+    """Hold the findings on every input, in order, and the unexplained words that exclude all of them."""
 
     verdicts: tuple[InputVerdict, ...]
     unexplained: tuple[UnexplainedWord, ...]
 
     @property
     def doubtful(self) -> bool:
-        """Return whether something changed that may be padding, which one more capture may show."""
+        """Return whether a changed word may be padding, which one more capture could show."""
         outside = (reason.code is ReasonCode.OUTSIDE for verdict in self.verdicts for reason in verdict.reasons)
         return bool(self.unexplained) or any(outside)
 
@@ -154,15 +154,15 @@ def find_pointer_uses(
     """Return where the graph of `first` holds addresses of its inputs, and which inputs must be copied.
 
     Args:
-        first, second: captures of the same work at different placeholder addresses; each placeholder by a distance of
-            its own, else the inputs concerned are copied.
-        further: more captures, to tell padding from hidden addresses: at the addresses of `first`, at those of
-            `second`, or with every placeholder somewhere else than in `second`. None stands for one that was not made.
-        replace_address: how a tensor map's address is replaced (`tensor_map.driver_replace_address`); without it tensor
-            maps are words that changed for no known reason.
+        first, second: captures of the same work at different placeholder addresses. Inputs whose placeholders moved by
+            the same distance are copied.
+        further: more captures, to distinguish padding from hidden addresses: at the addresses of `first`, at those of
+            `second`, or with every placeholder at an address that differs from `second`. None: it was not made.
+        replace_address: replaces a tensor map's address (`tensor_map.driver_replace_address`); without it the words of
+            tensor maps are unexplained.
 
     Raises:
-        ValueError: the captures are not of the same inputs, or one of `further` is not where it should be.
+        ValueError: the captures are not of the same inputs, or one of `further` has wrong placeholder addresses.
     """
     moves = Moves(first, second)
     more = [capture for capture in further if capture is not None]
@@ -181,7 +181,7 @@ _Visited = KernelNode | MemcpyNode | MemsetNode | OtherNode
 
 
 class _Place(Enum):
-    """Say where a further capture has its placeholders."""
+    """Name the placeholder addresses of a further capture."""
 
     AS_FIRST = auto()
     AS_SECOND = auto()
@@ -199,7 +199,7 @@ def _place(first: Capture, second: Capture, capture: Capture) -> _Place:
 
 @dataclass(frozen=True, slots=True)
 class _ChangedHalf:
-    """Hold half a word that changed, in both captures, and its whole word, `offset` bytes into the parameter."""
+    """Hold a changed half of a word from both captures, with its whole word, `offset` bytes into the parameter."""
 
     node: NodePath
     parameter: int
@@ -249,7 +249,7 @@ class _Search:
                 self._opaque.append(f"node {format_path(path)} is of type {first.type_name}")
 
     def _memcpy_end(self, path: NodePath, kind: UseKind, first: MemcpyEnd, second: MemcpyEnd) -> None:
-        """Search one end of a copy. Inputs never lie in host memory, so an address there is not compared."""
+        """Search one end of a copy. Inputs are never in host memory, so host addresses are not compared."""
         if first.memory != "host":
             self._address(path, kind, first.address, second.address)
 
@@ -279,7 +279,7 @@ class _Search:
                 values = (int.from_bytes(data[word], "little") for data in (first, second))
                 if self._word(path, UseKind.PARAMETER, parameter, offset, *values):
                     explained[word] = b"\1" * WORD_BYTES
-        # What no address explains, by half words: padding can fill one half next to a value.
+        # Unexplained changes are recorded by half words: padding can fill one half next to a value.
         for offset in range(0, len(first), HALF_WORD_BYTES):
             half = slice(offset, offset + HALF_WORD_BYTES)
             if first[half] == second[half] or any(explained[half]):
@@ -295,7 +295,7 @@ class _Search:
     def _is_left_over(self, first: bytes, second: bytes, more: Sequence[bytes]) -> bool:
         """Return whether one of the further captures shows that this half belongs to no address.
 
-        Of one at least the lower half changes when all inputs move, and nothing does where they stay.
+        An address changes at least in its lower half if all inputs move, and does not change if none moves.
         """
         return any(
             (place is _Place.AS_FIRST and half != first)
@@ -340,7 +340,7 @@ class _Search:
             self._unexplained[UnexplainedWord(path, parameter, offset)] = said
 
     def _judge_changed_halves(self) -> None:
-        """Record a doubt for every word in which something changed that is not half of an address found elsewhere."""
+        """Record a doubt for every changed word, unless the change is half of an address found elsewhere."""
         halves = {self._lower_halves(use) for uses in self._uses.values() for use in uses}
         words = {
             (one.node, one.parameter, one.offset): (one.first_word, one.second_word, one.kernel)
