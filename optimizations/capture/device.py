@@ -1,4 +1,4 @@
-"""Provide what captures of steps and callables need of CUDA, so thin that tests can put another one in its place."""
+"""Provide the CUDA functions that captures of steps and callables use. Tests replace it by a simulated device."""
 
 from __future__ import annotations
 
@@ -38,18 +38,17 @@ from optimizations.uncollected import uncollected
 
 
 class Device:
-    """Use a CUDA device. One side stream serves all captures, so that their pools can share memory. See `side_stream`.
+    """Use a CUDA device. All captures use one side stream, so that they can share pools. See `side_stream`.
 
-    Tests put a simulated one in its place, which derives from this class and overrides all of it.
+    Tests use a simulated device, which derives from this class and overrides all methods.
 
-    Note [Calls on several streams]. In eager, calls on two streams need not wait for each other where they share
-    nothing. Launches share what they are copied from and to, and what they compute in, so each waits for the one
-    before. Where the program captures, nothing can be launched; it may do so on the stream that calls were on. And a
-    thread that calls for the first time may have no context yet, which calls of the driver need.
+    Note [Calls on several streams]. In eager, independent calls on two streams need not wait for each other. Launches
+    share placeholders and the memory pool, so each waits for the previous one. While the program captures the current
+    stream, nothing can be launched. The first call in a thread may find no current context, which driver calls need.
     """
 
     has_own_random = True
-    """True if its random numbers come from another generator than the CPU's."""
+    """Whether its random numbers come from a different generator than the CPU's."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -58,9 +57,9 @@ class Device:
         self._entered = threading.local()
 
     def follow(self) -> bool:
-        """Let the current stream wait for what the stream of the launch before was given, if that is another.
+        """Let the current stream wait for the stream of the previous launch, if that is a different one.
 
-        To be called before a launch. Return False where the program captures it: no graph can be launched there.
+        Call this before a launch. Return False if the program captures the current stream: no graph can be launched.
         """
         if not hasattr(self._entered, "yes"):
             make_context_current(self.index)
@@ -76,17 +75,17 @@ class Device:
         return self._launched_on
 
     def wait_for(self, stream: int) -> None:
-        """Let what the current stream is given next wait for what another stream was given."""
+        """Let the current stream wait for another one."""
         wait_for_stream(stream, self.index)
 
     def hold(self, stream: int) -> None:
-        """Let what another stream is given next wait for what the current stream was given."""
+        """Let another stream wait for the current one."""
         current = torch_internals.current_raw_stream(self.index)
         with torch.cuda.stream(stream_of(stream, self.index)):
             wait_for_stream(current, self.index)
 
     def _follow(self, stream: int) -> bool:
-        """Wait for the last launch. Note [Calls on several streams]. The current device may be another one."""
+        """Wait for the last launch. Note [Calls on several streams]. The current device may differ from this one."""
         with torch.cuda.device(self.index):
             if torch.cuda.is_current_stream_capturing():
                 return False
@@ -100,19 +99,18 @@ class Device:
         return self._streams.current
 
     def ready(self) -> bool:
-        """Make the side stream ready, before a capture. Return False where it had to become another one, on which
-        nothing was warmed up."""
+        """Prepare the side stream before a capture.
+
+        Return False if it was replaced by a different one, on which nothing was warmed up.
+        """
         return self._streams.ready()
 
     def keeps_workspace(self) -> bool:
-        """Return whether a product of matrices that runs now computes in memory that is kept for graphs.
-
-        Now is in this thread and on the current stream.
-        """
+        """Return whether cuBLAS, in this thread and on the current stream, uses a workspace that is kept for graphs."""
         return self._streams.keeps_workspace()
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor's memory is the device's."""
+        """Return whether the tensor is on the device."""
         return tensor.device.type == "cuda"
 
     def is_capturing(self) -> bool:
@@ -121,8 +119,8 @@ class Device:
 
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
-        """Run the block on the side stream of captures, after and before what the current stream does."""
-        with contextlib.suppress(RuntimeError):  # the call is made all the same: `ready` raises it before a capture
+        """Run the block on the side stream of captures, ordered with the current stream before and after."""
+        with contextlib.suppress(RuntimeError):  # the call runs in any case; `ready` raises this before a capture
             self._streams.ready()
         stream = self._stream
         with torch.cuda.device(self.index), at_rest():
@@ -135,8 +133,10 @@ class Device:
                 outside.wait_stream(stream)
 
     def may_read(self, tensors: Iterable[torch.Tensor | None]) -> None:
-        """Note that what the current stream is given next may read these. Where they are freed meanwhile, another
-        thread gets their memory, on the stream that they were made on, when that is done."""
+        """Record for the allocator that the current stream may read these tensors.
+
+        If they are freed, a thread that uses the stream on which they were made gets their memory after these reads.
+        """
         stream = torch.cuda.current_stream(self.index)
         for tensor in tensors:
             if type(tensor) is torch.Tensor and tensor.layout is torch.strided and self.holds(tensor):
@@ -151,7 +151,7 @@ class Device:
         return sum(memory.size_bytes for memory in pool_memory(pool))
 
     def free_bytes(self) -> int | None:
-        """Return how much memory a call that runs uncaptured may take; None if that is not known."""
+        """Return the memory that an uncaptured call may allocate; None if unknown."""
         with self.here():
             free, _ = torch.cuda.mem_get_info()
             return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
@@ -162,7 +162,7 @@ class Device:
 
     @contextlib.contextmanager
     def capturing(self, graph: Any, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
-        """Capture what runs in the block; nothing of it is executed."""
+        """Capture the block; its work of the GPU is not executed."""
         with torch.cuda.device(self.index), uncollected(), at_rest():
             outside = torch.cuda.current_stream()
             for generator in generators:
@@ -183,17 +183,17 @@ class Device:
                     end_failed_capture(self.index, pool, self._stream, in_cusolver=in_cusolver)
 
     def make_room(self, size_bytes: int) -> None:
-        """Let the pool of the current capture have so much free memory in one piece, if there is as much."""
+        """Reserve a free block of this size in the pool of the current capture, if there is enough memory."""
         if size_bytes:
             with contextlib.suppress(torch.OutOfMemoryError):
-                torch.UntypedStorage(size_bytes, device=torch.device("cuda", self.index))  # which nothing fills
+                torch.UntypedStorage(size_bytes, device=torch.device("cuda", self.index))  # freed at once
 
     def mentions(self, graph: Any, memory: Sequence[MemoryRange]) -> bool:
         """Return whether a captured graph may hold an address in one of these ranges."""
         return bool(memory) and any_word_in(self.read(graph), memory)
 
     def node_count(self) -> int:
-        """Return how many nodes the graph has that is being captured."""
+        """Return the number of nodes of the graph that is being captured."""
         from cuda.bindings import driver
 
         return captured_nodes(driver, driver.CUstream(self._stream.cuda_stream))
@@ -205,10 +205,10 @@ class Device:
         return read_graph(driver, driver.CUgraph(graph.raw_cuda_graph()))
 
     def renew(self, graph: Any, pointers: Pointers) -> None:
-        """Let `pointers` set nodes of the executable that the graph has now, as they were set in the one before.
+        """Let `pointers` update the graph's new executable, starting with the node parameters of the previous one.
 
         Raises:
-            CudaCallFailed: the driver does not take that.
+            CudaCallFailed: the driver refuses an update.
         """
         from cuda.bindings import driver
 
@@ -216,13 +216,13 @@ class Device:
         pointers.renew(driver.CUgraphExec(graph.raw_cuda_graph_exec()))
 
     def pointers(self, graph: Any, captured: CapturedGraph, plan: Plan) -> Pointers:
-        """Return what sets the addresses of inputs in an instantiated graph, as planned."""
+        """Return the planned updates of input addresses in an instantiated graph."""
         from cuda.bindings import driver
 
         return host_pointers(driver, graph, captured, plan)
 
     def launch_log(self, *, notes_memory: bool) -> LaunchLog:
-        """Return what notes the launches of a capture, and the memory they touch where asked."""
+        """Return a log of the launches of a capture and, with `notes_memory`, of the memory they touch."""
 
         def allocated() -> int:
             return int(torch.cuda.memory_stats_as_nested_dict(self.index)["allocated_bytes"]["all"]["allocated"])
@@ -237,7 +237,7 @@ class Device:
         return Branches(noted, graph, driver, Race, functools.partial(mark, self.index))
 
     def workspace_ranges(self) -> Sequence[MemoryRange]:
-        """Return where workspaces of cuBLAS lie that captures use."""
+        """Return the memory of the cuBLAS workspaces that captures use."""
         return self._streams.workspaces()
 
     def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
@@ -245,25 +245,25 @@ class Device:
         return pool_memory(pool)
 
     def used_ranges(self, pool: Any) -> Sequence[MemoryRange]:
-        """Return what of a pool's memory is some tensor's now."""
+        """Return the memory of a pool that tensors use."""
         return used_memory(pool)
 
     def default_generator(self) -> torch.Generator:
-        """Return where the device's random numbers come from, if nothing else is said."""
+        """Return the default random generator of the device."""
         return torch.cuda.default_generators[self.index]
 
     def random_states(self) -> list[Any]:
-        """Return states of the device's default generator, to be put back."""
+        """Return the state of the device's default generator, to be restored later."""
         return [torch.cuda.get_rng_state(self.index)]
 
     def restore_random_states(self, states: list[Any]) -> None:
         # Setting even the same state makes the next recurrent layer of cuDNN draw its dropout from another seed.
-        """Put them back."""
+        """Restore states from `random_states`."""
         if not torch.equal(states[0], torch.cuda.get_rng_state(self.index)):
             torch.cuda.set_rng_state(states[0], self.index)
 
     def give_back(self) -> None:
-        """Return memory that nothing uses to the device: a step that is replayed allocates its results only."""
+        """Free cached memory: a step that is replayed allocates only its results."""
         torch.cuda.empty_cache()
 
     def wait(self) -> None:
@@ -276,7 +276,7 @@ class Device:
 
 
 def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) -> HostUpdates:
-    """Return what sets nodes of an instantiated `torch.cuda.CUDAGraph` from the host. `captured` was read from it.
+    """Return node updates of an instantiated `torch.cuda.CUDAGraph` from the host. `captured` was read from it.
 
     Raises:
         CudaCallFailed: a node cannot be read.
@@ -287,9 +287,9 @@ def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) 
 
 
 def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange]) -> bool:
-    """Return whether a word of a kernel's parameters, or an end of a copy or fill, lies in one of the ranges.
+    """Return whether a word of a kernel's parameters, or an end of a copy or fill, is an address in the ranges.
 
-    Every fourth byte may begin a word. A number that looks like such an address counts as one.
+    A word may begin at every fourth byte. A number that equals such an address counts as one.
     """
     ranges = MemoryRanges(memory)
     return any(address in ranges for _, node in graph.walk() for address in words_of(node))

@@ -1,8 +1,8 @@
 """Copy the inputs of a call to the placeholders of the graph that is replayed.
 
-An input has a placeholder at a fixed address, and one fused copy of each dtype brings all of them up to date before a
-launch. What is the same tensor in each call is read where it lies, and so are inputs whose addresses the host can set
-in the graph.
+An input has a placeholder at a fixed address, and one fused copy for each dtype fills the placeholders before a launch.
+Tensors that are the same in every call are read in place. So are inputs whose addresses the host can update in the
+graph.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class NotLaunched(RuntimeError):
 
 
 class CopiedInputs:
-    """Hold placeholders of the inputs' shapes, strides and dtypes, which one fused copy fills.
+    """Hold placeholders with the inputs' shapes, strides and dtypes, which one fused copy fills.
 
-    An input that is passed twice has one placeholder. Of inputs whose elements overlap (expanded ones) what lies in
-    memory is copied once, so that placeholders overlap in the same way. Inputs at the indices `in_place` have none: the
-    recording runs on them, they are kept alive, and calls are served while inputs lie where they lay.
+    An input that is passed twice has one placeholder. If elements of an input overlap (an expanded tensor), its memory
+    is copied once, and the elements of the placeholder overlap equally. Inputs at the indices `in_place` have no
+    placeholder: the recording runs on them and keeps them alive. Calls are replayed while these inputs do not move.
 
-    Where the graph reads an input itself (`follow`), its placeholder need have no memory (`free`), and gets some again
-    for an input that cannot be read where it lies.
+    If the graph reads an input in place (`follow`), the memory of its placeholder can be freed (`free`). It is
+    allocated again for an input that cannot be read in place.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> None:
@@ -67,7 +67,7 @@ class CopiedInputs:
 
     @property
     def followed(self) -> Sequence[int]:
-        """Return the inputs that the graph reads wherever they lie."""
+        """Return the inputs whose addresses are updated in the graph."""
         return () if self._tracker is None else self._tracker.indices
 
     @property
@@ -76,12 +76,12 @@ class CopiedInputs:
         return self._tracker.pointer_bytes if self._tracker is not None else 0
 
     def placeholders(self) -> dict[int, torch.Tensor]:
-        """Return, by index, the placeholders of inputs that are copied as the elements they are."""
+        """Return, by index, the placeholders of inputs that are copied element by element."""
         pairs = zip(self._copied, self._once, strict=True)
         return {index: self.recording_inputs[index] for index, once in pairs if not once}
 
     def follow(self, inputs: Sequence[TrackedInput], pointers: Pointers, owned: Sequence[MemoryRange]) -> None:
-        """Let the graph read these inputs where they lie from now on. `owned`: memory that the graph writes."""
+        """Let the graph read these inputs in place from now on. `owned`: memory that the graph writes."""
         indices = {one.index for one in inputs}
         recorded = [one.data_ptr() if index in indices else None for index, one in enumerate(self.recording_inputs)]
         rest = [place for place, index in enumerate(self._copied) if index not in indices]
@@ -92,9 +92,9 @@ class CopiedInputs:
         self._count_copies()
 
     def free(self) -> None:
-        """Free the memory of placeholders that the graph reads no more, and that nothing else holds.
+        """Free the memory of placeholders that the graph no longer reads and that have no other reference.
 
-        A list of the program's that was not seen may hold one. The step may have kept them until the capture was over.
+        The program may reference one, for example in a list that Encore did not reach.
         """
         alone = have_no_other_reference(self.recording_inputs, as_gradients=False)
         for index in self.followed:
@@ -102,7 +102,7 @@ class CopiedInputs:
                 self.recording_inputs[index].untyped_storage().resize_(0)
 
     def _fill(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, int]:
-        """Copy them into their placeholders, which get memory if they have none. Return where these lie."""
+        """Copy tensors to their placeholders; allocate freed ones. Return the addresses of the placeholders."""
         sources, targets = list(tensors.values()), [self.recording_inputs[index].detach() for index in tensors]
         for target in targets:
             if not (memory := target.untyped_storage()).nbytes():
@@ -114,7 +114,7 @@ class CopiedInputs:
         return {index: target.data_ptr() for index, target in zip(tensors, targets, strict=True)}
 
     def moved(self, inputs: Sequence[torch.Tensor]) -> list[int]:
-        """Return inputs that are read in place and do not lie there."""
+        """Return inputs that are read in place and have moved."""
         return [
             index
             for index, address in zip(self.in_place, self._addresses, strict=True)
@@ -122,7 +122,7 @@ class CopiedInputs:
         ]
 
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Copy what is not read in place. Inputs that are read in place must not have `moved`.
+        """Copy inputs that are not read in place. The others must not have `moved`.
 
         Raises:
             NotLaunched: an address cannot be set in the graph.
@@ -137,7 +137,7 @@ class CopiedInputs:
             copy_all(self._targets, [each_once(inputs[index]) if once else inputs[index] for index, once in pairs])
 
     def give_back(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
-        """Copy what the graph wrote into its placeholders of these inputs to the caller's tensors."""
+        """Copy written placeholders back to the caller's tensors."""
         copied = [index for index in written if inputs[index] is not self.recording_inputs[index]]
         copied = [index for index in copied if index not in self.in_place]
         copy_all([inputs[index] for index in copied], [self.recording_inputs[index] for index in copied])
@@ -145,7 +145,7 @@ class CopiedInputs:
 
 
 def with_classes_of(inputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]) -> None:
-    """Let placeholders of parameters be parameters: code may ask for the class."""
+    """Make placeholders of parameters parameters: code may check the class."""
     for tensor, placeholder in zip(inputs, placeholders, strict=True):
         if type(tensor) is torch.nn.Parameter and placeholder is not tensor:
             placeholder.__class__ = torch.nn.Parameter
@@ -156,7 +156,7 @@ _SHORT = (torch.bfloat16, torch.float16)
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy tensor by tensor, in as few launches as PyTorch can make of it."""
+    """Copy tensors in as few launches as PyTorch allows."""
     with torch.no_grad():
         if len(targets) == 1:
             targets[0].copy_(sources[0], non_blocking=True)
@@ -174,9 +174,9 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
 def _together(
     targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
 ) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """Return copies that can be one launch: PyTorch copies lists of several dtypes one by one.
+    """Return groups of copies that can be one launch: PyTorch copies lists of mixed dtypes one by one.
 
-    What does not begin where an element may is copied alone, as the memory it is. Its elements no kernel can read.
+    A tensor whose address is not aligned to its elements is copied alone, because kernels cannot read its elements.
     """
     groups: dict[torch.dtype | int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for place, (target, source) in enumerate(zip(targets, sources, strict=True)):
@@ -193,14 +193,16 @@ def _is_aligned(target: torch.Tensor, source: torch.Tensor) -> bool:
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a placeholder. In inference mode it is such a tensor only where the input is: compiled code looks at that,
-    and writes into others are counted."""
+    """Return a placeholder. It is an inference tensor only if the input is one.
+
+    Compiled code checks this, and PyTorch counts writes to other tensors.
+    """
     with torch.inference_mode(torch.is_inference_mode_enabled() and tensor.is_inference()):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def have_no_other_reference(found: Sequence[torch.Tensor | None], *, as_gradients: bool) -> list[bool]:
-    """Return, for each tensor in a list, whether only the list holds it. `as_gradients`: the list and a `.grad`."""
+    """Return, for each tensor in a list, whether only the list (with `as_gradients` also a `.grad`) references it."""
     with torch.inference_mode(False):
         parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
         parameter.grad = torch.zeros(1, device="cpu")
@@ -212,7 +214,7 @@ def have_no_other_reference(found: Sequence[torch.Tensor | None], *, as_gradient
 
 
 def _holders(found: Sequence[torch.Tensor | None], index: int) -> tuple[int, ...] | None:
-    """Return the counts of references to a tensor of a list. It is not bound to a name here, which would count."""
+    """Return the reference counts of a tensor in a list. No variable refers to it here, which would be counted."""
     if not is_plain(found[index]):
         return None
     storage = untyped_storage(found[index])
@@ -226,11 +228,11 @@ def _holders(found: Sequence[torch.Tensor | None], index: int) -> tuple[int, ...
 
 
 def is_plain(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    """Return whether it has a storage, and is nothing but a tensor."""
+    """Return whether this is a strided tensor and of no subclass."""
     return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def untyped_storage(tensor: torch.Tensor | None) -> torch.UntypedStorage:
-    """Return the storage of a tensor which is there."""
+    """Return the storage of a tensor that is not None."""
     assert tensor is not None
     return tensor.untyped_storage()

@@ -1,24 +1,24 @@
-"""Provide streams for warm-up and capture whose cuBLAS workspaces no other code is ever given.
+"""Provide streams for warm-up and capture with private cuBLAS workspaces.
 
-cuBLAS computes in a workspace, which PyTorch allocates when a thread's handle first works on a stream, and keeps. A
-captured kernel has its address. Warm-up and capture have to be on one stream: what autograd keeps of a warm-up, the
-nodes that add to gradients, belongs to it. So the workspace is there before the capture, in the memory that all tensors
-come from.
+cuBLAS computes in a workspace. PyTorch allocates it when a thread's handle first works on a stream, and keeps it. A
+captured kernel contains its address. Warm-up and capture must use the same stream, because autograd's nodes that
+accumulate gradients belong to the stream of the warm-up. So the workspace exists before the capture, and is by default
+in the same memory as all tensors.
 
-Note [Workspaces are freed]. CUDAGraph Trees free the workspaces of all streams at each recording. A tensor may lie
-there next, and a graph that was captured before writes into it. Freeing them before Encore's own captures, so that
-those have them in their pools, would do the same to others: a graph that the program captured by hand may have the
-address of any workspace. So those of a `SideStream` are allocated in a pool of its own, before anything else runs on
-it. Freed, they go back to that pool, from which nothing else is allocated, and the next use takes them again. Two
-things can put one elsewhere. Something else may use the stream: so it is not one of the 32 that PyTorch gives everybody
-in turn. Or workspaces are freed during a warm-up, or of a capture, by a recording in another thread.
-`keep_workspaces` notices both, so it is called again after each capture: PyTorch does not tell where a workspace lies,
-but one that is not there yet is allocated where it is told to.
+Note [Workspaces are freed]. CUDAGraph Trees free the workspaces of all streams at each recording. A tensor may be
+allocated there next, and an earlier graph would overwrite it. If Encore freed the workspaces before its own captures,
+so that they are allocated in its pools, other graphs would be broken: one that the program captured may contain the
+address of any workspace. So the workspaces of a `SideStream` are allocated in a separate pool, before anything else
+runs on the stream. Freed workspaces return to that pool, from which nothing else is allocated, and are used again. Two
+events can place a workspace elsewhere. Other code may use the stream: so it is not one of PyTorch's 32 pooled streams.
+Or a recording in another thread frees workspaces during a warm-up or capture. `keep_workspaces` detects both, so it is
+called again after each capture. PyTorch does not report the address of a workspace, but a missing workspace is
+allocated in the pool that is active.
 
-Note [Memory of two streams]. Gradients and results of a warm-up are in memory of the side stream. The program works
-with them on its own stream and lets them go, and the side stream may have that memory again at once, while the other
-stream is still to read it. So nothing is given to the side stream, not even a number to run a backward with, before it
-waits for the stream that is current, and for all others that were: the program may have gone on working there.
+Note [Memory of two streams]. Gradients and results of a warm-up are allocated on the side stream. The program uses them
+on its own stream and frees them. The side stream could then reuse that memory while the other stream still reads it. So
+before any work on the side stream, it waits for the current stream and for all earlier current streams, on which the
+program may have continued.
 """
 
 from __future__ import annotations
@@ -37,17 +37,13 @@ from optimizations.graph.records import MemoryRange
 from optimizations.torch_internals.gpu_state import is_capturing, is_pytorchs, memory_segments
 
 ATTEMPTS = 4
-"""Streams that are tried, the last one new. One that takes no workspace either means that this PyTorch keeps none."""
+"""Streams that are tried, the last one new. If none gets a workspace, this version of PyTorch keeps none."""
 
 _idle: defaultdict[int, list[SideStream]] = defaultdict(list)
 
 
 class SideStream:
-    """Keep a stream of a device, and the pool of its workspaces.
-
-    Attributes:
-        stream: it is used for nothing else.
-    """
+    """Hold a private stream of a device, and the pool of its workspaces."""
 
     def __init__(self, device: int) -> None:
         self._device = device
@@ -57,11 +53,10 @@ class SideStream:
         self._followed: dict[int, torch.cuda.Stream] = {}
 
     def follow(self) -> None:
-        """Let the stream wait for what the current stream, and those that were so here before, were given so far.
+        """Let the stream wait for the current stream and for all that were current in earlier calls of this method.
 
-        Note [Memory of two streams].
-
-        A stream that PyTorch did not make may be gone when another one is current, so it is forgotten then.
+        Note [Memory of two streams]. A stream that PyTorch did not make may be destroyed later, so it is only waited
+        for while it is current.
         """
         current = torch.cuda.current_stream(self._device)
         self._followed = {raw: stream for raw, stream in self._followed.items() if is_pytorchs(stream)}
@@ -74,7 +69,7 @@ class SideStream:
         """Keep workspaces in the pool, before the calling thread works on the stream. Note [Workspaces are freed].
 
         Returns:
-            Whether the workspaces of this thread and of autograd's lie in the pool.
+            Whether the workspaces of this thread and of autograd's thread are in the pool.
 
         Raises:
             torch.OutOfMemoryError: the GPU's memory does not suffice for them.
@@ -88,29 +83,29 @@ class SideStream:
         return all(found)
 
     def workspaces(self) -> list[MemoryRange]:
-        """Return where the workspaces lie."""
+        """Return the memory of the workspaces."""
         return list(pool_memory(self._pool.id))
 
     def keeps_workspace(self) -> bool:
-        """Return whether `keep_workspaces` has seen to the current thread, and the current stream is this one."""
+        """Return whether `keep_workspaces` prepared the current thread, and this stream is the current one."""
         if not self._kept:
-            return True  # there was no memory for it, and no capture is made before there is
+            return True  # there was not enough memory, and no capture is made without it
         here = torch_internals.current_raw_stream(self._device) == self.stream.cuda_stream
         return here and torch.cuda.current_blas_handle() in self._kept
 
     def _keep(self) -> bool:
-        """Keep the workspaces of the current thread, on the current stream, as `keep_workspaces` does."""
+        """Allocate the workspaces of the current thread and stream in the pool."""
         before = self._blocks()
         torch_internals.begin_allocating(self._device, self._pool.id)
         try:
             handle = torch.cuda.current_blas_handle()
-            if os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "0":  # cuBLASLt has workspaces of its own then
+            if os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "0":  # cuBLASLt then has separate workspaces
                 some = torch.ones(16, 16, device="cuda")
                 torch.addmm(some[0], some, some)
                 del some
         finally:
             torch_internals.end_allocating(self._device, self._pool.id)
-            torch_internals.release_pool(self._device, self._pool.id)  # what the beginning counted
+            torch_internals.release_pool(self._device, self._pool.id)  # the reference that the beginning counted
         if handle not in self._kept and (taken := self._blocks() - before):
             self._kept[handle] = taken
         return handle in self._kept
@@ -122,9 +117,9 @@ class SideStream:
 
 
 class SideStreams:
-    """Keep the side stream of one owner, and those it had. They serve others when it is gone.
+    """Hold the current and earlier side streams of one owner. They are reused after the owner is freed.
 
-    Nothing is made before it is needed: an owner may be made inside of a capture.
+    Streams are made when they are first needed, because an owner may be created during a capture.
     """
 
     def __init__(self, device: int) -> None:
@@ -145,14 +140,14 @@ class SideStreams:
         return self._last.stream
 
     def ready(self) -> bool:
-        """Keep its workspaces; return False if that took another stream than the current one.
+        """Keep its workspaces; return False if a different stream was needed for that.
 
         Raises:
             torch.OutOfMemoryError: the GPU's memory does not suffice for them.
         """
         if not self._keeps or self._last.keep_workspaces():
             return True
-        for left in reversed(range(ATTEMPTS)):  # graphs may write to the workspaces of the one before, so it stays
+        for left in reversed(range(ATTEMPTS)):  # graphs may write to workspaces of the previous stream, so it is kept
             self._take(new=not left)
             if self._last.keep_workspaces():
                 return False
@@ -164,11 +159,11 @@ class SideStreams:
         self._last.follow()
 
     def keeps_workspace(self) -> bool:
-        """Return whether a product of matrices that runs now computes in a workspace that is kept."""
+        """Return whether cuBLAS uses a kept workspace in this thread, on the current stream."""
         return not (self._keeps and self._used) or self._used[-1].keeps_workspace()
 
     def workspaces(self) -> list[MemoryRange]:
-        """Return where the workspaces of the stream to capture on lie."""
+        """Return the memory of the workspaces of the stream to capture on."""
         return self._used[-1].workspaces() if self._used else []
 
     def _take(self, *, new: bool = False) -> None:
@@ -176,11 +171,11 @@ class SideStreams:
             self._used.append(SideStream(self._device))
             return
         self._used.append(idle.pop())
-        torch.cuda.synchronize(self._device)  # graphs of the owner before may still run
+        torch.cuda.synchronize(self._device)  # graphs of the previous owner may still run
 
 
 def _run_in_backward(device: int, do: Callable[[], object]) -> None:
-    """Run it in autograd's thread of the device, on the current stream."""
+    """Run a function in autograd's thread of the device, on the current stream."""
     with torch.inference_mode(False), torch.enable_grad(), torch.cuda.device(device):
         leaf = torch.zeros(1, device=torch.device("cuda", device), requires_grad=True)
         torch.autograd.grad(_Backward.apply(leaf, do), leaf, torch.zeros_like(leaf))

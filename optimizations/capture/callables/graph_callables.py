@@ -1,12 +1,12 @@
 """Capture modules and functions as forward and backward CUDA graphs, for the micro-batches of a schedule.
 
-For any callables it does what Transformer Engine's `make_graphed_callables` does for its own modules, and
+It does for any callables what Transformer Engine's `make_graphed_callables` does for its own modules, and
 `torch.cuda.make_graphed_callables` for one micro-batch. Differences that users notice: the order of a pipeline is found
-in the first iteration; what the warm-up changed (buffers, the random state) is put back; a call that the graphs do not
-fit, or whose graphs are in use, runs as it is; gradients may be accumulated over micro-batches; functions may use
+in the first iteration; changes by the warm-up (buffers, the random state) are undone; a call that does not fit the
+graphs, or whose graphs are in use, runs eagerly; gradients may be accumulated over micro-batches; functions may use
 parameters that are not their arguments.
 
-Here is which calls the graphs serve, and which run as they are. How the graphs are made is in `capturing`.
+This module decides which calls are replayed and which run eagerly. The graphs are made in `capturing`.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ OTHER_STATE = (
 NOT_CALLED = "it was not called in the first iteration"
 NOT_SHARED = "with share_io=True its arguments have to be the results of the callable before"
 WARNED_OF = (IN_USE, OTHER_STATE, NOT_SHARED, RESULT_HELD)
-"""Reasons of calls without a graph that are worth a warning even where others had one."""
+"""Reasons for a warning even if other calls of the callable were replayed."""
 
 _groups: WeakRegistry[GraphedCallables] = WeakRegistry()
 
 
 class _Variant:
-    """Hold the graphs of a callable for calls with arguments like one of its samples."""
+    """Hold the graphs of a callable for the signature of one sample."""
 
     def __init__(self, member: Member, watch: Watch) -> None:
         self.slots, self.watch = member.slots, watch
@@ -85,7 +85,7 @@ class _Variant:
         self._arguments, self._settings = Arguments(*member.sample, tensors), ambient()
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], str | None]:
-        """Return the tensors among these arguments, and why they do not fit; None if they do."""
+        """Return the tensors among these arguments, and the reason if they do not fit, else None."""
         if (found := self._arguments.tensors_of(args, kwargs)) is not None:
             return found, None
         tensors: list[torch.Tensor] = []
@@ -98,7 +98,7 @@ class _Variant:
 
 
 class GraphedCallables(Sequence[Callable[..., Any]]):
-    """Hold the graphed callables that `graph_callables` returns, in the order they were given."""
+    """Hold the graphed callables that `graph_callables` returns, in the order in which they were passed."""
 
     def __init__(self, callables: Sequence[Callable[..., Any]], options: Options, device: Device | None) -> None:
         self._callables, self._options, self._device = list(callables), options, device
@@ -117,19 +117,19 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._graphed: list[Callable[..., Any]] = []
 
     def _take_place(self) -> None:
-        """Let calls of the modules come here."""
+        """Replace the modules' forwards by calls of this object."""
         if not self._graphed:
             self._graphed = [one.take_place() for one in self._installed]
             _groups.add(self)
 
     def note_first_iteration(self) -> None:
-        """Find order and samples in the first iteration, in which calls run as they are."""
+        """Find order and samples in the first iteration, in which calls run eagerly."""
         check_callables(self._callables, [[] for _ in self._callables], lambda tensor: True)
         self._first = FirstIteration(len(self._callables))
         self._take_place()
 
     def end_iteration(self) -> None:
-        """End the first iteration, of a program without an optimizer of PyTorch's. Graphs are made at the next call."""
+        """End the first iteration of a program without a PyTorch optimizer. The next call makes the graphs."""
         if self._first is not None:
             self._first.end()
 
@@ -137,7 +137,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Make the graphs of an order, for these samples of each callable.
 
         Raises:
-            StepRefused: a graph could not repeat what one of them does.
+            StepRefused: a graph could not repeat one of the callables.
         """
         device = self._device = self._device or device_of(samples)
         options, self._training = self._options, training
@@ -152,7 +152,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 training=training,
             )
             self._take_place()
-            with torch.set_grad_enabled(training):  # as captures have it, and calls that graphs serve
+            with torch.set_grad_enabled(training):  # as in captures and replayed calls
                 for member in members:
                     variant = _Variant(member, self._watch(member))
                     self._variants[member.number - 1].append(variant)
@@ -162,8 +162,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             self.close()
             raise
         finally:
-            with contextlib.suppress(Exception):  # what was raised matters more
-                device.give_back()  # what warm-up took on its own stream, where the program cannot have it
+            with contextlib.suppress(Exception):  # the first exception matters more
+                device.give_back()  # memory that the warm-up cached on its side stream
 
     def __len__(self) -> int:
         return len(self._callables)
@@ -175,10 +175,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         raise TypeError("graphs cannot be copied or saved: copy or save the modules, and call graph_callables again")
 
     def _watch(self, member: Member) -> Watch:
-        """Return a watch of what the graphs of a callable were made with: they serve it as long as that stands."""
+        """Return a watch of the state of a callable: its graphs are valid while that is unchanged."""
         replaced_here = {id(vars(one)) for one in self._callables if isinstance(one, torch.nn.Module)}
         function = self._callables[member.number - 1]
-        # Hooks of its own run around its graphs. Those of other callables that it calls are part of it.
+        # Hooks of the callable itself run around its graphs. Hooks of other callables that it calls are captured.
         around = id(vars(function)) if isinstance(function, torch.nn.Module) else 0
         return Watch(
             member.state,
@@ -191,12 +191,12 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         )
 
     def restart(self) -> None:
-        """Wait for no backward of earlier calls, after an iteration that was left early."""
+        """Discard pending backwards, after an iteration that ended early."""
         for pool in [pool for slot in self._slots for pool in slot.pools]:
             pool.give_up("comes after restart(), and what it reads may be overwritten")
 
     def close(self) -> None:
-        """Free the graphs. Calls run as they are from then on."""
+        """Free the graphs. Later calls run eagerly."""
         self._closed = True
         self.end_iteration()
         if self._device is not None:
@@ -206,11 +206,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         for slot in self._slots:
             slot.free()
         self._slots = []
-        self._variants = [[] for _ in self._callables]  # they hold weights, also those that were exchanged
+        self._variants = [[] for _ in self._callables]  # they reference weights, also replaced ones
 
     @property
     def calls_without_graph(self) -> int:
-        """Return how many calls ran as they are. `report()` has the reasons."""
+        """Return the number of calls that ran without a graph. `report()` has the reasons."""
         return self._without_graph.total()
 
     def report(self) -> tuple[CallableReport, ...]:
@@ -264,7 +264,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     def _fitting(
         self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Slot, list[torch.Tensor]] | str:
-        """Return the graphs that serve a call, and its tensors, or why there are none."""
+        """Return the graphs to replay for a call and its tensors, or the reason why there are none."""
         assert self._device is not None
         variants = self._variants[number - 1]
         reason: str | None = NOT_CALLED
@@ -272,7 +272,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             tensors, reason = variant.tensors_of(args, kwargs)
             if reason is None:
                 if place:
-                    variants.insert(0, variants.pop(place))  # most calls are like the one before
+                    variants.insert(0, variants.pop(place))  # consecutive calls mostly have the same signature
                 break
         if reason is not None:
             return reason
@@ -284,12 +284,12 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if slot is None:
             return NOT_SHARED if free else IN_USE
         reason = slot.refused(tensors)
-        for other in self._streams - {self._device.launched_on}:  # which may read what has moved
+        for other in self._streams - {self._device.launched_on}:  # other streams may read results that were moved
             self._device.hold(other)
         return reason or (slot, tensors)
 
     def _note(self, number: int, reason: str) -> None:
-        """Count a call without a graph. Warn once for each callable, where it matters or no call had a graph so far."""
+        """Count a call without a graph. Warn once for each callable if it matters, or no call was replayed so far."""
         self._without_graph[number, reason] += 1
         matters = reason in WARNED_OF
         if number in self._warned or not (
@@ -303,9 +303,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         warnings.warn(f"callable {number} runs without its graphs: {reason}{more}", stacklevel=4)
 
     def _follow(self) -> None:
-        """Wait, before a launch, for the stream of the launch before. On streams that it left the program may read
-        results, and let go of them before the device is through. So such are waited for as long as it has one of them,
-        and once more."""
+        """Wait, before a launch, for the stream of the previous launch, and for earlier streams.
+
+        On an earlier stream the program may read results and free them before the GPU has finished. So launches wait
+        for such a stream while a result from it is alive, and once more.
+        """
         assert self._device is not None
         before = self._device.launched_on
         self._device.follow()
