@@ -286,6 +286,15 @@ def test_ratio_of_other_kernels_has_no_verdict_and_no_mean(ours, kernels, verdic
     assert bool(shared(comparisons, "graph", labels=["EOS"])) == (verdict is not None)
 
 
+@pytest.mark.parametrize("side", ["compile", "graph"])
+def test_processes_with_own_kernels_have_no_verdict(side):
+    """A later process of one of the two may have tuned otherwise."""
+    modes = {"compile": steady([100] * 6), "graph": steady([50] * 6)}
+    cells = [cell(mode=mode, **times, other_kernels=[1] * (mode == side)) for mode, times in modes.items()]
+    item = only(compare.Ratios(run_of(*cells)), "graph", "compile")
+    assert (item.kernels, item.verdict) == (Kernels.RETUNED, None)
+
+
 def test_eager_runs_other_kernels_by_nature():
     run = run_of(cell(mode="eager", **steady([200] * 6), **with_kernels("other 1 1")), cell(mode="compile"))
     item = only(compare.Ratios(run), "eager", "compile")
