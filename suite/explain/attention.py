@@ -1,9 +1,9 @@
-"""Decide which attention kernel `scaled_dot_product_attention` would take on the GPU, without asking one.
+"""Predict the attention kernel that `scaled_dot_product_attention` uses on a GPU, without a GPU.
 
-PyTorch decides it in C++ by looking at the device, and without a device it falls back to plain matrix products, which
-no GPU user would get. Here the documented order is followed (flash attention, else memory-efficient attention, else
-plain operations) with the conditions on dtype, shape, strides and mask that PyTorch documents for these kernels.
-cuDNN's kernel, which a GPU may prefer, takes the same place: one kernel instead of many.
+PyTorch selects it in C++ by properties of the device, and without a device falls back to plain matrix products, which
+no GPU user would get. This module follows the documented order (flash attention, else memory-efficient attention, else
+plain operations) and PyTorch's documented conditions on dtype, shape, strides and mask. cuDNN's kernel, which a GPU may
+prefer, counts the same: one kernel instead of many.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHORTCUT = (
 FLASH_HEAD_LIMIT = 256
 FLASH_HEAD_MULTIPLE = 8
 MASK_MULTIPLE = 16
-"""Elements: memory-efficient attention wants each row of a mask to start at a multiple of it, and pads it otherwise."""
+"""Alignment in elements of each row of a mask in memory-efficient attention; other masks are padded."""
 LOAD_BYTES = 16
 """Memory-efficient attention loads head vectors in pieces of this size."""
 
@@ -109,7 +109,7 @@ def _efficient(
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return the mask as the kernel takes it: additive, rows aligned, [batch, heads, queries, keys]."""
+    """Return the mask in the kernel's form: additive, with aligned rows, [batch, heads, queries, keys]."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
     width = mask.size(-1)

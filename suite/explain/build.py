@@ -1,7 +1,7 @@
 """Build a workload, or a program of the user's, without data: its module and inputs as fake tensors on cuda:0.
 
-Parameters, buffers and inputs are moved as `module.to("cuda")` moves them; tensors that a module keeps as plain
-attributes stay on the CPU, as they would.
+Parameters, buffers and inputs are moved as `module.to("cuda")` moves them; tensors in plain attributes of a module stay
+on the CPU, as with real tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Hold what is analysed: one call `module(*args, **kwargs)`, with every tensor a fake one of `mode`."""
+    """Hold the call to analyse: `module(*args, **kwargs)`, where all tensors are fake ones of `mode`."""
 
     mode: KnownValuesMode
     module: nn.Module
@@ -40,7 +40,7 @@ class Program:
     kwargs: Mapping[str, Any]
     training: bool = False
     surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = field(default=contextlib.nullcontext)
-    """The context that the call runs in: autocast, for a workload that wants it."""
+    """The context of the call: autocast, if the workload uses it."""
     differentiates: bool = False
     """True if the call differentiates by itself, so that it needs gradients enabled."""
     is_step: bool = False
@@ -48,14 +48,14 @@ class Program:
 
 
 def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Program:
-    """Build the workload's module with its first input set; of one that is compiled in parts, a call of that part.
+    """Build the workload's module with its first input set; if it is compiled in parts, a call of that part.
 
     Raises:
         ValueError: the workload has no such variant.
     """
     mode = KnownValuesMode()
     set_numerics()
-    # TorchBench draws inputs while it builds, and its data loaders read random numbers on the host.
+    # TorchBench draws inputs while building, and its data loaders read random numbers on the host.
     known = mode.random_values() if workload.builds_on_device else contextlib.nullcontext()
     with mode, replaced_on_move(), named_gpu(), known:
         instance = instantiate(workload, variant=variant, size=size, device="cuda", seed=SEED)
@@ -94,7 +94,7 @@ def load_program(name: str) -> Callable[[], Made]:
 
 
 def build_program(make: Callable[[], Made]) -> Program:
-    """Return the call of a program of the user's own, made under fake tensors.
+    """Return the call of a user's program, built under fake tensors.
 
     If nothing in it is on a GPU, module and arguments are moved there; otherwise everything stays where `make` put it.
     """
@@ -115,7 +115,7 @@ def build_program(make: Callable[[], Made]) -> Program:
 
 
 def _on_gpu(module: nn.Module) -> nn.Module:
-    """Move a module, and have the optimizers that its function uses hold the new parameters."""
+    """Move a module, and replace the parameters in the optimizers of its function."""
     before = list(module.parameters())
     module = module.to("cuda")
     new = {id(old): parameter for old, parameter in zip(before, module.parameters(), strict=True)}
@@ -127,9 +127,9 @@ def _on_gpu(module: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def replaced_on_move() -> Iterator[None]:
-    """Have `nn.Module.to` and the like put new parameters in place of the old ones, shared ones staying shared.
+    """Make `nn.Module.to` and similar methods replace parameters by new ones; shared parameters stay shared.
 
-    PyTorch swaps the insides of fake parameters instead, which fails as soon as something holds a weak reference.
+    PyTorch swaps the contents of fake parameters instead, which fails if there is a weak reference to one.
     """
     _, method = torch_internals.holder_of("module_apply")
     moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -144,7 +144,7 @@ def replaced_on_move() -> Iterator[None]:
                     new = change(tensor)
                 if isinstance(tensor, nn.Parameter):
                     new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-                # The old tensor is kept so that no new one gets its id.
+                # The old tensor is referenced so that no new one gets its id.
                 moved[id(tensor)] = (tensor, new)
             return moved[id(tensor)][1]
 

@@ -142,7 +142,7 @@ def placed(graph_module: torch.fx.GraphModule, report: PlacementReport) -> Place
     return Placed(
         untouched=report.untouched,
         cpu_nodes=len(report.cpu_nodes_after),
-        copies=blocking + bool(report.staged),  # placement brings all staged arguments over in one copy
+        copies=blocking + bool(report.staged),  # placement copies all staged arguments at once
         blocking_copies=blocking,
         values=list(_values(report, lines)),
         left=[

@@ -1,11 +1,11 @@
-"""Read from its source what a module that Inductor generated does when it is called.
+"""Analyse the source of a module that Inductor generated: its kernels, and copies in each call.
 
-Note [Counting kernels]. A generated module holds one function per partition, which stock PyTorch records into one CUDA
+Note [Counting kernels]. A generated module has one function per partition, which stock PyTorch records into one CUDA
 graph each, and `call`, which runs the rest one launch at a time. Every call in these bodies is counted once: a Triton
 kernel's `run`, a library call (`extern_kernels.addmm`), an operator that Inductor leaves to PyTorch
 (`torch.ops.aten...`), a compiled CPU function. A library call or an operator may launch more than one kernel on the
-device, so the numbers are those of the generated program, not of a profile. What stands under a CUDA device guard runs
-on the GPU, everything else on the CPU; a `copy_` under the guard brings a CPU tensor to the GPU.
+device, so the numbers are those of the generated program, not of a profile. Code under a CUDA device guard runs on the
+GPU, all other code on the CPU; a `copy_` under the guard copies a CPU tensor to the GPU.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ CALL = "call"
 
 _OPERATOR_ROOTS = ("torch.ops.", "aten.", "inductor_ops.")
 _WITHOUT_KERNEL = frozenset({"view", "set_", "resize_storage_bytes_", "_reinterpret_tensor", "alias"})
-"""Operators that change how memory is seen and launch nothing."""
+"""Operators that return views and launch nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Count what one function of a generated module does in a call.
+    """Count the launches and copies of one function of a generated module in a call.
 
     Attributes:
         gpu_kernels: launches on the GPU, library calls and operators included; see Note [Counting kernels].
@@ -52,14 +52,14 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedModule:
-    """Hold the bodies of a generated module: `call`, and the partitions in their order."""
+    """Hold the function bodies of a generated module: `call`, and the partitions in order."""
 
     call: Body
     partitions: tuple[Body, ...]
 
 
 def read_module(source: str) -> GeneratedModule:
-    """Count what each function of a generated module does. An empty source (nothing was generated) does nothing."""
+    """Count the launches and copies of each function of a generated module. An empty source has none."""
     tree = ast.parse(source)
     kernels = {name: call.func.attr for name, call in definitions(tree) if isinstance(call.func, ast.Attribute)}
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
@@ -69,7 +69,7 @@ def read_module(source: str) -> GeneratedModule:
     )
     return GeneratedModule(
         call=_body(functions[CALL].body, kernels, on_gpu=False) if CALL in functions else Body(),
-        # All of a partition is on the GPU; a copy in one stays there too.
+        # All values of a partition are on the GPU; copies in it are between GPU tensors.
         partitions=tuple(Body(_body(functions[name].body, kernels, on_gpu=True).gpu_kernels) for name in partitions),
     )
 

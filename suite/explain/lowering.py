@@ -223,8 +223,8 @@ class _Seen:
         **ignored: Any,
     ) -> Callable[..., Any]:
         """Replace the recording of a CUDA graph, of the whole module or of one partition."""
-        # Stock PyTorch finds this out at the first call, and then leaves the whole function out. It lets pass inputs
-        # that an earlier CUDA graph made; which these are is known at run time only, so none is taken for one here.
+        # Stock PyTorch checks this at the first call, and then does not capture the whole function. It accepts inputs
+        # that are outputs of an earlier CUDA graph; these are known only at run time, so here no input counts as one.
         mutated = [index for index in mutated_input_idxs if index not in static_input_idxs]
         if mutated:
             message = torch_internals.cudagraph_utils.get_mutation_stack_trace(placeholders, mutated)

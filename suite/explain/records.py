@@ -1,7 +1,7 @@
-"""Define records of what `encore explain` finds: they are written as JSON and read by the report.
+"""Define the records of `encore explain`'s results, which are written as JSON and read by the report.
 
-Everything here is known without a GPU: from Dynamo's FX graphs over fake CUDA tensors and, where it works, from a
-full lowering for an H100. What could not be seen is listed in `limits`, not guessed.
+All results are computed without a GPU: from Dynamo's FX graphs over fake CUDA tensors and, where possible, from a full
+lowering for an H100. Limits of the analysis are listed in `limits`; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pydantic import Field
 from suite.results.schema import NotCaptured, Record
 
 TO_THE_END = "seen to its end"
-"""The value of `Explanation.seen` where nothing cut the call short."""
+"""The value of `Explanation.seen` if the call was traced to its end."""
 
 
 CpuKind = Literal["constant", "attribute", "argument", "computed", "output"]
 
 
 class ExplainedCpuNode(Record):
-    """Hold a node of an FX graph whose value lives on the CPU.
+    """Describe a node of an FX graph whose value is on the CPU.
 
     `kind` is its source: made in the graph, read from a module or global, passed with each call, computed from other
     CPU nodes; `output` marks a CPU value that the graph returns.
@@ -38,10 +38,10 @@ CopyKind = Literal["copy", "implicit", "scalar"]
 
 
 class ExplainedCopy(Record):
-    """Hold a host-to-device copy of each call. `blocking`: the host waits for it, as it does by default.
+    """Describe a host-to-device copy of each call. `blocking`: the host waits for it, as it does by default.
 
-    `kind`: the program asks for it (`copy`), or an operation on the GPU takes a CPU tensor, for example as an index
-    (`implicit`). A CPU tensor of rank 0 in GPU arithmetic (`scalar`) is passed by value and does not block.
+    `kind`: the program copies explicitly (`copy`), or an operation on the GPU reads a CPU tensor, for example as an
+    index (`implicit`). A CPU tensor of rank 0 in GPU arithmetic (`scalar`) is passed by value and does not block.
     """
 
     node: str
@@ -52,7 +52,7 @@ class ExplainedCopy(Record):
 
 
 class NonStaticInput(Record):
-    """Hold an input whose data stock CUDA graphs copy before each replay."""
+    """Describe an input whose data stock CUDA graphs copy before each replay."""
 
     node: str
     shape: list[int] | None
@@ -63,13 +63,13 @@ class NonStaticInput(Record):
 class Lowering(Record):
     """Hold Inductor's outcome for one FX graph under one setting, from an offline lowering for `target` (no GPU).
 
-    `partitions` counts pieces that would become CUDA graphs; `kernels_in_graphs` the kernels inside them; kernels
-    outside run one launch at a time; `cpu_kernels` run on the host each call; `host_to_device_copies` counts copies in
-    the call, `blocking_copies` those among them that make the host wait. A kernel is a call in the generated code: a
+    `partitions` counts partitions that would become CUDA graphs; `kernels_in_graphs` the kernels inside them; kernels
+    outside are launched one by one; `cpu_kernels` run on the host in each call; `host_to_device_copies` counts copies
+    in the call, and `blocking_copies` those that make the host wait. A kernel is a call in the generated code: a
     library call may launch more than one.
 
-    `captured_once` stands in older explanations: why Encore captures the graph only once, so that inputs are copied
-    whose uses the generated code does not name.
+    `captured_once` is a field of older explanations: why Encore captures the graph only once, so that inputs are copied
+    whose uses are not in the generated code.
     """
 
     setting: str
@@ -88,11 +88,11 @@ PlacedForm = Literal["kept", "literal", "rebuilt", "staged", "cpu output"]
 
 
 class PlacedValue(Record):
-    """Hold a CPU value that placement brings to the GPU.
+    """Describe a CPU value that placement moves to the GPU.
 
     `form`: "kept" on the GPU and refreshed when an attribute changes, a "literal" of the graph, "rebuilt" there on the
-    GPU, "staged" with each call, or a "cpu output", computed on the GPU and copied out after the graph. `value_bytes`
-    0: it takes no memory; None: not known beforehand.
+    GPU, "staged" with each call, or a "cpu output", computed on the GPU and copied to the CPU after the graph.
+    `value_bytes` is 0 if it needs no memory, and None if that is unknown before the call.
     """
 
     node: str
@@ -102,7 +102,7 @@ class PlacedValue(Record):
 
 
 class LeftInPlace(Record):
-    """Hold a node that placement leaves as it is although it is on the CPU or reads from there, and why."""
+    """Describe a node on the CPU, or with a CPU input, that placement does not change, and the reason."""
 
     node: str
     operation: str
@@ -113,8 +113,8 @@ class LeftInPlace(Record):
 class Placed(Record):
     """Hold one FX graph after placement.
 
-    `untouched` says why it is as before. `cpu_nodes`, `copies` and `blocking_copies` are those that remain: host-to-
-    device copies of one call, the one staging copy included and scalars passed by value left out.
+    `untouched` is the reason why it is unchanged. `cpu_nodes`, `copies` and `blocking_copies` count those that remain:
+    host-to-device copies of one call, including the staging copy and without scalars passed by value.
     """
 
     untouched: str | None
@@ -151,9 +151,9 @@ class GraphBreak(Record):
 
 
 class Explanation(Record):
-    """Hold all that `explain` tells of one model. `error` is set, and the rest may be empty, where the analysis failed.
+    """Hold the explanation of one model. If the analysis failed, `error` is set, and the rest may be empty.
 
-    `commit` and `dirty` are Encore's own: the git commit of the code that analysed, and whether it was changed since.
+    `commit` is the git commit of Encore, and `dirty` whether its code was changed since.
     """
 
     schema_version: int
@@ -174,12 +174,12 @@ class Explanation(Record):
 
     @property
     def host_to_device(self) -> list[ExplainedCopy]:
-        """Return copies from host to device in one call. Scalars are not among them: they are passed by value."""
+        """Return the host-to-device copies of one call, without scalars, which are passed by value."""
         return [copy for graph in self.graphs for copy in graph.copies if copy.kind != "scalar"]
 
     @property
     def cpu_nodes(self) -> int:
-        """Return values on the CPU in one call, one that is returned counted once."""
+        """Return the CPU values of one call; a value that is also returned counts once."""
         return sum(len({node.node for node in graph.cpu_nodes}) for graph in self.graphs)
 
     def forwards(self, setting: str) -> list[Lowering]:
@@ -192,7 +192,7 @@ class Explanation(Record):
 
 
 class WorkerAnswer(Record):
-    """Hold what the process that explains a target returns: an explanation, or what the user has to fix first."""
+    """Hold the answer of a worker: an explanation, or an error that the user has to fix first."""
 
     explanation: Explanation | None = None
     wrong_use: str | None = None

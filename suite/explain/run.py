@@ -1,7 +1,7 @@
-"""Explain targets, each in its own process, so that nothing they do or fail at touches the caller.
+"""Explain targets, each in its own process, so that their side effects and failures do not affect the caller.
 
-The caller imports no torch through this module. A worker that crashes, hangs or is killed gives an explanation with
-`error` set, and the others go on.
+This module does not import torch. For a worker that crashes, hangs or is killed the explanation has `error` set, and
+the others continue.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from suite.run.supervise import Supervised, end, temporary_folder
 
 WORKER_COMMAND = script("suite.explain.worker")
 TIMEOUT_S = 900.0
-"""Processor time that one target may take: a slow or busy machine changes it little."""
+"""Limit of one target's processor time, which depends little on the speed and load of the machine."""
 IDLE_S = 120.0
-"""Time without any use of the processor after which a target hangs, or `timeout_s` where that is less."""
+"""Time without any use of the processor after which a target counts as hanging, or `timeout_s` where that is less."""
 SAY_S = 10.0
-"""Time between two lines that say that a target is still being explained."""
+"""Time between two progress lines of a target."""
 BEAT_S = 0.5
-"""Time between two checks of how much processor time the targets have used."""
+"""Time between two checks of the targets' processor time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Hold one target that is done. `path` is its file, if there is one."""
+    """Hold one finished target. `path` is its file, if there is one."""
 
     target: Target
     explanation: Explanation
@@ -58,7 +58,7 @@ def explain_many(
     """Explain targets, `jobs` at a time (as many as there are cores by default), yielding each when it is done.
 
     With `out`, each is written to `<name>.json` there at once (`<name>-<variant>.json` for a variant that is not the
-    workload's default). Closing the iterator ends what still runs. `say` is given a line every ten seconds.
+    workload's default). Closing the iterator ends running workers. `say` is called with a line every ten seconds.
 
     Raises:
         WrongUse: a program is not of a form that `targets` describes, or `out` is not a folder and cannot be made one.
@@ -99,7 +99,7 @@ def _write(path: Path, explanation: Explanation) -> None:
 
 
 def file_name(target: Target) -> str:
-    """Return the file a target's explanation goes to."""
+    """Return the file of a target's explanation."""
     stem = target.name.replace(":", ".")
     is_default = target.variant is None or target.variant == registry.planned(target.name).variants[0]
     return f"{stem}.json" if is_default else f"{stem}-{target.variant}.json"
@@ -119,7 +119,7 @@ class _Running:
         self.worker = Supervised(
             (*WORKER_COMMAND, "--target", target.name, *variant, "--size", target.size, "--answer", str(self._answer)),
             folder / "log.txt",
-            # The same answers on every machine: a GPU that is there is hidden, and threads do not compete.
+            # Results must be the same on every machine: a real GPU is hidden, and threads do not compete.
             env={
                 "CUDA_VISIBLE_DEVICES": "",
                 "OMP_NUM_THREADS": "1",
@@ -129,20 +129,20 @@ class _Running:
         )
 
     def say_how_long(self, say: Callable[[str], None]) -> None:
-        """Say every ten seconds that the target is still being explained."""
+        """Report progress of the target every ten seconds."""
         if (now := monotonic()) - self._said_at >= SAY_S:
             self._said_at = now
             say(f"{self.target.label}: explaining it for {now - self._began:.0f} s")
 
     def has_taken_too_long(self) -> bool:
-        """Return whether it has used more processor time than it may, or none for so long that it hangs."""
+        """Return whether the worker has exceeded its processor time, or has used none for so long that it hangs."""
         used, now = self.worker.cpu_seconds(), monotonic()
         if used >= self._cpu_s + 0.05:
             self._cpu_s, self._cpu_used_at = used, now
         return used >= self.timeout_s or now - self._cpu_used_at >= min(self.timeout_s, IDLE_S)
 
     def finish(self) -> Explanation:
-        """Return the explanation, once the worker has ended or has taken too long. Nothing of it is left."""
+        """Return the explanation after the worker has ended or taken too long, and clean up its process."""
         try:
             if self.worker.exited():
                 return self._read()
@@ -173,7 +173,7 @@ def _cores() -> int:
 def reusable(targets: Sequence[Target], folder: Path) -> dict[Target, Explanation]:
     """Return explanations in `folder` that this commit, unchanged, made without an error.
 
-    Programs of the user's and models of TorchBench's are never among them: their code is not looked at.
+    Users' programs and models of TorchBench are never among them, because changes of their code are not detected.
     """
     commit, dirty = git_state(REPOSITORY)
     if commit is None or dirty:

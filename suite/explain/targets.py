@@ -1,8 +1,8 @@
-"""Find what `encore explain` is to explain: a workload by name, or a program of the user's as `module:callable`.
+"""Find the targets of `encore explain`: a workload by name, or a user's program as `module:callable`.
 
-Programs are of the forms of Note [Programs] in `models.own_program`, and may belong to a package called `models` or
-`suite`. They run under fake tensors, so they may be as large as they like, and must not read values of tensors that
-they draw at random. `torch.cuda.is_available()` is False while they are made.
+Programs have one of the forms of Note [Programs] in `models.own_program`, and may belong to a package called `models`
+or `suite`. They run under fake tensors, so they may be of any size, and must not read values of random tensors.
+`torch.cuda.is_available()` is False while they are built.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _check_program_name(name: str, variant: str | None, size: Size) -> None:
 
 
 def unexplained(target: Target, error: str | None) -> Explanation:
-    """Return the explanation of `target` before anything is known of it."""
+    """Return an empty explanation of `target`."""
     workload = None if target.is_program else registry.planned(target.name)
     commit, dirty = git_state(REPOSITORY)
     return Explanation(

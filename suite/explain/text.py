@@ -24,16 +24,16 @@ from suite.explain.records import (
 from suite.measure.modes import GRAPH_MODE
 
 MOST_ROWS = 16
-"""Longer lists are cut; the JSON output has all of it."""
+"""Longer lists are truncated; the JSON output has all entries."""
 
 
 def render(explanation: Explanation) -> RenderableType:
-    """Return all of an explanation, for `rich.console.Console.print`."""
+    """Return the whole explanation, for `rich.console.Console.print`."""
     return Group(*_parts(explanation))
 
 
 def summary(explanation: Explanation) -> str:
-    """Say in one line what was found, or why nothing was."""
+    """Summarize the explanation, or its error, in one line."""
     if explanation.error is not None and not explanation.graphs:
         return f"failed: {explanation.error.splitlines()[0]}"
     stock, backward = explanation.forwards(GRAPH_MODE), explanation.backwards(GRAPH_MODE)
@@ -169,7 +169,7 @@ def _table(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Renderab
 
 
 def _indented(part: RenderableType) -> RenderableType:
-    """Move `part` to the right; it is not filled up with blanks to the width of the console, which may be a pipe."""
+    """Indent `part`, without padding it to the width of the console, which may be a pipe."""
     return Padding(part, (0, 0, 0, 2), expand=False)
 
 

@@ -1,7 +1,7 @@
-"""Explain one target in a process of its own: `python -m suite.explain.worker`, started by `suite.explain.run`.
+"""Explain one target in a separate process: `python -m suite.explain.worker`, started by `suite.explain.run`.
 
-It makes PyTorch believe in a GPU, which cannot be undone completely, and it runs code of the user's; so it does one
-target and ends. The answer is a JSON file; what anything prints is log.
+It replaces PyTorch's queries of the GPU, which cannot be undone completely, and runs users' code; so it explains one
+target and ends. The answer is a JSON file; everything printed is log output.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def explain(target: Target) -> Explanation:
-    """Explain `target` in this process, which should do nothing else afterwards.
+    """Explain `target` in this process, which should be used for nothing else afterwards.
 
     Raises:
         WrongUse: the target is not a program.
@@ -64,7 +64,7 @@ def explain(target: Target) -> Explanation:
 
 
 def _describe(failure: Exception) -> str:
-    """Say what failed and in which line; of Dynamo's long texts only what they say of the program."""
+    """Describe the error and the user's line; of Dynamo's long messages only the part about the program."""
     place = user_place(failure)
     text = str(failure).partition("\n  Hint:")[0].partition("\nfrom user code:")[0].strip()
     return f"{type(failure).__name__}: {text}" + (f" ({place})" if place else "")

@@ -1,18 +1,18 @@
-"""Make compiled programs draw the random numbers that eager draws, so that the two can be compared.
+"""Make compiled programs draw eager's random numbers, so that the two can be compared.
 
-With Inductor's `fallback_random` a compiled program calls PyTorch's own random operators. Each takes the next numbers
-of the device's generator, so it gets eager's numbers only if all are called in eager's order. Inductor does not see to
-that: a call has no inputs that would tie it to the one before. In inference it moves operators next to their users
-(`reorder_for_locality`), and in any program it orders kernels by the memory they need (`reorder_for_peak_memory`, the
-default). DALLE2 draws the noise of its second network before the last of the first one then, and its pictures have
-nothing to do with eager's. Here each call is made to wait for the one before.
+With Inductor's `fallback_random` a compiled program calls PyTorch's random operators. Each draws the next numbers of
+the device's generator, so the numbers are eager's only if the order of calls is eager's. Inductor does not guarantee
+this order: a random operator does not depend on the one before. In inference it moves operators next to their users
+(`reorder_for_locality`), and in any program it orders kernels by memory use (`reorder_for_peak_memory`, the default).
+DALLE2 then draws the noise of its second network before the last noise of the first one, and its images are unrelated
+to eager's. So this module adds a dependency of each random operator on the one before.
 
-Note [Attention that drops]: the kernels of `scaled_dot_product_attention` draw other numbers, each in its own way, and
-a compiled program may run a different one. Encoders of transformers 5 pass no mask in eager, where a GPU runs a
-fused kernel (cuDNN's on an H200). While Dynamo traces them they pass a mask that hides nothing, and is expanded along
-the keys. No fused kernel takes that, so compiled code computes attention from single operators (DistilBERT, CamemBERT
-and ELECTRA: their gradients were off by half and more). Single operators take any mask, and their dropout is the usual
-one. So both sides of a comparison are kept to them while they train.
+Note [Attention that drops]: the kernels of `scaled_dot_product_attention` draw random numbers in different ways, and a
+compiled program may run a different kernel. Encoders of transformers 5 pass no mask in eager, where a GPU runs a fused
+kernel (cuDNN's on an H200). While Dynamo traces them they pass a mask that masks nothing and is expanded along the
+keys. No fused kernel supports this, so compiled code computes attention from single operators (DistilBERT, CamemBERT
+and ELECTRA: relative errors of gradients were 0.5 and more). Single operators support any mask, with PyTorch's usual
+dropout. So in training both sides of a comparison use them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from optimizations.torch_internals.cpu_results import SETTING, pass_after
 
 @contextmanager
 def eager_random_numbers() -> Iterator[None]:
-    """Make what is compiled inside the block draw eager's random numbers, in eager's order."""
+    """Make code that is compiled inside the block draw eager's random numbers, in eager's order."""
     config = torch_internals.inductor_config
     settings = {
         "fallback_random": True,
@@ -46,7 +46,7 @@ def eager_random_numbers() -> Iterator[None]:
 
 @contextmanager
 def attention_that_drops_alike() -> Iterator[None]:
-    """Make attention drop the same elements in eager and in what is compiled in the block, with a mask or without."""
+    """Make attention drop the same elements in eager and in code compiled in the block, with or without a mask."""
     with sdpa_kernel(SDPBackend.MATH):
         yield
 
@@ -64,7 +64,7 @@ def _draws(node: torch.fx.Node) -> bool:
 
 
 def _dropped_share(node: torch.fx.Node) -> Any:
-    """Return the share that attention is asked to drop; None of other operators. It draws nothing where that is 0."""
+    """Return the dropout rate of an attention operator, which draws nothing at 0; None for other operators."""
     for place, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if parameter.name == "dropout_p":
             given = node.args[place] if place < len(node.args) else parameter.default_value
@@ -73,9 +73,9 @@ def _dropped_share(node: torch.fx.Node) -> Any:
 
 
 def _result_of(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return a tensor that is there once `node` has run; of several results a used one, moved right after it.
+    """Return a result of `node`; of several results a used one, moved right after the node.
 
-    None where no result is used: nothing can wait for it.
+    Return None if no result is used, because nothing can depend on it.
     """
     if isinstance(node.meta.get("val"), torch.Tensor):
         return node

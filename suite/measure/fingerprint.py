@@ -1,4 +1,4 @@
-"""Compute numbers that stand for a tensor, where the tensor is: one for its bits, a few for its values.
+"""Compute a fingerprint of a tensor's bits, and a sketch of its values, on the tensor's device.
 
 Copying gigabytes from a GPU to hash them on the host takes longer than the iteration that made them.
 """
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 
 CHUNK_WORDS = 2**20
-"""Words of 8 bytes that are looked at once: what is computed of them takes little of the device's memory."""
+"""Words of 8 bytes that are processed at once, to limit the memory of intermediate results."""
 
 SKETCH = 12
-"""Sums in a sketch: an error is taken for a fifth of itself or less not even once in 100,000 times."""
+"""Number of sums in a sketch: fewer than one in 100,000 errors is underestimated by a factor of five."""
 
 _GOLDEN, _MIX1, _MIX2, _MIX3 = (
     value - 2**64 if value >= 2**63 else value
@@ -24,11 +24,11 @@ _GOLDEN, _MIX1, _MIX2, _MIX3 = (
 
 
 def words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the two sums of a fingerprint, on the tensor's device; nothing waits for them.
+    """Return the two sums of a fingerprint, on the tensor's device, without synchronization.
 
-    Each word of 8 bytes is mixed with its place and summed up modulo 2**64, in two ways. Other bytes have another
-    fingerprint but for a chance of about 2**-64; collisions on purpose are not expected. Shape and dtype do not
-    count.
+    Each word of 8 bytes is hashed with its index, and the hashes are summed modulo 2**64, with two hash functions.
+    Different bytes have the same fingerprint with a probability of about 2**-64; there is no protection against
+    deliberate collisions. Shape and dtype are not included.
     """
     data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     sums = torch.zeros(2, dtype=torch.int64, device=data.device)
@@ -46,8 +46,10 @@ def words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def texts(sums: Sequence[torch.Tensor]) -> list[str]:
-    """Return fingerprints of the sums that `words` gave: 128 bits as 32 hexadecimal digits, the same for the same bytes
-    on every device. The host waits once for each device: where processes share a GPU, each wait takes long."""
+    """Return fingerprints from the sums of `words`: 128 bits as 32 hexadecimal digits, equal on all devices.
+
+    The host synchronizes once with each device, because this is slow where processes share a GPU.
+    """
     found = [""] * len(sums)
     for device in {one.device for one in sums}:
         places = [place for place, one in enumerate(sums) if one.device == device]
@@ -57,9 +59,9 @@ def texts(sums: Sequence[torch.Tensor]) -> list[str]:
 
 
 def sketch(tensor: torch.Tensor) -> list[float]:
-    """Return `SKETCH` sums of all elements, each with signs of its own that depend on the elements' places alone.
+    """Return `SKETCH` sums of all elements, each with different signs that depend only on the elements' indices.
 
-    They are to values what a fingerprint is to bits: `sketched_error` tells from two of them how far tensors are apart.
+    `sketched_error` estimates the distance of two tensors from their sketches.
     """
     values = tensor.detach().reshape(-1)
     if values.is_complex():
@@ -76,7 +78,7 @@ def sketch(tensor: torch.Tensor) -> list[float]:
 def sketched_error(sketched: Sequence[float], reference: Sequence[float]) -> float:
     """Return the relative error of a tensor in the L2 norm, estimated from sketches (Johnson and Lindenstrauss).
 
-    The true one is hardly ever more than five times as large. NaN where a value is not finite.
+    The true error is hardly ever more than five times as large. NaN if a value is not finite.
     """
     difference = math.sqrt(sum((one - other) ** 2 for one, other in zip(sketched, reference, strict=True)))
     size = math.sqrt(sum(other**2 for other in reference))
@@ -84,7 +86,7 @@ def sketched_error(sketched: Sequence[float], reference: Sequence[float]) -> flo
 
 
 def _mixed(word: torch.Tensor) -> torch.Tensor:
-    """Mix a word, so that each bit of the result depends on each of the word; shifted sign bits do no harm."""
+    """Hash a word, so that each bit of the result depends on all bits of the word; shifted sign bits do no harm."""
     word = (word ^ (word >> 33)) * _MIX1
     word = (word ^ (word >> 29)) * _MIX2
     return word ^ (word >> 32)

@@ -1,4 +1,4 @@
-"""Record what a cell compiled to: FX graphs, breaks, partitions, CUDA graphs, and why Inductor left something out.
+"""Record the outcome of a cell's compilation: FX graphs, breaks, partitions, CUDA graphs, and Inductor's reasons.
 
 Collected while the cell compiles and warms up, by the observer in `optimizations.torch_internals.outcome`.
 """
@@ -20,8 +20,7 @@ from suite.results.schema import GraphCounts
 
 
 class GraphLog:
-    """Collect graphs and reasons of one cell. `wants_cuda_graphs`: whether the mode asked for any; if not, there need
-    be no reason for having none."""
+    """Collect graphs and reasons of one cell. `wants_cuda_graphs`: the mode uses CUDA graphs."""
 
     def __init__(self, *, wants_cuda_graphs: bool) -> None:
         self._wants_cuda_graphs = wants_cuda_graphs
@@ -29,7 +28,7 @@ class GraphLog:
         self._partitions = 0
 
     def counts(self, cuda_graphs: int) -> GraphCounts:
-        """Return all of it as a record; `cuda_graphs` is the number of recordings there are now."""
+        """Return the outcome as a record; `cuda_graphs` is the current number of recordings."""
         counters = torch_internals.dynamo_utils.counters
         return GraphCounts(
             fx_graphs=counters["stats"]["unique_graphs"],
@@ -41,7 +40,7 @@ class GraphLog:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Collect what is compiled, and what is called for the first time, inside the block."""
+        """Collect compilations and first calls inside the block."""
         if not self._wants_cuda_graphs:
             yield
             return
@@ -54,15 +53,14 @@ class GraphLog:
 
 
 def recorded_graphs(device: torch.device) -> list[Any]:
-    """Return every `torch.cuda.CUDAGraph` in which CUDAGraph Trees, stock's and Encore's, hold a recording on
-    `device`."""
+    """Return every `torch.cuda.CUDAGraph` of a recording in stock's and Encore's CUDAGraph Trees on `device`."""
     if device.type != "cuda":
         return []
     index = torch.cuda.current_device() if device.index is None else device.index
     stock = torch_internals.cudagraph_trees.get_manager(index, False)
     found = [*managers(index), *([stock] if stock is not None else [])]
     nodes = [root for manager in found for root in manager.get_roots()]
-    for node in nodes:  # grows while it is walked: the trees are visited breadth first
+    for node in nodes:  # grows during the loop: the trees are visited breadth first
         for children in node.children.values():
             nodes.extend(children)
     return [node.graph for node in nodes]

@@ -1,8 +1,8 @@
 """Run one iteration of a workload in a mode, as its users would write it.
 
-The compiled object is the module itself. The loss is computed outside of it, so that autograd hands the compiled
-backward a tangent for every output that takes part in differentiation, zeros included: these are bytes that stock
-CUDA graphs copy, and they belong to what is measured.
+The compiled object is the module itself. The loss is computed outside of it, so that autograd passes the compiled
+backward a tangent for every differentiable output, including zeros: stock CUDA graphs copy these bytes, and the
+measurement includes them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from suite.settings import MATMUL_PRECISION
 
 @dataclass(frozen=True, slots=True)
 class IterationOutput:
-    """Hold what an iteration returns. In training, gradients are left in `.grad` of the parameters."""
+    """Hold the results of an iteration. In training, gradients are in `.grad` of the parameters."""
 
     output: Any
     loss: torch.Tensor | None
@@ -38,7 +38,7 @@ Iterate = Callable[[Inputs], IterationOutput]
 def callable_for(mode: Mode, module: torch.nn.Module) -> Callable[..., Any]:
     """Return the module as this mode calls it: compiled with the mode's backend and options, or as it is.
 
-    A program that is compiled in parts says itself what these are.
+    A program that is compiled in parts defines these itself.
     """
     if mode.backend is None:
         return module
@@ -57,10 +57,10 @@ def iteration(
 ) -> Iterate:
     """Return the function that runs `instance` once through `call` (its module, or the module compiled).
 
-    Inference: forward under `no_grad`, unless the workload wants gradients enabled. Training: gradients set to None,
-    forward and loss, backward, and a step of `optimizer` if there is one. Autocast surrounds forward and loss where the
-    dtype policy is amp. A training step of the user's own does all of this itself. `marks_steps`: each begins with a
-    mark, as PyTorch asks of programs whose CUDA graphs it makes.
+    Inference: forward under `no_grad`, unless the workload enables gradients. Training: gradients set to None, forward
+    and loss, backward, and a step of `optimizer` if there is one. Forward and loss run under autocast if the dtype
+    policy is amp. A user's training step does all of this itself. `marks_steps`: each iteration begins with
+    `cudagraph_mark_step_begin`, as PyTorch requires of programs with its CUDA graphs.
     """
     parameters = list(instance.module.parameters())
     autocast, loss_of = instance.autocast, instance.loss
@@ -99,10 +99,10 @@ def iteration(
 
 
 def set_numerics() -> None:
-    """Set the published runner's numerics, for all modes alike: TF32 in float32 matmuls.
+    """Set the published runner's numerics in all modes: TF32 in float32 matmuls.
 
-    Unlike there, cuDNN never measures its algorithms (AlexNet, DenseNet): each process would pick its own, nothing
-    could be kept for the next one, and modes would be compared by what they drew.
+    Unlike there, cuDNN never times its algorithms (AlexNet, DenseNet): each process would select its own without a
+    cache, and differences between modes would be differences of algorithms.
     """
     torch.set_float32_matmul_precision(MATMUL_PRECISION)
     torch.backends.cudnn.benchmark = False
@@ -110,7 +110,7 @@ def set_numerics() -> None:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Turn off TF32, in matmuls and convolutions, inside the block: for runs that serve as a reference."""
+    """Turn off TF32, in matmuls and convolutions, inside the block, for reference runs."""
     with precision_kept():
         torch.set_float32_matmul_precision("highest")
         cudnn: Any = torch.backends.cudnn

@@ -1,9 +1,9 @@
-"""Tell which kernels an iteration ran, and whether two modes ran the same ones.
+"""Count the kernels of an iteration, and compare those of two modes.
 
-Inductor times several configurations of a kernel and keeps the fastest; cuDNN does so with algorithms where a program
-lets it. Two processes may come to different results, and then a ratio of their times compares draws, not modes. A
-kernel is known by its name and launch configuration: Triton's number of warps is in the block, its tile in the grid, a
-vendor's tile in the name.
+Inductor times several configurations of a kernel and selects the fastest; cuDNN does so with algorithms where a program
+enables it. Two processes may select different ones, and then a ratio of their times compares results of tuning, not
+modes. A kernel is identified by its name and launch configuration: Triton's number of warps determines the block, its
+tile the grid, and a vendor's tile is part of the name.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SHOWN_CHARACTERS = 60
 _TRITON = "triton_"
 _NUMBER = re.compile(r"_\d+$")
 _MOVES_ONLY = re.compile(r"copy|memcpy|fill|memset|encore_", re.IGNORECASE)
-"""Kernels that are not tuned, and of which one mode may have more than another: copies into placeholders, Encore's own
-(they write pointers where an input moved), and fills. A CUDA graph sets and copies memory by kernels, some of them
-called `memcpy128` or `memcpy32_post`; outside of one it is a memset or a memcpy."""
+"""Kernels that are not tuned, and whose number may differ between modes: copies into placeholders, Encore's kernels
+(they write the pointers of moved inputs), and fills. A CUDA graph sets and copies memory by kernels, some of them
+called `memcpy128` or `memcpy32_post`; outside of a graph it is a memset or a memcpy."""
 
 _SOURCE = "#"
 """Text between a generated kernel's name and the digest of its source."""
@@ -35,11 +35,10 @@ _MOVER = "mover:"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Hold which kernels two modes ran differently. Copies and fills are left out.
+    """Hold the kernels in which two modes differ, without copies and fills.
 
     Attributes:
-        retuned: generated kernels that each side launches in another way than the other, and kernels of libraries that
-            one side lacks.
+        retuned: generated kernels whose launch configurations differ, and kernels of libraries that one side lacks.
         generated: generated kernels that one side lacks, or launches less often: the modes' programs differ there.
     """
 
@@ -53,9 +52,9 @@ def kernel_key(
     """Return the key of a launch: "triton_poi_fused_add_3" in 8 blocks of 128 threads gives
     "triton_poi_fused_add#1f09ab 8x1x1 128x1x1".
 
-    Inductor numbers the kernels of a program, and one more at its beginning would rename all others; the number goes.
-    In its place is the digest of the kernel's source, where `sources` has it by the name. A generated kernel may have
-    "copy" in its name as well; it computes, and is compared.
+    Inductor numbers the kernels of a program, and an additional one at its beginning would rename all others. So the
+    number is replaced by the digest of the kernel's source, if `sources` has its name. A generated kernel with "copy"
+    in its name computes, and is compared.
     """
     source = sources.get(name)
     if name.startswith(_TRITON):
@@ -70,7 +69,7 @@ def kernel_key(
 
 
 def count_kernels(keys: Iterable[str], iterations: int) -> dict[str, int] | None:
-    """Return how often each ran in one of `iterations`, by key in order; None if the iterations were not alike."""
+    """Return the count of each kernel in one of `iterations`, by key in order; None if the iterations differ."""
     counts = Counter(keys)
     if any(count % iterations for count in counts.values()):
         return None
@@ -80,7 +79,7 @@ def count_kernels(keys: Iterable[str], iterations: int) -> dict[str, int] | None
 def difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Difference:
     """Compare two results of `count_kernels`.
 
-    A kernel is known by its source, or where a row lacks one of its name, as older rows do, by its name.
+    A kernel is identified by its source, or in older rows, which lack sources, by its name.
     """
     unsourced = {_name(key) for side in (ours, theirs) for key in side if _SOURCE not in _name(key)}
     mine, yours = (_computing(side, unsourced) for side in (ours, theirs))
@@ -92,7 +91,7 @@ def difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Difference
 
 
 def _computing(side: Mapping[str, int], unsourced: Collection[str]) -> Counter[str]:
-    """Return the counts without what only moves, and without the sources of kernels with these names."""
+    """Return the counts without copies and fills, and without the sources of kernels with these names."""
     counts: Counter[str] = Counter()
     for key, count in side.items():
         name, _, launched = key.partition(" ")
@@ -102,11 +101,11 @@ def _computing(side: Mapping[str, int], unsourced: Collection[str]) -> Counter[s
     return counts
 
 
-@functools.lru_cache(maxsize=2**14)  # a report asks for each key hundreds of times
+@functools.lru_cache(maxsize=2**14)  # a report calls this hundreds of times for each key
 def only_moves(key: str) -> bool:
     """Return whether this is the key of a kernel that computes nothing and that `difference` leaves out.
 
-    Rows from before a kind of kernel was marked have it without the mark."""
+    Older rows lack the mark of some kinds of kernels."""
     return key.startswith(_MOVER) or (not key.startswith(_TRITON) and bool(_MOVES_ONLY.search(_name(key))))
 
 

@@ -1,11 +1,11 @@
-"""Make fake tensors remember their values where these are cheap to know.
+"""Make fake tensors store their values where these are cheap to compute.
 
 A program that is run on fake tensors stops where the host reads a value (`lengths[row]` as a slice bound, `.item()`,
-boolean indexing). Often that value depends on nothing but inputs and constants, and these are small. `KnownValuesMode`
-is PyTorch's mode of fake tensors which, in addition to the fake result, computes the real one on the CPU as long as
-everything it is made of is known and small. What depends on weights or on random numbers stays unknown, and reading it
-ends the analysis there. A single random number that the host draws is known: programs branch on it (LayerDrop does),
-and one value is as good as another.
+boolean indexing). Often that value depends only on inputs and constants, and these are small. `KnownValuesMode` is
+PyTorch's mode of fake tensors which, in addition to the fake result, computes the real one on the CPU if all arguments
+are known and small. Values that depend on weights or on random tensors are unknown, and the analysis ends where they
+are read. A single random number that the host draws is known: programs branch on it (LayerDrop does), and any value
+will do.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch import Tensor
 from optimizations import torch_internals
 
 LIMIT_ELEMENTS = 2**20
-"""Larger tensors keep no value: weights should not be computed, and data that steers a program is small."""
+"""Largest tensor whose value is stored: weights should not be computed, and data for control flow is small."""
 
 _CPU = torch.device("cpu")
 _VALUE = "known_value"
 _UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 _FILLING = frozenset({"zero_", "fill_", "random_", "uniform_", "normal_", "bernoulli_", "exponential_"})
-"""Operations whose result does not hang on what their first argument held before."""
+"""Operations whose result does not depend on the value of their first argument."""
 
 
 class UnknownValue(Exception):
-    """Report that the host reads a value that cannot be known without running the model."""
+    """Report that the host reads a value that is unknown without running the model."""
 
 
 class KnownValuesMode(torch_internals.FakeTensorMode):
-    """Follow values of fake tensors while they are known."""
+    """Compute values of fake tensors while they are known."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -43,7 +43,7 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
 
     @contextlib.contextmanager
     def random_values(self) -> Iterator[None]:
-        """Count random numbers as known in the block. It is meant for inputs, whose values are as good as any."""
+        """Count random numbers as known in the block, for inputs, which may have any value."""
         self._random_is_known = True
         try:
             yield
@@ -81,7 +81,7 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
         return known
 
     def _evaluate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any] | None:
-        """Return the real result of an operation, in a tuple; None where it cannot be known."""
+        """Return the real result of an operation, in a tuple; None if it is unknown."""
         if not isinstance(func, torch_internals.OpOverload) or func.overloadpacket.__name__ in _UNINITIALISED:
             return None
         random = torch.Tag.nondeterministic_seeded in func.tags
@@ -98,9 +98,9 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
             return None
 
     def _is_unknown_whole(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is unknown and all of its memory (the base of a view would stay unknown).
+        """Return whether a tensor is unknown and covers all of its memory (otherwise its base would stay unknown).
 
-        A parameter is filled by its module, and stays unknown: what depends on weights must not become known.
+        A parameter stays unknown when its module fills it, because values that depend on weights must not be known.
         """
         if isinstance(tensor, torch.nn.Parameter):
             return False
@@ -121,7 +121,7 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
         return fake
 
     def _forget_written(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Forget the value of a known tensor, and of its views, into which something unknown was written."""
+        """Drop the value of a known tensor, and of its views, after an unknown value was written to it."""
         schema = getattr(func, "_schema", None)
         if schema is None:
             return
@@ -131,7 +131,7 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
                 for tensor in _tensors(written):
                     value = getattr(tensor, _VALUE, None)
                     if value is not None:
-                        # Keeping the tensor keeps the address from being given to another one.
+                        # The reference prevents that another tensor gets the address.
                         self._overwritten[value.untyped_storage().data_ptr()] = value
 
 

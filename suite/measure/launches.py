@@ -1,8 +1,8 @@
-"""Measure how long the CUDA graphs of an iteration take by themselves, each launched where the program launches it.
+"""Measure the time of an iteration's CUDA graphs without the rest, each launched where the program launches it.
 
-Launching recorded graphs once more, without the program around them, would be simpler and wrong: what a graph reads may
-lie where a later kernel of it writes, so a second launch reads what the first one wrote. Where that should be indices
-of tokens, for example, they are out of range, and an assertion on the GPU fails.
+Launching recorded graphs again without the rest of the program would be simpler but wrong: a kernel may overwrite the
+memory of its graph's inputs, so that a second launch reads results of the first one. If the inputs are indices of
+tokens, for example, they are then out of range, and an assertion on the GPU fails.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ from optimizations.torch_internals import replaced_attribute
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """Hold the CUDA graphs of an iteration: how many it launches, and microseconds of all of them, launched one after
-    another and awaited at the end."""
+    """Describe an iteration's CUDA graphs: the number of launches, and the microseconds of all of them.
+
+    The time is that of launching them one after another with one synchronization at the end.
+    """
 
     count: int
     us: float
 
 
 def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: int) -> list[Graphs]:
-    """Return the graphs of each of some iterations. Empty if one launches none; as many are run nevertheless, for
-    another process may wait for each.
+    """Return the graphs of each of several iterations.
 
-    Each graph is awaited, so that only its own time is taken. Who launches one after another waits once: so the time of
-    the least graph is subtracted for each but the first, as it was right before that one. Taken once for all, it would
-    be wrong by as many times as there are graphs: of Mask R-CNN's 327, no time at all was left.
+    The result is empty if one launches none. All iterations are run in any case, because other ranks may wait for each.
+
+    Each graph is timed with a synchronization. A program that launches them one after another synchronizes once, so the
+    time of a minimal graph, measured right before, is subtracted for each graph but the first. With a single
+    measurement its error would count once for each graph: for Mask R-CNN's 327 graphs no time was left.
 
     Args:
         run: an iteration of the program.
-        wait: until the device is done.
-        iterations: how many are taken.
+        wait: synchronizes with the device.
+        iterations: number of iterations.
     """
     launch = least_graph()  # bound before launches are timed, so that it is none of them
     found: list[Graphs] = []
@@ -55,8 +58,10 @@ def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: i
 def timed_launches(
     kind: Any, wait: Callable[[], None], before: Callable[[], float]
 ) -> Iterator[list[tuple[float, float]]]:
-    """Yield microseconds of each replay of a graph of this class inside the block, in order, as `waited_us` takes them,
-    and what `before` returned right before it (it is not called before the first)."""
+    """Collect microseconds of each replay of a graph of this class inside the block, in order, by `waited_us`.
+
+    With each is the value that `before` returned right before it; it is not called before the first replay.
+    """
     found: list[tuple[float, float]] = []
     replay = kind.replay
 
@@ -71,8 +76,8 @@ def timed_launches(
 def least_graph() -> Callable[[], object]:
     """Return the launch of a graph of one small kernel.
 
-    What the kernel writes is allocated in the capture, so it lies in the graph's own pool for as long as the graph is
-    there. A tensor from outside would be freed on return, and each launch would write into memory that the program has.
+    The kernel's output is allocated during capture, in the graph's pool, and lives as long as the graph. A tensor from
+    outside would be freed on return, and each launch would write into memory of the program.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -87,7 +92,7 @@ def moving(iterate: Callable[[int], object]) -> Callable[[], object]:
 
 
 def waited_us(run: Callable[[], object], wait: Callable[[], None]) -> float:
-    """Return microseconds from the beginning of `run` until the device is done, which has nothing to do before."""
+    """Return microseconds from the start of `run` until the device, idle before, has finished."""
     wait()
     begin_ns = time.perf_counter_ns()
     run()

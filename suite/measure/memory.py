@@ -19,9 +19,9 @@ class Peak:
 
 
 def release(device: torch.device) -> None:
-    """Give unused memory back to the driver: neither other processes nor a CUDA graph's pool can use what is kept.
+    """Return unused memory to the driver: neither other processes nor a CUDA graph's pool can use cached memory.
 
-    Nothing to do on a CPU: looking for garbage walks over all that was imported, a quarter of a second each time.
+    Do nothing on a CPU, because a garbage collection over all imported objects takes a quarter of a second.
     """
     if device.type == "cuda":
         gc.collect()
@@ -30,11 +30,11 @@ def release(device: torch.device) -> None:
 
 
 def release_workspaces(device: torch.device) -> None:
-    """Let go of the workspaces that cuBLAS keeps for each stream and thread, 32 MiB each on Hopper.
+    """Free the workspaces that cuBLAS caches for each stream and thread, 32 MiB each on Hopper.
 
-    Eager's reference runs on the default stream in each process. A mode that computes on another one has workspaces
-    there, and eager's would count for its own. To be called while there is no CUDA graph, which may have the address of
-    one.
+    Eager's reference runs on the default stream in each process. A mode that computes on another stream has workspaces
+    there, and eager's would be counted as its memory. Call this only while no CUDA graph exists, because a graph may
+    contain the address of a workspace.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -42,7 +42,7 @@ def release_workspaces(device: torch.device) -> None:
 
 
 def restart_peak(device: torch.device) -> None:
-    """Give unused memory back and count peaks again. Nothing to do on a CPU."""
+    """Return unused memory to the driver and reset peaks. Do nothing on a CPU."""
     release(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -1,7 +1,7 @@
-"""Define the modes in which a workload is run. A mode is one record; baselines say what its numbers are compared with.
+"""Define the modes in which a workload is run, and the baselines of each. A mode is one record.
 
-Adding a mode is adding a record to `MODES`: runner, worker and report only read the fields. This module imports
-no torch, so that the command line can list and check modes at once.
+To add a mode, add a record to `MODES`: runner, worker and report only read its fields. This module does not import
+torch, so that the command line can list and check modes quickly.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ CAPTURED: dict[Captures, str] = {
     "step": "whole iteration",
     "by hand": "what users capture themselves",
 }
-"""Text on what becomes a CUDA graph: the least first."""
+"""Descriptions of the captured part of a program, the smallest part first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
     """Describe how `torch.compile` is called for this mode, and which modes it is compared with.
 
-    `backend` None means the module runs uncompiled. `baselines[0]` is the one it alternates with when the GPU does
-    not hold more than two modes. `bitwise_with` names modes, one of which it must reproduce bit for bit (of those that
-    are deterministic with themselves); other bits are `fail_accuracy`, not a remark. `same_as` names modes that this
-    one is the same program as, wherever kernels, launches and copies come out the same: then a difference found between
-    the two is a false finding. A partitioned function is not the same as an unpartitioned one: it checks sizes and
-    strides of all inputs outside of its graphs, in each call. `captures` says what becomes a CUDA graph around what the
-    backend compiled: the whole iteration ("step"), the module with its loss ("callables"), or what users capture
-    themselves ("by hand"): a training iteration with the compiled module, or a part that a program names.
+    With `backend` None the module runs uncompiled. `baselines[0]` alternates with this mode when only two modes fit on
+    the GPU. The mode must reproduce one of the deterministic modes in `bitwise_with` bit for bit; different bits are
+    `fail_accuracy`, not a remark. `same_as` names modes that run the same program if kernels, launches and copies are
+    equal: then a difference between the two is a false finding. A partitioned function is not the same as an
+    unpartitioned one, because each call checks sizes and strides of all inputs outside of its graphs. `captures` is the
+    part around the compiled code that becomes a CUDA graph: the whole iteration ("step"), the module with its loss
+    ("callables"), or the part that users capture ("by hand"): a training iteration with the compiled module, or a part
+    that the program names.
 
-    `colour` is that of its bars in reports (#RRGGBB; without one it gets any).
+    `colour` is that of its bars in reports (#RRGGBB; None for the next free colour).
     """
 
     name: str
@@ -53,12 +53,12 @@ class Mode:
 
     @property
     def needs_gpu(self) -> bool:
-        """Return whether the mode makes no sense without CUDA graphs."""
+        """Return whether the mode needs CUDA graphs."""
         return self.uses_cuda_graphs or self.captures_more
 
     @property
     def captures_more(self) -> bool:
-        """Return whether more is captured than the backend compiles. Such modes are measured where they are named."""
+        """Return whether the mode captures more than the compiled code. Such modes must be selected by name."""
         return self.captures != "graphs"
 
     @property
@@ -68,22 +68,22 @@ class Mode:
 
     @property
     def captured(self) -> str:
-        """Return what becomes a CUDA graph, in words."""
+        """Return a description of the captured part."""
         return CAPTURED[self.captures] if self.needs_gpu else "no graph"
 
     @property
     def times_calls(self) -> bool:
-        """Return whether Encore times calls of the program to choose how it is served. Nothing should disturb them."""
+        """Return whether Encore's selection times calls of the program, which other load would disturb."""
         return self.options.get("selection") == "measure"
 
     @property
     def is_encores(self) -> bool:
-        """Return whether it is Encore that makes the CUDA graphs."""
+        """Return whether Encore records the CUDA graphs."""
         return self.backend == "encore" or self.wraps_iteration
 
     @property
     def compared_with(self) -> tuple[str, ...]:
-        """Return modes whose time is compared with this one's: the reference of all figures, and its own baselines."""
+        """Return the modes that this one is compared with: the reference of all figures, and its baselines."""
         return tuple(dict.fromkeys(name for name in (REFERENCE_MODE, *self.baselines) if name != self.name))
 
 
@@ -197,10 +197,10 @@ GRAPH_MODE = "graph"
 """Outputs of other graph modes are compared with this mode's, bit for bit."""
 
 UNPARTITIONED_MODE = "graph-unpartitioned"
-"""Stock graphs as the papers had them: a CPU value costs the whole FX graph."""
+"""Stock graphs as in the papers: a CPU value prevents the capture of the whole FX graph."""
 
 PLACEMENT_MODE = "placement"
-"""The mode whose name stands for placement alone where graphs are analysed without a GPU."""
+"""The mode for placement alone in analyses without a GPU."""
 
 INDIRECTION_MODE = "indirection"
 """Placement, and graphs that read their inputs in place."""
@@ -209,10 +209,10 @@ LEAN_MODE = "lean"
 """The same with lean replay."""
 
 LANES_MODE = "lanes"
-"""The same with independent kernels of a graph at the same time."""
+"""The same with concurrency of independent kernels in a graph."""
 
 DEFAULT_MODE = "encore"
-"""The mode of users who change nothing: all of it, with the rules of selection."""
+"""The default mode: all optimizations, with selection by rules."""
 
 
 def select_modes(names: Iterable[str]) -> tuple[Mode, ...]:

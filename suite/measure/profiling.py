@@ -1,29 +1,29 @@
 """Run torch.profiler over a few steady iterations and analyse the trace.
 
-`PROFILED_ITERATIONS` iterations are taken, so that a stray event shows as a count that does not divide. Where they do
-not all run the same (data-dependent programs), one iteration alone is profiled instead, and the result says so by
-`profiled_iterations` = 1.
+`PROFILED_ITERATIONS` iterations are profiled, so that a stray event results in a count that is no multiple. Where they
+differ (data-dependent programs), a single iteration is profiled instead, and the result has `profiled_iterations` = 1.
 
-What ran on the GPU in steady iterations, from a torch.profiler trace: kernels by launch, copies, kernel time.
+The result lists the GPU's work in steady iterations: kernels by launch, copies, kernel time.
 
-Pure analysis of a Chrome trace as `torch.profiler.profile.export_chrome_trace` writes it. Relied on are complete events
-(`"ph": "X"`) with these fields, as Kineto writes them:
+The analysis reads a Chrome trace as `torch.profiler.profile.export_chrome_trace` writes it. It uses complete events
+(`"ph": "X"`) with these fields of Kineto:
 
 * `cat` is "kernel", "gpu_memcpy" or "gpu_memset" for work on the device, "cuda_runtime" or "cuda_driver" for the call
   that launched it.
-* `args.correlation` is the same number in a call and in all device work it launched. A launch of a CUDA graph is one
-  call, so all of the graph's work has that call's number.
+* `args.correlation` is equal in a call and in all device work that it launched. A launch of a CUDA graph is one call,
+  so all of the graph's work has that call's number.
 * `name` of a call is the API function, perhaps with a version or `_ptsz` suffix; of a copy, "Memcpy HtoD (Pageable ->
   Device)"; `args.bytes` its size.
 * `dur` is in microseconds; `args.grid` and `args.block` of a kernel are its launch configuration.
 * A copy from pageable host memory makes the host wait; one from pinned memory does not.
-* `args["graph node id"]`, where a CUPTI version gives it, marks device work of a graph even if its launch is missing.
+* `args["graph node id"]`, in some CUPTI versions, marks device work of a graph even if its launch is missing.
 
-Device work is a graph's if its call is `cudaGraphLaunch` or `cuGraphLaunch`; all other work counts as launched one by
-one, so no list of kernel-launching functions is needed (there are many: `cudaLaunchKernel`, `cudaLaunchKernelExC`,
-`cuLaunchKernel`, `cuLaunchKernelEx`, cooperative ones).
+Device work belongs to a graph if its call is `cudaGraphLaunch` or `cuGraphLaunch`; all other work counts as launched
+one by one, so no list of kernel-launching functions is needed (there are many: `cudaLaunchKernel`,
+`cudaLaunchKernelExC`, `cuLaunchKernel`, `cuLaunchKernelEx`, cooperative ones).
 
-Which source each generated kernel has. Kernels of other sources may have one name: `triton_poi_fused__to_copy_3`.
+The module also records the source of each generated kernel, because kernels with different sources may have the same
+name: `triton_poi_fused__to_copy_3`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from suite.results.schema import Coverage, HostToDeviceCopy
 PROFILED_ITERATIONS = 3
 
 BEFORE = -1
-"""The number of the iteration before a trace: of input sets that take turns, the last one."""
+"""The number of the iteration before a trace: it uses the last of the rotating input sets."""
 
 
 def profile_iterations(
@@ -57,12 +57,12 @@ def profile_iterations(
     agreed: Callable[[bool], bool] = lambda uneven: uneven,
     sources: Mapping[str, str] = MappingProxyType({}),
 ) -> IterationProfile | None:
-    """Profile `iterate(0)`, `iterate(1)`, ... on the current CUDA device, with a profiler that is loaded.
+    """Profile `iterate(0)`, `iterate(1)`, ... on the current CUDA device, after `load_profiler`.
 
-    `agreed` tells whether another process with which the iterations work has to profile again; `sources` are digests of
-    generated kernels' sources, by name (`KernelSources`).
+    `agreed` returns whether any rank has to profile again; `sources` are digests of generated kernels' sources, by name
+    (`KernelSources`).
 
-    None where the profiler saw no kernel: then it was not allowed to, for every workload runs some.
+    Return None if the trace has no kernel: every workload runs some, so the profiler lacks permission.
     """
     profile, uneven = None, "they differ in another process"
     try:
@@ -79,9 +79,9 @@ def profile_iterations(
 
 
 def load_profiler(iterate: Callable[[int], object]) -> None:
-    """Run a first session, which is thrown away.
+    """Run a first session, whose trace is dropped.
 
-    It loads CUPTI, and slows down all later launches of this process; so this comes after everything that is timed.
+    It loads CUPTI, which slows down all later launches of this process; so call it after all timing.
     """
     trace(iterate, 1)
 
@@ -89,16 +89,17 @@ def load_profiler(iterate: Callable[[int], object]) -> None:
 def kernels_of(
     iterate: Callable[[int], object], sources: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, int] | None:
-    """Return which kernels one iteration runs, for less time; None where the profiler saw none."""
+    """Return only the kernels of one iteration, which is faster than `profile`; None if the trace has none."""
     load_profiler(iterate)
     return analyse(trace(iterate, 1), 1, sources).kernels or None
 
 
 def trace(iterate: Callable[[int], object], iterations: int) -> dict[str, Any]:
-    """Return the Chrome trace of that many iterations, each awaited before the next begins.
+    """Return the Chrome trace of that many iterations, with a synchronization after each.
 
-    One that is not seen comes before, on other inputs than the first that is: where inputs are where they were in the
-    last call, a graph that reads them in place writes no pointers, and that iteration is not like the others.
+    An iteration without profiling precedes them, on other inputs than the first profiled one. Otherwise the addresses
+    of inputs would not change, a graph that reads them in place would write no pointers, and the first profiled
+    iteration would differ from the others.
     """
     iterate(BEFORE)
     torch.cuda.synchronize()
@@ -120,12 +121,12 @@ _CALLS = ("cuda_runtime", "cuda_driver")
 
 
 class UnevenIterations(ValueError):
-    """Report that the iterations in a trace did not all do the same: a mean of their counts is not the count of one."""
+    """Report that the iterations in a trace differ, so that a mean of their counts is not the count of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """Hold one kernel, copy or memset on the device. `moved_bytes` is None for kernels."""
+    """Describe one kernel, copy or memset on the device. `moved_bytes` is None for kernels."""
 
     category: str
     name: str
@@ -136,7 +137,7 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True)
 class IterationProfile:
-    """Hold one iteration, as the mean over those in the trace. Counts are exact: every iteration had that many."""
+    """Describe one iteration: mean times over the trace, and exact counts, which are equal in all iterations."""
 
     coverage: Coverage
     kernels: dict[str, int] | None
@@ -148,7 +149,7 @@ class IterationProfile:
 def analyse(
     trace: Mapping[str, Any], iterations: int, sources: Mapping[str, str] = MappingProxyType({})
 ) -> IterationProfile:
-    """Return what one of the `iterations` in `trace` ran. `sources` are digests of generated kernels' sources, by name.
+    """Analyse one of the `iterations` in `trace`. `sources` are digests of generated kernels' sources, by name.
 
     Raises:
         UnevenIterations: a count does not divide by `iterations`; the message names it.
@@ -246,13 +247,13 @@ _DIGITS = 6
 
 
 class KernelSources:
-    """Collect the kernel sources of the modules that Inductor loads from the making of this on."""
+    """Collect the kernel sources of the modules that Inductor loads after the construction of this object."""
 
     def __init__(self) -> None:
         self._before = len(torch_internals.PyCodeCache.modules)
 
     def digests(self) -> dict[str, str]:
-        """Return digests by a kernel's name, number included. A name that stands for several sources is left out."""
+        """Return digests by a kernel's name, including its number, without names of several sources."""
         sources: dict[str, set[str]] = defaultdict(set)
         for module in torch_internals.PyCodeCache.modules[self._before :]:
             for name, source in _kernels_of(module.__file__):
@@ -265,7 +266,7 @@ class KernelSources:
 
 
 def _kernels_of(file: str | None) -> list[tuple[str, str]]:
-    """Return names and sources in a generated module, the latter without the number; none where it cannot be read."""
+    """Return names and sources in a generated module, sources without the number; none if it cannot be read."""
     try:
         text = Path(file or "").read_text(encoding="utf-8")
     except OSError:

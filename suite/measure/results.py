@@ -1,7 +1,7 @@
-"""Collect all that one iteration computed, by name, in host memory: outputs, loss, gradients, and changed state.
+"""Collect the results of one iteration by name in host memory: outputs, loss, gradients, and changed state.
 
-Results are copied to the host because the memory of a CUDA graph's outputs is used again by the next call, and
-because references must not take part in the peak memory of compiling.
+Results are copied to the host because the next call reuses the memory of a CUDA graph's outputs, and because
+references must not increase the peak memory of compiling.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ BUFFER = "buffer "
 class Results:
     """Hold tensors on the CPU by name: "output['logits']", "loss", "gradient fc.weight", "buffer bn.running_mean",
     "input [0]". Buffers and inputs are there only if the iteration changed them. `uncompared` are outputs that the
-    workload leaves out of the comparison with eager; they count for the digest. `bits` are the fingerprints of all,
-    where they were taken already."""
+    workload leaves out of the comparison with eager; the digest includes them. `bits` are the fingerprints of all
+    tensors, if they were computed already."""
 
     tensors: Mapping[str, torch.Tensor]
     uncompared: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -52,11 +52,12 @@ class Results:
 
 
 class State:
-    """Keep tensors outside of the outputs that an iteration may change: the module's buffers and the inputs.
+    """Save the tensors that an iteration may change in place: the module's buffers and the inputs.
 
-    Of a function of the user's own, parameters and the state of optimizers, too.
+    For a user's function these include parameters and the state of optimizers.
 
-    Their values at the time of construction are kept in host memory, so that every checked iteration starts from them.
+    Their values at the time of construction are stored in host memory, so that every checked iteration starts from
+    them.
     """
 
     def __init__(self, module: torch.nn.Module, inputs: Inputs) -> None:
@@ -68,25 +69,25 @@ class State:
         self._bits = _bits(self._live())
 
     def _live(self) -> dict[str, torch.Tensor]:
-        """Return the tensors as they are now. A compiled optimizer replaces counts of steps by tensors on the GPU."""
+        """Return the current tensors. A compiled optimizer replaces step counts by tensors on the GPU."""
         if self._own is None:
             return self._fixed
         return {f"{BUFFER}{name}": tensor.detach() for name, tensor in self._own.state()} | self._fixed
 
     def changed(self) -> dict[str, torch.Tensor]:
-        """Return those tensors whose bits are no longer the saved ones, as they are now."""
+        """Return the current values of tensors whose bits differ from the saved ones."""
         live = self._live()
         return {name: live[name] for name, bits in _bits(live).items() if bits != self._bits.get(name, bits)}
 
     def restore(self, changed: Iterable[str] | None = None) -> None:
-        """Give the changed tensors their saved values back, at their addresses. `changed`: which, if that is known."""
+        """Restore the saved values of changed tensors in place. `changed`: their names, if known."""
         live = self._live()
         with torch.no_grad():
             for name in self.changed() if changed is None else changed:
                 live[name].copy_(self._saved[name])
 
     def saved(self, name: str) -> torch.Tensor | None:
-        """Return the value from the start of a buffer or input, on the CPU; None if `name` is neither."""
+        """Return the saved value of a buffer or input, on the CPU; None if `name` is neither."""
         return self._saved.get(name)
 
 
@@ -104,7 +105,7 @@ def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: Sta
 def bits_of_run(
     instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int, sketched: Collection[str] = ()
 ) -> tuple[dict[str, str], dict[str, list[float]]]:
-    """Return `run_checked(...).all_bits()`, with nothing copied to the host; and sketches of the tensors so named."""
+    """Return `run_checked(...).all_bits()` without copies to the host, and sketches of the named tensors."""
     found = _Bits()
     sketches: dict[str, list[float]] = {}
     for name, tensor, _ in _computed(instance, iterate, inputs, state, seed):
@@ -123,7 +124,7 @@ def run_unchecked(instance: Instance, iterate: Iterate, inputs: Inputs, state: S
 def _computed(
     instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int
 ) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Yield name, tensor as it is, and whether it is compared with eager, of all that one iteration computes."""
+    """Yield each result of one iteration: its name, the tensor, and whether it is compared with eager."""
     state.restore()
     _drop_gradients(instance.module)
     seed_all(seed)
@@ -154,7 +155,7 @@ def digest_of(bits: Mapping[str, str]) -> str:
 
 
 class _Bits:
-    """Collect dtypes, shapes and fingerprints of tensors that need not live until all are there."""
+    """Collect dtypes, shapes and fingerprints of tensors one by one, so that each can be freed before the next."""
 
     def __init__(self) -> None:
         self._forms: dict[str, str] = {}
@@ -179,9 +180,9 @@ def _bits(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 def named_tensors(value: Any, *, numbers: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield tensors and numbers in `value` with the path to each, as "['logits']" or "[0].layers[2].keys".
 
-    Containers are what PyTorch's pytree knows (also the output classes of transformers), and lists, tuples and dicts of
-    classes of one's own; other objects, such as key and value caches, are looked into by their attributes. A number
-    comes as a 0-dim tensor, if `numbers` are wanted.
+    Containers are those registered in PyTorch's pytree (including the output classes of transformers), and subclasses
+    of lists, tuples and dicts; attributes of other objects, such as key and value caches, are searched. With `numbers`,
+    numbers are yielded as 0-dim tensors.
     """
     yield from _walk(value, "", set(), numbers)
 
@@ -202,7 +203,7 @@ def _walk(value: Any, path: str, seen: set[int], numbers: bool) -> Iterator[tupl
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what is in an object that pytree does not look into, such as a list of a class of its own, with paths."""
+    """Yield the contents of an object that is not registered in pytree, such as a subclass of list, with paths."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", member) for key, member in value.items())
     elif isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
 """Time blocks of samples: host time to completion and device time of single iterations, and back-to-back throughput.
 
-Every sample is kept. Inputs rotate over sets at different addresses, because an iteration on inputs that never move
-would hide what it costs to get moving inputs into a CUDA graph.
+All samples are stored. Inputs rotate over sets at different addresses, because constant addresses would hide the cost
+of passing moving inputs to a CUDA graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from suite.results.schema import Block, GpuState
 
 
 class DeviceTimer(Protocol):
-    """Define how the end of device work is awaited, and its time taken."""
+    """Define how to synchronize with a device and measure its time."""
 
     def synchronize(self) -> None: ...
 
@@ -37,7 +37,7 @@ class DeviceTimer(Protocol):
 
 
 class HostTimer:
-    """Time workloads on the CPU, where a call returns when it is done and host time is all there is."""
+    """Time workloads on the CPU, where calls are synchronous and only host time is measured."""
 
     def synchronize(self) -> None:
         return
@@ -53,7 +53,7 @@ class HostTimer:
 
 
 class CudaTimer:
-    """Time by two CUDA events on the current stream. The span includes time in which the device waits for work."""
+    """Time by two CUDA events on the current stream, including time in which the device is idle."""
 
     def __init__(self) -> None:
         self._start = torch.cuda.Event(enable_timing=True)
@@ -115,8 +115,8 @@ def measure_block(
 ) -> Block:
     """Time `samples` iterations one by one, then `throughput_iterations` back to back (none if 0).
 
-    Before them come `lead_in` iterations that are awaited one by one just like the samples, and not kept. With `core`
-    the calling thread is bound to that logical core for the block; other threads are left where they are.
+    `lead_in` iterations precede them, which are synchronized like the samples and not stored. With `core` the calling
+    thread is bound to that logical core for the block; other threads are not.
 
     Sample i of block `index` runs on input set (index * samples + i) modulo the number of sets, and the iterations back
     to back go on with the set after the last sample's: the inputs move in each iteration. Host time runs from
@@ -156,7 +156,7 @@ def _single_iterations(
     rotation: Callable[[int], int],
     positions: Iterable[int],
 ) -> tuple[list[float], list[float]]:
-    """Return host and device times of these iterations, each awaited before the next begins."""
+    """Return host and device times of these iterations, with a synchronization after each."""
     host_us: list[float] = []
     device_us: list[float] = []
     for position in positions:
@@ -181,7 +181,7 @@ def _back_to_back(
     rotation: Callable[[int], int],
     positions: Sequence[int],
 ) -> float | None:
-    """Return microseconds per iteration of iterations that are awaited together; None if there are no iterations."""
+    """Return microseconds per iteration with one synchronization after the last; None without iterations."""
     if not positions:
         return None
     begin_ns = time.perf_counter_ns()
@@ -193,7 +193,7 @@ def _back_to_back(
 
 @contextlib.contextmanager
 def bound_to(core: int | None) -> Iterator[bool]:
-    """Bind the calling thread to a logical core. Yields whether that was possible; it is not everywhere allowed."""
+    """Bind the calling thread to a logical core. Yield whether that was permitted."""
     if core is None:
         yield False
         return
@@ -210,7 +210,7 @@ def bound_to(core: int | None) -> Iterator[bool]:
 
 
 def iteration_us(iterate: Iterate, input_sets: Sequence[Inputs], timer: DeviceTimer, iterations: int = 5) -> float:
-    """Return the median host time of a few iterations: how long blocks have to be."""
+    """Return the median host time of a few iterations, from which the length of blocks is planned."""
     times, _ = _single_iterations(
         iterate, input_sets, timer, lambda position: position % len(input_sets), range(iterations)
     )

@@ -33,7 +33,8 @@ MOST_SPREAD = 3.0
 
 @dataclass
 class Steering:
-    """What serves the calls: `serve` is "chain", "branches", "race" (as Encore decides) or "self" (chain and chain).
+    """The choice of what runs calls: `serve` is "chain", "branches", "race" (as Encore decides) or "self" (chain
+    twice).
 
     Attributes:
         races: of all graphs that have branches.

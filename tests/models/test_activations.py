@@ -1,4 +1,4 @@
-"""Constants of activations, by the values that they have: another one changes the program and no shape."""
+"""Constants of activations are tested by value: a wrong one changes no shape."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from optimizations import torch_internals
 
 
 class CpuOperations(TorchFunctionMode):
-    """Names of the functions called under it that take or return a CPU tensor."""
+    """Collect the names of called functions that take or return a CPU tensor."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""DALL-E 2: the parts that its published parameter counts and the other tests leave open."""
+"""DALL-E 2: parts that its published parameter counts and the other tests do not check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The precision of float32 arithmetic is put back, whatever set it before and whatever a block sets."""
+"""The precision of float32 arithmetic is restored after a block, for every earlier setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small package with TorchBench's interface stands in for TorchBench: tests/support/fixtures/fake_torchbench.py."""
+"""A small package with TorchBench's interface replaces TorchBench: tests/support/fixtures/fake_torchbench.py."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_canary_model_is_found_in_any_case_and_not_in_the_set() -> None:
 
 
 def test_further_models_share_a_class_and_not_a_name() -> None:
-    """Whichever was looked up first, a name is that model."""
+    """A name refers to the same model in any order of lookups."""
     for name, width in (("further_one", 3), ("further_two", 4), ("further_one", 3)):
         row = find(f"torchbench:{name}")
         assert row.acronym == f"torchbench:{name}"
@@ -326,12 +326,12 @@ def test_explain_builds_it_as_torchbench_does_on_a_gpu(name: str) -> None:
         ("broken_library", r"OSError: libnothing.so.*install.py models broken_library"),
     ],
 )
-def test_model_that_misses_something_says_how_to_install_it(name: str, words: str) -> None:
+def test_model_with_a_missing_package_names_its_installation(name: str, words: str) -> None:
     with pytest.raises(TorchBenchUnavailable, match=words):
         find(f"torchbench:{name}")
 
 
-def test_without_torchbench_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_torchbench_names_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchbenchmark", None)
     with pytest.raises(
         TorchBenchUnavailable,

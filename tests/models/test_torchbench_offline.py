@@ -1,4 +1,4 @@
-"""Models of TorchBench where nothing can be downloaded: what its builders ask for is replaced, and put back."""
+"""TorchBench models without downloads: functions that its builders call are replaced and restored."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_unknown_option_names_it_the_nearest_and_all_known_ones() -> None:
         ("selection", True, "'rule', 'measure', 'off'"),
     ],
 )
-def test_wrong_value_says_what_is_allowed(name: str, value: object, allowed: str) -> None:
+def test_wrong_value_names_what_is_allowed(name: str, value: object, allowed: str) -> None:
     with pytest.raises(WrongOption, match=name) as caught:
         Options.parse({name: value})
     assert allowed in str(caught.value)

@@ -215,7 +215,7 @@ def event(category: str, name: str, start: float, length: float, correlation: in
     return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": length, "args": arguments}
 
 
-def test_work_of_a_graph_is_that_of_its_launch_in_order() -> None:
+def test_work_of_a_graph_is_listed_in_launch_order() -> None:
     events = [
         event("cuda_runtime", "cudaGraphLaunch", 0, 1, 7),
         event("cuda_runtime", "cudaLaunchKernel", 0, 1, 8),

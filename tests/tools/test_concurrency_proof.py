@@ -1,4 +1,4 @@
-"""`tests/gpu/concurrency_proof.py`: what steers chain and branches, what compares them, its rows and its processes."""
+"""`tests/gpu/concurrency_proof.py`: control and comparison of chain and branches, rows and processes."""
 
 from __future__ import annotations
 

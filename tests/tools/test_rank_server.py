@@ -1,4 +1,4 @@
-"""A rank that is forked from the server is as one in an interpreter of its own, to its end."""
+"""A rank forked from the server behaves as one in its own interpreter until it exits."""
 
 from __future__ import annotations
 

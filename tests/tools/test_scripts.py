@@ -185,7 +185,7 @@ def test_run_all_starts_these_runs(checkout: Checkout, arguments: str, first: st
 
 
 def test_script_knows_which_options_of_a_run_take_no_value() -> None:
-    """Else it would take the word behind one for its value, or a value for a workload."""
+    """Otherwise it would take the word after an option for its value, or a value for a workload."""
     (text,) = re.findall(r'^flags=" (.*) "$', (REPOSITORY / "run_all.sh").read_text(), re.MULTILINE)
     command: Any = typer.main.get_command(app)
     options = [each for each in command.commands["run"].params if each.param_type_name == "option"]
@@ -281,7 +281,7 @@ def test_failed_check_fails_the_whole_although_the_tests_pass(checkout: Checkout
     assert done.stdout.splitlines()[-1] == "=== 3 passed in 0.01s ==="
 
 
-def test_arguments_go_to_pytest_alone(checkout: Checkout) -> None:
+def test_arguments_are_passed_to_pytest_only(checkout: Checkout) -> None:
     checkout.run("run_tests.sh", "tests/suite/results/test_store.py", "-k", "cut line")
     assert checkout.calls()[-1] == "<-m><pytest><tests/suite/results/test_store.py><-k><cut line>"
     assert not any("ruff" in call for call in checkout.calls())

@@ -45,7 +45,7 @@ class Distance:
 
 
 def distance(mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> Distance:
-    """Of two lists of results. `worst` is infinite where they have other shapes, or NaN where the other has none."""
+    """Return the distance of two lists of results. `worst` is infinite for other shapes, or for NaN only here."""
     if len(mine) != len(theirs):
         return Distance(math.inf, max(len(mine), len(theirs)))
     found = [_relative(one, other) for one, other in zip(mine, theirs, strict=True) if not _is_same(one, other)]
@@ -66,7 +66,7 @@ def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def row(name: str, make: Make, device: str, check_every: Any = None) -> dict[str, Any]:
-    """Return what became of a program: `verdict`, and what it was found by. `check_every`: as of `graph_step`."""
+    """Return a program's row: `verdict`, and how it was found. `check_every` is an option of `graph_step`."""
     at, where = time.monotonic(), "eager"
     found: dict[str, Any] = {"name": name}
     try:

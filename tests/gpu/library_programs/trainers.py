@@ -137,7 +137,7 @@ def accumulate_around(device: str, steps: int) -> Program:
 
 
 def small_unet(lower: str, upper: str, **others: Any) -> nn.Module:
-    """Of two levels, the inner one of these blocks."""
+    """Build a UNet of two levels, the inner one of these blocks."""
     from diffusers import UNet2DModel
 
     return UNet2DModel(

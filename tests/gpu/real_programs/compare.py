@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 @dataclass(frozen=True)
 class Difference:
-    """Of results against a reference's.
+    """The difference of results from a reference's.
 
     Attributes:
         error: largest relative L2 error of a floating-point leaf; infinite where infinities or NaNs are in other

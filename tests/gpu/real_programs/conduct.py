@@ -1,7 +1,7 @@
 """Runs programs in modes, each pair in a process of its own, and gives a row for each.
 
 Programs come in waves. The processes of a wave compile and are compared several at a time; when all of them wait, their
-programs are timed one after another, the modes of a program in turns, with nothing else on the GPU. Encore starts when
+programs are timed one after another, its modes alternately, with nothing else on the GPU. Encore starts when
 stock is through with the same program, and they share a folder of compiled kernels: kernels are tuned once.
 """
 

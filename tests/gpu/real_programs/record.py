@@ -1,4 +1,4 @@
-"""What a program is, and how it is registered: by a decorator on the function that builds it."""
+"""Programs are registered by a decorator on the function that builds them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Setting:
         return torch.compile(target, **self.keywords(), **keywords) if self.compiles else target
 
     def keywords(self) -> dict[str, Any]:
-        """Of `torch.compile`, for libraries that call it themselves, and for `torch.nn.Module.compile`."""
+        """Return the arguments of `torch.compile`, for libraries that call it and for `torch.nn.Module.compile`."""
         return dict(COMPILE[self.mode] or {})
 
     def compile_in_place(self, module: torch.nn.Module) -> None:
@@ -90,7 +90,7 @@ class Program:
     Attributes:
         calls: calls that are compared with eager's, and in one timed round.
         trains: its results depend on how many calls there were before; else call i gives the same at any time.
-        keeps: whoever calls it keeps the results of all calls of a round as they are, and reads them at its end.
+        keeps: the caller keeps the results of all calls of a round as they are, and reads them at its end.
             Otherwise each result is read before the next call.
         needs: modules that must be installed.
         tolerance: relative L2 error that a result may have against eager's.

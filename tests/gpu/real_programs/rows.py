@@ -26,7 +26,7 @@ DRIFT = 2.0
 
 def judged(row: dict[str, Any], tolerance: float, stock: Row | None) -> dict[str, Any]:
     """`row` with its `verdict`: "right" within `tolerance` of eager; "as stock" where it has stock's bits, or is at
-    most `DRIFT` times as far off as stock; else "wrong". None where there is nothing to judge."""
+    most `DRIFT` times as far from eager as stock; else "wrong". None where there is nothing to judge."""
     error, limit = row.get("error_over_eager"), None
     if row["status"] == "ok" and error is not None:
         limit = stock.get("error_over_eager") if stock and stock["status"] == "ok" else None
@@ -45,7 +45,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def findings(rows: Iterable[Row]) -> list[str]:
-    """What is wrong: other results than eager's, no results where eager has some, programs that did not run at all."""
+    """List failures: results that differ from eager's, missing results, and programs that did not run at all."""
     found = []
     by_key = {(row["program"], row["mode"]): row for row in rows}
     for (program, mode), row in by_key.items():
@@ -64,7 +64,7 @@ def findings(rows: Iterable[Row]) -> list[str]:
 
 
 def ratio(row: Row | None, reference: Row | None) -> float | None:
-    """How many times faster `row` is than `reference`, in whole time per call: the median over turns they both had."""
+    """Return how many times faster `row` is than `reference` per call: the median over rounds they both had."""
     if row is None or reference is None or row["status"] != "ok" or reference["status"] != "ok":
         return None
     turns = list(zip(reference["turns_us"], row["turns_us"], strict=False))

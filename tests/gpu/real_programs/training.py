@@ -188,7 +188,7 @@ def lightning_fit(setting: Setting) -> Body:
 
 @program(calls=6, trains=True)
 def gan_step(setting: Setting) -> Body:
-    """A generator and a discriminator that train in turns; the generated batch is read in both turns."""
+    """A generator and a discriminator that train alternately; the generated batch is read by both."""
     width = setting.pick(256, 16)
     generator_network = built(setting, lambda: mlp(width, 3), seed=1)
     judge_network = built(setting, lambda: mlp(width, 3, width, 1), seed=2)

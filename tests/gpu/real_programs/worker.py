@@ -180,7 +180,7 @@ class _Meter:
 
 
 def _count_captures() -> Callable[[], int]:
-    """A function that tells how many captures of CUDA graphs have ended in this process, whoever made them."""
+    """Return a function that counts the captures of CUDA graphs that ended in this process, by any caller."""
     import torch
 
     ended = [0]

@@ -151,7 +151,7 @@ def test_autocast_is_off_inside_as_on_the_slow_path(way: SlowCalls, monkeypatch:
     assert len(entered) == 3
 
 
-# Conditions that send a call the full way
+# Conditions that send a call to the slow path
 
 
 def test_profiler_records_the_ranges_of_all_layers(way: SlowCalls) -> None:

@@ -150,7 +150,7 @@ def test_thread_that_comes_later_gets_a_workspace_in_the_pool(workspaces: Worksp
     assert found[0] is not products(workspaces, streams)[0]
 
 
-def test_work_outside_of_kept_workspaces_is_reported(workspaces: Workspaces) -> None:
+def test_work_outside_retained_workspaces_is_reported(workspaces: Workspaces) -> None:
     streams = SideStreams(0)
     assert streams.keeps_workspace(), "nothing is kept yet"
     streams.ready()

@@ -46,7 +46,7 @@ def test_batches_share_buffers_and_have_the_loaders_values() -> None:
     assert len(loader) == 4 and all(name == "a" for _, _, name in found)
 
 
-def test_batch_of_another_shape_has_buffers_of_its_own() -> None:
+def test_batch_of_another_shape_has_its_own_buffers() -> None:
     found = [batch["x"] for batch in StaticLoader(numbered(3, lambda index: 2 - index // 2), OnHost())]
     assert found[0] is found[1] and found[2].shape == (1, 3)
     assert found[0].mean() == 2.0 and found[2].mean() == 3.0

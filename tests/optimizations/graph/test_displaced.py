@@ -42,7 +42,7 @@ def test_many_small_inputs_take_little_memory() -> None:
     assert buffer_bytes(memory) < 4 * 2**20
 
 
-def test_memory_goes_from_the_first_element_to_the_last() -> None:
+def test_memory_spans_the_first_to_the_last_element() -> None:
     whole = torch.zeros(10, 10)
     view = whole[2:5, 1:3]
     assert memory_of(view) == MemoryRange(address=whole.data_ptr() + 21 * 4, size_bytes=(2 * 10 + 2) * 4)

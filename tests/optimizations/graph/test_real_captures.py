@@ -67,7 +67,7 @@ USES: dict[str, dict[int, list[Place]]] = {
 
 PADDING_WORDS = {"many_nodes": 32, "matmul_fp32": 2, "sort": 53}
 """Words that change from capture to capture whatever the inputs do: addresses on the host's stack in cuBLAS' kernels
-for fp32, bytes that nobody set in those of `sort`."""
+for fp32, uninitialized bytes in those of `sort`."""
 
 
 def load(name: str) -> RecordedCaptures:

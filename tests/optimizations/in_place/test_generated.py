@@ -214,7 +214,7 @@ def test_work_of_one_process_is_no_collective(call: str) -> None:
         ("extern_kernels.addmm(arg0_1, arg1_1, arg2_1, out=buf0)", False),
     ],
 )
-def test_random_numbers_are_seen(call: str, random: bool) -> None:
+def test_random_numbers_are_found(call: str, random: bool) -> None:
     code = read(f"\nbuf0 = {call}\n")
     assert code.opaque is None
     assert code.random is random

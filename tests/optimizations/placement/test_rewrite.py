@@ -166,7 +166,7 @@ def test_views_made_before_the_graph_equal_the_programs(grad: bool) -> None:
             view.mul_(learned)
 
 
-def test_what_stays_in_the_graph_reads_earlier_results() -> None:
+def test_remaining_operations_read_earlier_results() -> None:
     counter = torch.zeros(3)
 
     def program(x: torch.Tensor, t: torch.Tensor) -> Any:

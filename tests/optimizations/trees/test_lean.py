@@ -1,6 +1,6 @@
-"""Steady calls: taken where a call is as the one before, and for nothing else.
+"""The fast path is taken exactly where a call matches the previous one.
 
-Note [Full ways]. What is counted is `CUDAGraphTreeManager._run`: the way that every call of stock's goes.
+Note [Full ways]. Counted is `CUDAGraphTreeManager._run`, which every call on stock's path enters.
 """
 
 from __future__ import annotations

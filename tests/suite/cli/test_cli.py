@@ -1,4 +1,4 @@
-"""The command line as a newcomer meets it: help, wrong use, exit codes, and reports of runs."""
+"""The command line: help, wrong use, exit codes, and reports of runs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     assert f"Example: encore {command}" in done.stdout
 
 
-def test_version_is_that_of_the_distribution() -> None:
+def test_version_equals_the_distributions() -> None:
     from importlib.metadata import version
 
     command = [sys.executable, "-m", "suite", "--version"]  # not from the server: the module starts as it is
@@ -188,7 +188,7 @@ def test_gpu_command_without_a_gpu_is_one_clear_line(tmp_path: Path) -> None:
     "arguments", [("run", "EOS", "--out", ""), ("run", "EOS", "--out="), ("history", "--figure", "", "x")], ids=" ".join
 )
 def test_empty_option_is_wrong_use(fake: Fake, arguments: Sequence[str]) -> None:
-    """Or pathlib would take it for the working directory."""
+    """Otherwise pathlib takes it for the working directory."""
     done = fake(*arguments)
     option = "--figure" if "history" in arguments else "--out"
     assert done.returncode == 2 and f"{option} '' names nothing; give it a value" in done.stderr

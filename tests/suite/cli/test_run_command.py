@@ -1,4 +1,4 @@
-"""`encore run` from start over Ctrl-C to resume, with fake workers."""
+"""`encore run` from start through Ctrl-C to resume, with fake workers."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_interrupted_run_leaves_no_process_and_resumes(fake: Fake, number: signa
 
 
 def test_interrupted_command_does_not_wait_for_its_children(tmp_path: Path) -> None:
-    """As PyTorch's compile workers: Python waits for them when it ends."""
+    """Python waits for PyTorch's compile workers when it exits."""
     code = (
         "import atexit, pathlib, subprocess, sys, time\n"
         "from suite.cli import main as cli\n"

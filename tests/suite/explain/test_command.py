@@ -1,4 +1,4 @@
-"""`encore explain` around its workers: progress, interrupts, and what is left when it is killed. Workers are fakes."""
+"""`encore explain` around fake workers: progress, interrupts, and processes left when it is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting what a generated module does, on sources written by hand in the form Inductor gives them."""
+"""Work of generated modules is counted, on handwritten sources in Inductor's form."""
 
 from __future__ import annotations
 

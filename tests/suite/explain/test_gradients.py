@@ -35,7 +35,7 @@ class TwoResults(torch.autograd.Function):
 
 
 class TakesNothing(torch.autograd.Function):
-    """Its backward is given None where there is no gradient, and returns more of it than there are arguments."""
+    """Its backward gets None for missing gradients, and returns more Nones than there are arguments."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,7 +49,7 @@ class TakesNothing(torch.autograd.Function):
 
 
 class WithAnIndex(torch.autograd.Function):
-    """One of its results has no gradient, and autograd keeps no shape of it."""
+    """One of its results has no gradient, and autograd does not store its shape."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, uses_index: bool) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ def leaf_is_result(x: Tensor, y: Tensor) -> Results:
 
 
 def on_the_way(x: Tensor, y: Tensor) -> Results:
-    """`between` is asked for too, and leads on to `x`."""
+    """The gradient of `between` is requested, too, and continues to `x`."""
     return ((x * 2).sin() * y,)
 
 

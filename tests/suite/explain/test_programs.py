@@ -46,7 +46,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def seen(request: pytest.FixtureRequest, answers: dict[str, Any]) -> Seen:
-    """The program a test is about: what its name has between `test_` and `__`."""
+    """Return the program of a test: its name between `test_` and `__`."""
     name = request.function.__name__.removeprefix("test_").partition("__")[0]
     return Seen(answers["programs"][name])
 

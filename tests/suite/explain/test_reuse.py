@@ -1,4 +1,4 @@
-"""Explanations are kept while the commit that made them stands, and only then."""
+"""Explanations are reused for the same commit only."""
 
 from __future__ import annotations
 

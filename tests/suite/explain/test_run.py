@@ -1,4 +1,4 @@
-"""Targets in their own processes: what they do to themselves stays there."""
+"""Targets run in their own processes, which contain their failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published obstacles of registered workloads, in their tiny sizes, as explain finds them."""
+"""Explain finds the published obstacles of registered workloads in their tiny sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def explanations(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Explanation]:
-    """One is of a process that `explain_many` starts, the others of such that need not import PyTorch's compilers."""
+    """One is for a process that `explain_many` starts, the others for processes without PyTorch's compilers."""
     (explained,) = explain_many([Target(*AS_USERS_DO, "tiny")])
     folder = tmp_path_factory.mktemp("explained")
     done = subprocess.run(

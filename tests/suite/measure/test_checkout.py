@@ -1,4 +1,4 @@
-"""A checkout's code has an id, and finding it out leaves the checkout as it is."""
+"""A checkout's code has an id, and computing it does not change the checkout."""
 
 from __future__ import annotations
 

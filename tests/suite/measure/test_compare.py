@@ -1,4 +1,4 @@
-"""The distance between two results, and what is infinitely far away."""
+"""The error between two results, and incomparable results."""
 
 from __future__ import annotations
 

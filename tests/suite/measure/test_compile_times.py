@@ -1,4 +1,4 @@
-"""Dynamo's timers and counters cover one compilation, not what was compiled before it."""
+"""Dynamo's timers and counters cover one compilation, not earlier ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_headers_are_compiled_into_the_folder_of_all_processes(monkeypatch, tmp_
 
 
 def test_cpp_features_are_detected_once(monkeypatch):
-    """A process that was told checks nothing: where all instructions work, each kind is asked about by a process."""
+    """A process that gets the features checks nothing: each kind of instruction is tested by a separate process."""
     isa = torch_internals.cpu_vec_isa
     built = []
     together = threading.Barrier(2, timeout=30)

@@ -1,4 +1,4 @@
-"""Right results pass, wrong ones do not, and a run in higher precision decides where precision is what differs."""
+"""Correct results pass, wrong ones fail, and a run in higher precision decides where only precision differs."""
 
 from __future__ import annotations
 

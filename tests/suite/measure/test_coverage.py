@@ -1,4 +1,4 @@
-"""Traces as Kineto writes them, analysed: what counts as launched by a graph, what is copied, what blocks."""
+"""Kineto traces are analysed: launches by graphs, copies, and blocking calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled programs draw eager's random numbers in eager's order, also where Inductor would choose another."""
+"""Compiled programs draw eager's random numbers in eager's order, even where Inductor would reorder them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Program = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tenso
 
 
 def moved_to_its_user(w: torch.Tensor, v: torch.Tensor, narrow: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """In inference Inductor moves the second draw behind the third: what uses it is at the end."""
+    """In inference Inductor moves the second draw after the third, because its use is at the end."""
     first = (torch.randn(64, 64, device=w.device) @ w).relu().sum(0)
     second = torch.randn(4, device=w.device)
     third = (torch.randn(64, 64, device=w.device) @ w).relu().sum(0)
@@ -23,7 +23,7 @@ def moved_to_its_user(w: torch.Tensor, v: torch.Tensor, narrow: torch.Tensor) ->
 
 
 def moved_for_memory(w: torch.Tensor, v: torch.Tensor, narrow: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Less memory is needed at once if the large draw comes last."""
+    """The peak of memory is smaller if the large draw is last."""
     large, small = torch.randn(512, 512, device=w.device), torch.randn(16, device=w.device)
     chain = ((w @ w) @ w).sin() @ w
     return large.mul_(2).sum(0), chain.mean(0)[:16] + small

@@ -1,4 +1,4 @@
-"""Encore's own account of a cell goes into its row as plain JSON."""
+"""Encore's report of a cell is written into its row as plain JSON."""
 
 from __future__ import annotations
 

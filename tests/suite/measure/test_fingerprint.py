@@ -1,4 +1,4 @@
-"""The fingerprint of a tensor's bits: equal for equal bytes, other for whatever a wrong program may make of them."""
+"""A tensor's fingerprint is equal for equal bytes, and different for results of wrong programs."""
 
 from __future__ import annotations
 

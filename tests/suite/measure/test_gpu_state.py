@@ -1,4 +1,4 @@
-"""NVML's readings, and what stands where NVML has none."""
+"""NVML's readings, and values that NVML does not report."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_reading_has_the_units_of_its_fields(nvml):
     assert (state.power_w, state.temperature_c, state.throttle_reasons) == (412.5, 51, ["SwPowerCap"])
 
 
-def test_what_the_gpu_does_not_report_is_none(nvml):
+def test_values_the_gpu_does_not_report_are_none(nvml):
     for query in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature", "nvmlDeviceGetCurrentClocksEventReasons"):
         nvml[query] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     state = GpuMonitor("GPU-1234").read()

@@ -1,4 +1,4 @@
-"""Which kernels ran: what is taken for the same kernel, and what for another result of tuning."""
+"""Kernels of two rows are compared: equal ones, and ones that differ by tuning only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fake tensors that know their values: what is followed, what is forgotten, what stays unknown."""
+"""Fake tensors with known values: which operations keep them, and which make them unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metric `floor`, with graphs and a device that are not there."""
+"""The metric `floor`, with simulated graphs and device."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_inputs_move_as_in_timed_blocks(cuda: Any, clock: Clock, iteration_us: i
 
 @pytest.mark.parametrize("has_graphs", [True, False])
 def test_ranks_run_equally_many_iterations(cuda: Any, clock: Clock, has_graphs: bool) -> None:
-    """Each iteration of a rank waits for the others': one that ran more of them would wait for ever."""
+    """Each iteration of a rank waits for the others: a rank with more iterations would wait forever."""
     slow = {"us": 17_500, "graphs": 1}
     counts = []
     for own in ({"us": 700, "graphs": int(has_graphs)}, slow):

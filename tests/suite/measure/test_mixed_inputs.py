@@ -1,4 +1,4 @@
-"""A result that is nearer to eager's of other inputs is refused, however near it is to eager's of its own."""
+"""A result nearer to eager's of other inputs is refused, even within the tolerance of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads that draw random numbers: what eager rounds is measured on a copy without dropout."""
+"""Workloads with random numbers: eager's rounding is measured on a copy without dropout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks keep every sample, rotate inputs that lie at different addresses, and await the device where they should."""
+"""Blocks keep every sample, rotate inputs at different addresses, and synchronize the device where needed."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_program_compiled_in_float32_decides_then(wrong, passed):
 
 
 class Choosing(torch.nn.Module):
-    """As max pooling does: of two values that differ by rounding, which one is taken decides what comes out."""
+    """Rounding decides which of two values is chosen, as in max pooling."""
 
     def forward(self, x: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
         return torch.where(x + shift > x, -x, x)

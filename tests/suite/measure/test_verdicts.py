@@ -1,4 +1,4 @@
-"""Verdicts on errors that are given as numbers: what the tolerance and what a reference allows."""
+"""Verdicts on given errors: what the tolerance and what a reference allow."""
 
 from __future__ import annotations
 

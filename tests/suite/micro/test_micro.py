@@ -1,4 +1,4 @@
-"""The indirection microbenchmark: what it varies, its records and kernel, and its command without a GPU."""
+"""The indirection microbenchmark: its variables, records and kernel, and its command without a GPU."""
 
 from __future__ import annotations
 

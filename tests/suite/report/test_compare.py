@@ -1,4 +1,4 @@
-"""Which cells are compared with which, over which blocks, and what stands where there is nothing to compare."""
+"""Cells are compared over common blocks, and missing comparisons are marked."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_modes_of_a_half_are_compared_over_blocks_of_that_half():
     }
 
 
-def test_row_stands_in_for_a_baseline_without_samples():
+def test_row_replaces_a_baseline_without_samples():
     run = run_of(
         cell(mode="compile", grouping=Grouping.HALVES, group=["compile", "eager"], **steady([100] * 6)),
         cell(
@@ -171,7 +171,7 @@ def test_sequential_modes_are_compared_over_common_blocks():
     assert item.ratio.value > 2.1, "blocks of one index have nothing in common there"
 
 
-@pytest.mark.parametrize("short", ["compile", "graph", "beside graph"])
+@pytest.mark.parametrize("short", ["compile", "graph", "next to graph"])
 @pytest.mark.parametrize(
     ("phase", "kernels", "verdict"),
     [
@@ -185,7 +185,7 @@ def test_unprofiled_process_leaves_its_ratios_without_verdict(
 ) -> None:
     known = metrics().model_copy(update={"kernels": {"triton_poi_fused 4x1x1 64x1x1": 1}})
     changes: dict[str, dict[str, object]] = {"compile": {}, "graph": {}}
-    changes[short.split()[-1]]["shortages"] = short_of_memory("compile" if "beside" in short else short, phase)
+    changes[short.split()[-1]]["shortages"] = short_of_memory("compile" if "next to" in short else short, phase)
     cells = (
         cell(mode=mode, metrics=known, **steady([us, us, us, us]), **changes[mode])
         for mode, us in (("compile", 100), ("graph", 50))

@@ -85,7 +85,7 @@ def test_sentence_without_any_ratio_counts_failures():
     assert result.sentence.endswith("1 of 1 workloads have no result.")
 
 
-def test_sentence_of_other_kernels_says_nothing_of_speed():
+def test_sentence_of_other_kernels_states_no_speed():
     other = metrics().model_copy(update={"kernels": {"triton_poi_fused_0 grid 4 block 256": 1}})
     cells = [measured("EOS", "compile", 200.0), measured("EOS", "graph", 100.0), cell("EOS", "indirection", 50.0)]
     for last in (cells[-1], cells[-1].model_copy(update={"metrics": other})):

@@ -1,4 +1,4 @@
-"""Which files a report writes, replaces and removes, and what it looks at before it draws anything."""
+"""A report writes, replaces and removes files, after checks that run before drawing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_refused_results_leave_no_files(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_full_disk_error_says_the_results_are_intact(tmp_path, monkeypatch):
+def test_full_disk_error_states_that_results_are_intact(tmp_path, monkeypatch):
     def full(path, content):
         raise CannotWrite("go on with the run") from OSError(28, "No space left on device")
 

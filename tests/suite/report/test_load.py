@@ -178,7 +178,7 @@ def test_runs_of_different_machines_are_refused(tmp_path, changes, message):
         load_runs(runs)
 
 
-def test_packages_of_one_pytorch_release_go_together(tmp_path):
+def test_packages_of_one_pytorch_release_are_compatible(tmp_path):
     """A wheel of the index and one of a distribution spell the version differently."""
     runs = [
         made_at(tmp_path, "a", 1, [cell()], torch="2.11.0+cu130"),
@@ -224,7 +224,7 @@ def test_provenance_names_each_run_and_that_of_a_row_its_own(tmp_path):
     assert origin.of_row("geomean").run_id == "spans runs a, b"
 
 
-def test_runs_of_the_same_name_are_told_apart(tmp_path):
+def test_runs_of_the_same_name_are_distinguished(tmp_path):
     runs = [made_at(tmp_path, "run", day, [cell("EOS")]) for day in (1, 2)]
     assert provenance.of_run(load_runs(runs)).rows_by_run == (
         "Of run run of 2026-01-02T00:00:00 (commit 2222222222): EOS.",

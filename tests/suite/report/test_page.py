@@ -44,7 +44,7 @@ def test_failed_cell_looks_failed_and_no_other_does(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
-def test_script_shows_matching_rows_and_only_failures_if_asked():
+def test_script_filters_rows_and_failures():
     script = (build.__file__.rpartition("/")[0]) + "/page/report.js"
     program = """
     const fs = require("fs"), vm = require("vm");

@@ -57,14 +57,14 @@ def recorded() -> Results:
     return Results(PUBLISHED, comparisons(), read_micro_run(MICRO), proved=read_proof(PROOF))
 
 
-def test_exhibits_are_those_of_the_papers() -> None:
+def test_exhibits_equal_those_of_the_papers() -> None:
     assert list(EXHIBITS) == EXPECTED
     for exhibit in EXHIBITS.values():
         assert exhibit.shows and len(exhibit.differs) > 40
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_exhibit_of_recorded_runs_says_what_differs(name: str, recorded: Results) -> None:
+def test_exhibit_of_recorded_runs_names_differences(name: str, recorded: Results) -> None:
     done = made(name, recorded)
     assert len(done.table.frame) > 0
     assert EXHIBITS[name].differs in done.table.note
@@ -165,7 +165,7 @@ def test_whole_system_is_mode_encore_where_a_run_has_it() -> None:
     assert done.chart.bars["DALLE2", "encore"].published == 2.72
 
 
-def test_what_each_step_adds_is_over_the_one_before() -> None:
+def test_gain_of_each_step_is_relative_to_the_previous() -> None:
     done = made(
         "fig11",
         results(*(cell("TKE", mode, time) for mode, time in
@@ -328,7 +328,7 @@ def test_nanogpt_rows_make_the_tables_of_the_article() -> None:
     assert costs["missing"] == NOT_MEASURED, "the long generation was not run"
 
 
-def test_smoke_rows_of_nanogpt_stand_next_to_no_published_value() -> None:
+def test_smoke_rows_of_nanogpt_have_no_published_value() -> None:
     steps = made("nanogpt-table1", results(*nanogpt_rows("tiny")))
     assert isinstance(steps.chart, Chart) and {bar.published for bar in steps.chart.bars.values()} == {None}
 
@@ -394,7 +394,7 @@ def split(label: str, mode: str, microseconds: float, coverage: float = 100.0) -
     return whole.model_copy(update={"tp": 2, "ranks": parts, "correctness": told})
 
 
-def test_multi_gpu_workloads_stand_next_to_compile_on_as_many() -> None:
+def test_multi_gpu_workloads_are_next_to_compile_on_as_many() -> None:
     rows = (split("XLNET-I@tp2", "compile", 100), split("XLNET-I@tp2", "graph", 50), cell("XLNET-I@tp1", "compile", 10))
     done = made("fig12", results(*rows))
     assert isinstance(done.chart, Chart)

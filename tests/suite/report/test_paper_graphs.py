@@ -1,4 +1,4 @@
-"""The papers' exhibits of how often CUDA graphs help, and how many serve calls."""
+"""The papers' exhibits of how often CUDA graphs help, and how many replay calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same against the same: which modes count as one program, and how often they were called different."""
+"""Equal programs are compared with each other, and verdicts between them are counted as false findings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_failed_and_undeclared_modes_are_no_pairs():
     assert same_program_pairs(Ratios(run)) == []
 
 
-def test_run_without_pairs_says_so():
+def test_run_without_pairs_is_reported():
     table = same_program(Ratios(run_of(cell("A", "compile", **steady([100])))))
     assert len(table.frame) == 0
     assert "0 of 0 verdicts on modes" in table.note

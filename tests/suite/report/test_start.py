@@ -14,7 +14,7 @@ from suite.results.schema import CompileConditions, CompileTimes
 
 
 def walked(ours: Start, theirs: Start, most: int) -> int | None:
-    """Return from which call on our sum stays no larger, found by walking through `most` calls."""
+    """Return the call from which on our sum is no larger, found by trying `most` calls."""
     above = [n for n in range(1, most + 1) if ours.sum_s(n) > theirs.sum_s(n) + 1e-9]
     return None if above and above[-1] == most else (above[-1] if above else 0) + 1
 

@@ -1,4 +1,4 @@
-"""A disk that gets full: rows that are written stay, and a workload that has no room is not begun."""
+"""On a full disk written rows are kept, and a workload without space is not started."""
 
 from __future__ import annotations
 

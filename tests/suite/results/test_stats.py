@@ -1,4 +1,4 @@
-"""Ratios, intervals and verdicts of a run: on samples whose truth is known."""
+"""Ratios, intervals and verdicts of a run, on samples with known ratios."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_intervals_are_students_t_over_processes():
     assert ratio.half_width(stats.EQUIVALENCE_CONFIDENCE) == pytest.approx(2.920 * error, rel=1e-3)
 
 
-def test_of_one_process_the_interval_goes_by_its_blocks():
+def test_interval_of_one_process_uses_its_blocks():
     generator = np.random.default_rng(6)
     blocks = [[100.0 * math.exp(generator.normal(0, 0.02))] for _ in range(40)]
     ratio = stats.speed_up([blocks], [blocks[::-1]])
@@ -148,7 +148,7 @@ def test_sampling_ends_when_blocks_scatter_little():
 
 
 def test_narrowness_does_not_depend_on_the_difference_of_modes():
-    """Or sampling would end with a chance finding."""
+    """Otherwise sampling would end with an accidental finding."""
     generator = np.random.default_rng(4)
     blocks = [[100.0 * math.exp(generator.normal(0, 0.02))] for _ in range(30)]
     for factor in (0.5, 0.98, 1.0, 1.02, 2.0):

@@ -1,4 +1,4 @@
-"""Runs on disk: whole lines whatever happens, and nothing read that is not what the schema says."""
+"""Runs on disk: whole lines in all cases, and only data that matches the schema is read."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_cut_last_line_is_skipped_by_readers_and_cut_off(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", [b'{"workload": "EOS', b"", b"\0" * 40, b"\xff\xfe", b"<<<<<<< HEAD"])
-def test_damaged_line_among_others_says_what_to_do(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_line_names_the_remedy(tmp_path: Path, damage: bytes) -> None:
     path = make_run(tmp_path / "run", cell("EOS", "compile"), cell("EOS", "graph"))
     first, second = (path / "cells.jsonl").read_bytes().splitlines()
     (path / "cells.jsonl").write_bytes(b"\n".join([first, damage, second, b""]))

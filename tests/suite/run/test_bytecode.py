@@ -1,4 +1,4 @@
-"""Processes of the suite do not compile PyTorch's Python each for itself where the installation has none compiled."""
+"""Processes of the suite share compiled Python of PyTorch if the installation has none."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_mode_without_a_block_moves_to_a_smaller_group(bench: Bench) -> None:
     assert {cell.status for cell in cells.values()} == {Status.PASS}
     assert (cells["compile"].grouping, cells["graph"].grouping) == (Grouping.TOGETHER, Grouping.PAIRS)
     assert [block.index for block in cells["graph"].baseline_blocks["compile"]] == list(range(5))
-    assert len(bench.measured()) == 10 + 10, "the baseline once more, beside it"
+    assert len(bench.measured()) == 10 + 10, "the baseline once more, next to it"
 
 
 @pytest.mark.parametrize("phase", ["prepare", "compile", "settle", "measure", "metrics"])

@@ -1,4 +1,4 @@
-"""Programs of the user's own: what `make` may return, how it is examined, measured and concluded on."""
+"""Users' own programs: what `make` may return, and how it is examined, measured and judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of cells: whatever one does becomes one answer of its cell, and nothing of it is left behind."""
+"""Processes of cells: every outcome becomes one answer of its cell, and no process remains."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_hanging_rank_ends_the_cell_at_its_time_limit(tmp_path: Path) -> None:
     with cell(tmp_path, ranks=2, compile_1="deaf@measure,hang:traced@measure") as one:
         ask(one, PREPARE)
         answered = ask(one, MEASURE, timeout_s=1.0)
-        assert one.ranks[1].exited(), "what it has launched waits on its GPU, next to whoever is timed there"
+        assert one.ranks[1].exited(), "what it has launched waits on its GPU, next to the process that is timed there"
     assert isinstance(answered.whole, Failed)
     assert (answered.whole.status, answered.failed_rank) == (Status.TIMEOUT, 1)
     assert isinstance(answered.by_rank[0], Measured), "the other one had answered"
@@ -234,7 +234,7 @@ def test_waiting_for_others_to_compare_extends_the_time_limit(tmp_path: Path, mo
     assert all(isinstance(answer.whole, Prepared) for answer in answers.values()), answers
 
 
-def test_worker_that_hangs_while_comparing_passes_the_turn_on(tmp_path: Path) -> None:
+def test_worker_hanging_while_comparing_releases_the_lock(tmp_path: Path) -> None:
     with cell(tmp_path, "compare@settle") as hangs, cell(tmp_path, "slow:1@settle,compare:0.1@settle") as waits:
         converse({hangs: [PREPARE], waits: [PREPARE]}, 60.0)
         answers = converse({hangs: [Settle()], waits: [Settle()]}, 3.0)

@@ -1,4 +1,4 @@
-"""Whole runs with fake workers through the real runner: who is measured when, and what each failure leaves."""
+"""Whole runs with fake workers through the real runner: the order of measurements, and effects of failures."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ ENOUGH = 2 * (2 * 2 + 2) * 2**30
 @pytest.mark.parametrize(
     ("gpu_bytes", "prepared"), [(ENOUGH, [2, 4, 0, 4, 0]), (ENOUGH - 1, [2, 2, 2, 2, 2]), (None, [2, 2, 2, 2, 2])]
 )
-def test_later_processes_prepare_together_and_measure_in_turn(
+def test_later_processes_prepare_together_and_alternate(
     bench: Bench, gpu_bytes: int | None, prepared: list[int]
 ) -> None:
     """Five processes: three, and two more because they differ."""
@@ -256,7 +256,7 @@ def test_cold_compile_times_are_taken_of_each_mode_alone(bench: Bench) -> None:
     assert {cell.mode for cell in bench.cells().values()} == {"eager", "compile", "graph"}
 
 
-def test_sampling_goes_on_until_ratios_are_narrow_enough(bench: Bench) -> None:
+def test_sampling_continues_until_ratios_are_narrow(bench: Bench) -> None:
     """Blocks of the fake worker are all alike: then the least number is enough, and scattered ones take them all."""
     bench.run(modes=FOUR[1:3], blocks=10, most_blocks=25, measure_s=60.0, workloads=[fake_workload("CALM")])
     bench.run(
@@ -286,7 +286,7 @@ def test_sampling_goes_on_until_ratios_are_narrow_enough(bench: Bench) -> None:
         ("fail:run_error@metrics", Status.RUN_ERROR),
     ],
 )
-def test_failing_mode_becomes_a_row_and_the_others_go_on(bench: Bench, action: str, status: Status) -> None:
+def test_failing_mode_becomes_a_row_and_others_continue(bench: Bench, action: str, status: Status) -> None:
     outcome = bench.run({"graph": action}, modes=FOUR[:3], timeout_s=4.0)
     cells = bench.cells()
     assert {mode: cell.status for mode, cell in cells.items()} == {

@@ -133,7 +133,7 @@ def seconds_by_recorded_rows() -> dict[str, float]:
     return found
 
 
-def test_shard_seconds_are_those_of_the_newest_recorded_rows() -> None:
+def test_shard_seconds_come_from_the_newest_recorded_rows() -> None:
     recorded = seconds_by_recorded_rows()
     assert recorded.keys() == RECORDED_S.keys()
     off = {

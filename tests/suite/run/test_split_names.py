@@ -1,4 +1,4 @@
-"""Workloads that are split over GPUs: their names, and who takes them."""
+"""Workloads split over GPUs: their names, and the commands that accept them."""
 
 from __future__ import annotations
 

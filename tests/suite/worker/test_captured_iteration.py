@@ -133,7 +133,7 @@ def test_floor_of_a_captured_iteration_is_its_graphs_only(
 
 
 def test_pointers_written_by_the_iteration_are_counted(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph's inputs are led by pointers from call to call, and the report has those of all calls."""
+    """The graph's input pointers are patched on every call, and the report counts those of all calls."""
     instance = instance_of(Mlp, task="training", loss=loss)
     run = captured_iteration(MODES["step"], instance, instance.module)
     for index in range(4):
@@ -234,7 +234,7 @@ class Decoder(Mlp):
 
 
 @pytest.mark.parametrize("mode", CAPTURING)
-def test_outputs_may_hold_objects_and_are_those_of_their_call(mode: str, graphs: list[Any]) -> None:
+def test_outputs_may_contain_objects_and_belong_to_their_call(mode: str, graphs: list[Any]) -> None:
     instance = instance_of(Decoder, task="training", loss=lambda output: output["logits"].square().mean())
     run = captured_iteration(MODES[mode], instance, instance.module)
     outcomes = [run(instance.inputs(index)) for index in range(6)]

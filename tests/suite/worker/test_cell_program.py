@@ -1,4 +1,4 @@
-"""A cell's program: what it cannot be built on, or of."""
+"""A cell's program refuses unsupported devices and inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns of processes that tune while others call."""
+"""Locks of processes that tune while others call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_tuning_rank_does_not_wait_for_a_waiting_one(monkeypatch, tmp_path):
                     self._whole.set()
 
     def rank(number: int, collective: Collective, is_behind: bool) -> None:
-        """One that is behind tunes a kernel more, in front of the collective, where the other has found it tuned."""
+        """A late rank tunes one more kernel before the collective, which the other found tuned."""
         turns = GpuTurns(tmp_path / f"turns-{number}")
 
         def tune() -> None:

@@ -39,7 +39,7 @@ def test_mode_with_cuda_graphs_on_a_cpu_reports_none(cell):
     assert any("CUDA" in each.reason for each in graphs.not_captured)
 
 
-def test_warm_up_goes_on_until_every_input_set_was_replayed(cell, monkeypatch):
+def test_warm_up_lasts_until_every_input_set_was_replayed(cell, monkeypatch):
     """However few iterations are asked for: two calls come before the first replay."""
     calls = []
 

@@ -1,4 +1,4 @@
-"""The cache that all modes of a workload share: kernels are everybody's, graphs their own mode's."""
+"""All modes of a workload share a cache of kernels, while graphs belong to their mode."""
 
 from __future__ import annotations
 

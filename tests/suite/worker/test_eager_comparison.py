@@ -1,4 +1,4 @@
-"""Results of a cell against eager's: errors are found, and what has the bits of others is as right as those."""
+"""Results of a cell are compared with eager's; results with known bits reuse their verdict."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_call_that_reads_old_inputs_is_found(cell, monkeypatch):
 
 
 def test_error_that_begins_with_the_third_call_is_found(cell, monkeypatch):
-    """As when a CUDA graph is replayed wrongly: neither its warm-up nor its recording shows it."""
+    """A wrongly replayed CUDA graph has correct results in its warm-up and recording."""
     calls = 0
 
     def wrong_from_the_third_call(module, x):

@@ -1,4 +1,4 @@
-"""Processes that share a GPU: several call at the same time, one has it for itself, and none waits for ever."""
+"""Processes share a GPU: several call at the same time, one locks it exclusively, and none waits forever."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with getattr(GpuTurns(Path(sys.argv[1])), sys.argv[2])():
 
 @contextmanager
 def other(file: Path, turn: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has such a turn until its input ends."""
+    """Start another process that holds such a lock until its input ends."""
     command = [sys.executable, "-c", OTHER, str(file), turn]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -104,12 +104,12 @@ def test_exclusive_process_may_call_and_keeps_the_gpu(tmp_path: Path) -> None:
 
 
 def test_tuning_call_does_not_wait_for_another_tuning_call(tmp_path: Path) -> None:
-    """Each gives its turn to call back before it asks for the GPU, and takes it again after."""
+    """Each releases its lock for calls before it locks the GPU, and takes it again afterwards."""
     turns, others = GpuTurns(tmp_path / "turns"), GpuTurns(tmp_path / "turns")
     with turns.calling(), others.calling():
         begin = time.monotonic()
         with pytest.raises(KeyError), turns.alone():
-            raise KeyError  # it waited in vain, for the other calls
+            raise KeyError  # it waited without success: the other one calls
         assert time.monotonic() - begin >= suite.worker.gpu_turns.MOST_WAIT_S
         assert not gets(others, "alone"), "the turn to call is back"
     with turns.calling():

@@ -203,7 +203,7 @@ def test_trial_leaves_no_pending_work(cell, monkeypatch):
 
 
 def test_stochastic_trial_judges_replays_not_first_calls(cell, monkeypatch):
-    """As when a CUDA graph is replayed wrongly: the first call is warm-up, the second the recording."""
+    """A wrongly replayed CUDA graph shows only later: the first call is warm-up, the second the recording."""
     calls = 0
 
     def wrong_from_the_third_call(module, x):

@@ -1,4 +1,4 @@
-"""Bits of a cell's results: the same in each call or not, and those of the mode's first process or not."""
+"""Bits of a cell's results are compared between calls and with the mode's first process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers over real pipes: real tiny workloads, every way to fail, and no process that outlives its runner."""
+"""Workers over real pipes: tiny workloads, every failure, and no process that outlives its runner."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_arguments_without_deep_copies_are_refused() -> None:
         graphed(lambda batch: batch["x"] * 2, [(sample,)])
 
 
-def test_code_may_ask_for_gradients_of_leaves_of_its_own() -> None:
+def test_code_may_compute_gradients_of_its_own_leaves() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         own = x.detach().requires_grad_()
         (own * own).sum().backward()

@@ -164,7 +164,7 @@ LIBRARIES = {
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("file", sorted(LIBRARIES))
-def test_library_of_graphs_has_advice_of_its_own(file: str) -> None:
+def test_graph_library_has_its_own_advice(file: str) -> None:
     code, advice = LIBRARIES[file]
     installed = f"/somewhere/lib/python3/site-packages/torch_geometric/{file}"
     scope: dict[str, Any] = {"torch": torch}

@@ -111,7 +111,7 @@ WEIGHTS = torch.arange(1.0, 5.0)
 
 @pytest.mark.parametrize("others", [0, 3])
 @pytest.mark.parametrize("use", [reads_and_drops, reads, adds])
-def test_argument_may_lie_where_a_gradient_is_expected(use: Used, others: int) -> None:
+def test_argument_may_have_the_address_of_a_gradient(use: Used, others: int) -> None:
     """The old gradient is copied there before a launch, and only the launch reads the argument."""
 
     def program() -> tuple[nn.Parameter, list[torch.Tensor], Callable[..., torch.Tensor]]:

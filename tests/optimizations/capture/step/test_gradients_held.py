@@ -190,7 +190,7 @@ def exchanged_for_a_new_one(training: Alike, index: int) -> None:
 )
 @pytest.mark.parametrize("zero", [*ZERO, BEHIND])
 @pytest.mark.parametrize("signatures", [1, 2])
-def test_launch_leaves_held_gradients_elsewhere(
+def test_launch_does_not_write_referenced_gradients(
     signatures: int, zero: str, change: Callable[[Alike, int], None]
 ) -> None:
     """A call runs uncaptured where a launch would write what the program holds."""

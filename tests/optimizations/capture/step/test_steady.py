@@ -73,7 +73,7 @@ def other_tensors(nest: Any, made: dict[int, Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(NESTS))
-def test_tensors_of_an_equal_call_are_those_of_its_signature(name: str) -> None:
+def test_tensors_of_an_equal_call_match_its_signature(name: str) -> None:
     args, kwargs = NESTS[name]
     arguments = known(args, kwargs)
     made: dict[int, Any] = {}

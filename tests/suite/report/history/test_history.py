@@ -1,4 +1,4 @@
-"""Rows of runs that left git, and what `encore record` does to runs."""
+"""Rows of runs removed from git, and the effects of `encore record` on runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every file of results/recorded is read by the code of today, and all of them together stay small."""
+"""The current code reads every file of results/recorded, and all of them together are small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`encore compare` finds what is slower, says what cannot be decided, and names what has no partner."""
+"""`encore compare` finds slower rows, reports undecided ones, and names rows without a partner."""
 
 from __future__ import annotations
 
