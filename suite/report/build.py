@@ -41,17 +41,17 @@ HEADLINE = "headline"
 """The table of a run that the README has, and the name of its generated part there."""
 
 _FIGURES_WORTH_PROCESSES = 12
-"""Fewer figures are drawn in this process."""
+"""Fewer figures than this are drawn in this process."""
 
 Announce = Callable[[str], None]
 
 
 class Report(Record):
-    """Hold what was written, and what a caller may want to say of it.
+    """Hold the files of a report, and data for messages.
 
     `run_id` names the run, or the runs, separated by commas. `warning` is set for a smoke run or tiny models, and for
-    what is wrong with a run's files. `cells` counts those of runs, `failed_cells` of them that did not pass,
-    `superseded_cells` failures that newer rows stand for, `missing_cells` cells not yet run.
+    errors in a run's files. `cells` counts those of runs, `failed_cells` those that did not pass, `superseded_cells`
+    failures that newer rows replace, `missing_cells` cells not yet run.
     """
 
     html: Path
@@ -68,8 +68,11 @@ class Report(Record):
 
 @dataclass(frozen=True, slots=True)
 class Further:
-    """Hold results next to runs, for the papers' exhibits: what `encore micro indirection`, `tests/gpu/programs.py` and
-    `tests/gpu/concurrency_proof.py` wrote, and the run of nanoGPT from before it was workloads of the suite."""
+    """Hold further results for the papers' exhibits.
+
+    These are the files of `encore micro indirection`, `tests/gpu/programs.py` and `tests/gpu/concurrency_proof.py`, and
+    the run of nanoGPT before it became workloads of the suite.
+    """
 
     micro: Path | None = None
     nanogpt: Path | None = None
@@ -91,17 +94,17 @@ def build_report(
     """Write one report of runs, of explanations, or of both, into the folder `out`.
 
     Args:
-        runs: folders of runs; of a workload that several of them measured, one has its rows (`join_runs`).
+        runs: folders of runs; if several measured a workload, its rows are those of one of them (`join_runs`).
         explanations: folder of `<name>.json` files that `encore explain --out` wrote.
-        out: gets `report.html` and `tables/`; made if it is not there. Files of the same name are replaced, none is
+        out: folder for `report.html` and `tables/`; created if needed. Files of the same name are replaced, none is
             removed.
-        figures_dir: gets the figures as PNG; None: they are in the page only.
-        readme: a Markdown file whose generated parts are renewed: "headline", and those of papers ("grace").
+        figures_dir: folder for the figures as PNG; None: they are in the page only.
+        readme: a Markdown file whose generated parts are updated: "headline", and those of papers ("grace").
         announce: called with the name of each step that may take seconds, before it begins.
-        all_recorded: leave out runs that cannot be read or do not fit to the newest, with a warning.
+        all_recorded: leave out runs that cannot be read or combined with the newest, with a warning.
 
     Raises:
-        WrongUse: neither a run nor explanations are given, the runs do not belong into one report, `out` or
+        WrongUse: neither a run nor explanations are given, the runs cannot be combined, `out` or
             `figures_dir` cannot be written to, or `readme` has no such parts.
         InvalidResults: a file has wrong fields.
         CannotWrite: the disk is full.
@@ -219,7 +222,7 @@ def _run_sections(ratios: compare.Ratios, published: Published) -> tuple[Section
 def _paper_sections(
     exhibits: Iterable[paper.Exhibit], results: paper.Results
 ) -> list[tuple[paper.Exhibit, paper.Made, Section]]:
-    """Make these exhibits, each with a section of its own."""
+    """Make these exhibits, each in a separate section."""
     made = []
     for exhibit in exhibits:
         one = exhibit.make(results)
@@ -230,7 +233,7 @@ def _paper_sections(
 
 
 def paper_results(ratios: compare.Ratios | None, further: Further, published: Published) -> paper.Results:
-    """Collect what the papers' figures and tables are made of.
+    """Collect the results for the papers' figures and tables.
 
     Raises:
         WrongUse: a file cannot be read, or is not of its kind.
@@ -252,18 +255,17 @@ def build_exhibits(
     figures_dir: Path | None = None,
     further: Further = Further(),  # a frozen record
 ) -> tuple[list[Path], str]:
-    """Write some of the papers' figures and tables, and nothing else; return the files, tables first, and the tables as
-    Markdown.
+    """Write only some of the papers' figures and tables; return the files, tables first, and the tables as Markdown.
 
-    Runs are read only where an exhibit needs them.
+    Runs are read only if an exhibit needs them.
 
     Args:
         names: of `paper.EXHIBITS`.
-        runs, further: see `build_report`; what they do not hold is marked as missing.
-        out: gets `tables/`, and `figures/` unless `figures_dir` is given.
+        runs, further: see `build_report`; values that are not in them are marked as missing.
+        out: folder for `tables/`, and for `figures/` unless `figures_dir` is given.
 
     Raises:
-        WrongUse: a name is unknown, the runs do not belong into one report, or have no row and nothing else is given.
+        WrongUse: a name is unknown, the runs cannot be combined, or have no row and nothing else is given.
         InvalidResults: a file has wrong fields.
         CannotWrite: the disk is full.
     """
@@ -285,7 +287,7 @@ def build_exhibits(
 
 
 def _names_to_renew(readme: Path, published: Published, *, has_run: bool) -> tuple[str, ...]:
-    """Return the names of the generated parts of a file that a report of runs renews.
+    """Return the names of the generated parts of a file that a report of runs updates.
 
     Raises:
         WrongUse: there is no run, or the file has no such part, or a part twice.
@@ -317,8 +319,10 @@ def headline_part(table: Table, origin: Provenance) -> str:
 def _draw_all(
     sections: Iterable[Section], folder: Path | None, announce: Announce = lambda step: None
 ) -> tuple[Mapping[str, PageFigure], list[Path]]:
-    """Draw every figure, many of them in as many processes as there are cores, and write it as PNG where there is a
-    folder; return the page's figures by name, and the paths."""
+    """Draw every figure, many of them in one process per core, and write it as PNG if there is a folder.
+
+    Return the page's figures by name, and the paths of the PNG files.
+    """
     wanted = [(chart, section.provenance) for section in sections for chart in section.charts]
     draw_one = functools.partial(_draw_one, as_file=folder is not None)
     if len(wanted) < _FIGURES_WORTH_PROCESSES:

@@ -1,6 +1,6 @@
-"""Make tables of what was measured of each cell, and of missing samples and failures.
+"""Make tables of each cell's measurements, and of missing samples and failures.
 
-A cell that failed has its row in every table of measurements, with its status and nothing else.
+A failed cell has a row in every table of measurements, with only its status.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from suite.results.schema import Block, Cell, CompileTimes, GpuState, Status
 Row = dict[str, object]
 
 THROTTLING = frozenset({"SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"})
-"""Clock-event reasons that lower a clock because power or cooling is short; the others are settings."""
+"""Clock-event reasons that lower a clock because of power or temperature; the others are settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Declare a table of a run: what it shows, and a function that makes the rows of one cell.
+    """Declare a table of a run: its description, and a function that makes the rows of one cell.
 
     Each row begins with the workload and mode of its cell. `only_passed`: there is one row for each cell, with its
     status, and values where it passed.
@@ -142,7 +142,7 @@ def _compile_times_of(cell: Cell) -> Row:
 
 
 def compile_conditions(times: CompileTimes) -> str:
-    """Return how compile times were measured, in words."""
+    """Describe the conditions of compile times."""
     return "unknown" if times.conditions is None else times.conditions.value
 
 
@@ -264,11 +264,11 @@ TABLES: dict[str, RunTable] = {
         only_passed=False,
     ),
 }
-"""Tables of what was measured of each cell, and what happened besides, by name, in the order of the report."""
+"""Tables of each cell's measurements and their conditions, by name, in the order of the report."""
 
 
 def conditions(run: Run) -> Table:
-    """Make the table of the state of GPU and host. Its note names workloads that others may have disturbed."""
+    """Make the table of the state of GPU and host. Its note names workloads that other load may have disturbed."""
     of = RunTable(
         "State of the GPU while measuring",
         "NVML readings before and after each block. other cores, other GPUs: of the host, that other programs kept "
@@ -290,7 +290,7 @@ def failed(run: Run) -> Table:
 
 
 def superseded(run: Run) -> Table:
-    """List failed cells that were measured again: a report without them would hide that a cell has ever failed."""
+    """List failed cells that were measured again, so that the report does not hide earlier failures."""
     rows = (
         _named(each.cell)
         | {"status": each.cell.status.value, "error": each.cell.error}

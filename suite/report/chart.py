@@ -1,8 +1,8 @@
-"""Say what a figure of bars or lines shows as plain records, draw it with matplotlib, and write it as PNG or SVG.
+"""Describe figures of bars or lines as plain records, draw them with matplotlib, and write them as PNG or SVG.
 
-Without pyplot: no global state, no window. The same chart gives the same bytes (no dates, fixed ids). Colours are from
-the palette of M. Okabe and K. Ito, which colour-blind readers can tell apart; text in the page's SVG takes the page's
-colour. Every figure is `WIDTH` wide, so that its text is legible where a page shows it 1,000 pixels wide.
+pyplot is not used: no global state, no window. The same chart gives the same bytes (no dates, fixed ids). Colours are
+from the palette of M. Okabe and K. Ito, which colour-blind readers can distinguish; text in the page's SVG has the
+page's colour. Every figure is `WIDTH` wide, so that its text is legible in a page at 1,000 pixels.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Hold one bar.
+    """Describe one bar.
 
     Attributes:
         interval: (low, high) of its whisker.
-        total: where a second, lighter part that is stacked on it ends.
+        total: end of a second, lighter part that is stacked on it.
         published: a value from a paper, marked next to it.
-        failure: what is written in its place where there is no value.
+        failure: text in its place if there is no value.
         undecided: it is drawn as an outline, because it has no verdict.
-        label: written past its end.
+        label: text after its end.
     """
 
     value: float | None = None
@@ -67,19 +67,19 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Hold a figure of grouped bars.
+    """Describe a figure of grouped bars.
 
     Attributes:
         name: stem of the file.
         title: one line; the setting and a warning are added when it is drawn.
         axis: label of the value axis, with unit.
-        groups: labels along the axis, one per workload; the last `summary_groups` are set apart (means).
+        groups: labels along the axis, one per workload; the last `summary_groups` are separated (means).
         series: names of the bars within a group, in order; a series that is a mode has that mode's colour.
         bars: by (group, series); a missing key is an empty place.
         parts: names of the solid and of the lighter part, where bars are stacked.
-        published: where the marked published values are from, if there are any.
-        note: what a reader must know; it stands in the caption.
-        shown: bars that end outside of it are cut there, with their value written in them.
+        published: source of the marked published values, if there are any.
+        note: remarks for the caption.
+        shown: range of the axis; longer bars are cut, with their value written in them.
     """
 
     name: str
@@ -117,9 +117,9 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Hold one line: its name, its points in order of x, and whether it steps (a distribution) or connects them.
+    """Describe one line: its name, its points in order of x, and whether it is a step function (a distribution).
 
-    `shade` picks a colour of the palette where the name is not a mode.
+    `shade` selects a colour of the palette if the name is not a mode.
     """
 
     name: str
@@ -130,14 +130,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """Hold a figure of lines: a quantity against another, or the share of cases up to a value.
+    """Describe a figure of lines: one quantity against another, or the share of cases up to a value.
 
     Attributes:
         name, title, note: as of `Chart`.
         x_axis, y_axis: labels with units.
         x_log, y_log: whether an axis is logarithmic.
         marks: vertical lines with a name: "no change" at 1.
-        published: points (x, y) from a paper with what they are.
+        published: points (x, y) from a paper with their description.
         percent: the vertical axis is a share from 0 to 100.
     """
 
@@ -172,8 +172,8 @@ INK = "#123450"
 WARNING = "#D55E00"
 _FAILURE = "#C4001A"
 _NO_RESULT = "#808080"
-"""Behind the words that stand where a bar would be: of a cell that failed, and of one without a result. No mode has
-these colours."""
+"""Backgrounds of the text in place of a bar: for a failed cell, and for a cell without a result. No mode has these
+colours."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
 COLOURS = {mode.name: mode.colour for mode in MODES.values() if mode.colour is not None}
 """Colours of series by their names: modes, and Encore as a whole."""
@@ -186,7 +186,7 @@ _CHARACTERS = 108
 _AXIS_CHARACTERS = 32
 """Characters in a line of the name of an axis: more would be longer than a panel is high."""
 _GROUP_SHARE = 0.86
-"""Part of a group's width that its bars take."""
+"""Fraction of a group's width that is covered by bars."""
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
@@ -214,21 +214,21 @@ _PUBLISHED: dict[str, Any] = {
     "clip_on": False,
 }
 _PAGE_FONTS = "'DejaVu Sans', Verdana, sans-serif"
-"""Fonts of text in a page: a reader without the first one has the second, which is as wide."""
+"""Fonts of text in a page; the second has the same width as the first."""
 _LOWEST_BYTES = 1.0
 """Beginning of the byte axis: a bar of 0 bytes has no height there and is marked "0"."""
 _BASES = {Scale.RATIO: 1.0, Scale.BYTES: _LOWEST_BYTES, Scale.LINEAR: 0.0, Scale.PERCENT: 0.0}
 
 
 def draw(chart: Chart | LineChart, provenance: Provenance) -> Figure:
-    """Return the chart as a figure, titled with what it shows and what that was measured on."""
+    """Return the chart as a figure, with its title and the setting of the measurements."""
     with matplotlib.rc_context(STYLE):
         figure = _draw_lines(chart) if isinstance(chart, LineChart) else _draw_bars(chart)
         lines = [line for line in (provenance.warning, chart.title, provenance.setting) if line]
         title = "\n".join(textwrap.fill(line, _CHARACTERS) for line in lines)
         figure.suptitle(title, fontsize=10, color=WARNING if provenance.warning else INK)
         figure.draw_without_rendering()
-        figure.set_layout_engine(None)  # each form that is written would be laid out once more
+        figure.set_layout_engine(None)  # otherwise each file format would compute the layout again
     return figure
 
 
@@ -256,7 +256,7 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def _with_short_numbers(tag: re.Match[str]) -> str:
-    """Write the numbers of a tag with one decimal. Text between tags keeps its digits: there they are values."""
+    """Write the numbers of a tag with one decimal, but not the values in text between tags."""
     return re.sub(r"(\d\.\d)\d+", r"\1", tag[0])
 
 
@@ -325,7 +325,7 @@ def _draw_panel(axis: Axes, chart: Chart, groups: tuple[str, ...]) -> None:
 
 
 def _tick_texts(chart: Chart, groups: tuple[str, ...]) -> list[str]:
-    """Return the names of groups, without a remark in brackets that all of them have: the title says it."""
+    """Return the names of groups, without a remark in brackets that all of them share, because the title has it."""
     own = chart.groups[: len(chart.groups) - chart.summary_groups]
     remarks = {group.partition(" (")[2] for group in own}
     remark = f" ({remarks.pop()}" if len(remarks) == 1 else ""
@@ -334,7 +334,7 @@ def _tick_texts(chart: Chart, groups: tuple[str, ...]) -> list[str]:
 
 
 def _common_failure(chart: Chart, group: str) -> str | None:
-    """Return the reason that all bars of a group lack their value for: it is written once."""
+    """Return the reason why all bars of a group have no value, to write it once."""
     found = [bar for series in chart.series if (bar := chart.bars.get((group, series))) is not None]
     reasons = {bar.failure for bar in found if bar.value is None}
     return reasons.pop() if len(found) > 1 and len(reasons) == 1 and all(bar.value is None for bar in found) else None
@@ -369,7 +369,7 @@ def _draw_bar(axis: Axes, chart: Chart, bar: Bar, centre: float, width: float, f
 
 
 def _past_mark(axis: Axes, bar: Bar, base: float, text: str) -> tuple[float, float]:
-    """Return where what stands for a bar begins, and how many points above that: past a published value in its way."""
+    """Return the start of the text in place of a bar, and an offset in points that avoids a published value."""
     if bar.published is None or not _is_near(axis, base, bar.published, text):
         return base, 2
     return max(base, bar.published), 6
@@ -412,11 +412,11 @@ def _is_near(axis: Axes, end: float, mark: float, text: str) -> bool:
     if axis.get_yscale() == "log" and min(end, mark) <= 0:
         return False
     places = (axis.transData + axis.transAxes.inverted()).transform([(0, end), (0, mark)])[:, 1]
-    return bool(abs(places[1] - places[0]) < 0.7 * _height(text))  # an axis has more room than it needs
+    return bool(abs(places[1] - places[0]) < 0.7 * _height(text))  # an axis is longer than its values
 
 
 def _height(text: str) -> float:
-    """Estimate the share of a panel's height that upright text takes."""
+    """Estimate the height of upright text as a fraction of a panel's height."""
     return 0.05 + 0.033 * max(map(len, text.split("\n")))
 
 
@@ -428,7 +428,7 @@ def _write_at_cut(axis: Axes, chart: Chart, value: float, centre: float) -> None
 
 
 def _cut(chart: Chart, value: float) -> float:
-    """Return the value, or the end of what is shown where it lies outside."""
+    """Return the value, limited to the shown range."""
     low, high = chart.shown
     return min(max(value, low), high)
 
@@ -472,7 +472,7 @@ def _set_ticks(ruler: Axis, ticks: Sequence[float], text: Callable[[float, int],
 
 
 def _drawn_values(chart: Chart) -> Iterator[float]:
-    """Return values that the axis has room for; a logarithmic one has none for 0 and less."""
+    """Return the values that can be drawn on the axis; on a logarithmic one, those above 0."""
     signed = chart.scale is Scale.LINEAR
     for bar in chart.bars.values():
         for value in (bar.value, bar.total, *(bar.interval or ())):

@@ -1,4 +1,4 @@
-"""Make the figures of a recorded run. One without a value is left out."""
+"""Make the figures of a recorded run. Figures without a value are left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from suite.results.stats import Verdict
 
 GEOMEAN = "geomean"
 BASELINES = {f"over_{mode}": mode for mode in (GRAPH_MODE, REFERENCE_MODE)}
-"""Stems of the figures of speed-ups, each with what it is over."""
+"""Stems of the figures of speed-ups, each with its baseline."""
 
 
 def of_run(ratios: Ratios, published: Published) -> tuple[Chart, ...]:
@@ -61,7 +61,7 @@ def speed_ups(ratios: Ratios, group: RowGroup, published: Published, name: str, 
 
 
 def _compared(run: Run) -> tuple[str, ...]:
-    """Return stock's graphs, Encore as a whole and what captures more; without these, all modes but the reference."""
+    """Return stock's graphs, Encore and modes that capture more; without these, all modes but the reference."""
     whole = {GRAPH_MODE, DEFAULT_MODE}
     if DEFAULT_MODE not in run.modes:
         whole |= {mode for mode in run.modes if mode in MODES and MODES[mode].is_encores}
@@ -80,7 +80,7 @@ def _ratio_bar(item: Comparison, published: Published) -> Bar:
 
 
 def time_split(run: Run) -> Chart:
-    """Draw kernel time and the rest of the host time for each cell; of a failed cell the bar is its status."""
+    """Draw kernel time and the rest of the host time for each cell; for a failed cell, its status."""
     bars = {
         (cell_label(cell), cell.mode): _split_bar(run, cell)
         if cell.status is Status.PASS

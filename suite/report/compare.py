@@ -17,7 +17,7 @@ from suite.results.schema import Block, Cell, Grouping, Status
 
 
 class TimeKind(StrEnum):
-    """Name what is compared: host time of one iteration to completion, the time of the device in it, or the mean over
+    """Define the compared time: host time of an iteration to completion, its device time, or the mean per iteration of
     iterations issued back to back."""
 
     LATENCY = "latency"
@@ -37,36 +37,35 @@ SAMPLES: dict[TimeKind, Callable[[Block], list[float]]] = {
 
 
 class Kernels(StrEnum):
-    """Tell whether the sides of a ratio ran the same kernels. If not, it compares two results of Inductor's tuning."""
+    """Classify whether both sides of a ratio ran the same kernels; otherwise it compares results of tuning."""
 
     EAGER = "eager"
-    """One side is not compiled: that its kernels are others is what is measured."""
+    """One side is not compiled, so that the difference of kernels is part of the comparison."""
     SAME = "same"
-    """The tuned kernels of both sides are launched alike."""
+    """The tuned kernels of both sides have equal launch configurations."""
     GENERATED = "other program"
-    """The same, and one side has generated kernels that the other lacks: placement changed the program, say."""
+    """The same, but one side has additional generated kernels, for example because placement changed the program."""
     RETUNED = "tuned otherwise"
-    """A kernel that both have is launched differently, or one side has another kernel of a library."""
+    """A kernel of both has different launch configurations, or the sides use different library kernels."""
     UNSEEN = "kernels not seen"
-    """The kernels of a process that samples are of were not recorded: memory was short, or the run is on a CPU."""
+    """The kernels of a process with samples were not recorded, for lack of memory or because the run is on a CPU."""
 
 
 COMPARABLE = (Kernels.EAGER, Kernels.SAME, Kernels.GENERATED)
-"""Kinds for which a ratio is one of modes."""
+"""Kinds for which a ratio compares modes."""
 
 UNSETTLED = "unsettled"
-"""The mark of a ratio without a verdict, because a side still recorded graphs, or looked for places to read in place,
-when it was timed."""
+"""The mark of a ratio without a verdict, because a side was timed before its graphs were final."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Hold the comparison of a cell with the same row in its baseline mode.
 
-    `ratio`, `verdict` and `kernels` are None where there is nothing to compare, and `missing` says why.
-    `verdict` is None too where the sides may have run other kernels, or one had not `settled`: then the ratio is not a
-    gain of the mode's.
-    `alternating` tells whether the blocks of the two modes alternated; where not, drift between them is in the ratio.
+    `ratio`, `verdict` and `kernels` are None if nothing can be compared; `missing` is the reason.
+    `verdict` is also None if the sides may have run different kernels, or one had not `settled`: then the ratio does
+    not measure the mode.
+    `alternating`: the blocks of the two modes alternated; otherwise the ratio includes drift.
     """
 
     cell: Cell
@@ -81,28 +80,27 @@ class Comparison:
 
     @property
     def is_gain(self) -> bool:
-        """Return whether the ratio is one of modes, and not of two results of tuning, or of a mode that had not
-        settled."""
+        """Return whether the ratio compares settled modes with the same kernels, and not results of tuning."""
         return self.ratio is not None and self.kernels in COMPARABLE and self.settled
 
     @property
     def mark(self) -> str:
-        """Return what stands after the ratio: its verdict, or why it has none."""
+        """Return the text after the ratio: its verdict, or the reason why it has none."""
         if self.verdict is not None:
             return self.verdict.value
         return UNSETTLED if self.kernels in COMPARABLE and not self.settled else str(self.kernels or "")
 
 
 def baselines(cell: Cell) -> tuple[str, ...]:
-    """Return the modes a cell is compared with: the reference of all figures, then those its own mode declares."""
+    """Return the modes a cell is compared with: the reference of all figures, then its mode's baselines."""
     return tuple(dict.fromkeys(mode for mode in (REFERENCE_MODE, *cell.baselines) if mode != cell.mode))
 
 
 class Ratios(Iterable[Comparison]):
-    """Compute all ratios of a run, with their means and verdicts: everything that is said of speed, once.
+    """Compute all ratios of a run, with their means and verdicts, each once.
 
-    Iterated over, it gives each cell over each of its baselines, in all kinds of time, in the order of the cells. What
-    is needed is computed when it is asked for, and raises EncoreError where a recorded time is not positive.
+    Iteration yields each cell over each of its baselines, in all kinds of time, in the order of the cells. Values are
+    computed when they are used; a recorded time that is not positive then raises EncoreError.
     """
 
     def __init__(self, run: Run) -> None:
@@ -119,7 +117,7 @@ class Ratios(Iterable[Comparison]):
                 yield from (self.against(cell, baseline, metric) for metric in TimeKind)
 
     def against(self, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY) -> Comparison:
-        """Compare a cell with any other mode of its row, its own baseline or not."""
+        """Compare a cell with any other mode of its row."""
         key = (id(cell), mode, metric)
         if key not in self._found:
             label = cell_label(cell)
@@ -137,15 +135,15 @@ class Ratios(Iterable[Comparison]):
         return None if cell is None else self.against(cell, baseline, metric)
 
     def gain(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> stats.Ratio | None:
-        """Return the ratio by latency where it is one of modes: same kernels, and settled. Others are in no mean."""
+        """Return the ratio by latency if it compares settled modes with the same kernels; means use only these."""
         item = self.find(label, mode, baseline)
         return item.ratio if item is not None and item.is_gain else None
 
     def means(self, labels: Iterable[str], pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], stats.Ratio]:
-        """Return the geometric means of (mode, baseline) over those of these rows that all of the pairs have.
+        """Return the geometric means of (mode, baseline) over the rows that all of the pairs have.
 
-        Only such means can be set side by side. A mode that ran in less than half of the rows of another, as `step`
-        where it was named, has none.
+        Only such means can be compared. A mode that ran in less than half of the rows of another has none; `step` is an
+        example.
         """
         rows = list(labels)
         gains = {
@@ -157,7 +155,7 @@ class Ratios(Iterable[Comparison]):
         return {pair: stats.geometric_mean([own[row] for row in common]) for pair, own in wide.items() if common}
 
     def mean(self, labels: Iterable[str], mode: str, baseline: str) -> stats.Ratio | None:
-        """Return the geometric mean of one mode over the rows that it has a gain in."""
+        """Return the geometric mean of one mode over the rows with a ratio."""
         return self.means(labels, [(mode, baseline)]).get((mode, baseline))
 
     def verdicts(self, labels: Iterable[str], mode: str, baseline: str) -> Counter[stats.Verdict | None]:
@@ -167,12 +165,12 @@ class Ratios(Iterable[Comparison]):
 
 
 def mean_text(mean: stats.Ratio) -> str:
-    """Write a geometric mean with its interval and over how many workloads it goes."""
+    """Write a geometric mean with its interval and its number of workloads."""
     return f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}] of {mean.count}"
 
 
 def spread_of(row: Sequence[Cell], metric: TimeKind) -> stats.Spread:
-    """Return what the ratios of a row's modes that were measured in turn tell of how much processes differ.
+    """Estimate the variance between processes from the ratios of a row's modes whose blocks alternated.
 
     Raises:
         EncoreError: a recorded time is not positive.
@@ -185,13 +183,13 @@ def spread_of(row: Sequence[Cell], metric: TimeKind) -> stats.Spread:
             if len(ours) > 1 and alternating:
                 with _naming(cell, reference, metric):
                     by_process.append([stats.log_ratios(theirs, ours)])
-                modes |= {cell.mode, reference.mode}  # others tell nothing: one process, or measured one after another
+                modes |= {cell.mode, reference.mode}  # not with one process, or without alternation
     return stats.spread_of(by_process, len(modes))
 
 
 @contextmanager
 def _naming(cell: Cell, reference: Cell, metric: TimeKind) -> Iterator[None]:
-    """Turn samples that are no times into an error that says whose they are."""
+    """Convert an error of invalid times into one that names the cell."""
     try:
         yield
     except ValueError as error:
@@ -213,7 +211,7 @@ def ratios_by_process(cell: Cell, reference: Cell, metric: TimeKind = TimeKind.L
 
 
 def has_settled(cell: Cell) -> bool:
-    """Return whether no process of the cell is known to have been timed before its graphs were as they would stay."""
+    """Return whether no process of the cell is known to have been timed before its graphs were final."""
     times = [cell.compile, *(later.compile for later in cell.later)]
     return all(one is None or one.settled is not False for one in times)
 
@@ -221,7 +219,7 @@ def has_settled(cell: Cell) -> bool:
 def _compare_cell(
     cell: Cell, baseline: str, reference: Cell | None, metric: TimeKind, spread: stats.Spread
 ) -> Comparison:
-    """Compare a cell with another of its row, in the processes that both have. `spread`: see `spread_of`."""
+    """Compare a cell with another of its row, over their common processes. `spread`: see `spread_of`."""
     missing = _missing(cell, baseline, reference)
     if missing is not None or reference is None:
         return Comparison(cell, baseline, metric, None, None, False, missing)
@@ -237,14 +235,14 @@ def _compare_cell(
 
 
 def _unseen(cell: Cell, reference: Cell) -> bool:
-    """Return whether a process of either that has samples has no record of its kernels."""
+    """Return whether the kernels of a process with samples were not recorded."""
     modes = (cell.mode, reference.mode)
     shortages = [*cell.shortages, *reference.shortages]
     return any(one.mode in modes and one.phase != "prepare" for one in shortages)
 
 
 def compare_kernels(cell: Cell, reference: Cell) -> Kernels:
-    """Return whether both ran the same kernels, as far as their rows tell."""
+    """Return whether both ran the same kernels, according to their rows."""
     if any(side.mode in MODES and MODES[side.mode].backend is None for side in (cell, reference)):
         return Kernels.EAGER
     if cell.other_kernels or reference.other_kernels:
@@ -265,16 +263,16 @@ def _missing(cell: Cell, baseline: str, reference: Cell | None) -> str | None:
 
 
 def _samples(cell: Cell, reference: Cell, metric: TimeKind) -> tuple[list[Process], list[Process], bool]:
-    """Return samples of both sides by process and block, and whether they were measured in turn.
+    """Return samples of both sides by process and block, and whether the blocks alternated.
 
-    If so, of the blocks that both have: a mode that ran out of memory has fewer.
+    If so, these are the blocks that both have: a mode that ran out of memory has fewer.
     """
     if theirs := cell.baseline_blocks.get(reference.mode):
         alternating = True
     else:
         theirs = reference.blocks
         same_group = (cell.grouping, cell.group) == (reference.grouping, reference.group)
-        again = reference.mode in cell.baseline_blocks  # it has none there, and its row is of another time
+        again = reference.mode in cell.baseline_blocks  # it has none there, and its row was measured at another time
         alternating = same_group and not again and cell.grouping is not Grouping.SEQUENTIAL
     blocks = _shared(cell.blocks, theirs) if alternating else (cell.blocks, theirs)
     sides = [samples_by_process(side, metric) for side in blocks]

@@ -1,7 +1,7 @@
-"""Conclude what a report comes to: one sentence, or six lines on a program of the user's own.
+"""Summarize a report in one sentence, or a user's program in six lines.
 
-Nothing here is measured or judged again: the sentence counts verdicts of one group of rows, whose figures and means say
-the same. The six lines are on speed, memory, start, what was not captured, and advice.
+The sentence counts verdicts of one group of rows, which figures and means of the report also use. The six lines are on
+speed, memory, start, parts that were not captured, and advice.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from suite.settings import recorded_plan
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """Hold what a report comes to. `baseline` is the mode the sentence compares with, None where nothing is
-    compared."""
+    """Hold the conclusion of a report. `baseline` is the mode that the sentence compares with, or None."""
 
     sentence: str
     baseline: str | None = None
 
 
 def of_run(ratios: Ratios, published: Published) -> Conclusion:
-    """Return what a run says of Encore over stock CUDA graphs or, where it has none, of graphs over compiled code.
+    """Compare Encore with stock CUDA graphs in a run or, without rows of those, graphs with compiled code.
 
     It is about the run's first group of rows: GraCE's workloads where it has any.
     """
@@ -44,7 +43,7 @@ def of_run(ratios: Ratios, published: Published) -> Conclusion:
     others = [mode for mode in run.modes if mode != baseline]
     graphs = [mode for mode in others if mode in MODES and MODES[mode].uses_cuda_graphs]
     modes = own or graphs or others
-    # Whole steps and callables are captured where a program asks for it, and measured for some workloads only.
+    # Whole steps and callables are captured only where a program does so, and measured for some workloads.
     usual = [mode for mode in modes if mode not in MODES or not MODES[mode].captures_more] or modes
     mode = usual[-1] if usual else None
     sentence = f"Nothing can be compared: the run has {len(run.cells)} cells in {len(run.modes)} modes."
@@ -56,8 +55,7 @@ def of_run(ratios: Ratios, published: Published) -> Conclusion:
 
 
 def of_explanations(explanations: Sequence[Explanation]) -> Conclusion:
-    """Return what analyses without a GPU say: how many models stock would capture as they are, and how many when
-    placed."""
+    """Summarize analyses without a GPU: how many models stock would capture entirely, without and with placement."""
     whole = {GRAPH_MODE: 0, PLACEMENT_MODE: 0}
     for explanation in explanations:
         for setting in whole:
@@ -112,7 +110,7 @@ def _count(number: int, noun: str) -> str:
 
 
 BUSY_SHARE = 0.9
-"""Kernels that take this share of an iteration keep the GPU busy: CUDA graphs have nothing to remove."""
+"""If kernels take this share of an iteration, the GPU is busy and CUDA graphs cannot save time."""
 _CALLED = {REFERENCE_MODE: "torch.compile without CUDA graphs", GRAPH_MODE: "stock CUDA graphs"}
 _SAID = {
     Verdict.FAST: "faster",
@@ -144,7 +142,7 @@ def six_lines(run: Run, name: str) -> tuple[str, ...]:
 
 
 def _state(cell: Cell | None) -> str | None:
-    """Return why a cell has no numbers, None where it passed."""
+    """Return the reason why a cell has no numbers, or None if it passed."""
     if cell is None:
         return "not measured"
     return None if cell.status is Status.PASS else f"{cell.status}: {cell.first_error_line}"

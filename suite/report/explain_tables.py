@@ -1,4 +1,4 @@
-"""Make the tables of `encore explain`'s results: what stands in the way of CUDA graphs, found without a GPU."""
+"""Make the tables of `encore explain`'s results: obstacles to CUDA graphs, found without a GPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ Row = dict[str, object]
 
 
 def all_tables(explanations: Sequence[Explanation], published: Published) -> tuple[Table, ...]:
-    """Make every table of the explanations, in the order of the report; each row begins with what its model is
-    called."""
+    """Make every table of the explanations, in the order of the report; each row begins with its model's label."""
     names = settings(explanations)
     labelled = [({"workload": explanation_label(one)}, one) for one in explanations]
     return (
@@ -48,7 +47,7 @@ def all_tables(explanations: Sequence[Explanation], published: Published) -> tup
 
 
 def explanation_label(explanation: Explanation) -> str:
-    """Return what the row of an explanation is called, as in the tables of runs."""
+    """Return the label of an explanation's row, as in the tables of runs."""
     return row_label(explanation.target, explanation.variant, explanation.size)
 
 
@@ -61,10 +60,10 @@ def settings(explanations: Sequence[Explanation]) -> tuple[str, ...]:
 
 
 def lowerings_of(explanation: Explanation, setting: str) -> list[Lowering]:
-    """Return the lowering of each FX graph under this setting; empty unless every graph has one, as parts give no
-    total.
+    """Return the lowering of each FX graph under this setting; nothing unless every graph has one.
 
-    Those of backward graphs are among them. One that is missing is in the explanation's limits.
+    The total would otherwise be incomplete. Lowerings of backward graphs are included; missing ones are listed in the
+    explanation's limits.
     """
     found = explanation.forwards(setting)
     whole = found and len(found) == len(explanation.graphs)
@@ -72,7 +71,7 @@ def lowerings_of(explanation: Explanation, setting: str) -> list[Lowering]:
 
 
 def is_as_published(explanation: Explanation) -> bool:
-    """Return whether published numbers may stand next to this: the published program in full size."""
+    """Return whether this is the published program in full size, which published numbers apply to."""
     return explanation.variant in (None, PUBLISHED_VARIANT) and explanation.size == FULL_SIZE
 
 

@@ -78,7 +78,7 @@ def _row(run: Run, cell: Cell, ratios: Ratios) -> dict[str, object]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Round to five digits: more than any of these numbers is known to. An open end of an interval is None."""
+    """Round to five digits, which is beyond the accuracy of all values; an infinite end of an interval is None."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
 
 

@@ -1,8 +1,8 @@
-"""Renew generated parts of Markdown pages: the README's table, and the papers' numbers in `docs/results.md`.
+"""Update generated parts of Markdown pages: the README's table, and the papers' numbers in `docs/results.md`.
 
-A generated part stands between two comments, `<!-- generated: NAME -->` and `<!-- end: NAME -->`. No number there is
-written by hand. Whether the rows of the README's table are of the tree's own version is checked by the release gate
-(`encore report --check-fresh`) and not by tests, because rows age with every commit.
+A generated part is between two comments, `<!-- generated: NAME -->` and `<!-- end: NAME -->`. It contains no number
+written by hand. The release gate (`encore report --check-fresh`) checks that the rows of the README's table are of the
+tree's version. Tests do not, because rows age with every commit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def update_page(page: Path, parts: Mapping[str, str]) -> None:
-    """Put each text of `parts` between the comments of its name; what is there for other names stays.
+    """Put each text of `parts` between the comments of its name; other parts are unchanged.
 
     Raises:
         WrongUse: the file cannot be read or replaced, or has no such pair of comments.
@@ -38,10 +38,10 @@ def update_page(page: Path, parts: Mapping[str, str]) -> None:
 
 
 def generated_names(page: Path) -> tuple[str, ...]:
-    """Return the names of the generated parts that a file has room for, in its order.
+    """Return the names of a file's generated parts, in order.
 
     Raises:
-        WrongUse: the file cannot be read or replaced, or `update_page` would not find each of them once.
+        WrongUse: the file cannot be read or replaced, or does not have each of them once.
     """
     text = _read(page)
     names = tuple(dict.fromkeys(re.findall(r"^<!-- generated: (\S+) -->$", text, re.MULTILINE)))
@@ -51,7 +51,7 @@ def generated_names(page: Path) -> tuple[str, ...]:
 
 
 def generated_part(text: str, name: str) -> str:
-    """Return what stands between the comments of `name` in `text`.
+    """Return the text between the comments of `name` in `text`.
 
     Raises:
         WrongUse: there is no such pair of comments.
@@ -63,7 +63,7 @@ def generated_part(text: str, name: str) -> str:
 
 
 def paper_part(exhibits: Sequence[tuple[Exhibit, Made]]) -> str:
-    """Return what a paper's exhibits come to, as a Markdown table: a row for each quantity, published and measured."""
+    """Summarize a paper's exhibits as a Markdown table: a row for each quantity, published and measured."""
     rows = []
     for exhibit, made in exhibits:
         first = f"**{exhibit.number}** `{exhibit.name}`"
@@ -114,7 +114,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 MOST_COMMITS = 200
-"""So many commits may have touched the backend since a row was measured."""
+"""Number of commits that may have changed the backend since a row was measured."""
 BACKEND = "optimizations"
 _RUN = re.compile(r"run (\S+) \(commit ([0-9a-f]{7,40})")
 """The text by which a generated table names a run."""
@@ -158,7 +158,7 @@ def _findings(run: str, commit: str, version: str, recorded: Path, repository: P
 
 
 def commits_since(repository: Path, commit: str) -> int | None:
-    """Return how many commits touched the backend since; None where git does not know the commit."""
+    """Return the number of commits that changed the backend since; None if git does not have the commit."""
     command = ["git", "-C", str(repository), "rev-list", "--count", f"{commit}..HEAD", "--", BACKEND]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

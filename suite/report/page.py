@@ -1,8 +1,7 @@
 """Render the report as one HTML file that loads nothing: style, script and figures are in it. Tables link to CSV files.
 
-First what the report comes to, then the tables, then where the numbers are from. Whatever comes from a results file is
-text to the page: the template escapes it, and the page's own policy lets no script run but the one that sorts and
-filters tables.
+The page has the conclusion, then the tables, then the provenance. Content of results files is plain text: the template
+escapes it, and the page's security policy allows only the script that sorts and filters tables.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from suite.results.schema import Cell, Environment, Status
 _PAGE = Path(__file__).parent / "page"
 LONG_TABLE = 260
 SHOWN_OF_LONG = 50
-"""The page shows 25 workloads in ten modes whole. Of longer tables it shows the first rows; the CSV has all."""
+"""Number of rows in the page, enough for 25 workloads in ten modes. The CSV has all rows of longer tables."""
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?")
 _SHORT = 44
 """Texts up to this length are not wrapped."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
 
 OWN_MODES = frozenset(name for name, mode in MODES.items() if mode.is_encores)
-"""Encore's own modes, which the page sets off from stock's."""
+"""Encore's modes, which the page highlights."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageFigure:
-    """Hold a figure of the page: its title, the sentences below it, and the `<svg>` element of `to_svg`."""
+    """Hold a figure of the page: its title, its caption, and the `<svg>` element of `to_svg`."""
 
     title: str
     caption: tuple[str, ...]
@@ -64,9 +63,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Hold all that the page says: `conclusion` and the figure of speed-ups first, then sections, then where the
-    numbers are from. `figures` are those of the sections' charts, by name. `warnings` stand at the top, in the title
-    and in the head; one environment per run.
+    """Hold the content of the page: `conclusion` and the figure of speed-ups, sections, and provenance.
+
+    `figures` are those of the sections' charts, by name. `warnings` are shown at the top, in the title and in the head;
+    there is one environment per run.
     """
 
     title: str
@@ -81,17 +81,17 @@ class Page:
 
     @property
     def headline(self) -> str | None:
-        """Return the name of the figure under the conclusion: the first of speed-ups over what that compares with."""
+        """Return the name of the figure below the conclusion: the first of speed-ups over its baseline."""
         return next((name for name in self.figures if name.startswith(f"over_{self.conclusion.baseline}")), None)
 
     @property
     def is_smoke(self) -> bool:
-        """Return whether the numbers say nothing about performance, so that even a tab's title has to say so."""
+        """Return whether the numbers have no meaning for performance, for a warning even in a tab's title."""
         return any(section.provenance.warning for section in self.sections)
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Return lines on where the numbers are from."""
+        """Return lines on the provenance of the numbers."""
         origins = dict.fromkeys(section.provenance for section in self.sections)
         return tuple(line for origin in origins for line in (origin.caption, *origin.rows_by_run))
 
@@ -117,7 +117,7 @@ def render(page: Page) -> str:
         keep_trailing_newline=True,
     )
     script = (_PAGE / "report.js").read_text(encoding="utf-8")
-    embedded = f"\n{script}"  # as it stands between the tags: the digest below is of exactly this
+    embedded = f"\n{script}"  # exactly the text between the tags, for the digest below
     return environment.get_template("report.html.j2").render(
         page=page,
         sections=[(section, [_shown(table) for table in section.tables]) for section in page.sections],
@@ -133,7 +133,7 @@ def render(page: Page) -> str:
 
 
 def environment_facts(environment: Environment) -> dict[str, str]:
-    """Return what a reader needs to judge a run, by name, packages left out."""
+    """Return the environment of a run by name, without packages."""
     run = {"run": f"{environment.run_id}, {environment.created_at}", "command": " ".join(environment.command_line)}
     settings = {
         f"setting {name}": NOTHING if value is None else str(value) for name, value in environment.settings.items()
@@ -142,7 +142,7 @@ def environment_facts(environment: Environment) -> dict[str, str]:
 
 
 def _shown(table: Table) -> dict[str, Any]:
-    """Return a table as the template takes it: each row is its classes and its cells."""
+    """Return a table for the template: each row has classes and cells."""
     names = list(table.frame.columns)
     order = sorted(range(len(names)), key=lambda place: _rank(names[place], place))
     body = len(table.frame) - table.summary_rows
@@ -166,7 +166,7 @@ def _shown(table: Table) -> dict[str, Any]:
 
 
 def _rank(column: str, place: int) -> tuple[int, int]:
-    """Put Encore's own columns right after the first, the latest mode foremost, so that none is cut off."""
+    """Move Encore's columns after the first one, latest mode first, so that they are visible in a narrow page."""
     if place == 0:
         return (0, 0)
     return (1, -list(MODES).index(column)) if column in OWN_MODES else (2, place)
@@ -180,8 +180,7 @@ def _row_classes(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _cell(column: str, value: object, text: str) -> dict[str, Any]:
-    """Return a cell as the template takes it. `parts` are set for a ratio: value, interval and remark, apart so that
-    narrow columns break."""
+    """Return a cell for the template. `parts` of a ratio are value, interval and remark, between which it may wrap."""
     missing = is_missing(value)
     is_text = isinstance(value, str | bool) or missing
     parts = _parts(value) if isinstance(value, Detailed) else None
@@ -208,7 +207,7 @@ def _cell(column: str, value: object, text: str) -> dict[str, Any]:
 
 
 def _parts(value: Detailed) -> tuple[str, str, str] | None:
-    """Take the text of a ratio apart: "1.20", "[1.10, 1.30]" and "FAST"; it may have no interval, or nothing else."""
+    """Split the text of a ratio into "1.20", "[1.10, 1.30]" and "FAST"; the last two are optional."""
     if "speedup" not in value.values:
         return None
     number, _, rest = value.partition(" ")
@@ -217,8 +216,10 @@ def _parts(value: Detailed) -> tuple[str, str, str] | None:
 
 
 def sort_key(value: object) -> str | None:
-    """Return the number that the page sorts a cell by, in as many digits as matter there: itself, or the one its text
-    begins with; None where it is plain text."""
+    """Return the number by which the page sorts a cell, rounded: its value, or the number at the start of its text.
+
+    Return None for other text.
+    """
     if isinstance(value, Detailed):
         value = value.values.get("speedup")
     if is_missing(value) or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Tell where the numbers of a table or figure are from, and whether they mean anything for performance."""
+"""Describe the provenance of a table or figure, and whether its numbers are meaningful for performance."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Provenance:
     """Hold the origin of a table or figure, or of one of its rows.
 
     Attributes:
-        run_id: the run, or the several runs that are spanned, or "offline analysis".
+        run_id: the run or runs, or "offline analysis".
         device: GPU name, or the CPU's model for a run without one, or the target of an offline analysis.
         commit: short git commit, "+ changes" where the tree was dirty, and the code's id where there is one; None where
             no commit was recorded.
         torch: PyTorch version.
-        warning: set on smoke runs (on a CPU, or in tiny size): their numbers say nothing about performance; and on
+        warning: set for smoke runs (on a CPU, or in tiny size), whose numbers have no meaning for performance; and for
             analyses of tiny models.
-        driver: the GPU's driver; given where several runs agree in it.
-        runs: of several runs, the origin of each with the labels of the rows that are its.
-        count: how many runs the rows are of; 0 where nothing was measured.
+        driver: the GPU's driver, if all runs have the same.
+        runs: for several runs, the origin of each with the labels of its rows.
+        count: number of runs of the rows; 0 where nothing was measured.
     """
 
     run_id: str
@@ -40,12 +40,12 @@ class Provenance:
 
     @property
     def setting(self) -> str:
-        """Return what the title of a figure says: device, PyTorch, and of how many runs it is."""
+        """Return the setting for the title of a figure: device, PyTorch, and number of runs."""
         runs = {0: "", 1: ", 1 run"}.get(self.count, f", {self.count} runs")
         return f"{self.device}, PyTorch {self.torch}{runs}"
 
     def among(self, labels: Iterable[str]) -> Provenance:
-        """Return the origin of these rows alone, for a figure or table that has no others."""
+        """Return the origin of only these rows, for a figure or table that has no others."""
         wanted = set(labels)
         kept = tuple((run, own) for run, rows in self.runs if (own := tuple(row for row in rows if row in wanted)))
         return _spanning(self, kept) if kept else self
@@ -63,7 +63,7 @@ class Provenance:
 
     @property
     def rows_by_run(self) -> tuple[str, ...]:
-        """Write for each of several runs the labels of the rows that are its. One line names those without any."""
+        """Write for each of several runs the labels of its rows. One line names runs without any."""
         lines = [f"Of {run._run_and_commit}: {', '.join(labels)}." for run, labels in self.runs if labels]
         replaced = [run._run_and_commit for run, labels in self.runs if not labels]
         if replaced:
@@ -75,8 +75,7 @@ class Provenance:
         return f"{self.run_id} (commit {self.commit or 'unknown'})"
 
     def of_row(self, label: object) -> Provenance:
-        """Return the origin of the row with this label; of one that sums up several runs, or is of none, their common
-        one."""
+        """Return the origin of the row with this label; for a row of several runs or of none, the common origin."""
         return next((run for run, labels in self.runs if label in labels), self)
 
 
@@ -93,7 +92,7 @@ def of_run(run: Run) -> Provenance:
 
 
 def _spanning(whole: Provenance, runs: tuple[tuple[Provenance, tuple[str, ...]], ...]) -> Provenance:
-    """Return `whole` as the origin of the rows of these runs; runs without rows are named and not counted."""
+    """Return `whole` restricted to the rows of these runs; runs without rows are named and not counted."""
     spanned = [origin for origin, labels in runs if labels]
     return replace(
         whole,
@@ -105,7 +104,7 @@ def _spanning(whole: Provenance, runs: tuple[tuple[Provenance, tuple[str, ...]],
 
 
 def run_names(run: Run) -> tuple[str, ...]:
-    """Return what a run, or each of several joined, is called: its id, with its time where another has the same id."""
+    """Return the names of a run or of joined runs: the id, with the time where another run has the same id."""
     environments = [part.environment for part in run.parts or (run,)]
     ids = [environment.run_id for environment in environments]
     return tuple(
@@ -115,7 +114,7 @@ def run_names(run: Run) -> tuple[str, ...]:
 
 
 def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
-    """Return the provenance of results of `encore explain`: counts found without a GPU, no times."""
+    """Return the provenance of results of `encore explain`, which are counts without a GPU, and no times."""
     targets = {lowering.target for item in explanations for graph in item.graphs for lowering in graph.lowerings}
     device = f"lowered for {', '.join(sorted(targets))}" if targets else "FX graphs on fake CUDA tensors"
     versions = ", ".join(sorted({explanation.torch for explanation in explanations}))
@@ -127,7 +126,7 @@ def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
 
 
 def facts(environment: Environment) -> dict[str, str]:
-    """Return what a reader needs to know of machine and software to judge a run, by name; packages are left out."""
+    """Describe the machine and software of a run, by name, without packages."""
     gpu, cpu = environment.gpu, environment.cpu
     count = f"{environment.gpu_count} x " if environment.gpu_count > 1 else ""
     switch = {None: None, True: "on", False: "off"}
@@ -154,7 +153,7 @@ def facts(environment: Environment) -> dict[str, str]:
 
 
 def short_commit(environment: Environment) -> str | None:
-    """Write the commit of a run in few letters, with its code's id: "0123456789 + changes with code 0123456789ab"."""
+    """Write the short commit of a run, with its code's id: "0123456789 + changes with code 0123456789ab"."""
     commit = _short(environment.git_commit, environment.git_dirty)
     code = shown_code(environment.code)
     return commit if commit is None or code is None else f"{commit} with code {code}"
@@ -179,8 +178,7 @@ def _smoke_warning(run: Run) -> str | None:
 
 
 def of_environment(environment: Environment, smoke: str | None = None) -> Provenance:
-    """Return the provenance of results that are not a run of the suite; `smoke` says why they say nothing about
-    performance."""
+    """Return the provenance of results of other tools; `smoke`: the reason why they do not measure performance."""
     commit = short_commit(environment) or "unknown"
     warning = f"SMOKE RUN {smoke}: these numbers say nothing about performance" if smoke else None
     return Provenance(

@@ -16,7 +16,7 @@ PUBLISHED_VARIANT = "published"
 
 
 class Source(Record):
-    """Hold where numbers come from. `citation` is for a reader; the rest is what the numbers were measured on."""
+    """Hold the source of numbers: `citation`, and the machine and versions of the measurements."""
 
     label: str
     citation: str
@@ -47,15 +47,15 @@ class Published(Record):
     rewritten_program: dict[str, dict[str, dict[str, float]]]
     """Speed-ups of the program with its CPU tensors on the GPU: `without_graphs` and `with_graphs`."""
     copy_share_percent: dict[str, dict[str, float]]
-    """Share of an iteration with stock's graphs that copies of inputs take."""
+    """Share of copies of inputs in an iteration with stock's graphs."""
     compile_s: dict[str, dict[str, dict[str, float]]]
     nanogpt_per_step_ms: dict[str, dict[str, float]]
     nanogpt_end_to_end_speedup: dict[str, float]
     nanogpt_sweep_prompt8: dict[str, dict[str, float]]
 
     def speedup(self, source: str, workload: str, mode: str, baseline: str) -> float | None:
-        """Return how many times faster than `baseline` the source found `mode`'s counterpart on this workload: its CUDA
-        graphs are `graph`."""
+        """Return the source's speed-up of the mode that corresponds to `mode` over `baseline`; its CUDA graphs are
+        `graph`."""
         key = f"{mode}_over_{baseline}".replace("graph-unpartitioned", "graph")
         return self.speedups.get(source, {}).get(workload, {}).get(key)
 

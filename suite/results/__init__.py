@@ -1,1 +1,1 @@
-"""Hold records of a run, their files, and the statistics that say what they show."""
+"""Define the records of a run, read and write their files, and evaluate them by statistics."""

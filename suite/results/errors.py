@@ -1,4 +1,4 @@
-"""Define errors a user of the command line can fix, with the exit code they lead to."""
+"""Define errors that a user of the command line can fix, with their exit codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXIT_INTERRUPTED = 130
 
 
 class EncoreError(Exception):
-    """Report that something was found wrong; the command line prints the message and exits with `exit_code`."""
+    """Report an error whose message the command line prints before it exits with `exit_code`."""
 
     exit_code = EXIT_FINDING
 

@@ -1,7 +1,7 @@
-"""Write a run: one process at a time, and the rows of a workload at once when it is through.
+"""Write a run: by one process at a time, and all rows of a workload at once when it is complete.
 
-A workload that a run ends in, by Ctrl-C, an error or a kill, has no rows. `--resume` measures it from the beginning,
-for its modes are alive together, and blocks of another start would not have been interleaved with those before.
+If Ctrl-C, an error or a signal ends the run during a workload, this has no rows. `--resume` measures it from the
+beginning: its modes are alive together, and blocks of a later start would not be interleaved with earlier ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from suite.results.store import (
 
 LOCK = ".lock"
 LEAST_FREE_BYTES = 16 * 2**20
-"""Space on the disk that a workload is begun with: more than the rows of any need."""
+"""Free disk space that is required to start a workload: more than the rows of any need."""
 
 
 class RunIsBusy(WrongUse):
@@ -38,7 +38,7 @@ class RunIsBusy(WrongUse):
 
 
 class RunWriter:
-    """Write a run. It holds the run's lock from `create` or `reopen` until it is closed."""
+    """Write a run. The run is locked from `create` or `reopen` until `close`."""
 
     def __init__(self, path: Path, lock: IO[bytes]) -> None:
         self.path = path
@@ -49,7 +49,7 @@ class RunWriter:
         """Start a run in a folder that does not exist, or is empty.
 
         Raises:
-            WrongUse: the folder has something in it, or cannot be written to.
+            WrongUse: the folder is not empty, or cannot be written to.
             CannotWrite: the disk is full.
         """
         if (path / ENVIRONMENT).exists():
@@ -62,7 +62,7 @@ class RunWriter:
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[RunWriter, RecordedRun]:
-        """Open a run to go on with it. A last line that was cut short is cut off.
+        """Open a run to continue it. An incomplete last line is removed.
 
         Raises:
             RunIsBusy: another process writes this run.
@@ -85,11 +85,11 @@ class RunWriter:
         return writer, run
 
     def append(self, *cells: Cell) -> None:
-        """Add cells, a line each, with one write and sync them to disk: there are all rows of a workload, or none.
+        """Add cells, a line each, with one write and sync, so that the file has all rows of a workload or none.
 
         Raises:
             CannotWrite: the disk is full; the file is as it was before.
-            OSError: nothing may be written.
+            OSError: the file may not be written.
         """
         _append_lines(self.path / CELLS, lines_of(cells).encode())
 

@@ -1,6 +1,6 @@
-"""Define the records of a run: what `environment.json` and each line of `cells.jsonl` hold.
+"""Define the records of a run: the contents of `environment.json` and of each line of `cells.jsonl`.
 
-Units stand in the names (`host_us`, `copied_bytes`). A field that was not measured is `None`, never 0. Unknown
+Names of fields include units (`host_us`, `copied_bytes`). A field that was not measured is `None`, never 0. Unknown
 fields are refused, so that a file of another schema version cannot be read by mistake.
 """
 
@@ -15,21 +15,21 @@ SCHEMA_VERSION = 2
 """Version of rows and environments. Additions are optional, so that recorded runs stay readable."""
 
 EXPLANATION_VERSION = 1
-"""Version of what `encore explain` writes."""
+"""Version of the files of `encore explain`."""
 
 
 class Record(BaseModel):
-    """Serve as base of everything written to disk: immutable, and strict about field names.
+    """Define the base class of everything written to disk: immutable, and strict about field names.
 
-    A float that is not a number (the error of an output with NaN in it) is written as the string "NaN" or "Infinity":
-    valid JSON, and read back as that float instead of being refused.
+    A NaN or infinity (the error of an output with NaN in it) is written as the string "NaN" or "Infinity", which is
+    valid JSON and is read as that float.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Status(StrEnum):
-    """Say how a cell ended. Everything but `PASS` makes `encore run` exit with 1."""
+    """Define the outcome of a cell. With any other than `PASS`, `encore run` exits with 1."""
 
     PASS = "pass"
     FAIL_ACCURACY = "fail_accuracy"
@@ -44,7 +44,7 @@ class Status(StrEnum):
 
 
 class Grouping(StrEnum):
-    """Say which modes of a workload were alive on the GPU while this one was measured."""
+    """Define which modes of a workload were alive on the GPU while this one was measured."""
 
     TOGETHER = "together"
     HALVES = "halves"
@@ -63,8 +63,10 @@ class GpuState(Record):
 
 
 class Block(Record):
-    """Hold consecutive samples of one mode. Those of index k are measured one after another in all modes of a group, in
-    an order that changes with k; `turn` is the place in time. Turns and indices begin again with each `process`.
+    """Hold consecutive samples of one mode.
+
+    Blocks of index k are measured one after another in all modes of a group, in an order that changes with k; `turn` is
+    the position in time. Both numbers restart with each `process`.
 
     `host_us[i]` is wall time from the call to completion on the device, `device_us[i]` the CUDA-event time of the
     same iteration (None on a CPU), `input_sets[i]` the input set it ran on. `throughput_us` is the mean time per
@@ -89,14 +91,14 @@ class Correctness(Record):
     """Hold the comparison with eager on `input_count` inputs, made before any timing.
 
     `max_relative_error` is the largest ||x - ref|| / ||ref|| over outputs, loss and gradients, in the L2 norm and, in
-    newer rows, the maximum norm; `worst` is the name of the tensor that has it, `tolerance` what was allowed for the
-    compute dtype. `reference_error` is eager's own distance from a float32 (float64) run, present only where the plain
-    tolerance did not decide; of a stochastic workload that of eager without dropout, NaN where it is infinite.
-    `digests[i]` is the SHA-256 over the bits of output, loss and gradients of input set i; `deterministic` says whether
-    a second call on the same inputs and seed gave the same. In newer rows, digests are over the tensors that were the
-    same, and `varying[i]` has the others, with sketches of their values (`suite.measure.fingerprint`). `bitwise`
-    compares with the mode named in `bitwise_with` (of several that would do, one that is equal) and is None where none
-    of them ran or is deterministic with itself, or where it equals none and they also differ from one another.
+    newer rows, the maximum norm; `worst` is the name of its tensor, `tolerance` the error allowed for the compute
+    dtype. `reference_error` is eager's error relative to a float32 (float64) run, only where the tolerance did not
+    decide; for a stochastic workload that of eager without dropout, NaN where it is infinite. `digests[i]` is the
+    SHA-256 over the bits of output, loss and gradients of input set i; `deterministic`: a second call on the same
+    inputs and seed had equal results. In newer rows, digests are over the tensors with constant bits, and `varying[i]`
+    has the others, with sketches of their values (`suite.measure.fingerprint`). `bitwise` compares with the mode named
+    in `bitwise_with` (an equal one, if the mode may equal one of several). It is None where none of them ran or is
+    deterministic, or where the mode equals none of them and they differ from each other.
     """
 
     passed: bool
@@ -115,16 +117,16 @@ class Correctness(Record):
     ranks_equal: bool | None = None
     """True if all ranks' results have the same bits, on all inputs, where the workload is split over GPUs."""
     ranks_spread: float | None = None
-    """There: the largest relative difference of the norms of one tensor on two ranks. Eager is the whole module then,
-    on each rank by itself."""
+    """The largest relative difference of a tensor's norms between ranks. The reference is the whole module in eager
+    mode, on each rank by itself."""
     varying: list[dict[str, list[float]]] | None = None
     widened_error: float | None = None
-    """Error of the mode compiled in higher precision, against eager there; made where eager in the own dtype is so far
-    from the truth that it is not a reference."""
+    """Error of the mode compiled in higher precision, relative to eager in that precision; measured where eager's
+    error in its own dtype is too large for a reference."""
 
 
 class NotCaptured(Record):
-    """Say why Inductor left a graph or a partition out of CUDA graphs: its own words, and the user's source line."""
+    """Hold Inductor's reason for a graph or partition that is not in a CUDA graph, with the user's source line."""
 
     reason: str
     source_line: str | None
@@ -132,10 +134,10 @@ class NotCaptured(Record):
 
 
 class Coverage(Record):
-    """Count kernels of one steady iteration by how they were launched (torch.profiler); copies and memsets apart.
+    """Count kernels of one steady iteration by kind of launch (torch.profiler), without copies and memsets.
 
     `percent` = 100 * graph_kernels / (graph_kernels + eager_kernels), None where no kernel ran.
-    `captured_kernel_nodes` stands in older rows: kernel nodes of all captured graphs at capture time.
+    `captured_kernel_nodes` is a field of older rows: kernel nodes of all graphs at capture time.
     """
 
     graph_kernels: int
@@ -151,7 +153,7 @@ class Coverage(Record):
 
 
 class GraphCounts(Record):
-    """Count what one cell compiled to. `cuda_graphs` are recordings, `partitions` the captured or capturable pieces."""
+    """Count the graphs of one cell. `cuda_graphs` are recordings, `partitions` the captured or capturable parts."""
 
     fx_graphs: int
     graph_breaks: int
@@ -161,7 +163,7 @@ class GraphCounts(Record):
 
 
 class HostToDeviceCopy(Record):
-    """Hold one kind of host-to-device copy in a steady iteration; `blocking` when the host waits (pageable memory).
+    """Count one kind of host-to-device copy in a steady iteration; `blocking`: the host waits (pageable memory).
 
     `copied_bytes` is the sum over its `count` copies.
     """
@@ -175,8 +177,8 @@ class HostToDeviceCopy(Record):
 class Copies(Record):
     """Hold the bytes moved per steady iteration.
 
-    `placeholder_bytes` is data copied into graph placeholders, counted where it is copied; `pointer_bytes` what
-    replaced it. `device_to_device_bytes` is the profiler's sum over memcpy activities (the cross-check).
+    `placeholder_bytes` is data copied into graph placeholders, counted by the suite; `pointer_bytes` the pointers
+    written instead. `device_to_device_bytes` is the profiler's sum over memcpy activities, as a cross-check.
     """
 
     placeholder_bytes: int | None
@@ -196,31 +198,30 @@ class Memory(Record):
 
 
 class CompileConditions(StrEnum):
-    """Say what else there was while a compile time was taken: caches of earlier compilations, other modes compiling."""
+    """Define the conditions of a compile time: caches of earlier compilations, other modes compiling."""
 
     COLD_ALONE = "cold, alone"
-    """Nothing was cached but what the toolchain itself needs, and no other mode of the run was at work."""
+    """Only files of the toolchain were cached, and no other mode of the run was active."""
     COLD_FOLLOWED = "cold, others followed"
     """The same, while other modes of the workload compiled too, each up to its first kernel."""
     KERNELS_ALONE = "kernels cached, alone"
-    """Kernels that modes before it in the list had compiled and tuned were cached, graphs were not."""
+    """Kernels of earlier modes in the list were cached, graphs were not."""
     KERNELS_SIDE_BY_SIDE = "kernels cached, side by side"
-    """The same, while other modes of the workload compiled too. Since 2026-11-24 the mode that compiles first is among
-    them, and each waits for its kernels before it needs them (`CompileTimes.waited_s`)."""
+    """The same, while other modes of the workload compiled too. Since 2026-11-24 these include the mode that compiles
+    first, and each waits for that mode's kernels (`CompileTimes.waited_s`)."""
     WARM = "cached"
-    """All was cached: kernels and graphs."""
+    """Kernels and graphs were cached."""
 
 
 class CompileTimes(Record):
     """Hold seconds to the first result (`first_call_s`) and through all of warm-up; `parts` by Dynamo's timers.
 
-    `conditions` None: they are not known. `settle_calls` came after warm-up, until no CUDA graph of Encore's waited for
-    more calls; `settled` says whether that was reached. Until 2026-11-24 first processes spread Encore's work on its
-    graphs over these calls, as a user's do. `waited_s` is how long the mode waited for its turns on the GPU, and
-    in older rows for the mode that compiled first; that is in no other of these times. `calls_s` has the first calls of
-    warm-up and settling one by
-    one, each with the wait for its end, as many as `CALLS_OF_START`; `settle_s` is the sum of all that came after
-    warm-up.
+    `conditions` is None where they are unknown. `settle_calls` counts the calls after warm-up until none of Encore's
+    CUDA graphs waited for more calls; `settled`: this state was reached. Until 2026-11-24 first processes spread
+    Encore's work on graphs over these calls, as users' programs do. `waited_s` is the time for which the mode waited
+    for the GPU's lock, and in older rows for the mode that compiled first; no other time includes it. `calls_s` has the
+    first `CALLS_OF_START` calls of warm-up and settling, each with a synchronization; `settle_s` is the sum of all
+    calls after warm-up.
     """
 
     first_call_s: float
@@ -237,11 +238,11 @@ class CompileTimes(Record):
 
 
 CALLS_OF_START = 100
-"""Calls from the first on that are noted one by one, and whose sum says what a program's start takes."""
+"""Number of first calls that are timed one by one; their sum is the time of a program's start."""
 
 
 class Metrics(Record):
-    """Hold what a worker measures once per cell, after the timed blocks."""
+    """Hold the metrics that a worker measures once per cell, after the timed blocks."""
 
     coverage: Coverage | None
     graphs: GraphCounts | None
@@ -251,15 +252,17 @@ class Metrics(Record):
     """Sum of kernel durations of one steady iteration; iteration time over this is the distance to the limit."""
     encore_report: list[JsonValue] | None = None
     kernels: dict[str, int] | None = None
-    """Kernels of one steady iteration with their launch configurations, and how often each ran
+    """Kernels of one steady iteration with their launch configurations, and the count of each
     (`suite.measure.kernels`)."""
     more: dict[str, dict[str, float | None]] = {}
     """Values of the metrics in `suite.measure.metrics`, by metric and column."""
 
 
 class RankPart(Record):
-    """Hold what one rank of a cell measured, where the workload is split over GPUs. The row's own blocks have of each
-    sample the slowest rank's time."""
+    """Hold the measurements of one rank of a cell, where the workload is split over GPUs.
+
+    Samples in the row's blocks are the times of the slowest rank.
+    """
 
     rank: int
     correctness: Correctness | None
@@ -269,26 +272,25 @@ class RankPart(Record):
 
 
 class LaterProcess(Record):
-    """Say what a start of the mode after the first did differently; its blocks are among the row's.
+    """Describe a later process of the mode; the row includes its blocks.
 
-    `compile`: all was cached, and no work on graphs was spread over their use; what `parts` says of tuning should not
-    be there. `retuned`: kernels and launch configurations that either this process or the first one ran, and the other
-    did not.
+    `compile`: everything was cached, and no work on graphs was spread over calls; `parts` should have no tuning.
+    `retuned`: kernels and launch configurations that only one of this process and the first one ran.
     """
 
     process: int
     compile: CompileTimes | None
     retuned: list[str]
     selection: list[JsonValue] = []
-    """How functions were served, in rows of Encore 0.1."""
+    """The chosen variants of functions, in rows of Encore 0.1."""
 
 
 class Shortage(Record):
-    """Say what a row with samples lacks, and why. The samples stand.
+    """Describe the missing parts of a row with samples, and the reason. The samples are valid.
 
-    `phase` tells what is missing. "prepare": the process, which has no block, and those after it. "measure": some of
-    its blocks, or the kernels that it runs, and later processes. Older rows also have "metrics": what is measured once.
-    `reason` has one value: there was not enough memory.
+    `phase` is the first missing part. "prepare": the process, which has no block, and later ones. "measure": some of
+    its blocks, or its kernels, and later processes. Older rows also have "metrics": the metrics of a cell. The only
+    value of `reason` is a lack of memory.
     """
 
     mode: str
@@ -302,9 +304,11 @@ class Shortage(Record):
 
 
 class HostUse(Record):
-    """Hold what programs that are not of the run did on the host while blocks of a mode were measured, in the worst of
-    its processes: CPU cores that they kept busy, in the mean. Older rows have, of the GPUs that the run does not use,
-    how many were at work right before or right after, and how many processes computed on them."""
+    """Describe other programs' load of the host while blocks of a mode were measured: mean number of busy CPU cores.
+
+    It is that of the mode's most disturbed process. Older rows also count the GPUs outside of the run that were busy
+    right before or right after, and the processes on them.
+    """
 
     cpu_cores: float | None
     gpus_at_work: int | None = None
@@ -312,7 +316,7 @@ class HostUse(Record):
 
 
 class Cell(Record):
-    """Hold one line of `cells.jsonl`: a workload in a mode, from the row's identity to its verdict-relevant numbers."""
+    """Hold one line of `cells.jsonl`: the measurements of a workload in a mode."""
 
     schema_version: int
     workload: str
@@ -342,29 +346,30 @@ class Cell(Record):
     metrics: Metrics | None
     blocks: list[Block]
     baseline_blocks: dict[str, list[Block]]
-    """Blocks of baselines that alternated with this cell's and stand in no row of theirs, in `halves` and `pairs`."""
+    """Blocks of baselines that alternated with this cell's and are not in the baselines' rows, in `halves` and
+    `pairs`."""
     processes: int = 1
-    """Starts of the mode that blocks are of."""
+    """Number of processes that have blocks."""
     other_kernels: list[int] = []
-    """Processes that ran other kernels than the first, in this mode or in one of `baseline_blocks`."""
+    """Processes whose kernels differ from those of the first, in this mode or in one of `baseline_blocks`."""
     later: list[LaterProcess] = []
     """The mode's own processes after the first."""
     shortages: list[Shortage] = []
     """Shortages of a row that has samples, in this mode or in one of `baseline_blocks`."""
     others: HostUse | None = None
-    """Other programs on the host meanwhile; older rows do not know of any."""
+    """Other programs on the host meanwhile; not recorded in older rows."""
     tp: int | None = None
-    """Over how many GPUs the workload is split (tensor parallelism); None: it is not such a row."""
+    """Number of GPUs that the workload is split over (tensor parallelism); None if it is not split."""
     ranks: list[RankPart] = []
     """All ranks, where there are several; correctness, compile times and metrics are those of the first process."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """Return what makes a cell unique within a run: (workload, variant, size, mode)."""
+        """Return the key of a cell within a run: (workload, variant, size, mode)."""
         return (self.workload, self.variant, self.size, self.mode)
 
     def at(self, path: str) -> Any:
-        """Return the value at a path of fields, as "metrics.coverage.percent"; None where a part was not measured."""
+        """Return the value at a path such as "metrics.coverage.percent"; None where a part was not measured."""
         found: Any = self
         for name in path.split("."):
             found = None if found is None else getattr(found, name)
@@ -372,7 +377,7 @@ class Cell(Record):
 
     @property
     def first_error_line(self) -> str:
-        """Return why the cell did not pass, in one line."""
+        """Return the reason in one line why the cell did not pass."""
         return (self.error or "").strip().partition("\n")[0] or "no error given"
 
 
@@ -395,7 +400,7 @@ class CpuInfo(Record):
 
 
 class Environment(Record):
-    """Hold `environment.json`: everything another reader needs to judge or repeat the run."""
+    """Hold `environment.json`: everything that others need to evaluate or repeat the run."""
 
     schema_version: int
     run_id: str
@@ -404,8 +409,8 @@ class Environment(Record):
     git_commit: str | None
     git_dirty: bool | None
     code: str | None = None
-    """An id of the code that ran, committed or not: see `suite.measure.checkout.code_id`. Older runs have none, or one
-    that git made."""
+    """An id of the code that ran, committed or not: see `suite.measure.checkout.code_id`. Older runs have none, or
+    git's id of the tree."""
     python: str
     platform: str
     packages: dict[str, str]

@@ -59,9 +59,9 @@ LogRatios = NDArray[np.float64]
 """A log ratio for each process."""
 
 TRIMMED = (0.1, 0.5)
-"""Quantiles of the blocks between which they count."""
+"""Quantiles of a process's blocks between which the mean is taken."""
 MARGIN = 0.03
-"""Differences up to 3 % are called none: a mode is SAME from 1 / 1.03 to 1.03."""
+"""Differences up to 3 % are ignored: a mode is SAME from 1 / 1.03 to 1.03."""
 CONFIDENCE = 0.95
 EQUIVALENCE_CONFIDENCE = 0.90
 REPLICATES = 200
@@ -287,6 +287,6 @@ def log_medians(blocks: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     if not blocks:
         raise ValueError("there is no block of samples")
     for index, block in enumerate(blocks):
-        if not block or not (min(block) > 0 and math.isfinite(sum(block))):  # NaN is not above 0, or in the sum
+        if not block or not (min(block) > 0 and math.isfinite(sum(block))):  # a NaN fails one of both conditions
             raise ValueError(f"block {index} must hold finite times above 0; got {list(block)!r:.80}")
-    return np.array([math.log(median(block)) for block in blocks])  # of so few, NumPy's takes ten times as long
+    return np.array([math.log(median(block)) for block in blocks])  # NumPy's median takes ten times as long for so few

@@ -1,9 +1,9 @@
 """Read runs on disk, a folder with `environment.json` and `cells.jsonl`, with checks, and write their files.
 
-A line is appended with one write and synced when its cell is final, so that whatever ends the process leaves whole
-lines behind; a last line cut short (power loss) is left out. One process writes a run at a time. Of a cell (workload,
-variant, size, mode) that failed and was run again, the last line counts. Of a run that is complete `gzip -9n
-cells.jsonl` makes a file of a fifth of the size, which is read as it is; such a run is not gone on with.
+A line is appended with one write and synced when its cell is final, so that the file has only whole lines after any
+end of the process; an incomplete last line (power loss) is ignored. One process writes a run at a time. If a cell
+(workload, variant, size, mode) failed and was run again, the last line counts. `gzip -9n cells.jsonl` reduces a
+complete run to a fifth of its size; it can then be read, but not continued.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ _R = TypeVar("_R", bound=Record)
 
 
 class InvalidResults(WrongUse):
-    """Report a results file that is not what the schema says; the message has the file and the line."""
+    """Report a results file that does not match the schema; the message has the file and the line."""
 
 
 class CannotWrite(EncoreError):
-    """Report that the disk is full, or a quota reached. What was written before is intact."""
+    """Report that the disk is full, or a quota is reached. Data written before is intact."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """Hold a run as read from disk. `cut_line` is a last line without its end, left out of `cells`; `superseded` are
-    failed cells that were run again since."""
+    """Hold a run as read from disk. `cut_line`: an incomplete last line; `superseded`: failed cells that were rerun."""
 
     path: Path
     environment: Environment
@@ -58,7 +57,7 @@ class RecordedRun:
     superseded: tuple[Cell, ...] = ()
 
     def missing(self) -> list[tuple[str, str]]:
-        """Return the (workload, mode) pairs the run set out to measure and has no line for."""
+        """Return the planned (workload, mode) pairs without a line."""
         settings = self.environment.settings
         done = {(cell.workload, cell.mode) for cell in self.cells}
         workloads, modes = settings.get("workloads"), settings.get("modes")
@@ -68,7 +67,7 @@ class RecordedRun:
 
 
 def describe(path: Path) -> str:
-    """Return the path as it is shown to a user: relative to the working directory where that is shorter."""
+    """Return the path for messages: relative to the working directory where that is shorter."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -122,7 +121,7 @@ def read_environment(run: Path) -> Environment:
 
 
 def read_run(run: Path) -> RecordedRun:
-    """Return a run and all its cells, checked. A last line that was cut short is left out and reported in `cut_line`.
+    """Return a run and all its cells, checked. An incomplete last line is ignored, and returned as `cut_line`.
 
     Raises:
         InvalidResults: a file is missing or damaged, a line is not of this schema, or one that passed is there twice.
@@ -134,7 +133,7 @@ def read_run(run: Path) -> RecordedRun:
     return RecordedRun(run, environment, tuple(cells), rest or None, tuple(superseded))
 
 
-@uncollected()  # looking for cycles among millions of numbers takes four fifths of the time of reading
+@uncollected()  # garbage collection would take four fifths of the time
 def _checked_rows(path: Path, text: bytes) -> tuple[Iterable[Cell], list[Cell]]:
     """Return the last row of each cell in these lines, and those of failed cells before them."""
     cells: dict[tuple[str, str, str, str], Cell] = {}
@@ -153,11 +152,11 @@ def _checked_rows(path: Path, text: bytes) -> tuple[Iterable[Cell], list[Cell]]:
 
 
 def _content(path: Path) -> bytes:
-    """Return what is in a file of a run, unpacked.
+    """Return the unpacked contents of a file of a run.
 
     Raises:
         InvalidResults: it is a folder, is damaged, or may not be read.
-        FileNotFoundError: it is not there.
+        FileNotFoundError: it does not exist.
     """
     try:
         return read_unpacked(path)
@@ -188,7 +187,7 @@ def read_record(kind: type[_R], path: Path, what: str, advice: str) -> _R:
     """Read a file that holds one record, packed or not.
 
     Raises:
-        InvalidResults: it cannot be read, or holds something else than `what`; the message says where, and `advice`.
+        InvalidResults: it cannot be read, or is no `what`; the message has the place, and `advice`.
     """
     try:
         return kind.model_validate_json(read_unpacked(path))
@@ -253,7 +252,7 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
         try:
             if (candidate / ENVIRONMENT).is_file():
                 return candidate
-        except OSError as error:  # its name is too long, or it may not be looked into
+        except OSError as error:  # its name is too long, or it may not be read
             raise WrongUse(f"run {name[:80]!r}: {error.strerror}") from error
     known = [path.parent.name for folder in folders for path in sorted(folder.glob(f"*/{ENVIRONMENT}"))]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
@@ -270,10 +269,10 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
 
 
 def make_folder(path: Path, option: str) -> Path:
-    """Return the folder that an option names, made if it is not there.
+    """Return the folder of an option, and create it if needed.
 
     Raises:
-        WrongUse: a file is in the way, or nothing may be written there.
+        WrongUse: a file with this name exists, or the folder is not writable.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -287,11 +286,13 @@ def make_folder(path: Path, option: str) -> Path:
 
 
 def new_folder(parent: Path, name: str, option: str) -> Path:
-    """Make and return a folder of this name, with "-2", "-3" and so on after it where others are there: of two commands
-    started in the same second each gets its own. `option` is what would have named another place.
+    """Create and return a folder of this name, with a suffix "-2", "-3" and so on if it exists.
+
+    So two commands that start in the same second use separate folders. `option` is the option for another folder, for
+    the error message.
 
     Raises:
-        WrongUse: nothing may be written in `parent`, or a file is in the way.
+        WrongUse: `parent` is not writable, or a file with this name exists.
     """
     make_folder(parent, option)
     for number in itertools.count(1):
@@ -303,11 +304,11 @@ def new_folder(parent: Path, name: str, option: str) -> Path:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file, and its folder, so that a reader or a crash sees the old content or the new, never a part.
+    """Write a file atomically, and create its folder: after a crash it has the old or the new content, never a part.
 
     Raises:
         CannotWrite: the disk is full; the old content is intact.
-        WrongUse: a file stands where the folder should be.
+        WrongUse: a file exists in the place of the folder.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -320,7 +321,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_error(path: Path, error: OSError) -> OSError | CannotWrite:
-    """Return the error to raise for one met when writing a file, of a run or not: a full disk says what to do."""
+    """Convert an error of writing a file; for a full disk the message has advice."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return error
     is_run = (path.parent / ENVIRONMENT).is_file()

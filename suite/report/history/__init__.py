@@ -1,1 +1,1 @@
-"""Keep the history of recorded runs: tables and a figure over runs, and what is kept in git."""
+"""Maintain the history of recorded runs: tables and a figure over runs, and the files in git."""

@@ -12,9 +12,9 @@ from suite.report.chart import INK, STYLE, WIDTH
 from suite.report.history.lines import HistoryLines, directions
 
 _STRONGEST = (math.log(1.25), math.log(4))
-"""Bounds of the log speed-up that has the strongest colour; larger ones have the same."""
+"""Log speed-up with the strongest colour; larger ones have the same colour."""
 _DARK = 0.5
-"""From this share of it on a field is so dark that its number is white."""
+"""Fraction of it above which a field is so dark that its number is white."""
 _MARKS = {-1: "\N{BLACK DOWN-POINTING TRIANGLE}", 0: "", 1: "\N{BLACK UP-POINTING TRIANGLE}"}
 
 

@@ -25,7 +25,7 @@ class HistoryLines:
     """Hold the speed-up of `mode` over `over` on one device: `workloads[name][i]` at `commits[i]`, or None.
 
     `commits` have the short "commit" and the "date" of its first run, oldest first. Runs of one commit share a column;
-    of a workload that several of them have, the newest counts.
+    if several have a workload, the newest counts.
     """
 
     device: str
@@ -39,7 +39,7 @@ def lines_of(rows: pd.DataFrame, mode: str, over: str, device: str | None, last:
     """Arrange rows as lines, over the last so many commits that have any speed-up.
 
     Raises:
-        WrongUse: no row has such a speed-up; the message says which devices and modes there are.
+        WrongUse: no row has such a speed-up; the message names the devices and modes in the history.
     """
     if over not in BASELINES:
         raise WrongUse(f"--over {over!r} is not a baseline of the history; it has {' and '.join(BASELINES)}")
@@ -74,8 +74,10 @@ def devices_named(devices: Sequence[str], part: str) -> str:
 
 
 def directions(line: Sequence[Speedup | None]) -> tuple[int, ...]:
-    """Return for each speed-up of a line 1 if it rose from the last one before it, -1 if it fell, otherwise 0: by
-    intervals that do not meet, and more than 3 %."""
+    """Return for each speed-up of a line 1 if it is higher than the previous one, -1 if it is lower, otherwise 0.
+
+    A change counts if the intervals do not overlap and it is more than 3 %.
+    """
     found, before = [], None
     for now in line:
         differs = now is not None and before is not None and abs(now[0] / before[0] - 1) > MARGIN

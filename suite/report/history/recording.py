@@ -1,4 +1,4 @@
-"""Keep in git what `results/recorded` holds: runs packed small, a page of them, and history rows of the others."""
+"""Maintain `results/recorded`: packed runs and their page; and the history with the rows of deleted runs."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _MOST_NAMES = 6
 
 
 def record_run(run: Path, recorded: Path, history: Path) -> Path:
-    """Pack a finished run into the folder of recorded runs, add its rows to the history, and return where it is.
+    """Pack a finished run into the folder of recorded runs, add its rows to the history, and return its path.
 
-    Sketches of outputs that vary between calls are left out: they serve only to go on with a run, and take most of
-    the space of a large training workload.
+    Sketches of outputs that vary between calls are left out: only a continued run needs them, and they use most of the
+    space of a large training workload.
 
     Raises:
         WrongUse: the run is not finished, or one of its name is recorded.

@@ -68,8 +68,7 @@ def memory(exhibit: Exhibit, results: Results) -> Grid:
 
 
 def read_programs(path: Path) -> tuple[str, dict[str, list[float]]]:
-    """Read rows that `tests/gpu/programs.py` wrote: their GPU, and peak memory of Encore over stock's for each program
-    that both ran, by phase.
+    """Read rows of `tests/gpu/programs.py`: their GPU, and by phase the ratios of Encore's peak memory to stock's.
 
     Raises:
         WrongUse: the file cannot be read or has other lines.
@@ -96,8 +95,7 @@ def read_programs(path: Path) -> tuple[str, dict[str, list[float]]]:
 
 
 def compile_time(exhibit: Exhibit, results: Results) -> Grid:
-    """Show bars of warm-up time over stock's where both compiled with cold caches; with cached kernels, in the
-    table."""
+    """Show bars of warm-up time over stock's where both compiled with cold caches; cached kernels are in the table."""
     modes = (PLACEMENT_MODE, INDIRECTION_MODE, DEFAULT_MODE)
 
     def times(label: str, mode: str) -> tuple[float | None, str]:

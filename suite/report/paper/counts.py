@@ -1,5 +1,5 @@
-"""Show what the papers count: the workloads, coverage and copies (GraCE's and PyGraph's Tables 1 to 3), what copies
-cost, how often CUDA graphs help and hurt, and how many serve calls (GraCE Fig. 4, PyGraph Fig. 2 and Table 4)."""
+"""Show the papers' counts: workloads, coverage and copies (GraCE's and PyGraph's Tables 1 to 3), the cost of copies,
+how often CUDA graphs help and hurt, and how many are used (GraCE Fig. 4, PyGraph Fig. 2 and Table 4)."""
 
 from __future__ import annotations
 
@@ -127,8 +127,7 @@ def _sum_text(pairs: list[tuple[float | None, float | None]]) -> str:
 
 
 def copy_share(exhibit: Exhibit, results: Results) -> Grid:
-    """Show what indirection takes away, in percent of the host time with copies; below 0 it costs more than it
-    saves."""
+    """Show the time saved by indirection in percent of the host time with copies; negative if it is slower."""
     shares = results.published.copy_share_percent[exhibit.source]
 
     def measure(label: str) -> Bar:
@@ -153,7 +152,7 @@ def copy_share(exhibit: Exhibit, results: Results) -> Grid:
 
 
 def overhead(exhibit: Exhibit, results: Results) -> Grid:
-    """Show the share of what an iteration takes beyond its CUDA graphs that is gone when inputs are read in place."""
+    """Show by which share reading inputs in place reduces an iteration's time outside of its CUDA graphs."""
 
     def of(label: str, mode: str, column: str) -> float | None:
         cell = results.passed(label, mode)
@@ -193,10 +192,10 @@ _SPLIT = re.compile(rf"{TP_MARK}(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _Gains:
-    """Hold how many times faster than without CUDA graphs, and of what, by mode, slowest first.
+    """Hold the speed-ups over no CUDA graphs by mode, slowest first.
 
-    `unit` is what is counted, `papers` the mode that stands for the paper's CUDA graphs, `note` what is counted and
-    what is not.
+    `unit` is the counted unit, `papers` the mode that corresponds to the paper's CUDA graphs, `note` describes which
+    units are counted.
     """
 
     unit: str
@@ -218,10 +217,10 @@ def _gains(results: Results) -> _Gains:
 
 
 def _of_graphs(results: Results) -> _Gains:
-    """Collect groups of graphs that were timed without a graph, replayed as stock does, and as they are served now.
+    """Collect groups of graphs that were timed without a graph, with stock's replay, and in the chosen variant.
 
-    A workload that was timed stands for itself, decided or not: what is decided of it where it is split may be another
-    part of it, of two graphs among hundreds.
+    A timed workload counts by itself, with or without a decision: where it is split over GPUs, a decision may concern
+    only a part of it, such as two graphs among hundreds.
     """
     timed: dict[str, list[tuple[float, float | None, str]]] = {}
     for label in results.labels:
@@ -241,8 +240,10 @@ def _of_graphs(results: Results) -> _Gains:
 
 
 def _once(labels: Iterable[str]) -> set[str]:
-    """Return the rows that count once for each workload: the one that is not split, else that of the fewest GPUs: it is
-    one program, measured again on one GPU for ratios of several."""
+    """Return one row for each workload: the one that is not split, else that of the fewest GPUs.
+
+    The others are the same program.
+    """
     fewest: dict[str, tuple[int, str]] = {}
     for label in labels:
         gpus = _SPLIT.search(label)
@@ -316,7 +317,7 @@ def mixed(exhibit: Exhibit, results: Results) -> Made:
 
 
 def classes(exhibit: Exhibit, results: Results) -> Grid:
-    """Show shares of workloads that stock's graphs, and Encore, make faster, leave as they are, or make slower."""
+    """Show shares of workloads that stock's graphs, and Encore, make faster, do not change, or make slower."""
     headline = exhibit.headline(results)
     printed = dict(zip(_CLASSES, ("graphs_faster_2pct", "graphs_same", "graphs_slower"), strict=True))
     whole = int(headline["graphs"])

@@ -1,4 +1,4 @@
-"""Say how a figure or table of a paper is named here, what differs, and how it is made from results alone.
+"""Describe figures and tables of papers: names, differences, and how to make them from results alone.
 
 Most exhibits are a grid: a row for each workload, a series for each mode, published values next to measured ones. The
 table and the figure of a grid are made of the same values, so that they cannot differ.
@@ -25,9 +25,9 @@ from suite.results.stats import Ratio, Verdict
 
 NOT_MEASURED = "not measured"
 NOT_HELD = "not known here"
-"""Stands for values that a paper prints and `results/published.json` lacks."""
+"""The mark of values that a paper prints and `results/published.json` lacks."""
 NOTHING = Provenance("no run was given", "nothing measured", None, "none", None, count=0)
-"""Provenance of what rests on no result at all."""
+"""Provenance of values that do not depend on results."""
 WHISKERS = "Whiskers: 95 % intervals."
 GEOMEAN = "geomean"
 _VERDICTS = {
@@ -41,12 +41,12 @@ _VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """Hold what `tests/gpu/concurrency_proof.py` found of one workload.
+    """Hold the results of `tests/gpu/concurrency_proof.py` for one workload.
 
     Attributes:
         gain: device time of its graphs as chains over that with branches; None where no kernels are independent.
-        branched: of its `graphs`, those that Encore would serve by branches.
-        same_bits: whether results are the chain's; None where there were no branches.
+        branched: of its `graphs`, those for which Encore would use branches.
+        same_bits: whether results are bitwise equal to the chain's; None where there were no branches.
         memory_ratio: reserved memory over that of a compilation without branches.
     """
 
@@ -60,13 +60,13 @@ class Proved:
 
 @dataclass(frozen=True)
 class Results:
-    """Hold everything exhibits are made of. Whatever was not given is missing, and is marked so."""
+    """Hold the input of all exhibits. Missing parts are marked as missing."""
 
     published: Published
     ratios: Ratios | None = None
     micro: MicroRun | None = None
     nanogpt: Run | None = None
-    """Rows of nanoGPT from before it was workloads of the suite; `run` has newer ones."""
+    """Rows of nanoGPT before it became workloads of the suite; `run` has newer ones."""
     programs: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     """Peak memory of small programs over stock's, by GPU and phase: `costs.read_programs`."""
     proved: Mapping[str, Proved] = field(default_factory=dict)
@@ -78,12 +78,12 @@ class Results:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Return what the rows of the run are called."""
+        """Return the labels of the run's rows."""
         return self.run.labels if self.run is not None else ()
 
     @property
     def whole_mode(self) -> str:
-        """Return the mode next to a paper's whole system; until a run has the default mode, `indirection`."""
+        """Return the mode that corresponds to a paper's whole system: the default mode, else `indirection`."""
         return DEFAULT_MODE if self.run is not None and DEFAULT_MODE in self.run.modes else INDIRECTION_MODE
 
     def cell(self, label: str, mode: str) -> Cell | None:
@@ -96,21 +96,21 @@ class Results:
         return cell if cell is not None and cell.status is Status.PASS else None
 
     def state(self, label: str, mode: str) -> str | None:
-        """Return why this row has no number in this mode; None where it has passed."""
+        """Return the reason why this row has no number in this mode; None if it passed."""
         cell = self.cell(label, mode)
         if cell is None:
             return NOT_MEASURED
         return None if cell.status is Status.PASS else cell.status.value
 
     def metric(self, label: str, mode: str, path: str) -> Any:
-        """Return what was measured once of this row, at a path of fields; None where it was not, or has not passed."""
+        """Return the metric of this row at a path of fields; None if it was not measured, or the cell failed."""
         cell = self.passed(label, mode)
         return None if cell is None else cell.at(f"metrics.{path}")
 
     def ratio(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> Bar:
-        """Return how many times faster than the baseline the mode is by host time.
+        """Return the speed-up of the mode over the baseline by host time.
 
-        A ratio that is not one of modes (other kernels, or not settled) has `failure` set too: it is in no mean.
+        A ratio with different kernels, or of a mode that had not settled, has `failure` set too: means leave it out.
         """
         item = None if self.ratios is None else self.ratios.find(label, mode, baseline)
         if item is None or item.ratio is None:
@@ -120,12 +120,12 @@ class Results:
         return Bar(item.ratio.value, item.ratio.interval(), failure=why, undecided=undecided)
 
     def gains(self, labels: Iterable[str], mode: str, baseline: str = REFERENCE_MODE) -> dict[str, float]:
-        """Return the ratios of these rows that are ratios of modes."""
+        """Return the ratios of these rows that compare settled modes with the same kernels."""
         found = {label: self.ratio(label, mode, baseline) for label in labels}
         return {label: one.value for label, one in found.items() if one.value is not None and one.failure is None}
 
     def published_ratio(self, source: str, label: str, mode: str, baseline: str) -> float | None:
-        """Return the paper's ratio of two modes' counterparts: its whole system is `encore`."""
+        """Return the paper's ratio of the corresponding modes; its whole system is `encore`."""
         names = (DEFAULT_MODE if one == self.whole_mode else one for one in (mode, baseline))
         return self.published.speedup(source, label, *names)
 
@@ -141,7 +141,7 @@ class Results:
         return compare.mean_text(found[mode]) if found else NOT_MEASURED
 
     def verdicts_text(self, labels: Iterable[str], mode: str, baseline: str) -> str:
-        """Say in how many workloads the mode is faster, the same, slower or undecided."""
+        """Count the workloads in which the mode is faster, the same, slower or undecided."""
         counts = self.ratios.verdicts(labels, mode, baseline) if self.ratios is not None else {}
         return ", ".join(f"{word} {counts[one]}" for one, word in _VERDICTS.items() if counts.get(one)) or NOT_MEASURED
 
@@ -154,7 +154,7 @@ class Results:
         return f"{gains[label]:.2f} ({label})"
 
     def provenance(self, labels: Iterable[str] | None = None) -> Provenance:
-        """Return where what rests on the run, or on these rows of it, is from."""
+        """Return the provenance of the run, or of these rows of it."""
         if self.run is None:
             return NOTHING
         whole = provenance.of_run(self.run)
@@ -163,7 +163,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Hold what an exhibit comes to, in one line: a quantity as published and as measured."""
+    """Hold one result of an exhibit: a quantity as published and as measured."""
 
     quantity: str
     published: str | float | int | None
@@ -172,7 +172,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Hold an exhibit: its table always, its figure where there is one to draw, and where its numbers are from."""
+    """Hold an exhibit: its table, its figure if there is one, and its provenance."""
 
     table: Table
     chart: Chart | LineChart | None
@@ -182,16 +182,16 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """Describe a figure or table of a paper, as this suite can make it.
+    """Describe a figure or table of a paper that this suite reproduces.
 
     Attributes:
-        name: how `encore report --only` calls it: "fig10", "pygraph-table2".
+        name: its name for `encore report --only`: "fig10", "pygraph-table2".
         source: key of the paper in `results/published.json`.
-        number: what the paper calls it: "Fig. 10".
-        shows: what it shows, in one line.
-        differs: what is measured differently from the paper, beyond GPU and versions.
+        number: its number in the paper: "Fig. 10".
+        shows: its description in one line.
+        differs: differences from the paper's measurements, beyond GPU and versions.
         content: returns the grid of its values, or the whole exhibit where it is no grid.
-        needs_runs: False for what is known without any run.
+        needs_runs: False if it is made without any run.
     """
 
     name: str
@@ -204,7 +204,7 @@ class Exhibit:
 
     @property
     def stem(self) -> str:
-        """Return the stem of the names of its files: those of the papers are apart from the report's own."""
+        """Return the stem of its files' names, which differ from those of the report's own figures."""
         return f"paper_{self.name.replace('-', '_')}"
 
     def title(self, published: Published) -> str:
@@ -234,8 +234,7 @@ class Exhibit:
         origin: Provenance | None = None,
         more: str = "",
     ) -> Made:
-        """Return the exhibit with a table of these rows. Its note says what differs: machines, versions, measuring, and
-        `more`."""
+        """Return the exhibit with a table of these rows. Its note describes differences from the paper, and `more`."""
         here = origin or results.provenance()
         note = f"Measured: {here.device}, PyTorch {here.torch}. " if here is not NOTHING else ""
         note += f"Published: {results.published.sources[self.source].setting}. {self.differs}"
@@ -257,11 +256,11 @@ class Series:
     """Describe one bar of each group and one column of the table.
 
     Attributes:
-        name: how bars are called; a mode has its colour.
-        measure: the value of a workload.
-        published: the paper's value of a workload, where it prints one.
-        column: how the table's columns begin; by default the name.
-        drawn, listed: whether the figure and the table have it.
+        name: label of the bars; a mode has its colour.
+        measure: returns the value of a workload.
+        published: returns the paper's value of a workload, if it prints one.
+        column: prefix of the table's columns; by default the name.
+        drawn, listed: whether the figure and the table include it.
         text: a bar's label.
     """
 
@@ -288,15 +287,15 @@ class Grid:
     """Hold values by workload and series: the table and the figure of an exhibit are made of the same ones.
 
     Attributes:
-        unit: how the table's columns end: "speedup", "percent", "bytes", "ratio".
+        unit: suffix of the table's columns: "speedup", "percent", "bytes", "ratio".
         axis, scale, shown: of the figure.
-        points: what it comes to.
-        published: what the marked values are, before their source.
+        points: its results.
+        published: description of the marked values, before their source.
         more: further columns of a row.
-        note: what a reader must know: of the figure, and with `noted` of the table.
+        note: remarks on the figure, and with `noted` on the table.
         means: by series, a last group of bars and a last row of the table.
         footer: further last rows.
-        group: what a row is; origin: where the values are from, by default the rows of these workloads.
+        group: the kind of a row; origin: provenance of the values, by default the rows of these workloads.
     """
 
     unit: str
@@ -323,7 +322,7 @@ class Grid:
 
 
 def ratio_series(results: Results, source: str, mode: str, baseline: str, **changes: object) -> Series:
-    """Return how many times faster a mode is than another, with the paper's ratio of their counterparts."""
+    """Return the speed-up of a mode over another, with the paper's ratio of the corresponding modes."""
     series = Series(
         mode,
         lambda label: results.ratio(label, mode, baseline),
@@ -338,7 +337,7 @@ def known(value: float | None, why: str | None) -> Bar:
 
 
 def count_note(means: Mapping[str, Ratio]) -> str:
-    """Say below a figure what its whiskers and its means are."""
+    """Describe the whiskers and means of a figure for its caption."""
     return f"{WHISKERS} Geomean: the {_count(means)} workloads that all modes have." if means else ""
 
 
@@ -392,7 +391,7 @@ def _of_grid(exhibit: Exhibit, results: Results, grid: Grid) -> Made:
 
 
 def reasons(found: Mapping[str, str | None]) -> str | None:
-    """Return which modes lack a number, and why: "indirection: fail_accuracy"; of equal reasons only one."""
+    """Return the modes without a number, with reasons: "indirection: fail_accuracy"; equal reasons only once."""
     if not (lacking := {mode: why for mode, why in found.items() if why}):
         return None
     if len(lacking) == len(found) and len(set(lacking.values())) == 1:

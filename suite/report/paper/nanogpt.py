@@ -1,7 +1,7 @@
-"""Show nanoGPT's numbers: a decode step, speed-ups by the length of the generation, and what a mode costs at first.
+"""Show nanoGPT's numbers: a decode step, speed-ups by the length of the generation, and the cost of warm-up.
 
-They are rows of the workloads NANOGPT-<prompt>-<tokens> like any other's: the ratio of whole generations is that of two
-rows, and the metric `decode` has the times of steps, of the prompt, and tokens per second.
+They are from rows of the workloads NANOGPT-<prompt>-<tokens>: the ratio of whole generations is that of two rows, and
+the metric `decode` has the times of steps, of the prompt, and tokens per second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BY_HAND = "by-hand"
 """The article's graph: the step captured by hand and replayed."""
 _ALL = (*NAMED, *SWEEP)
 AMORTISED = next(one for one in NAMED if one.name == "long_generation")
-"""The configuration whose generations pay for a warm-up: the longest after a prompt of 8."""
+"""The configuration by which the cost of warm-up is compared: the longest generation after a prompt of 8."""
 
 
 def steps(exhibit: Exhibit, results: Results) -> Grid:
@@ -115,7 +115,7 @@ def _of_configurations(
 
 
 def costs(exhibit: Exhibit, results: Results) -> Made:
-    """Show for each mode warm-up, prompt, tokens per second, and when its warm-up is paid for."""
+    """Show for each mode warm-up, prompt, tokens per second, and after how many generations it is faster in total."""
     results = _with_rows(results)
     label = _label(results, AMORTISED) or AMORTISED.workload
     whole = {mode: _decode(results, AMORTISED, mode).get("generation_us") for mode in _modes(results)}
@@ -142,7 +142,7 @@ def costs(exhibit: Exhibit, results: Results) -> Made:
 
 
 def _with_rows(results: Results) -> Results:
-    """Return the results with the run that has rows of these workloads: the report's own, else the older recording."""
+    """Return the results with a run that has rows of these workloads: the report's, else the older recording."""
     wanted = {one.workload for one in _ALL}
     if results.run is not None and any(cell.workload in wanted for cell in results.run.cells):
         return results
@@ -150,13 +150,13 @@ def _with_rows(results: Results) -> Results:
 
 
 def _label(results: Results, one: Configuration) -> str | None:
-    """Return what the configuration's row is called, its size included; None where there is no row."""
+    """Return the label of the configuration's row, with its size; None if there is no row."""
     cells = results.run.cells if results.run is not None else ()
     return next((cell_label(cell) for cell in cells if cell.workload == one.workload), None)
 
 
 def _modes(results: Results) -> tuple[str, ...]:
-    """Return the article's two, measured or not, and the others of the rows."""
+    """Return the article's two configurations, measured or not, and the others that have rows."""
     wanted = {one.workload for one in _ALL}
     cells = results.run.cells if results.run is not None else ()
     found = {cell.mode for cell in cells if cell.workload in wanted} - {EAGER_MODE, BY_HAND}
@@ -164,12 +164,12 @@ def _modes(results: Results) -> tuple[str, ...]:
 
 
 def _decode(results: Results, one: Configuration, mode: str) -> Mapping[str, float | None]:
-    """Return what the metric found in this mode; nothing where the row has not passed."""
+    """Return the metric's values in this mode; nothing if the row did not pass."""
     return (results.metric(_label(results, one) or one.workload, mode, "more") or {}).get("decode", {})
 
 
 def _bases(mode: str, modes: tuple[str, ...]) -> list[str]:
-    """Return what whole generations are compared with: eager, and stock CUDA graphs for other compiled modes."""
+    """Return the baselines of whole generations: eager, and stock CUDA graphs for other compiled modes."""
     compiled = mode not in (GRAPH_MODE, BY_HAND) and GRAPH_MODE in modes
     return [EAGER_MODE, GRAPH_MODE] if compiled else [EAGER_MODE]
 

@@ -1,5 +1,5 @@
 """Show speed-ups of the papers: GraCE Figs. 3, 10, 11 and 12 (tensor parallelism), PyGraph Figs. 7 and 8, and the gain
-of independent kernels that run at the same time, which no paper has."""
+of concurrent kernels, which no paper has."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _STEPS = (
     ("lean", LEAN_MODE, INDIRECTION_MODE, ""),
     ("selection", DEFAULT_MODE, LEAN_MODE, "encore_over_indirection"),
 )
-"""(name, mode, what it is added to, what the papers' ratio of the step is called in `results/published.json`)."""
+"""(name, mode, the mode it extends, the key of the papers' ratio of the step in `results/published.json`)."""
 
 
 def steps(exhibit: Exhibit, results: Results) -> Grid:
@@ -131,7 +131,7 @@ def steps(exhibit: Exhibit, results: Results) -> Grid:
 
 
 REWRITTEN = "current"
-"""The variant whose program keeps nothing on the CPU."""
+"""The variant whose program has no CPU tensors."""
 _REWRITABLE = ("DALLE2", "MMC", "ST", "VM", "XLNET-I")
 
 
@@ -167,9 +167,9 @@ def rewritten(exhibit: Exhibit, results: Results) -> Grid:
 
 
 def _rewritten(results: Results, label: str, mode: str) -> Bar:
-    """Return how many times faster the rewritten program is in this mode, or why that is not known.
+    """Return the speed-up of the rewritten program in this mode, or the reason why it is unknown.
 
-    The two programs were measured one after another: process r of one stands for the r-th that was started.
+    The two programs were measured one after another: process r of one is paired with process r of the other.
     """
     there = row_label(label, REWRITTEN)
     for row in (label, there):
