@@ -1,1 +1,1 @@
-"""Take the fast path from the generated code to the launch of a graph."""
+"""Call graphs from Dynamo's generated code without intermediate wrappers."""

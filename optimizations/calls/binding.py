@@ -1,7 +1,7 @@
 """Bind arguments of a graph: Encore keeps them from an earlier call, and Dynamo's bytecode does not load them.
 
-Dynamo lifts parameters and buffers out of modules and loads each of them in every call, one by one. With a binding the
-bytecode loads the module alone (the *root*), and `calls.bound` fills in what it holds.
+Dynamo lifts parameters and buffers out of modules and loads each of them in every call. With a binding the bytecode
+loads only the module (the *root*), and `calls.bound` fills in its parameters and buffers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from optimizations.torch_internals.identity_guard import HeldTensors
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Say which arguments a call passes, and which are bound.
+    """Describe which arguments a call passes, and which are bound.
 
     Attributes:
         arguments: number of arguments that the compiled graph takes.
         passed: positions among them that a call still passes, in order.
-        roots: what each root holds; indices are positions among the graph's arguments. A call passes the roots after
-            the other arguments, in this order.
+        roots: the tensors of each root; indices are positions among the graph's arguments. A call passes the roots
+            after the other arguments, in this order.
     """
 
     arguments: int
@@ -39,9 +39,9 @@ class Binding:
 
 
 def bind(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, BindingReport]:
-    """Take what modules hold out of the call that Dynamo is about to generate for a graph.
+    """Remove parameters and buffers of modules from the call that Dynamo is about to generate for a graph.
 
-    Called by a backend, while it compiles the graph. None where nothing is taken out, with the reason in the report.
+    A backend calls this while it compiles the graph. Returns None if nothing is removed, with the reason in the report.
     """
     output = tracing_of(graph_module)
     if output is None:
@@ -66,7 +66,7 @@ def bind(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, BindingRep
 
 
 def fetch(module: Any, held: HeldTensors, into: list[Any]) -> None:
-    """Read what a module holds now, as Dynamo's bytecode would, to its places in `into`."""
+    """Read a module's current tensors, as Dynamo's bytecode would, into their positions in `into`."""
     for name, position in held.parameters.items():
         into[position] = module._parameters[name]
     for name, position in held.buffers.items():

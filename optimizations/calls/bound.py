@@ -1,25 +1,25 @@
-"""Call a graph some of whose arguments are bound: one comparison in C++, and the list of arguments is complete.
+"""Call a graph with bound arguments, which one comparison in C++ validates.
 
-What is bound is valid as long as the modules hold the same tensor objects. That is compared in each call, so a tensor
-that was exchanged is never passed again. What happens *within* a tensor (its data exchanged, its storage resized) needs
-no comparison, since the tensor itself is passed, as Dynamo's bytecode would pass it. Dynamo's own guards on sizes,
-dtypes and so on run before, as they always do.
+Bound tensors are valid as long as the modules hold the same tensor objects. Each call compares this, so a tensor that
+was replaced is never passed again. Changes *within* a tensor (its data replaced, its storage resized) need no
+comparison, because the tensor itself is passed, as Dynamo's bytecode would pass it. Dynamo's own guards on sizes,
+dtypes and so on run before, as always.
 
 Note [Who keeps a weight alive]. A binding references the tensors it passes, and the modules' dictionaries that are
-compared. It drops them as soon as any call finds a tensor exchanged: in the binding called, and in all others that
+compared. It drops them as soon as any call finds a replaced tensor: in the called binding, and in all others that
 reference the same tensor, whether they are called again or not. It also drops them when a root is collected, and at
-`reset`. There are no weak references to tensors instead: `torch.utils.swap_tensors` refuses tensors that have any.
+`reset`. Weak references are not possible: `torch.utils.swap_tensors` refuses tensors that have any.
 
 Note [Models that reference themselves]. Submodules may reference their root (`block.model = [self]`, bound methods). A
-binding would then keep the root alive by the submodules' dictionaries. So a full garbage collection first drops all
-that is bound and was not called since the last one: such a model is collected by the second collection after its last
-call, and another model reads its parameters again for a few calls.
+binding would then keep the root alive through the submodules' dictionaries. So a full garbage collection first drops
+all bindings that were not called since the last one: such a model is collected by the second collection after its last
+call, and other models read their parameters again for a few calls.
 
-Note [When to compare in C++ again]. Making the comparison takes about as long as reading everything `WORTH` times in
-Python. So after an exchange `WORTH` calls read everything, and twice as many each time a comparison served fewer calls
-than that. For a program that replaces a buffer in each call no comparison is made after a few attempts: what is bound
-would keep results of CUDA graphs alive that the program has dropped. The same rule serves a program that writes the
-same object into `_parameters` or `_modules` again and again, which changes their versions.
+Note [When to compare in C++ again]. Preparing the comparison takes about as long as reading everything `WORTH` times in
+Python. So after a replacement `WORTH` calls read everything, and twice as many each time a comparison was valid for
+fewer calls than that. If a program replaces a buffer in each call, no comparison is made after a few attempts: the
+binding would keep results of CUDA graphs alive that the program has released. The same rule covers programs that
+repeatedly write the same object into `_parameters` or `_modules`, which changes their versions.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from optimizations.torch_internals.wrappers import taking_a_list
 from optimizations.weak_registry import WeakRegistry
 
 READS_BEFORE = 2
-"""Calls that read everything before a comparison is made: a root that is made for one call never gets one."""
+"""Calls that read everything before a comparison is prepared: a root that is created for one call never gets one."""
 
 WORTH = 32
-"""Calls that a comparison has to serve to be worth making."""
+"""Calls for which a comparison must be valid to be worth preparing."""
 
 PATIENCE = 3
-"""After more comparisons in a row that were not, a module that exchanges other tensors than parameters is taken to do
-so in each call (a cache, which may be a result of a CUDA graph), and no comparison is made any more."""
+"""After more consecutive comparisons that were not worth it, no more are made if a module replaces tensors other than
+parameters. It probably does so in each call: a cache, which may be a result of a CUDA graph."""
 
 State = tuple[ComparedAfterWrites, list[Any], list["InOrder"]]
-"""A comparison, the arguments that a call has if it holds, and, once used, the same in another order; one object, since
-threads may share a binding."""
+"""A comparison, the arguments of a call for which it holds, and, once used, the same in the partition's order. This is
+one object because threads may share a binding."""
 
 FEW_ARGUMENTS = 32
-"""Of a graph with no more arguments than that, they are passed on by the generated code."""
+"""For graphs with at most this many arguments, the generated code passes them on."""
 
 
 class InOrder:
     """Hold bound arguments in the order of a graph's one partition (`shortcut.Ordered`).
 
     Attributes:
-        arguments: as they are bound.
-        passed: for each argument that a call passes and the partition takes: its place among these, and in a call.
+        arguments: the bound arguments.
+        passed: for each argument that a call passes and the partition takes, its position in both.
     """
 
     __slots__ = ("arguments", "passed")
@@ -81,8 +81,8 @@ class BoundRoots:
     """Keep the arguments of one compiled graph's last call with one choice of its root modules.
 
     Attributes:
-        state: None while nothing is bound.
-        served: calls that the comparison let through; the caller counts.
+        state: the bound arguments and their comparison; None while nothing is bound.
+        served: calls for which the comparison held; the caller counts them.
         alive: weak references to the roots.
     """
 
@@ -97,24 +97,24 @@ class BoundRoots:
         _all.add(self)
 
     def release(self) -> None:
-        """Drop all tensors, as if the roots had never been seen."""
+        """Drop all tensors and counts, as before the first call."""
         self.state = None
         self._reads_left = READS_BEFORE
         self._losses = 0
 
     def release_if_idle(self) -> None:
-        """Drop what is bound if no call used it since this was called last. Note [Models that reference themselves]."""
+        """Drop the bound tensors if no call used them since the last `release`. Note [Models that reference ...]."""
         served, self._served_at_collection = self._served_at_collection, self.served
         if self.served == served:
             self.state = None
 
     def refers_to(self, identities: Set[int]) -> bool:
-        """Return whether a tensor with one of these identities is bound."""
+        """Return whether a tensor with one of these ids is bound."""
         state = self.state
         return state is not None and not identities.isdisjoint(map(id, state[1]))
 
     def read(self, given: tuple[Any, ...]) -> list[Any]:
-        """Return the arguments of the graph as the modules hold them now, and drop what was bound if it differs."""
+        """Read the graph's arguments from the modules, and drop the bound tensors if they differ."""
         binding = self._binding
         arguments: list[Any] = [None] * binding.arguments
         roots = given[len(binding.passed) :]
@@ -157,8 +157,8 @@ class BoundRoots:
             self._reads_left = sys.maxsize
             return
         except Exception as error:
-            said = f"{type(error).__name__}: {error}. This is a defect of Encore"
-            warnings.warn(f"parameters are read in each call; comparing them in C++ failed: {said}.", stacklevel=2)
+            reason = f"{type(error).__name__}: {error}. This is a defect of Encore"
+            warnings.warn(f"parameters are read in each call; comparing them in C++ failed: {reason}.", stacklevel=2)
             self._reads_left = sys.maxsize
             return
         self.served = self._served_at_collection = 0
@@ -166,7 +166,7 @@ class BoundRoots:
 
 
 class _ByRoots(dict[Any, BoundRoots]):
-    """Map the identities of each choice of roots to the tensors bound for them, for as long as the roots live."""
+    """Map the ids of each choice of roots to the tensors bound for them, while the roots live."""
 
     def add(self, key: Any, binding: Binding, roots: Iterable[Any]) -> BoundRoots:
         this = weakref.ref(self)
@@ -182,10 +182,10 @@ class _ByRoots(dict[Any, BoundRoots]):
 
 
 def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
-    """Return the function Dynamo calls in place of `compiled`: with the arguments still passed, and the roots.
+    """Return the function that Dynamo calls in place of `compiled`, with the unbound arguments and the roots.
 
-    Called with all arguments of the graph it passes them on: that is how a backend around this one may call it. A plain
-    function: Dynamo wraps it and calls it by that.
+    If it gets all arguments of the graph, it passes them on, because a backend around this one may call it so. It is a
+    plain function because Dynamo wraps it.
     """
     number, passed = binding.given, binding.passed
     compiled_of_list = taking_a_list(compiled)
@@ -202,7 +202,7 @@ def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
             roots = by_roots.add(key, binding, given[first_root:])
         state = roots.state
         if state is None or (state[0].seen != writes_left() and not state[0].holds()):
-            state = None  # it would keep weights alive that the program exchanged, while the graph looks for these
+            state = None  # it would keep replaced weights alive while the current ones are read
             return compiled_of_list(roots.read(given))
         roots.served += 1
         if ordered is not None and ordered.ready:

@@ -1,10 +1,10 @@
-"""Make AOTAutograd refuse gradients of gradients also where replayed graphs would hide that an input was saved.
+"""Make AOTAutograd refuse gradients of gradients even if a replayed graph hides that an input was saved.
 
-The backward of a compiled function cannot be differentiated again. AOTAutograd says so with an error, for which it
-looks whether anything that the forward saved requires a gradient: an input that was saved as it is. A replayed forward
-returns such an input as memory of the graph, which requires none. The gradient would then come without a history, and
-a loss made of it (a gradient penalty) would lose a part without a word. So the first call of a forward decides, which
-no graph serves: if it saves an input, a backward that is to be differentiated gets tangents that require a gradient.
+The backward of a compiled function cannot be differentiated again. AOTAutograd raises an error if a tensor that the
+forward saved requires a gradient, which is an input saved unchanged. A replayed forward returns such an input as memory
+of the graph, which requires none. The gradient would then have no autograd history, and a loss computed from it (a
+gradient penalty) would silently lose a term. So the first call of a forward, which runs without a graph, decides: if it
+saves an input, a backward under `create_graph=True` gets tangents that require a gradient.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from optimizations.torch_internals import wrappers
 
 @contextlib.contextmanager
 def double_backwards_refused(forward_returns: Callable[[int], None]) -> Iterator[None]:
-    """Make the autograd functions that AOTAutograd finishes in the block refuse to be differentiated twice, for good.
+    """Make the autograd functions that AOTAutograd creates in the block permanently refuse double differentiation.
 
-    `forward_returns` is called for each with how many results of its forward callers get; the others are saved.
+    `forward_returns` is called for each with the number of its forward's results that callers get; the others are
+    saved.
 
     Dynamo holds its compile lock meanwhile, so nothing else is compiled.
     """
@@ -58,14 +59,14 @@ def _look_at_first_forward(function: Any) -> None:
             tangents = tuple(map(_requiring_a_gradient, tangents))
         return backward(ctx, *tangents)
 
-    # Dynamo looks into no file of PyTorch's, but into this one, where a compiled frame calls a backward.
+    # Dynamo skips PyTorch's files, but traces this one if a compiled frame calls a backward.
     torch_internals.skip_code(connected_backward.__code__)
     torch_internals.skip_code(_requiring_a_gradient.__code__)
     function.forward = staticmethod(first_forward)
 
 
 def _saves_an_input(saved: Sequence[torch.Tensor], arguments: Sequence[Any]) -> bool:
-    """Return whether anything saved is the memory of an argument that requires a gradient."""
+    """Return whether a saved tensor shares the memory of an argument that requires a gradient."""
     inputs = {
         _memory(argument) for argument in arguments if isinstance(argument, torch.Tensor) and argument.requires_grad
     }
@@ -73,7 +74,7 @@ def _saves_an_input(saved: Sequence[torch.Tensor], arguments: Sequence[Any]) -> 
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Return the number of a tensor's storage; its own where it has none, as wrapper subclasses and sparse tensors."""
+    """Return the id of a tensor's storage, or the tensor's own if it has none (wrapper subclasses, sparse tensors)."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except RuntimeError:

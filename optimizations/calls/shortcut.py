@@ -1,30 +1,32 @@
 """Call graphs without AOTAutograd's and Inductor's wrappers.
 
-Between the code that Dynamo generates and the function that launches, PyTorch 2.11 calls one wrapper inside another.
-Each of them is there for programs that change their inputs, return views of them, are profiled and so on. For a graph
-that does nothing of that, the wrappers are called until everything they do once is done; later calls go from the
-outermost straight to the function that Inductor made (`CompiledFxGraph.current_callable`, looked up in each call). For
-a trained graph AOTAutograd's autograd function stays between the two; see `trained`.
+Between the code that Dynamo generates and the function that launches, PyTorch 2.11 has several nested wrappers. They
+handle programs that change their inputs, return views of them, are profiled and so on. For a graph that needs none of
+this, the wrappers are called until their one-time work is done. Later calls go from the outermost wrapper directly to
+Inductor's function (`CompiledFxGraph.current_callable`, looked up in each call). For a trained graph, AOTAutograd's
+autograd function stays between the two; see `trained`.
 
-Three conditions must hold: this is PyTorch 2.11, whose wrappers are known (`wrappers.unknown_wrappers`), the graph
-needs none of them (`needed`), and in each call nothing is switched on that they look at (`_straight`).
+Three conditions must hold: this is PyTorch 2.11, whose wrappers are supported (`wrappers.unknown_wrappers`), the graph
+needs none of them (`needed`), and no mode that they handle is enabled in the call (`_straight`).
 
 Note [Wrappers that are skipped]. From the outermost to the innermost:
 
-* `aot_module_simplified.forward` makes a list of the graph module's parameters and the arguments; Dynamo's have none.
+* `aot_module_simplified.forward` makes a list of the graph module's parameters and the arguments; Dynamo's graphs have
+  no parameters.
 * `runtime_wrapper` keeps inputs that are changed or returned, applies changes and views after the call, and marks
-  sizes of outputs: only graphs without these have a shortcut. It counts up versions, detaches inputs, tracks views and
-  switches gradients, as the shortcut does. It looks for undeclared aliases in its first call, which is a full one.
-* `call_func_at_runtime_with_args` switches autocast off, and makes lists of tuples, as the shortcut does.
+  sizes of outputs: only graphs without these have a shortcut. It increments versions, detaches inputs, tracks views and
+  switches gradients, as the shortcut does. It searches for undeclared aliases in its first call, which has no shortcut.
+* `call_func_at_runtime_with_args` disables autocast, and converts tuples to lists, as the shortcut does.
 * `Function.apply` binds defaults, which AOTAutograd's functions do not have, and handles functorch's transforms and
-  what these left behind, for which `trained` calls it.
-* `CompiledFunction` saves tensors, marks results, and compiles the backward; see `trained`, which leaves random states,
-  aliases, sizes that are saved, second derivatives and subclasses of tensors to it.
+  their dead wrappers, for which `trained` calls it.
+* `CompiledFunction` saves tensors, marks results, and compiles the backward; see `trained`, which calls it for random
+  states, aliases, saved sizes, second derivatives and tensor subclasses.
 * `SerializableCompiledFunction` carries a function to AOTAutograd's cache. The wrappers for random states and effect
   tokens pass these on: only graphs that have none have a shortcut.
-* `CompiledFxGraph.__call__` names the graph in a profile and notes its order for Inductor's debugging output: then
-  calls are full ones. It passes on metrics of kernels that were tuned at run time: they wait for the next full call.
-* `codegen_partition_call` takes arguments out of a list and puts them into another one: see `Ordered`.
+* `CompiledFxGraph.__call__` names the graph in a profile and notes its order for Inductor's debugging output: with
+  these enabled, calls take the slow path. It also reports metrics of kernels that were tuned at run time, which wait
+  for the next call on the slow path.
+* `codegen_partition_call` moves arguments from one list to another: see `Ordered`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from optimizations.torch_internals import wrappers
 from optimizations.torch_internals.only_partition import Order, only_partition
 
 FULL_CALLS = 3
-"""Calls that take the slow path first: what wrappers do once they do in the first; warming up and recording follow."""
+"""The first calls take the slow path: the wrappers' one-time work, warming up and recording."""
 
 
 def needed(metadata: Any) -> str | None:
@@ -66,7 +68,7 @@ def needed(metadata: Any) -> str | None:
 
 @contextlib.contextmanager
 def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
-    """Give the graphs that AOTAutograd finishes in the block a shortcut where possible; call `note` with a report each.
+    """Give graphs that AOTAutograd finishes in the block a shortcut if possible; call `note` with a report for each.
 
     Dynamo holds its compile lock meanwhile, so nothing else is compiled.
     """
@@ -108,11 +110,11 @@ def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
 class Ordered:
     """Call a graph with its arguments in the order of its one partition, for callers that have them in that order.
 
-    `written`: arguments of the graph whose versions are counted up, since the graph writes them.
+    `written`: arguments of the graph whose versions are incremented, because the graph writes them.
 
     Attributes:
-        order: of the partition; None where the graph has none, or is not known to have one yet.
-        call: takes the arguments in that order as a list, and empties it. To be called where `ready`.
+        order: the order of the partition; None if the graph has none, or is not examined yet.
+        call: takes the arguments in that order as a list, and empties it. Call it only if `ready`.
     """
 
     def __init__(self, graph: Any, written: Sequence[int]) -> None:
@@ -123,7 +125,7 @@ class Ordered:
         self.call: Callable[[list[Any]], Any] | None = None
 
     def look(self, without_modes: Callable[[Callable[[list[Any]], Any], list[Any]], Any]) -> None:
-        """Find out, once the graph's function is the one that it stays with."""
+        """Determine the order once the graph's function is final."""
         found = only_partition(self._graph)
         if found is None:
             return
@@ -145,7 +147,7 @@ class Ordered:
 
     @property
     def ready(self) -> bool:
-        """Return whether `call` may serve this call."""
+        """Return whether `call` may run this call."""
         return (
             self.call is not None
             and self._graph.current_callable is self._generated
@@ -155,7 +157,7 @@ class Ordered:
 
 
 def counting_up(written: Sequence[int]) -> Callable[[list[Any]], None] | None:
-    """Return a function that counts up the versions of these arguments of a call; None where there are none."""
+    """Return a function that increments the versions of these arguments of a call; None if there are none."""
     if not written:
         return None
     increment_version, chosen = torch.autograd.graph.increment_version, operator.itemgetter(*written)
@@ -167,10 +169,10 @@ def counting_up(written: Sequence[int]) -> Callable[[list[Any]], None] | None:
 
 
 def ordered_of(function: Any) -> Ordered | None:
-    """Return the `Ordered` of `function`, for callers with another order; None if it is not the shortcut itself.
+    """Return the `Ordered` of `function`, for callers with the partition's order; None if it is not the shortcut.
 
-    AOTAutograd's wrappers around it have its attributes as well, and some take arguments that it does not: views of one
-    memory, where it takes that memory. What carries it from a cache is looked through.
+    AOTAutograd's wrappers around the shortcut copy its attributes, and some take other arguments: views of one memory
+    in place of that memory. The wrapper that carries it from a cache is skipped.
     """
     if type(function) is torch_internals.SerializableCompiledFunction:
         function = function.compiled_fn
@@ -183,9 +185,9 @@ def _straight(
 ) -> Callable[[list[Any]], Any]:
     """Return the function called in place of `full`, AOTAutograd's wrapper around a `CompiledFxGraph`.
 
-    `written`: arguments whose versions are counted up, since the graph writes them.
+    `written`: arguments whose versions are incremented, because the graph writes them.
 
-    Its attribute `ordered` serves callers that hold arguments in another order (`ordered_of`, for `calls.bound`).
+    Its attribute `ordered` is for callers with arguments in the partition's order (`ordered_of`, for `calls.bound`).
     """
     profiler, debug = torch_internals.autograd_profiler, torch_internals.inductor_debug
     grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_internals.set_grad_enabled

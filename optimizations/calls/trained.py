@@ -1,18 +1,18 @@
-"""Call trained graphs without wrappers: around AOTAutograd's `autograd.Function`, and inside of it.
+"""Call trained graphs without the wrappers around and inside of AOTAutograd's `autograd.Function`.
 
-The function itself stays PyTorch's, and compiles the backward when it is first needed. It is given methods of this
-module where its graph needs little of them. What is avoided here lies in front of it (`RuntimeWrapper`), and between
-it and what launches: it looks up `compiled_fw` and `compiled_bw` in each call, which then are functions that lead
-straight to the one that Inductor made. What `shortcut` says of each wrapper holds here too, with these differences:
-versions of inputs that the graph writes are counted up, inputs that never need gradients are detached, gradients are
-on, and views are tracked as the wrapper has it.
+The function remains PyTorch's, and compiles the backward when it is first needed. For a simple graph, its methods are
+replaced by those of this module. This skips the wrapper around it (`RuntimeWrapper`) and the wrappers between it and
+the launch: it looks up `compiled_fw` and `compiled_bw` in each call, which are replaced by functions that directly call
+Inductor's. The conditions in `shortcut` for each wrapper hold here too, with these differences: versions of written
+inputs are incremented, inputs that never need gradients are detached, gradients are enabled, and views are tracked as
+in the wrapper.
 
-Note [Plain functions]. AOTAutograd puts an `autograd.Function` around a compiled forward and its backward. Its two
-methods serve any graph: sizes that differ from call to call, random states, aliases, subclasses of tensors and so on,
-and look for each of them in every call. For a graph that has none of these, what is left is little: save what the
-backward reads, mark results without gradients, bring tangents to the strides that the backward was compiled for. That
-is what stands here. The class stays PyTorch's, as do its attributes that others read (compiled autograd); what is met
-seldom goes to its own methods, before anything was done.
+Note [Plain functions]. AOTAutograd wraps a compiled forward and its backward in an `autograd.Function`. Its two methods
+support any graph, and check in every call for symbolic sizes, random states, aliases, tensor subclasses and so on. For
+a graph that has none of these, little work is left: save the tensors that the backward reads, mark results without
+gradients, and restride tangents to the strides that the backward was compiled for. This module does that. The class
+remains PyTorch's, as do its attributes that compiled autograd reads. In rare cases its own methods are called, before
+anything was done.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from optimizations.torch_internals.wrappers import Plain, plain_function
 
 
 def lead_straight(function: Any, *, autocast_off: bool) -> Callable[..., Any]:
-    """Give an autograd function the methods of this module if its graph needs no more; return its `apply`.
+    """Give an autograd function the methods of this module if its graph is simple enough; return its `apply`.
 
-    Its `compiled_fw` takes a list, as Inductor's do. `autocast_off`: as at compile time; the caller switches it off for
-    forwards.
+    Its `compiled_fw` takes a list, as Inductor's functions do. `autocast_off`: as at compile time; the caller disables
+    autocast for forwards.
     """
     plain = plain_function(function)
     if plain is not None:
@@ -43,8 +43,8 @@ def lead_straight(function: Any, *, autocast_off: bool) -> Callable[..., Any]:
 def _apply(function: Any) -> Callable[..., Any]:
     """Return an `apply` that searches arguments for functorch's dead wrappers only until a call has none.
 
-    Dynamo's guards compare the keys of tensors, and those of such a wrapper are others. So arguments that held none in
-    the first call hold none later.
+    Such a wrapper has other dispatch keys, and Dynamo's guards compare these. So if no argument of the first call was
+    one, no later argument is.
     """
     stock, straight = function.apply, super(torch.autograd.Function, function).apply
     transformed, unwrapped = torch_internals.are_functorch_transforms_active, torch_internals.unwrap_dead_wrappers
@@ -108,7 +108,7 @@ def _backward(function: Any, plain: Plain, stock: Callable[..., Any], *, autocas
                 return stock(ctx, *tangents)
             given.append(coerced(tangent, memory_format))
         arguments = [*ctx.saved_tensors, *ctx._tensors_no_vc_check, *given]
-        given.clear()  # the backward lets go of a copy as soon as it has read it
+        given.clear()  # the backward releases a copy as soon as it has read it
         ctx.maybe_clear_saved_tensors()
         if autocast_off:
             with without_autocast():
@@ -117,7 +117,7 @@ def _backward(function: Any, plain: Plain, stock: Callable[..., Any], *, autocas
             outputs = compiled(arguments)
         return tuple(outputs) if isinstance(outputs, (list, tuple)) else (outputs,)
 
-    # Dynamo looks into no file of PyTorch's, but into this one, where a compiled frame calls a backward.
+    # Dynamo skips PyTorch's files, but traces this one if a compiled frame calls a backward.
     torch_internals.skip_code(backward.__code__)
     return backward
 
@@ -136,9 +136,9 @@ def straight_to(
     Args:
         function: the autograd function; `wrappers.graph_inside` finds a graph in its `compiled_fw`.
         full_calls: calls that take the slow path first.
-        written: inputs whose versions are counted up, since the graph writes them.
+        written: inputs whose versions are incremented, because the graph writes them.
         detached: inputs that never need gradients.
-        autocast_off: whether autocast was on at compile time, and is off in the call.
+        autocast_off: whether autocast was enabled at compile time, and is disabled in the call.
     """
     profiler, debug = torch_internals.autograd_profiler, torch_internals.inductor_debug
     grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_internals.set_grad_enabled
@@ -183,14 +183,14 @@ def straight_to(
 
 
 def _led_straight(function: Any, attribute: str, keep_dynamo_out: bool) -> bool:
-    """Make the autograd function call Inductor's function directly; return whether this is settled for good."""
+    """Make the autograd function call Inductor's function directly; return whether this is final."""
     stock = getattr(function, attribute)
     if stock is None:
         return False  # not compiled yet
     graph = wrappers.graph_inside(stock)
     if graph is not None:
         straight: Any = _straight(graph, stock)
-        if keep_dynamo_out:  # a backward may be called outside of what Dynamo keeps out of
+        if keep_dynamo_out:  # a backward may be called where Dynamo traces
             straight = _kept_out_of(straight)
         straight._boxed_call = True
         setattr(function, attribute, straight)
@@ -198,9 +198,9 @@ def _led_straight(function: Any, attribute: str, keep_dynamo_out: bool) -> bool:
 
 
 def _kept_out_of(straight: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that Dynamo does not trace, and that calls `straight` directly where Dynamo traces nothing.
+    """Return a function that Dynamo does not trace, and that calls `straight` directly if Dynamo is not active.
 
-    Dynamo traces nothing in autograd's threads, and where no compiled frame is under way.
+    Dynamo is not active in autograd's threads, and outside of compiled frames.
     """
     dynamo_looks = torch_internals.eval_frame_callback
     kept_out: Callable[..., Any] = torch.compiler.disable(straight, reason="as PyTorch does around compiled backwards")

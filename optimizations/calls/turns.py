@@ -1,16 +1,16 @@
 """Manage locks, contexts and streams of the threads that call functions of a manager.
 
-Note [Backwards inside of functions]. Functions of one manager run one at a time: the caller of one holds a lock (the
-turn) that the same thread may take again. An operator of the program's own may run a backward of another compiled
-function. On a GPU a thread of the autograd engine's serves that backward, while the caller waits for it and holds the
-turn: neither would ever go on. So the thread that runs a function lends its turn to the threads that run its backwards.
-They find that in PyTorch's thread-local state, which the engine copies to them and to no other thread.
+Note [Backwards inside of functions]. Functions of one manager run one at a time: the caller holds a reentrant lock, the
+*turn*. A custom operator of the program may run a backward of another compiled function. On a GPU an autograd thread
+runs that backward while the caller waits for it and holds the lock, which would be a deadlock. So the thread that runs
+a function lends its lock to the threads that run its backwards. They find this in PyTorch's thread-local state, which
+the autograd engine copies to them and to no other thread.
 
-Note [Order of locks]. A thread that runs a function in its turn waits for no other lock of Encore's, so there is no
-circle of threads that wait for each other. An operator in that function may call a function of another manager, which
-another thread may be running: that call runs without a graph. It may call a function with CPU values, whose `Feeds`
-another thread may hold while it waits for the manager: that call runs the graph as it was before placement. So a lock
-of `Feeds` is always taken before a manager's, and a thread has one manager's at most.
+Note [Order of locks]. A thread that runs a function under its lock waits for no other lock of Encore's, so there is no
+deadlock between threads. An operator in that function may call a function of another manager, which another thread may
+be running: that call runs without a graph. It may call a function with CPU values, whose `Feeds` another thread may
+hold while it waits for the manager: that call runs the graph as it was before placement. So a lock of `Feeds` is always
+taken before a manager's, and a thread holds at most one manager's lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TLS_KEY = "encore_lent_turns"
 
 
 class Lent:
-    """Hold a turn that a thread lends while it runs a function. `before`: what it had been lent, or lends, itself."""
+    """Hold a lock that a thread lends while it runs a function. `before`: the lock that it borrowed or lent before."""
 
     __slots__ = ("before", "thread", "turn")
 
@@ -41,12 +41,12 @@ class Lent:
 
 
 LENT: set[Lent] = set()
-"""The turns that are lent now, in all threads."""
+"""The locks that are lent now, in all threads."""
 
 
 @contextlib.contextmanager
 def lending(turn: Any) -> Iterator[None]:
-    """Lend this turn to the threads that run backwards, while a function of it runs in the block."""
+    """Lend this lock to the threads that run backwards, while the block runs a function under it."""
     before: Lent | None = thread_state.find(_TLS_KEY)
     made = Lent(turn, before)
     try:  # an interrupt may come right after any call
@@ -59,13 +59,13 @@ def lending(turn: Any) -> Iterator[None]:
 
 
 def is_lent(turn: Any) -> bool:
-    """Return whether this thread may not wait for a turn. Notes [Backwards inside of functions], [Order of locks]."""
+    """Return whether this thread must not wait for a lock. See the module's Notes."""
     thread = threading.get_ident()
     return any(one.turn is not turn or one.thread != thread for one in _around())
 
 
 def inside_a_function() -> bool:
-    """Return whether this thread, or one that waits for it, runs a function in its turn."""
+    """Return whether this thread, or one that waits for it, runs a function under its manager's lock."""
     return any(True for _ in _around())
 
 
@@ -78,7 +78,7 @@ def _around() -> Iterator[Lent]:
 
 
 def make_context_current(device_index: int) -> None:
-    """Give this thread the device's context if it has none: calls of the driver need one, and PyTorch sets it late.
+    """Set the device's context in this thread if it has none: driver calls need one, and PyTorch sets it late.
 
     Raises:
         CudaCallFailed: the driver refuses.
@@ -97,7 +97,7 @@ def make_context_current(device_index: int) -> None:
 def wait_for_stream(raw_stream: int, device_index: int) -> None:
     """Make the current stream of the device wait for everything that is enqueued on another, by its handle.
 
-    Do nothing where one of them captures: see `is_capturing`.
+    Do nothing if one of them is being captured: see `is_capturing`.
     """
     current, other = torch.cuda.current_stream(device_index), stream_of(raw_stream, device_index)
     if not is_capturing(current) and not is_capturing(other):

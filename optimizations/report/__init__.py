@@ -15,7 +15,7 @@ from optimizations.report.recordings import CountedCalls, Direction, KeptResults
 
 CpuKind = Literal["constant", "attribute", "argument", "computed"]
 Size = int | str
-"""A size, or the symbol it goes by where it differs from call to call."""
+"""A size, or its symbol if it differs from call to call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ CopyKind = Literal["copy", "implicit", "scalar"]
 class Copy:
     """Describe a host-to-device copy of each call: `node` reads `value` on the GPU. `blocking`: the host waits for it.
 
-    `kind`: the program asks for it (`copy`), or an operation on the GPU takes a CPU tensor, for example as an index
-    (`implicit`). A CPU tensor of rank 0 in GPU arithmetic (`scalar`) is passed by value and does not block.
+    `kind`: an explicit copy in the program (`copy`), or an operation on the GPU takes a CPU tensor, for example as an
+    index (`implicit`). A CPU tensor of rank 0 in GPU arithmetic (`scalar`) is passed by value and does not block.
     """
 
     node: str
@@ -91,7 +91,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Describe a node that stays as it was although it lives on the CPU or reads from there, and why."""
+    """Describe a node that is unchanged although it is on the CPU or reads from there, with the reason."""
 
     node: str
     operation: str
@@ -103,11 +103,10 @@ class Left:
 class PlacementReport:
     """Report the placement of one FX graph, before and after.
 
-    `untouched` says why the graph went to Inductor as it was; None where it was rewritten. `before` and `after` are the
-    operations that are evaluated on the CPU in each call before the graph and after it; `cpu_nodes_after` are left in
-    it. `cpu_outputs` are results for the CPU that come from GPU values; they are copied out after the graph. `copies_*`
-    are the host-to-device copies that a call makes as the graph is written; what Inductor makes of them is not seen
-    here.
+    `untouched` is why the graph was not rewritten; None if it was. `before` and `after` are the operations that are
+    evaluated on the CPU in each call before the graph and after it; `cpu_nodes_after` are left in it. `cpu_outputs` are
+    results for the CPU that come from GPU values; they are copied out after the graph. `copies_*` are the
+    host-to-device copies of a call according to the FX graph, before Inductor compiles it.
     """
 
     device: str | None
@@ -129,7 +128,7 @@ class PlacementReport:
 class BindingReport:
     """Report the parameters and buffers that Dynamo's bytecode does not load on each call.
 
-    `tensors` counts them; `untouched` says why there are none, and is None where there are.
+    `tensors` counts them; `untouched` is the reason if there are none, else None.
     """
 
     tensors: int
@@ -138,14 +137,14 @@ class BindingReport:
 
 @dataclass(frozen=True, slots=True)
 class ShortcutReport:
-    """Tell whether calls skip the wrappers of AOTAutograd and Inductor. `kept` is the reason if not, else None."""
+    """Report whether calls skip the wrappers of AOTAutograd and Inductor. `kept` is the reason if not, else None."""
 
     kept: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Describe, in Inductor's words, what no CUDA graph will hold, with the user's line where PyTorch knows it."""
+    """Describe, with Inductor's reason, an operation outside of all CUDA graphs; with the user's line if available."""
 
     reason: str
     source_line: str | None
@@ -154,11 +153,11 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """Describe what Inductor made of one direction of an FX graph.
+    """Describe how Inductor compiled one direction of an FX graph.
 
     Attributes:
         partitions: pieces that become CUDA graphs; 1 for a graph that is captured whole.
-        not_captured: why there is none.
+        not_captured: why there are none.
         left_out: operations outside of these pieces; empty for a graph from a warm cache.
     """
 
@@ -173,15 +172,15 @@ class GraphReport:
     """Report one FX graph that went through the backend, numbered in the order of compilation since the last `reset`.
 
     Attributes:
-        placement: what was done with values on the CPU.
-        compiled: what Inductor made of each direction; a backward is there once it was compiled.
+        placement: the placement of values on the CPU.
+        compiled: Inductor's outcome for each direction; a backward is added once it is compiled.
         recordings: a record for each CUDA graph, in the order they were recorded.
         binding: parameters and buffers that calls do not load; None without `lean`.
-        shortcut: whether calls pass PyTorch's wrappers by; None without `lean`.
+        shortcut: whether calls skip PyTorch's wrappers; None without `lean`.
         kept: results that are copied out of graph memory because the program keeps them.
         uncaptured: calls that ran without a graph although Inductor made the function for one, by reason.
-        selection: for each function of Inductor's, how its calls are served and why; empty with `selection="off"`.
-        slow_calls: calls that took the slow path, by reason, the first reason first; none are counted without `lean`.
+        selection: for each function of Inductor's, how its calls run and why; empty with `selection="off"`.
+        slow_calls: calls on the slow path, by reason in order of first occurrence; none are counted without `lean`.
     """
 
     index: int
@@ -203,19 +202,19 @@ class GraphReport:
 
 
 class ReportedFunction(Protocol):
-    """Give the reported facts of a function of Inductor's that is made into CUDA graphs."""
+    """Define the report of a function of Inductor's that is made into CUDA graphs."""
 
     def recordings(self) -> Sequence[RecordingReport]:
-        """Return its graphs in the order they were recorded; graphs that are gone appear as they last were."""
+        """Return its graphs in the order they were recorded; freed graphs with their last state."""
 
     def kept(self) -> KeptResults | None:
-        """Return its results that the program keeps; None where it keeps none."""
+        """Return its results that the program keeps; None if it keeps none."""
 
     def uncaptured(self) -> Sequence[CountedCalls]:
         """Return the calls without a graph, by reason."""
 
     def slow_calls(self) -> Sequence[CountedCalls]:
-        """Return the slow-path calls by reason, in the order in which the reasons came up."""
+        """Return the calls on the slow path by reason, in order of first occurrence."""
 
     def selection(self) -> SelectionReport | None:
         """Return how its calls run, and why; None with `selection="off"`."""
@@ -223,7 +222,7 @@ class ReportedFunction(Protocol):
 
 @dataclass(slots=True)
 class Entry:
-    """Hold a graph's record while it may grow: its backward is compiled, and graphs are recorded, much later."""
+    """Collect a graph's record: its backward is compiled, and graphs are recorded, much later."""
 
     placement: PlacementReport
     compiled: list[CompiledGraph] = field(default_factory=list)
@@ -250,7 +249,7 @@ class Entry:
 
 
 ENTRIES: list[Entry] = []
-"""One for each graph that was compiled since the last `reset`. Dynamo may ask for a graph twice: one counts."""
+"""One for each graph that was compiled since the last `reset`. Dynamo may request a graph twice; only one counts."""
 
 
 def recordings() -> tuple[RecordingReport, ...]:

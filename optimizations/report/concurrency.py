@@ -14,10 +14,10 @@ class OrderedLaunch:
 
     Attributes:
         name: of the Triton kernel or the operator.
-        nodes: what it added to the graph: names of kernels as the driver knows them, or "memcpy", "memset", ...
-        waits_for: indices of earlier launches, ascending, without those that follow from others.
-        barrier: why it waits for all before it and holds back all after it; None where its memory is known.
-        source_line: the program's line that it comes from; None where PyTorch does not know it.
+        nodes: the nodes it added to the graph: the driver's names of kernels, or "memcpy", "memset", ...
+        waits_for: indices of earlier launches, ascending, transitively reduced.
+        barrier: why it waits for all earlier launches, and all later ones wait for it; None if its memory is known.
+        source_line: the program's line that it comes from; None if PyTorch does not know it.
     """
 
     name: str
@@ -29,19 +29,20 @@ class OrderedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyReport:
-    """Report the decision whether kernels of a graph that do not depend on each other run at the same time.
+    """Report whether independent kernels of a graph run at the same time.
 
     Attributes:
-        decision: "chain" (one after the other, as captured), "branches", or what is under way until this is decided.
-        reason: why; for a chain that was kept, what speaks against branches.
-        launches: kernels and operators of the graph, in the order of capture.
-        barriers: those of them whose memory is not known: they wait for all before them and hold back all after them.
-        longest_path: launches on the longest chain that remains; `width`: most launches that may run side by side.
-        chain_us, branches_us: median device time of a replay in microseconds, from the program's own calls; None where
-            it was not measured.
-        kept_bytes: memory that the recording took so that fewer launches wait for each other.
-        order: each launch with what it waits for among branches; empty where launches were not ordered. `encore draw
-            graph` draws it.
+        decision: "chain" (one after the other, as captured), "branches", or the current stage before the decision.
+        reason: the reason for the decision.
+        launches: number of kernels and operators of the graph.
+        barriers: number of launches whose memory is not known: they wait for all earlier launches, and all later ones
+            wait for them.
+        longest_path: launches on the longest chain that remains; `width`: most launches that may run concurrently.
+        chain_us, branches_us: median device time of a replay in microseconds, from the program's own calls; None if it
+            was not measured.
+        kept_bytes: memory that was kept from reuse so that fewer launches wait for each other.
+        order: each launch with the launches it waits for with branches; empty if launches were not ordered. `encore
+            draw graph` draws it.
     """
 
     decision: ConcurrencyDecision

@@ -1,4 +1,4 @@
-"""Explain what placement would do with a program: its FX graphs before and after, with nothing compiled."""
+"""Explain what placement would do with a program: its FX graphs before and after, without compiling them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optimizations.placement.placing import place
 from optimizations.report import Copy, PlacementReport
 
 _RECOMPILES = 256
-"""Each explanation traces again, and Dynamo counts that as a recompilation of code that was compiled before."""
+"""Each explanation traces again, and Dynamo counts that as a recompilation of the code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ def explain(
 ) -> PlacementExplanation:
     """Return what placement would do with each FX graph of one call `program(*args, **kwargs)`, without compiling it.
 
-    The call is really made, uncompiled graph by graph; on fake CUDA tensors (under a `FakeTensorMode`) that needs no
-    GPU. `print` shows the result as text.
+    The call is really made, with uncompiled graphs; on fake CUDA tensors (under a `FakeTensorMode`) that needs no GPU.
+    `print` shows the result as text.
 
     Raises:
         UnsupportedTorch, WrongOption: as the backend does.
         TypeError: the program cannot be called.
-        Exception: whatever the program raises itself.
+        Exception: the program itself raised it.
     """
     torch_internals.require_supported()
     settings = Options.parse(options)
@@ -99,11 +99,11 @@ def _at(source_line: str | None) -> str:
 
 @contextlib.contextmanager
 def traces_forgotten() -> Iterator[None]:
-    """Make Dynamo forget what it traces inside, and the sizes that it saw.
+    """Remove the block's traces and sizes from Dynamo's caches.
 
-    Dynamo counts what it has traced of a piece of code, for any caller: after eight traces it runs the code uncompiled,
-    and a size that differs from an earlier trace's becomes a symbol. Of code that had been compiled before it forgets
-    the sizes only: it can drop all traces of a piece of code, not one.
+    Dynamo counts the traces of a code object, for any caller: after eight traces it runs the code uncompiled, and a
+    size that differs from an earlier trace's becomes a symbol. For code that had been compiled before the block only
+    the sizes are removed: Dynamo can drop all traces of a code object, but not a single one.
     """
     compiled = {code for code in _traced() if torch_internals.cache_entries(code)}
     sizes = torch_internals.sizes_seen()

@@ -1,4 +1,4 @@
-"""Define the records of recordings, and of how the calls of one function run. See `report`."""
+"""Define the records of recorded graphs, and of how the calls of one function run. See `report`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optimizations.selection import Decision
 Direction = Literal["inference", "forward", "backward"]
 
 MEMORY = "memory"
-"""What a reason begins with that is about lack of device memory."""
+"""The beginning of each reason that is about short device memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class ReplayedInput:
     """Describe an input that is neither at a fixed address nor a result of another graph.
 
     Attributes:
-        index: its place among the recording's inputs; `name` is the FX graph's name for it.
-        data_bytes: its data, from the first element to the last.
+        index: its position among the recording's inputs; `name` is its name in the FX graph.
+        data_bytes: size of its data, from the first element to the last.
         indirect: whether it is read in place; else its data is copied before each replay, for `reasons`.
         mutated: whether the function writes it.
-        nodes, pointers: graph nodes that hold its address, and places in them.
+        nodes, pointers: numbers of graph nodes that hold its address, and of its addresses in them.
         updaters: how these nodes get a new address ("host", "prelude").
-        has_placeholder: whether memory of the graph is reserved for a copy of it.
+        has_placeholder: whether the graph's memory has a placeholder for a copy of it.
     """
 
     index: int
@@ -42,19 +42,19 @@ class ReplayedInput:
 
 @dataclass(frozen=True, slots=True)
 class RecordingReport:
-    """Describe one CUDA graph, recorded as stock records it, and what was done with it since.
+    """Describe one CUDA graph, recorded as stock records it, and its later changes.
 
     Attributes:
-        nodes, kernels: of the captured graph; None where it was not read (yet).
+        nodes, kernels: their numbers in the captured graph; None if it was not read (yet).
         copied_bytes: data copied into placeholders at each replay.
-        pointer_bytes: written instead, in a replay in which every indirect input has moved.
-        fallbacks: node by node, why an updater that was tried earlier was not used.
-        off: why nothing was indirected at all, where that is not for reasons of single inputs.
+        pointer_bytes: bytes written instead, in a replay in which every indirect input has moved.
+        fallbacks: for each node, why the preferred updater was not used.
+        off: why no input at all is read in place, if the reason is not about single inputs.
         stage: "waiting" (not examined yet), "racing" (a chain is timed against branches), or "done".
-        waiting: what is being waited for; None where nothing is.
-        replays: calls served by the graph so far; `steady_replays` of them without what a call of stock's does.
-        moves: those in which an input that is read in place had moved.
-        total_copied_bytes, total_pointer_bytes: copied, and written, by all replays so far.
+        waiting: the reason for waiting; None if nothing is pending.
+        replays: calls that replayed the graph so far; `steady_replays` counts those on the fast path.
+        moves: calls in which an input that is read in place had moved.
+        total_copied_bytes, total_pointer_bytes: bytes copied, and written, by all replays so far.
         concurrency: whether independent kernels run at the same time.
     """
 
@@ -77,19 +77,19 @@ class RecordingReport:
 
     @property
     def waits_for_memory(self) -> bool:
-        """Return whether device memory is waited for: more calls alone do not help then."""
+        """Return whether the recording waits for device memory, which more calls do not change."""
         return self.waiting is not None and self.waiting.startswith(MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptResults:
-    """Report results that the program was found to hold when the graph would have overwritten them.
+    """Report results that were live when the graph would have overwritten them.
 
-    They are copied out of the graph's memory after each launch since then.
+    Since then they are copied out of the graph's memory after each launch.
 
     Attributes:
-        outputs: their places among what the function returns.
-        copies: how often one was copied; `copied_bytes` in all.
+        outputs: their positions among the function's results.
+        copies: how many copies were made; `copied_bytes` is their total size.
     """
 
     direction: Direction
@@ -100,7 +100,7 @@ class KeptResults:
 
 @dataclass(frozen=True, slots=True)
 class CountedCalls:
-    """Count the calls of a function that something happened to for this reason."""
+    """Count the calls of a function that ran without a graph, or on the slow path, for one reason."""
 
     direction: Direction
     reason: str
@@ -109,14 +109,14 @@ class CountedCalls:
 
 @dataclass(frozen=True, slots=True)
 class SelectionReport:
-    """Tell how calls of one function of Inductor's run, and why.
+    """Report how calls of one function of Inductor's run, and why.
 
     Attributes:
-        decision: "no graph", "copies" (a graph that copies its inputs) or "in place" (one that reads some where they
-            are); None where that is not decided yet, or the function cannot be recorded.
-        why: the numbers that decided it, or what is being waited for.
-        kernels: kernels of its graph, or of the generated code where none was read; None where neither is known.
-        copied_bytes: data that each replay copies; None where no graph was recorded.
+        decision: "no graph", "copies" (a graph that copies its inputs) or "in place" (a graph that reads some inputs in
+            place); None if that is not decided yet, or the function cannot be recorded.
+        why: the numbers that decided it, or the reason for waiting.
+        kernels: kernels of its graph, or of the generated code if no graph was read; None if neither is known.
+        copied_bytes: data that each replay copies; None if no graph was recorded.
         nodes: nodes of the graph that get new addresses when all inputs that are read in place have moved.
         median_us: measured time of each alternative, with `selection="measure"`.
     """

@@ -10,12 +10,12 @@ from optimizations.report.concurrency import ConcurrencyReport
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Tell why something was not captured.
+    """Report why something was not captured.
 
     Attributes:
         reason: what the program does, with the names it uses.
         advice: what to write instead.
-        source_line: the user's line, "path:number in function", where one is known.
+        source_line: the user's line, "path:number in function", if known.
     """
 
     reason: str
@@ -28,7 +28,7 @@ class Refusal:
 
 
 class StepRefused(RuntimeError):
-    """Report that a step or a callable cannot be captured. `refusal` says why."""
+    """Report that a step or a callable cannot be captured. `refusal` has the reason."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(str(refusal))
@@ -36,7 +36,7 @@ class StepRefused(RuntimeError):
 
 
 class StepChanged(RuntimeError):
-    """Report that an audited call of a step differed from its recorded graph. The message says in what, and where."""
+    """Report that an audited call of a step differed from its recorded graph. The message names the difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class RecordedStep:
         signature: shapes and dtypes of the batch it is for.
         operations: operators it ran through PyTorch's dispatcher; kernels of compiled modules are not among them.
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
-        tensors_followed: inputs that are read where they lie, though they lie elsewhere in each call.
-        pointer_bytes: written so far to lead it to these, in all replays together.
-        tensors_in_place: inputs that were the same tensors in all calls before it, and are read where they lie.
-        watched: values that the step can reach in Python, and that each call compares before the launch.
-        pool_bytes: memory that its graphs' pool grew by.
+        tensors_followed: inputs that are read in place although their addresses change between calls.
+        pointer_bytes: bytes written so far to update these addresses, in all replays.
+        tensors_in_place: inputs that were the same tensors in all earlier calls, and are read in place.
+        watched: Python values that the step can reach, and that each call compares before the launch.
+        pool_bytes: growth of its graphs' memory pool.
         replays: how often it was launched.
-        audits: calls that ran uncaptured to be compared with the recording; `audits_skipped` counts those for which
-            there was no memory next to the graph's.
+        audits: calls that ran uncaptured to be compared with the recording; `audits_skipped` counts those that were
+            skipped because memory was short.
         concurrency: whether independent kernels run at the same time.
         record_s: time from the beginning of the recording to its first launch.
     """
@@ -81,14 +81,14 @@ class StepReport:
 
     Attributes:
         name: the function's qualified name.
-        calls: all calls; `eager_calls` those that ran as they are, for warm-up or because of a refusal; `replays` those
-            that a launch served.
+        calls: all calls; `eager_calls`: those that ran eagerly, for warm-up or because of a refusal; `replays`: those
+            that launched a graph.
         recordings: the graphs that are alive; `dropped_recordings` counts those that became unusable.
-        patched_learning_rates: learning rates and betas of parameter groups that are handed to the graph as tensors,
+        patched_learning_rates: learning rates and betas of parameter groups that are passed to the graph as tensors,
             because they change between calls.
-        refusals: each reason once, in the order in which they came up.
-        not_compared: values of Python that changed between calls and that no code names which ran in these, so that
-            they are not compared; and those given as `ignore=`.
+        refusals: each reason once, in order of first occurrence.
+        not_compared: Python values that changed between calls but are not compared, because no code that ran names
+            them; and those given as `ignore=`.
     """
 
     name: str
@@ -107,13 +107,12 @@ class CallableReport:
     """Report one forward or backward graph of `graph_callables`.
 
     Attributes:
-        callable: its number, from 1; `variant` is the number of the sample that its calls are like, from 0.
-        index: which of the micro-batches that are alive at one time the graph serves, from 0.
-        pool: graphs of one number share memory.
+        callable: its number, from 1; `variant` is the number of the sample with the same metadata, from 0.
+        index: number of the micro-batch that the graph is for, among those alive at one time, from 0.
+        pool: number of the memory pool; graphs with the same number share memory.
         direction: "forward" or "backward".
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
-        without_graph: of the first forward of a callable, how many of its calls ran as they are, by the reason. Calls
-            without gradients are not among them.
+        without_graph: for the first forward of a callable, its eager calls by reason, except calls without gradients.
         concurrency: whether independent kernels run at the same time.
     """
 
