@@ -1,14 +1,14 @@
-"""Let independent kernels of a captured step or callable run at the same time: see `optimizations.concurrency`.
+"""Run independent kernels of a captured step or callable concurrently: see `optimizations.concurrency`.
 
-Either runs code of any kind, in threads of autograd too. So operators come from a dispatch mode that is on in all of
-them (of a step, the observer's), and kernels of Inductor from all modules that it generated. What else
-adds nodes is a barrier.
+A step or callable runs any kind of code, also in autograd's threads. So operators are logged by a dispatch mode that is
+active in all threads (in a step, the observer), and Inductor's kernels by all modules that it generated. Other code
+that adds nodes is a barrier.
 
-A step chooses what serves a call before it sets any node (`side_by_side`). Callables launch a `RacedGraph`, which
-chooses at each launch.
+A step chooses between the chain and branches before it updates any node (`side_by_side`). Callables launch a
+`RacedGraph`, which chooses at each launch.
 
-Note [Nodes that are led elsewhere]. Nodes of inputs that are read where they lie are set in the executable graph.
-Another executable has them as they were captured, so they are set again in it.
+Note [Updated nodes]. Nodes that read inputs in place are updated in the executable graph. A new executable has the
+captured node parameters, so the updates are repeated in it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from optimizations.stack_trace import one_line
 from optimizations.torch_internals.generated_modules import loaded_modules
 
 
-class LedGraph:
-    """Implement `branches.Graph` for a graph whose nodes are led elsewhere. Note [Nodes that are led elsewhere].
+class UpdatedGraph:
+    """Implement `branches.Graph` for a graph with updated nodes. Note [Updated nodes].
 
     Args:
-        renew: set these nodes in the executable that the graph has now.
+        renew: functions that repeat the updates in the graph's current executable.
     """
 
     def __init__(self, graph: Any, renew: Iterable[Callable[[], None]]) -> None:
@@ -56,7 +56,7 @@ class SideBySide:
     """Hold the race of one recording.
 
     Attributes:
-        branches: None where there is none, for the reason `chain`.
+        branches: the race; None if there is none, with the reason in `chain`.
     """
 
     branches: Branches | None = None
@@ -70,7 +70,7 @@ class SideBySide:
 def side_by_side(
     device: Device, graph: Any, pool: Any, log: LaunchLog | None, renew: Iterable[Callable[[], None]]
 ) -> SideBySide:
-    """Begin the race of a captured graph, where there is something to win. Whatever fails leaves the chain."""
+    """Start the race of a captured graph if branches may be faster. After any failure the chain stays."""
     if log is None:
         return SideBySide()
     if log.failure is not None:
@@ -82,7 +82,7 @@ def side_by_side(
         workspaces = device.workspace_ranges()
         used = [one.span for one in (*device.used_ranges(pool), *workspaces)]
         memory = [one.span for one in (*device.pool_ranges(pool), *workspaces)]
-        branches = device.branches(LedGraph(graph, renew), Noted(log.logged, never_freed=used))
+        branches = device.branches(UpdatedGraph(graph, renew), Noted(log.logged, never_freed=used))
         branches.prepare(device.read(graph), memory)
     except Exception as error:
         if branches is None:
@@ -92,7 +92,7 @@ def side_by_side(
 
 
 class RacedGraph:
-    """Launch a captured graph, and race its chain against branches in the first launches. It is that graph in all else.
+    """Launch a captured graph, and race its chain against branches in the first launches. Delegate all else to it.
 
     Attributes:
         captured: the graph.
@@ -109,7 +109,7 @@ class RacedGraph:
         """Launch the graph.
 
         Raises:
-            NotLaunched: its edges were changed and could not be put back.
+            NotLaunched: its edges were changed and could not be restored.
         """
         branches = self.side_by_side.branches
         if branches is not None and branches.is_racing:
@@ -126,7 +126,7 @@ class RacedGraph:
 
 @contextlib.contextmanager
 def capturing(device: Device, graph: Any, pool: Any, generators: Iterable[torch.Generator]) -> Iterator[None]:
-    """Capture what runs in the block, as `Device.capturing` does, for a `RacedGraph` with what it races."""
+    """Capture the block like `Device.capturing`; for a `RacedGraph`, prepare its race."""
     if not isinstance(graph, RacedGraph):
         with device.capturing(graph, pool, generators):
             yield

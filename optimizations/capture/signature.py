@@ -1,7 +1,7 @@
 """Make signatures of calls: the structure of the arguments, and shape, strides and dtype of every tensor.
 
-A nest is taken apart into its tensors and a structure, a hashable value in which numbers and strings stand as they are.
-Two calls whose signatures are equal may share a recording.
+A nest is flattened into its tensors and a structure, a hashable value that includes numbers and strings by value. Two
+calls with equal signatures may share a recording.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from optimizations.report.steps import Refusal
 from optimizations.torch_internals.geometry import is_lazy_view
 
 NUMPY: tuple[type, ...] = ()
-"""Numbers of NumPy, which PyTorch has imported if it is installed."""
+"""Scalar types of NumPy, which PyTorch imports if it is installed."""
 if (_numpy := sys.modules.get("numpy")) is not None:
     NUMPY = (_numpy.number, _numpy.bool_)
 PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, *NUMPY)
@@ -39,18 +39,18 @@ _OF_CLASSES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (str, str.__str__),
     (bytes, lambda value: bytes.__getitem__(value, slice(None))),
 )
-"""What a number or string of a derived class is as one of the class of Python."""
+"""Conversions of a number or string of a derived class to the Python class."""
 
 
 def exact(value: Any) -> Hashable:
-    """Return a number or string, or a tuple of such, as something that equals no other: `1`, `1.0`, `True`, zeros."""
+    """Return a number, string or tuple as a key that distinguishes `1`, `1.0` and `True`, and both zeros."""
     kind = type(value)
     if kind is tuple:
         return tuple(map(exact, value))
     if isinstance(value, NUMPY):
         number: Any = value
         return kind, number.tobytes()
-    if kind not in PLAIN:  # a class of the program's own, which may not be hashable, and equal what it likes
+    if kind not in PLAIN:  # a class of the program may not be hashable, or define its own equality
         for base, made in _OF_CLASSES:
             if issubclass(kind, base):
                 value = made(value)
@@ -59,7 +59,7 @@ def exact(value: Any) -> Hashable:
 
 
 def is_hashable(value: Any) -> bool:
-    """Return whether a value of the program's can be part of a key."""
+    """Return whether a value of the program can be part of a key."""
     try:
         hash(value)
     except TypeError:
@@ -68,9 +68,9 @@ def is_hashable(value: Any) -> bool:
 
 
 class Same:
-    """Stand for an object that is none of tensors, numbers and containers. Equal to itself only.
+    """Represent an object that is no tensor, number or container, by identity.
 
-    It is not kept alive where that can be helped: batches of many calls may be among such.
+    The object is referenced weakly if possible: otherwise the batches of many calls might be kept alive.
     """
 
     __slots__ = ("_get", "_hash", "kind")
@@ -85,7 +85,7 @@ class Same:
 
     @property
     def value(self) -> Any:
-        """Return the object; None once it is gone."""
+        """Return the object; None after it was freed."""
         return self._get()
 
     def __hash__(self) -> int:
@@ -98,7 +98,7 @@ class Same:
 def flatten(nest: Any, tensors: list[torch.Tensor], inside: tuple[int, ...] = ()) -> Hashable:
     """Return the structure of `nest`; its tensors are appended to `tensors`, in order.
 
-    `inside`: ids of the dataclasses that it stands in. One that leads back to itself is an object like others.
+    `inside`: ids of the enclosing dataclasses. One that contains itself is treated as an opaque object.
     """
     kind = type(nest)
     if kind is torch.Tensor or isinstance(nest, torch.Tensor):
@@ -126,15 +126,15 @@ def is_dataclass(nest: Any) -> bool:
 
 
 def fields(nest: Any) -> list[tuple[str, Any]]:
-    """Return the fields of a dataclass that hold something, by name."""
+    """Return the fields of a dataclass that have a value, by name."""
     named = [field.name for field in dataclasses.fields(nest)]
     return [(name, getattr(nest, name)) for name in named if hasattr(nest, name)]
 
 
 def attributes(nest: Any) -> Hashable:
-    """Return numbers, strings and tensors that a container of the program's own class keeps next to what it contains.
+    """Return numbers, strings and tensors among the attributes of a container of the program's own class.
 
-    Without what it contains as well, as results of Hugging Face's models do, and what it computed of it.
+    Attributes that are also members, as in results of Hugging Face's models, and cached properties are skipped.
     """
     if not (held := getattr(nest, "__dict__", None)):
         return ()
@@ -150,7 +150,7 @@ def attributes(nest: Any) -> Hashable:
 
 
 def _value(value: Any) -> Hashable:
-    """Return a number, a string, or a list or tuple of such, as comparable; a tensor; None for all else."""
+    """Return a key for a number, string, tensor, or list or tuple of numbers and strings; None for all else."""
     if type(value) in (list, tuple):
         return (type(value), *map(exact, value)) if all(type(member) in PLAIN for member in value) else None
     return exact(value) if type(value) in PLAIN else Same(value) if isinstance(value, torch.Tensor) else None
@@ -167,14 +167,14 @@ def _is_computed(nest: Any, name: str) -> bool:
 
 
 def without_objects(structure: Any) -> Hashable:
-    """Return a structure, or anything that holds one, with the classes of objects in the place of these."""
+    """Return a structure, or a tuple that contains one, with objects replaced by their classes."""
     if isinstance(structure, Same):
         return "an object", structure.kind
     return tuple(map(without_objects, structure)) if type(structure) is tuple else structure
 
 
 def is_gone(structure: Any) -> bool:
-    """Return whether an object in it was freed. No later call can have this structure then."""
+    """Return whether an object in it was freed, so that no later call can have this structure."""
     if isinstance(structure, Same):
         return structure.value is None
     return type(structure) is tuple and any(map(is_gone, structure))
@@ -184,7 +184,7 @@ def replaced(nest: Any, tensors: Iterator[Any], inside: tuple[int, ...] = ()) ->
     """Return a copy of `nest` with its tensors, in the order of `flatten`, replaced by those given.
 
     Raises:
-        TypeError: a copy would change what it is a copy of.
+        TypeError: the copy would share memory with the original.
     """
     kind = type(nest)
     if isinstance(nest, torch.Tensor):
@@ -215,7 +215,7 @@ def _with_values(nest: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
     for key, value in values.items():
         before = nest[key]
         changed[key] = value
-        if value is not before and nest[key] is value:  # a copy that shares what it holds
+        if value is not before and nest[key] is value:  # the copy shares its values
             changed[key] = before
             raise TypeError(f"a copy of a {type(nest).__qualname__} holds its values in the same memory")
     return changed
@@ -238,12 +238,12 @@ def _with_members(nest: Any, members: list[Any]) -> Any:
 
 
 def names(nest: Any, prefix: str) -> Iterator[str]:
-    """Yield how a program would write each tensor of `nest`, in the order of `flatten`."""
+    """Yield the expression by which a program refers to each tensor of `nest`, in the order of `flatten`."""
     return (name for name, value, leaf in _parts(nest, prefix) if leaf and isinstance(value, torch.Tensor))
 
 
 def objects(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield what `nest` holds that is none of tensors, numbers and containers, and how a program would write each."""
+    """Yield the objects in `nest` that are no tensors, numbers or containers, with the program's names for them."""
     return (
         (name, value)
         for name, value, leaf in _parts(nest, prefix)
@@ -252,12 +252,12 @@ def objects(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def containers(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the containers in `nest`, itself included, and how a program would write each."""
+    """Yield the containers in `nest`, itself included, with the program's names for them."""
     return ((name, value) for name, value, leaf in _parts(nest, prefix) if not leaf)
 
 
 def plain_values(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the numbers, strings and the like in `nest`, and how a program would write each."""
+    """Yield the values of `PLAIN` types in `nest`, with the program's names for them."""
     return ((name, value) for name, value, leaf in _parts(nest, prefix) if leaf and type(value) in PLAIN)
 
 
@@ -293,13 +293,13 @@ def _parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tup
 
 
 def copies(nest: Any) -> bool:
-    """Return whether `replaced` makes what looks the same."""
+    """Return whether a copy by `replaced` has the same structure."""
     tensors: list[torch.Tensor] = []
     structure = flatten(nest, tensors)
     others: list[torch.Tensor] = []
     try:
         again = flatten(replaced(nest, iter([tensor.detach() for tensor in tensors])), others)
-    except Exception:  # whatever a class of the program's own raises when it is copied
+    except Exception:  # copying an object of the program may raise anything
         return False
     return len(others) == len(tensors) and again == structure
 
@@ -312,7 +312,7 @@ def tensor_key(tensor: torch.Tensor) -> Hashable:
     try:
         lazy = tensor.is_conj(), tensor.is_neg()
         return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, lazy
-    except RuntimeError:  # compressed and nested tensors have no strides; no graph takes them
+    except RuntimeError:  # compressed and nested tensors have no strides; they are refused
         return type(tensor), tensor.layout, tensor.is_nested, tensor.dtype, tensor.device, tensor.requires_grad
 
 
@@ -334,7 +334,7 @@ def describe(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def refused_tensor(name: str, tensor: torch.Tensor, holds: Callable[[torch.Tensor], bool]) -> Refusal | None:
-    """Return why a call with this tensor as an argument cannot be recorded. `holds`: whether it lies on the GPU."""
+    """Return why a call with this argument cannot be recorded. `holds`: whether a tensor is on the GPU."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return Refusal(f"{name} is a {type(tensor).__qualname__}", "pass plain tensors")
     if tensor.is_nested:

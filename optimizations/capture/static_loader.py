@@ -1,7 +1,7 @@
 """Copy batches to fixed addresses ahead of their use, so that a step that fetches its own batches can be recorded.
 
 Note [Batches of a step]. A graph runs no Python, so `next(loader)` in a recorded step fetches nothing. `Fetches` does
-it for the step: it notes from which loaders a call fetched, and takes as many batches before each later call. If the
+it for the step: it records from which loaders a call fetched, and takes as many batches before each later call. If the
 call runs Python, `next` returns these batches; if it replays a graph, the graph reads them from the same addresses.
 The n-th batch that a call takes from a loader has buffers of its own, so it does not overwrite the one before.
 
@@ -26,7 +26,7 @@ from optimizations.capture.signature import exact, is_hashable
 
 
 class Transfer:
-    """Copy batches to one GPU on a stream of their own."""
+    """Copy batches to one GPU on a separate stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -35,7 +35,7 @@ class Transfer:
 
     def stage(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Begin to copy tensors to the device, and return the copies."""
-        if any(one.is_cuda for one in tensors):  # computed on the calling stream
+        if any(one.is_cuda for one in tensors):  # they may be results of the calling stream
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             staged = [one.to(self._device, non_blocking=True, copy=True) for one in tensors]
@@ -86,7 +86,7 @@ class StaticLoader(Iterator[Any]):
         self.lent: tuple[Batch, ...] = ()
 
     def __len__(self) -> int:
-        """Return how many batches an epoch has, if the loader knows it."""
+        """Return the number of batches of an epoch, if the loader has a length."""
         return len(self._loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> StaticLoader:
@@ -97,11 +97,11 @@ class StaticLoader(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch. Outside of a step it overwrites the batch before.
+        """Return the next batch. Outside of a step it overwrites the previous batch.
 
         Raises:
             StopIteration: the epoch is over.
-            RuntimeError: the calling stream is being captured, for something else than a step.
+            RuntimeError: the calling stream is being captured, but not for a step.
         """
         fetches = _running.fetches
         if fetches is not None:
@@ -122,7 +122,7 @@ class StaticLoader(Iterator[Any]):
             error = self._error
             assert error is not None
             if not isinstance(error, StopIteration):
-                self._error = None  # the loader says what comes after it
+                self._error = None  # the loader decides how to continue after it
             raise error
         if self._given_back:
             batch = self._given_back.popleft()
@@ -154,7 +154,7 @@ class StaticLoader(Iterator[Any]):
         self._given_back.extendleft(reversed(batches))
 
     def prefetch(self) -> None:
-        """Begin to copy the next batch. What the loader raises is raised by `take`."""
+        """Begin to copy the next batch. An exception of the loader is raised by `take`."""
         if self._ahead or self._error is not None:
             return
         if self._iterator is None:
@@ -173,7 +173,7 @@ class Fetches:
     """Take the batches that calls of one step fetch. Note [Batches of a step].
 
     Attributes:
-        key: tells apart calls whose batches have other buffers.
+        key: distinguishes calls whose batches have different buffers.
         is_open: whether `end` has work to do after the call.
     """
 
@@ -230,7 +230,7 @@ class Fetches:
         return lent[at].value
 
     def end(self) -> None:
-        """Note what the call fetched, give back what it did not, and begin to copy the next batches."""
+        """Record what the call fetched, return unused batches to their loaders, and begin to copy the next batches."""
         if self._noted is not None:
             for loader, lent in self._lent.items():
                 loader.give_back(lent[self._noted.count(loader) :])
@@ -256,7 +256,7 @@ _running = _Thread()
 
 
 def _hashable(value: Any) -> Hashable:
-    """Return a value of a batch that is no tensor, so that 1, 1.0 and True differ, and 0.0 and -0.0.
+    """Return a key for a non-tensor value of a batch that distinguishes 1, 1.0 and True, and 0.0 and -0.0.
 
     Raises:
         TypeError: it cannot be compared.

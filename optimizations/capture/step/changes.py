@@ -1,8 +1,8 @@
-"""Decide what becomes of a value of Python that changes between calls: compared, left out, or a reason for a refusal.
+"""Decide how to handle a Python value that changes between calls: compare it, exclude it, or refuse the step.
 
-A value that no code that ran names decides nothing: it is left out of the comparison (`report().not_compared`). One
-that is named gets a recording for each of its values. Where it changes in every call, so that nothing is ever replayed,
-the step is refused.
+A value that is not named by code that ran cannot affect the step: it is excluded from the comparison
+(`report().not_compared`). A named value gets a recording for each of its values. If it changes on every call, so that
+nothing is ever replayed, the step is refused.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from optimizations.capture.step.watch import SIZE, Ignore, Value, by_name, compa
 from optimizations.report.steps import Refusal
 
 MOST_VALUES = 6
-"""Values met without a replay in between, after which a value counts as changing on every call."""
+"""Different values without a replay in between, after which a value counts as changing on every call."""
 MOST_NAMES = 4
 
 Numbers = Mapping[str, Value]
 
 
 class Changes:
-    """Hold the values of one step. `ignored` are the names given as `ignore=`.
+    """Track the changing values of one step. `ignored` are the names passed as `ignore=`.
 
     Attributes:
-        dropped: names of what is left out of the comparison.
-        names: those in code that ran.
+        dropped: names of values that are excluded from the comparison.
+        names: names in code that ran.
     """
 
     def __init__(self, ignored: Collection[str] = ()) -> None:
@@ -43,7 +43,7 @@ class Changes:
         self._replays = 0
 
     def numbers(self, state: HostState, ignore: Ignore) -> Numbers:
-        """Return the numbers, strings and the like that are compared, by name; those in `ignored` are dropped."""
+        """Return the compared values of `PLAIN` types, by name; exclude those in `ignored`."""
         every = compared(state, ignore)
         found = by_name(one for one in every if one.is_plain and not (one.key is SIZE and one.container.always_read))
         if self._ignored:
@@ -51,28 +51,28 @@ class Changes:
         return {name: one for name, one in found.items() if not is_dropped(name, self.dropped)}
 
     def _is_ignored(self, name: str) -> bool:
-        """Return whether an entry is one of `ignored`, in which `self` may stand for the first name."""
+        """Return whether an entry is one of `ignored`, in which the first name may be `self`."""
         lower = name.lower()
         rest = lower.partition(".")[2]
         return any(lower == one or (one.startswith("self.") and rest == one[5:]) for one in self._ignored)
 
     def take_in_names(self, ran: RanCode, state: HostState, texts: Iterable[str]) -> bool:
-        """Add the names in code that ran. Return whether what was left out is compared again: code names it now."""
+        """Add the names in code that ran. Return whether an excluded value is now named and compared again."""
         self.names.take_in(ran, state, texts)
         named = {name for name in self.dropped if self.names.has_path(name) and not self._is_ignored(name)}
         self.dropped -= named
         return bool(named)
 
     def note(self, numbers: Numbers, given: Mapping[str, Hashable], replays: int) -> Refusal | None:
-        """Compare a call that no recording serves with the one before.
+        """Compare a call without a matching recording with the previous one.
 
         Args:
-            numbers: what the step reaches.
-            given: numbers among the arguments.
-            replays: so many calls were replayed so far.
+            numbers: values that the step reaches.
+            given: values among the arguments.
+            replays: number of calls replayed so far.
 
         Returns:
-            A refusal for what changes on every call.
+            A refusal if values change on every call.
         """
         if replays != self._replays:
             self._replays, self._met = replays, {}
@@ -81,7 +81,7 @@ class Changes:
             return None
         for name, token in given.items():
             self._met.setdefault(f"{name} (argument)", set()).add(token)
-        # One that came or went did so with the object that has it, or with its dict, of which the size counts.
+        # Added and removed entries are detected by their object, or by the size of their dict.
         for name, new in numbers.items():
             if before is None or (old := before.get(name, new.token)) == new.token:
                 continue
@@ -93,7 +93,7 @@ class Changes:
         return self._refusal(changing) if changing else None
 
     def drop_unnamed(self, differing: Iterable[tuple[Value | None, Value | None]]) -> bool:
-        """Leave out what no code that ran names, of what differs from a recording. Return whether that was all."""
+        """Exclude differences that no code that ran names. Return whether no other difference is left."""
         left = list(differing)
         for old, new in left:
             if new is None or not self.names.known or self._is_named(new):

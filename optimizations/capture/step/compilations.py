@@ -1,9 +1,9 @@
-"""Notice compilations and tuning while a step runs: work of PyTorch's compiler, which only a first run does.
+"""Detect compilation and tuning while a step runs: work of PyTorch's compiler that only a first run does.
 
-What a call does while code is compiled, or kernels are timed to choose among them, says nothing about the next call. So
-such a call counts as one that was not looked at. In a capture neither may happen at all: constants that the compiler
-computes would lie in the graph's memory, and hold what was never computed. There a compilation fails before it begins,
-the capture is thrown away, and the call runs, and is compiled, as it is.
+A call in which code is compiled, or kernels are timed, is not representative of the next call. So it does not count as
+observed. Neither may happen in a capture: constants that the compiler computes would be in the graph's memory and would
+never be computed. A compilation in a capture raises before it begins, the capture is discarded, and the call runs, and
+is compiled, eagerly.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _DYNAMO = "torch._dynamo"
 
 @contextlib.contextmanager
 def noticed(observer: Observer, *, forbid: bool) -> Iterator[None]:
-    """Tell the observer of compilations in the block; with `forbid` they raise instead.
+    """Report compilations in the block to the observer; with `forbid` raise instead.
 
     Raises:
-        StepDiffers: code was to be compiled, or kernels to be timed, and that is forbidden.
+        StepDiffers: with `forbid`, code would be compiled or kernels timed.
     """
     if f"{_DYNAMO}.callback" not in sys.modules:
         try:
@@ -63,7 +63,7 @@ def noticed(observer: Observer, *, forbid: bool) -> Iterator[None]:
 
 
 def _is_dynamos(error: BaseException) -> bool:
-    """Return whether Dynamo itself raised this, as it does where it may not compile."""
+    """Return whether Dynamo itself raised this, as it does if it must not compile."""
     trace: types.TracebackType | None = error.__traceback__
     path = ""
     while trace is not None:

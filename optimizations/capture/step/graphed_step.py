@@ -1,9 +1,9 @@
 """Capture forward, loss, backward and optimizer of a training loop as one CUDA graph per signature of the batch.
 
-A call goes one of four ways. The first calls run as they are, on the side stream that captures use. Then two calls of
-a signature are observed: every operator, what Python changed, which gradients were read. If a graph could repeat them,
-and they were alike, the next one is captured, and the launch of the graph does its work. From then on a call copies its
-batch to where the graph reads it, launches, and copies the results out.
+There are four kinds of calls. The first calls run eagerly, on the side stream of captures. Then two calls of a
+signature are observed: every operator, changes of Python state, reads of gradients. If they are equal and a graph could
+repeat them, the next call is captured, and the launch of the graph does its work. Later calls copy their batch to the
+graph's placeholders, launch, and copy the results out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _steps: WeakRegistry[GraphedStep] = WeakRegistry()
 
 
 class GraphedStep:
-    """Replay a step function as CUDA graphs where that is possible. `options` are those of `graph_step`."""
+    """Replay a step function as CUDA graphs if possible. `options` are those of `graph_step`."""
 
     def __init__(self, step: Callable[..., Any], *, device: Device | None = None, **options: Any) -> None:
         if not callable(step):
@@ -49,11 +49,11 @@ class GraphedStep:
         _steps.add(self)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Return, of a decorated method, the method of an object, which is an argument like others."""
+        """Return the bound method of a decorated method; its object is an argument like others."""
         return self if instance is None or self._no_method else types.MethodType(self, instance)
 
     def __reduce__(self) -> Any:
-        """Return how a copy is made: by name, or by a step of its own that begins from its first call."""
+        """Return how to copy a step: by name if possible, else as a new step that begins with its first call."""
         if not isinstance(self._step, types.MethodType):
             found: Any = sys.modules.get(str(getattr(self._step, "__module__", "")))
             for name in self._recorder.name().split("."):
@@ -73,7 +73,7 @@ class GraphedStep:
                 self._thread = None
 
     def report(self) -> StepReport:
-        """Return what was done in the calls so far."""
+        """Return a report of all calls so far."""
         return self._recorder.report()
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class GraphedStep:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let no thread call the step in the block. What is freed may not close it: that is refused, not waited for."""
+        """Lock out calls of the step in the block. A finalizer that closes the step inside it is refused."""
         with self._lock:
             self._thread = _this_thread()
             try:

@@ -1,4 +1,4 @@
-"""Notice random numbers of the host that a step draws: a graph would not draw them again."""
+"""Detect random numbers that a step draws on the host: a graph would not draw them again."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from optimizations.torch_internals.generator_identity import identity
 
 
 class HostRandom:
-    """Keep the states of Python's, NumPy's and PyTorch's CPU generators, and of the program's, when this was made.
+    """Record the states of Python's, NumPy's and PyTorch's CPU generators, and of the program's own.
 
-    `with_torch`: PyTorch's count as the host's (they do not where the CPU stands for the GPU). `generators`: those of
-    the program's own, by name.
+    Args:
+        with_torch: whether PyTorch's CPU generators belong to the host. They do not if the CPU simulates the GPU.
+        generators: the program's own generators, by name.
     """
 
     def __init__(self, *, with_torch: bool, generators: Mapping[str, Any]) -> None:
@@ -31,18 +32,18 @@ class HostRandom:
         ]
 
     def drawn(self) -> Iterator[str]:
-        """Yield the generators whose state is another now, as a program names them."""
+        """Yield the program's names of the generators whose state changed."""
         return (name for name, generator, state in self._then if not _equal(_state(generator), state))
 
     def restore(self) -> None:
-        """Put the states back."""
+        """Restore the recorded states."""
         for _, generator, state in self._then:
-            if not _equal(_state(generator), state):  # one of a GPU takes any state for a new seed: see `device.py`
+            if not _equal(_state(generator), state):  # setting a state reseeds a generator of the GPU: see `device.py`
                 _restore(generator, state)
 
 
 def _owner(get_state: Any) -> Any:
-    """Return the generator whose bound method a module has as a function."""
+    """Return the generator of a bound method that a module exports as a function."""
     return get_state.__self__
 
 
@@ -65,12 +66,12 @@ def _restore(generator: Any, state: Any) -> None:
 
 
 def identities(generators: Iterable[Any]) -> frozenset[int]:
-    """Return the identities of PyTorch's generators among these."""
+    """Return the ids of PyTorch's generators among these."""
     return frozenset(identity(one) for one in generators if isinstance(one, torch.Generator))
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Return whether two states are equal. They may hold arrays and tensors, dicts of them, and tuples."""
+    """Return whether two states are equal. They may contain arrays, tensors, dicts and tuples."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     if isinstance(one, tuple) and isinstance(other, tuple):

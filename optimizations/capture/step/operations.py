@@ -11,7 +11,7 @@ from optimizations.report.steps import Refusal, StepChanged
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Record one operator. `arguments`: its numbers as they are, its tensors by shape, dtype and origin."""
+    """Record one operator. `arguments`: its numbers by value, its tensors by shape, dtype and origin."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -19,7 +19,7 @@ class Operation:
 
 
 def first_difference(before: Sequence[Operation], after: Sequence[Operation]) -> Refusal | None:
-    """Return why two runs of a step on batches of one signature cannot be the same graph; None if they are the same."""
+    """Return a refusal with the first difference of two runs on batches of one signature; None if there is none."""
     if (found := difference(before, after, "the call before")) is None:
         return None
     return Refusal(
@@ -31,7 +31,7 @@ def first_difference(before: Sequence[Operation], after: Sequence[Operation]) ->
 
 
 def difference(before: Sequence[Operation], after: Sequence[Operation], other: str) -> tuple[str, str | None] | None:
-    """Return what the second run did other than the first, which is called `other`, and the line; None if nothing."""
+    """Return the first difference from the run that is called `other`, and its line; None if there is none."""
     for old, new in zip(before, after, strict=False):
         if old.name != new.name:
             return f"ran {short(new.name)} where {other} has {short(old.name)}", new.line or old.line
@@ -55,7 +55,7 @@ def require_same(
 
     Args:
         replays: the first and the last replay that may have been wrong.
-        why: what else the audited call did that no recording holds, such as a read of a value on the host.
+        why: another difference of the audited call, such as a read of a value on the host.
 
     Raises:
         StepChanged: they differ.
@@ -75,7 +75,7 @@ def require_same(
 
 
 def _text(argument: Any) -> str:
-    """Return a number as it is; of a tensor, its dtype, shape and name."""
+    """Return a number as text; for a tensor its dtype, shape and name."""
     if isinstance(argument, tuple) and len(argument) >= 3:
         return " ".join(str(part) for part in argument if part != "")
     return str(argument)

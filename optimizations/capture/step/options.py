@@ -1,4 +1,4 @@
-"""Check what a user may set for a step: see `optimizations.graph_step`."""
+"""Check the options of a step: see `optimizations.graph_step`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_LIMIT = 8
 
 
 HOST_DRAWS = ("refused", "unused")
-"""What a caller may say of the random numbers that are drawn on the host."""
+"""Allowed values of `host_draws`."""
 
 
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
-"""Return results of a recorded step that stay valid, and tensors of the caller as they are; bind what the step binds.
+"""Return results of a recorded step in memory of their own, and bind the attributes that the step binds.
 
-A result lies in the memory of the graph and the next launch overwrites it, so it is copied out, all of a dtype by one
-fused copy. What is a parameter, or any tensor that was there before, is returned itself; what is an argument, or a view
-of one, is the caller's.
+A result is in the memory of the graph, and the next launch overwrites it. So it is copied out, with one fused copy for
+each dtype. A parameter, or any other tensor from before the call, is returned itself. For an argument or a view of one,
+the caller's tensor is returned.
 """
 
 from __future__ import annotations
@@ -24,16 +24,21 @@ from optimizations.torch_internals.geometry import is_lazy_view
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether its elements are what lies in its memory, and where its strides say."""
+    """Return whether a tensor is strided and dense, without lazy conjugation, negation or quantization."""
     strided = type(tensor) is torch.Tensor and tensor.layout is torch.strided
     return strided and not (is_lazy_view(tensor) or tensor.is_quantized)
 
 
 class Outputs:
-    """Copy results out. Made of what the recording returned, its placeholders, and storages that are not the graph's.
+    """Copy results out of the graph's memory.
+
+    Args:
+        returned: the results of the recording.
+        placeholders: the placeholders of its inputs.
+        static: storages that do not belong to the graph.
 
     Attributes:
-        static: storages of results that are tensors from before the call, or views of such.
+        static: storages of results that are tensors from before the call, or views of them.
     """
 
     def __init__(self, returned: Any, placeholders: Sequence[torch.Tensor], static: Iterable[int]) -> None:
@@ -42,7 +47,7 @@ class Outputs:
         self._nest = returned if not tensors else replaced(returned, iter([tensor.detach() for tensor in tensors]))
         by_id = {id(placeholder): index for index, placeholder in enumerate(placeholders)}
         by_storage = {storage(placeholder): index for index, placeholder in enumerate(placeholders)}
-        static = set(static) - set(by_storage) - {0}  # where tensors without elements lie, and what no storage tells of
+        static = set(static) - set(by_storage) - {0}  # 0: tensors without memory
         self._copied: list[torch.Tensor] = []
         self._plan: list[tuple[str, Any]] = []
         self.static: set[int] = set()
@@ -61,42 +66,40 @@ class Outputs:
                     copied[id(tensor)] = len(self._copied)
                     self._copied.append(tensor.detach())
                 self._plan.append(("copy", copied[id(tensor)]))
-        # Elements that share memory cannot be written one by one: the memory from the first to the last is copied.
+        # Overlapping elements cannot be written one by one: the memory from the first to the last is copied.
         self._as_bytes = [_is_plain(one) and overlaps(one) for one in self._copied]
         self._sources = [data_of(one) if run else one for one, run in zip(self._copied, self._as_bytes, strict=True)]
         self._fresh_copies = list(map(_allocator, self._copied))
         self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied)
-        # Every result is copied, in order: what was prepared for them is what is given.
+        # All results are copies, in order: the prepared tensors can be returned directly.
         self._as_prepared = bool(tensors) and self._plan == [("copy", place) for place in range(len(self._copied))]
 
     def prepare(self) -> list[torch.Tensor]:
-        """Return memory for copies of the next launch's results. If there is not enough, nothing was done yet."""
+        """Allocate tensors for the next launch's results, before the launch, because this may run out of memory."""
         return [allocate() for allocate in self._fresh_copies]
 
     def copied(self) -> list[torch.Tensor]:
-        """Return the tensors of the recording that results are copies of."""
+        """Return the tensors of the graph from which results are copied."""
         return self._copied
 
     def copy_out(self, fresh: list[torch.Tensor]) -> None:
-        """Copy results, at once after the launch that `fresh` was prepared for. One may lie where a gradient lies,
-        whose content from before is put back then."""
+        """Copy results to `fresh`, directly after the launch, before gradients are published."""
         if self._copied:
             targets = [data_of(one) if run else one for one, run in zip(fresh, self._as_bytes, strict=True)]
             copy_all(targets, self._sources)
 
     def take(self, inputs: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> Any:
-        """Return the results of the launch before, for a call with these inputs, after `copy_out`. `fresh` was prepared
-        for that launch."""
+        """Return the results of a call with these inputs, after `copy_out` to `fresh`."""
         if self._as_prepared:
             return fresh[0] if self._single else replaced(self._nest, iter(fresh))
         return replaced(self._nest, iter([_given(kind, what, fresh, inputs) for kind, what in self._plan]))
 
 
 def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Return what allocates memory like that of a tensor, which the result lies in as the tensor in its own.
+    """Return a function that allocates a tensor with the shape, strides and dtype of another one.
 
-    An expanded result has no more memory than it is expanded from. On a machine with one GPU that takes no dispatcher:
-    PyTorch's function for generated code allocates on the current device, which is not asked.
+    An expanded result gets only the memory of the tensor it is expanded from. With one GPU no dispatcher is needed:
+    PyTorch's function for generated code allocates on the current device.
     """
     if not _is_plain(like):
         return functools.partial(torch.empty_like, like)
@@ -119,10 +122,9 @@ def _given(kind: str, what: Any, copies: list[torch.Tensor], inputs: Sequence[to
 
 
 def view_of(tensor: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
-    """Return how a tensor lies in the memory of another, for `view_like`.
+    """Return the metadata of a view relative to its base, for `view_like`.
 
-    That is its shape, strides, offset from there, dtype, and whether it stands for conjugates or negatives of what lies
-    there.
+    These are shape, strides, offset from the base, dtype, and the conjugate and negative bits.
     """
     offset = tensor.storage_offset() - base.storage_offset()
     return tensor.shape, tensor.stride(), offset, tensor.dtype, tensor.is_conj(), tensor.is_neg()
@@ -131,7 +133,7 @@ def view_of(tensor: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
 def view_like(
     base: torch.Tensor, shape: Any, stride: Any, offset: int, dtype: torch.dtype, conjugates: bool, negatives: bool
 ) -> torch.Tensor:
-    """Return the view that `view_of` has described, of another base of the same kind. `base` is no lazy view."""
+    """Return the view with the metadata from `view_of`, of another base with equal metadata and no lazy view."""
     base = base.detach()
     found = base if base.dtype == dtype else base.view(dtype)
     found = found.as_strided(shape, stride, base.storage_offset() + offset)
@@ -147,10 +149,10 @@ def _kind(held: Any) -> tuple[torch.Size, torch.dtype] | None:
 
 
 class BoundResults:
-    """Bind the attributes and variables that a step binds to what a launch made, in the order of its results.
+    """Bind the attributes and variables that a step binds to results of a launch.
 
-    What entries held and were bound to is let go of. What they hold may be another tensor of that shape and dtype,
-    which the step's code may check.
+    Recorded tensors are not kept alive. Before a replay an entry may be a different tensor, but of the same shape and
+    dtype, which the step's code may check.
     """
 
     def __init__(self, entries: Sequence[Rebound] = ()):
@@ -162,14 +164,14 @@ class BoundResults:
         return len(self._entries)
 
     def fit(self) -> bool:
-        """Return whether each entry holds something of the kind it held."""
+        """Return whether the shape and dtype of each entry, or None, are as recorded."""
         held = [entry.container.get(entry.key) for entry in self._entries]
         return all(
             now is None if kind is None else _kind(now) == kind for now, kind in zip(held, self._kinds, strict=True)
         )
 
     def bind(self, results: tuple[Any, tuple[Any, ...]]) -> Any:
-        """Bind the second of these, one for each entry; return the first, what the step returned."""
+        """Bind the second of these, one value for each entry; return the first, the results of the step."""
         returned, values = results
         for entry, value in zip(self._entries, values, strict=True):
             entry.container.put(entry.key, value)

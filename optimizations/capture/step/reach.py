@@ -1,13 +1,12 @@
 """Find the Python state that a step reaches, by the contract of `graph_step`.
 
 Note [What is reached]. The walk begins at the step's arguments, `self`, closure, defaults, and the globals that its
-code names; functions and classes of the program that it meets there lead to theirs. Modules, optimizers, functions and
-methods count as roots wherever they are met. From a root the walk descends through attributes, dicts, lists, tuples and
-objects to `DEPTH`. Classes of the program's own are followed for the globals that their methods name. Code of
-libraries is not followed.
+code names. It continues with those of the program's functions and classes that it finds. Modules, optimizers, functions
+and methods always count as roots. From a root the walk descends through attributes, dicts, lists, tuples and objects to
+`DEPTH`. The program's own classes are followed for the globals that their methods name. Library code is not followed.
 
-No bytecode is interpreted: `co_names` of a function says which globals it may use. Whether an entry decides anything is
-found out when it changes (`changes`).
+No bytecode is interpreted: `co_names` of a function lists the globals that it may use. Whether an entry affects the
+step is determined when it changes (`changes`).
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ from optimizations.capture.step.user_code import (
 from optimizations.torch_internals import hook_registry
 
 DEPTH = 3
-"""Containers and objects between a root and a number that is compared."""
+"""Most containers and objects between a root and a compared number."""
 LONG = 1000
-"""Members of containers with more are data and not settings: the walk does not descend."""
+"""A container with more members is data and not settings: the walk does not descend into it."""
 _PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace)
 _STATEFUL = (
     *("torch.amp.grad_scaler", "torch.cuda.amp", "torch.optim.lr_scheduler", "torch.optim.swa_utils"),
     "torch.distributions.",
 )
-"""Modules of PyTorch whose objects hold state of a training loop."""
+"""Modules of PyTorch whose objects have state of a training loop."""
 _OPAQUE = frozenset(sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "optimizations", "triton"}
-"""Packages whose objects hold nothing that a training loop sets."""
+"""Packages whose objects have no state that a training loop sets."""
 _COUNT_CALLS = ("torch.nn.parallel",)
-"""Modules of PyTorch that write down something for themselves in every call."""
+"""Modules of PyTorch that change their own state in every call."""
 _SETTINGS_OF_THESE = ("training", "require_backward_grad_sync")
-"""`no_sync()` sets the latter: whether a backward exchanges gradients."""
+"""Their settings that are compared. `no_sync()` sets the latter, which disables the exchange of gradients."""
 
 
 def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) -> HostState:
@@ -74,14 +73,14 @@ def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) ->
 
 
 def of_argument(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield roots for `reach`: objects that an argument holds, and the program's own classes of its containers."""
+    """Yield roots for `reach`: the objects in an argument, and the program's own classes of its containers."""
     yield from objects(value, name)
     kinds = {type(held): where for where, held in containers(value, name)}
     yield from ((where, kind) for kind, where in kinds.items() if is_users(kind.__module__))
 
 
 _Member = tuple[str, Any, int]
-"""A path, what is there, and how far it is from a root."""
+"""A path, the value, and its distance from a root."""
 
 
 class _Walk:
@@ -103,7 +102,7 @@ class _Walk:
             value = unwrap_step(value)
             if self._is_root(value):
                 depth = 0
-            # An object may be met again nearer to a root, from where the walk descends further.
+            # An object may be found again nearer to a root, so that the walk descends further.
             known = self._seen.get(id(value))
             if known is not None and known[1] <= depth:
                 continue
@@ -116,21 +115,21 @@ class _Walk:
         return isinstance(value, roots) or str(type(value).__module__).startswith(_STATEFUL)
 
     def _unique(self, path: str, taken: Mapping[str, Any]) -> str:
-        """Return the path, or one with a number where variables of two functions have one name."""
+        """Return the path, with a number if it is taken, as by a variable of another function."""
         if path not in taken:
             return path
         self._same_names[path] = number = self._same_names.get(path, 1) + 1
         return f"{path} ({number})"
 
     def _note(self, held: Any, path: str, **settings: Any) -> None:
-        """Add a container, once."""
+        """Add a container to the state, once."""
         key = id(held.holder if isinstance(held, Part) else held), type(held).__name__
         if key not in self._noted:
             self._noted.add(key)
             self.state.containers.append(Container(held, path, **settings))
 
     def _members(self, path: str, value: Any, depth: int) -> Iterator[_Member]:
-        """Note a value in the state, and yield what it leads to."""
+        """Add a value to the state, and yield its members."""
         state = self.state
         if isinstance(value, torch.Tensor):
             yield from self._of_tensor(path, value)
@@ -168,14 +167,14 @@ class _Walk:
             if is_users(value.__module__):
                 yield from self._of_class(path, value, depth)
         elif isinstance(value, types.ModuleType):
-            pass  # `_of_function` takes what code names of it
+            pass  # `_of_function` follows the names that code uses of it
         else:
             yield from self._of_object(path, value, depth)
 
     def _of_tensor(self, path: str, value: torch.Tensor) -> Iterator[_Member]:
         path = self._unique(path, self.state.tensors)
         self.state.tensors[path] = value
-        if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # it holds the tensors it stands for
+        if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # attributes are its inner tensors
             self._note(vars(value), path, is_attributes=True, always_read=True)
             yield from ((f"{path}.{name}", member, 0) for name, member in list(vars(value).items()))
         for held in hook_registry.tensor_hooks(value) if self._hooks_of_tensors else ():
@@ -250,7 +249,7 @@ class _Walk:
         yield from self._named_in(prefix, scope, global_names(code))
 
     def _named_in(self, path: str, scope: dict[str, Any], names: frozenset[str]) -> Iterator[_Member]:
-        """Yield the globals that code names, and of the program's own modules among these what it names there."""
+        """Yield the globals that code names, also in the program's own modules among them."""
         found = self._scopes.get(id(scope))
         if found is None:
             found = self._scopes[id(scope)] = Part(scope, ())
@@ -316,7 +315,7 @@ _OWN = frozenset(
 
 
 def is_own(name: str) -> bool:
-    """Return whether PyTorch keeps something for itself under this name."""
+    """Return whether an attribute of this name is internal to PyTorch."""
     return name in _OWN or "_hooks" in name or name.startswith("_warned")
 
 

@@ -1,4 +1,4 @@
-"""Find lines of the user's program: the one that runs now, and those that change a value or read what changes."""
+"""Find lines of the user's program: the running one, and those that change a value or read a changing one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def last_word(path: str) -> str:
 def line_with(codes: Iterable[types.CodeType], path: str, then: str = r"\b") -> str | None:
     """Return "file:number in function" of the first line of code with the last name in a path followed by `then`.
 
-    None where the source is not there, or has no such line.
+    Return None if the source is not available or has no such line.
     """
     if not (word := last_word(path)):
         return None
@@ -45,7 +45,7 @@ def line_with(codes: Iterable[types.CodeType], path: str, then: str = r"\b") -> 
 def current_line() -> str | None:
     """Return "path:number in function" of the innermost frame that is neither Encore's nor a library's, or None.
 
-    Where another library than PyTorch stands between, its innermost frame is named too.
+    If a library other than PyTorch is in between, its innermost frame is named too.
     """
     through = ""
     for frame in _frames():
@@ -73,13 +73,13 @@ _ADVICE = {
     "/torch_geometric/utils/_scatter.py:": "say how many rows there are (size= of a pool, dim_size=)",
     "/torch_geometric/utils/num_nodes.py:": "say how many nodes there are (num_nodes=)",
 }
-"""By a part of "path:function" of PyTorch's code, or of a library's."""
+"""Advice by a part of "path:function" of PyTorch's or a library's code."""
 _OPTIMIZERS = "/torch/optim/"
 _FOR_GRAPHS = ("capturable", "fused")
 
 
 def advice_by_caller() -> str | None:
-    """Return what to change, where a known part of PyTorch does what cannot be captured."""
+    """Return advice if a known part of PyTorch or of a library runs an operation that cannot be captured."""
     in_optimizer = False
     for frame in itertools.takewhile(lambda one: not _is_users(one), _frames()):
         path = frame.f_code.co_filename
@@ -87,14 +87,14 @@ def advice_by_caller() -> str | None:
             if part in f"{path}:{frame.f_code.co_name}:":
                 return advice
         in_optimizer = in_optimizer or _OPTIMIZERS in path
-        # The functions that compute a step do not know their optimizer, the method that calls them does.
+        # The functions that compute a step have no reference to the optimizer, but the calling method has.
         if in_optimizer and isinstance(optimizer := frame.f_locals.get("self"), torch.optim.Optimizer):
             return _advice_on(optimizer)
     return None
 
 
 def _advice_on(optimizer: torch.optim.Optimizer) -> str:
-    """Return advice on an optimizer: not every one takes both options that are made for graphs, and some take none."""
+    """Return advice on an optimizer, which may have both, one or none of the options for graphs."""
     taken = [f"{name}=True" for name in _FOR_GRAPHS if name in optimizer.defaults]
     if not taken:
         return (
@@ -112,22 +112,22 @@ _TUNERS = (
     "/triton/runtime/autotuner.py",
     "/triton/compiler/",
 )
-"""Where kernels are compiled and timed, once, in the first run that needs them."""
+"""Files that compile and time kernels in the first run that needs them."""
 
 
 def called_by_the_compiler() -> bool:
-    """Return whether PyTorch's or Triton's compiler runs now for itself: not the program, nor code it generated."""
+    """Return whether PyTorch's or Triton's compiler itself is running, and not code that it generated."""
     return called_from(*_TUNERS)
 
 
 def called_from(*parts: str) -> bool:
-    """Return whether a file with one of these in its path stands between here and the program's or generated code."""
+    """Return whether a file with one of these parts in its path is called by the program's or generated code."""
     between = itertools.takewhile(lambda frame: not _is_outside(frame.f_code.co_filename), _frames())
     return any(part in frame.f_code.co_filename for frame in between for part in parts)
 
 
 def line_of(error: BaseException) -> str | None:
-    """Return the same line for where an exception was raised."""
+    """Return the innermost line of the program in an exception's traceback, or None."""
     frames = (one for one in traceback.walk_tb(error.__traceback__) if _is_users(one[0]))
     return next((_place(frame.f_code, number) for frame, number in reversed([*frames])), None)
 
@@ -137,7 +137,7 @@ def _place(code: types.CodeType, number: int) -> str:
 
 
 def _frames() -> Iterator[types.FrameType]:
-    """Yield the frames that run now, the innermost first."""
+    """Yield the current frames, the innermost first."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -145,7 +145,7 @@ def _frames() -> Iterator[types.FrameType]:
 
 
 def _is_users(frame: types.FrameType) -> bool:
-    """Return whether a frame runs the program's own code. What Inductor wrote lies in a cache, wherever that is."""
+    """Return whether a frame runs the program's own code. Inductor's code may be in any cache folder."""
     generated = str(frame.f_globals.get("__name__", "")).startswith("torch._inductor.")
     return _is_outside(frame.f_code.co_filename) and not generated
 

@@ -1,4 +1,4 @@
-"""Return what surrounds a call: settings that its operators depend on, and whether a step runs already."""
+"""Read the surroundings of a call: settings that affect its operators, modes, and whether a step is running."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optimizations import torch_internals
 
 
 class _Inside(threading.local):
-    """Note in `step` that a step of this thread is warmed up, observed or captured. What it calls is part of it."""
+    """Record in `step` whether this thread warms up, observes or captures a step. Steps called in it are part of it."""
 
     step = False
 
@@ -32,11 +32,11 @@ def alone() -> Iterator[None]:
 
 
 def modes() -> tuple[Hashable, ...]:
-    """Return the modes that functions of PyTorch go through, a default device among them. Usually none."""
+    """Return the active torch function modes, including a default device. Usually there are none."""
     if not (count := _functions()):
         return ()
     held = [torch_internals.get_function_stack_at(index) for index in range(count)]
-    # One that is left and entered again is another object: a default device is, around some functions of PyTorch.
+    # Re-entering a mode may make a new object: some functions of PyTorch do so with a default device.
     return tuple([(type(mode), str(getattr(mode, "device", ""))) for mode in held])
 
 
@@ -45,23 +45,23 @@ _dispatch_modes: Callable[[], int] = torch_internals.len_torch_dispatch_stack
 _transforms: Callable[[], object] = torch_internals.functorch_level
 _forward_mode: Any = torch_internals.forward_ad
 saved_tensor_hooks: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks
-"""Given False: the hooks that see each tensor that autograd saves for a backward, and may exchange it; None if there
-are none. They are Python, of which a graph runs none."""
+"""Called with False: return the hooks for tensors that autograd saves for a backward, or None. A graph would not run
+these hooks."""
 
 
 def watched_by_others() -> bool:
-    """Return whether others see each operator of a call, or transform what it does: a graph would show them none.
+    """Return whether dispatch modes or transforms are active, which would not see the operators of a graph.
 
-    Counters and loggers see operators; `vmap`, `grad` and derivatives in forward mode transform them.
+    Counters and loggers are dispatch modes; `vmap`, `grad` and forward-mode derivatives are transforms.
     """
     return bool(_dispatch_modes() or _transforms() is not None or _forward_mode._current_level >= 0)
 
 
 def saved_tensors_are_watched() -> bool:
-    """Return whether hooks see what is saved for a backward: the program's own, or those of a checkpoint.
+    """Return whether saved-tensor hooks of the program or of a checkpoint are active.
 
-    A checkpoint calls what is in it once more and counts what is saved. Hooks that keep tensors on the CPU meanwhile
-    only save memory.
+    A checkpoint repeats its calls and counts the saved tensors. PyTorch's hooks that offload tensors to the CPU do not
+    count: they only save memory.
     """
     hooks: Any = saved_tensor_hooks(False)
     return hooks is not None and getattr(hooks[0], "__module__", "") != torch.autograd.graph.__name__
@@ -91,10 +91,10 @@ SETTINGS: tuple[Callable[[], Hashable], ...] = (
     torch.is_autocast_cache_enabled,
     *(functools.partial(torch.get_autocast_dtype, of) for of in ("cuda", "cpu")),
 )
-"""Settings of operators: modes of autograd and autocast, with the dtype that a region in the step has unless it names
-one; precision of products, convolutions and recurrent networks; cuDNN; kinds of attention."""
+"""Settings of operators: modes of autograd and autocast with its default dtypes; precision of products, convolutions
+and recurrent networks; cuDNN; attention backends."""
 
 
 def ambient() -> Hashable:
-    """Return settings outside of the step that its operators depend on."""
-    return modes(), *[ask() for ask in SETTINGS]
+    """Return the settings on which operators depend."""
+    return modes(), *[get() for get in SETTINGS]

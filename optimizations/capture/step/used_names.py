@@ -1,4 +1,4 @@
-"""Collect the names in code that ran while calls were observed: by these a step can read what changes between calls."""
+"""Collect the names in code that ran in observed calls: only named values can affect a step."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RanCode:
     """Collect the code objects of all functions that are called in the block, by `sys.setprofile`.
 
     Attributes:
-        codes: the code, by its identity.
-        unknown: a profiler of the program's stands there, so that nothing was collected.
+        codes: the code objects, by id.
+        unknown: the program has set a profiler, so that nothing was collected.
     """
 
     def __init__(self) -> None:
@@ -40,10 +40,10 @@ class RanCode:
 
 
 class UsedNames:
-    """Hold the names in code that ran, the program's own apart from all.
+    """Store the names in code that ran, separately for the program's own code.
 
     Attributes:
-        code: that of the program's own functions that ran.
+        code: code objects of the program's own functions that ran.
         known: a call was observed.
     """
 
@@ -57,9 +57,9 @@ class UsedNames:
         self.known = False
 
     def take_in(self, ran: RanCode, state: HostState, texts: Iterable[str] = ()) -> None:
-        """Add what ran in a call, and `texts` among its arguments, by which code may look attributes up.
+        """Add the names in code that ran in a call, and `texts` among its arguments, which may be attribute names.
 
-        Dynamo runs other code in the place of compiled code, so that and what it calls counts as run.
+        Dynamo replaces compiled functions by generated code, so these functions and those they call count as run.
         """
         self.known = True
         self._unknown = self._unknown or ran.unknown
@@ -94,11 +94,11 @@ class UsedNames:
         return (key if isinstance(key, str) and key != "cell_contents" else last_word(container.path)) in names
 
     def has_key(self, key: str) -> bool:
-        """Return whether code that ran, but that of PyTorch's optimizers, may look up this key, as far as is known."""
+        """Return whether code that ran, other than PyTorch's optimizers, may use this key."""
         return not self.known or self._unknown or key in self._keys
 
     def has_path(self, path: str) -> bool:
-        """Return whether the program's own code that ran names what stands at the end of a path."""
+        """Return whether the program's own code that ran has the last name of a path."""
         return self._unknown or last_word(path) in self._users
 
 
@@ -108,9 +108,9 @@ def _is_of_an_optimizer(code: types.CodeType) -> bool:
 
 
 def _with_called(first: Iterable[types.CodeType], others: Iterable[types.CodeType]) -> list[types.CodeType]:
-    """Return code, what is defined within, and those among `others` whose names are called there."""
+    """Return code objects, their nested ones, and those of `others` that they call by name, recursively."""
     found = [code for one in first for code in with_inner(one)]
     left = {one.co_name: one for one in others}
-    for code in found:  # it grows meanwhile
+    for code in found:  # the list grows during the loop
         found += [inner for name in code.co_names if name in left for inner in with_inner(left.pop(name))]
     return found
