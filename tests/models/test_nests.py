@@ -78,7 +78,7 @@ class Record:
     later: Any = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        self.beside = self.left
+        self.alias = self.left
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def test_attributes_of_a_container_are_kept() -> None:
     assert map_tensors(CONTAINERS["deque"], torch.neg).maxlen == 2
     assert map_tensors(CONTAINERS["defaultdict"], torch.neg)["new"] == []
     record = map_tensors(CONTAINERS["a dataclass"], torch.neg)
-    assert record.beside is record.left and not hasattr(record, "later")
+    assert record.alias is record.left and not hasattr(record, "later")
 
 
 def test_packed_sequences_keep_their_lengths() -> None:

@@ -99,7 +99,7 @@ def _judged(
     for start, end in _rate_calls():
         if not distance(mine, _eager(make, device, rates_in=range(start, end))).tensors:
             return found | {"verdict": RATES, "from_call": start, "to_call": end}
-    for told in _told_calls():
+    for told in _reported_captures():
         with contextlib.suppress(Exception):  # what asks may do what eager cannot
             if not distance(mine, _eager(make, device, told=told)).tensors:
                 return found | {"verdict": TOLD, "told": sorted(told)}
@@ -113,7 +113,7 @@ def _rate_calls() -> Iterator[tuple[int, int]]:
     yield from ((start, end) for start in range(1, 5) for end in range(start + 1, start + 7))
 
 
-def _told_calls() -> Iterator[set[int]]:
+def _reported_captures() -> Iterator[set[int]]:
     """Calls in which a step may be told that it is captured: some early ones, or those of one or two recordings."""
     yield from ({2}, {2, 3}, {1}, {1, 2}, {3})
     yield from (set(range(first, CALLS)) for first in (2, 3))
@@ -160,7 +160,7 @@ def _eager(
     def step(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        with _told() if calls - 1 in told else contextlib.nullcontext():
+        with _capture_is_reported() if calls - 1 in told else contextlib.nullcontext():
             return made.step(*args, **kwargs)
 
     if rates_in:
@@ -170,7 +170,7 @@ def _eager(
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _capture_is_reported() -> Iterator[None]:
     """In the block the current stream is said to be captured, which no optimizer minds, `capturable` or not."""
     with (
         mock.patch("torch.cuda.graphs._cuda_isCurrentStreamCapturing", lambda: True),

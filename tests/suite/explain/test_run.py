@@ -20,7 +20,7 @@ TIMEOUT_S = 120.0
 
 
 @pytest.fixture(autouse=True)
-def beside_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_the_programs_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROGRAMS)
 
 

@@ -16,7 +16,7 @@ PROGRAMS = Path(__file__).parents[2] / "support"
 
 
 @pytest.fixture(autouse=True)
-def beside_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_the_programs_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROGRAMS)
     monkeypatch.setattr(sys, "path", list(sys.path))
 

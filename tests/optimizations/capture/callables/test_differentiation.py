@@ -40,7 +40,7 @@ def hooks_of_parameters(module: nn.Linear, xs: Sequence[torch.Tensor], kept: lis
         module(x).square().sum().backward()
 
 
-def asked_for(module: nn.Linear, xs: Sequence[torch.Tensor], kept: list[Any]) -> None:
+def by_autograd_grad(module: nn.Linear, xs: Sequence[torch.Tensor], kept: list[Any]) -> None:
     """Call `torch.autograd.grad` while gradients exist already."""
     module(xs[0]).sum().backward()
     for x in xs[1:]:
@@ -65,7 +65,7 @@ def used_elsewhere_too(module: nn.Linear, xs: Sequence[torch.Tensor], kept: list
 
 
 USES: dict[str, Callable[[nn.Linear, Sequence[torch.Tensor], list[Any]], None]] = {
-    "asked for": asked_for,
+    "asked for": by_autograd_grad,
     "of some parameters": of_some,
     "thrown away, and kept": thrown_away_and_kept,
     "of a parameter used elsewhere too": used_elsewhere_too,

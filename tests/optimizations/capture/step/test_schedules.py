@@ -283,7 +283,7 @@ class Prepared:
         (loss * self.weight).backward()
 
 
-def held_by_a_library(
+def referenced_by_a_library(
     work: Callable[[Prepared, torch.Tensor], Any], *, graphed: bool, between: Callable[[int, Prepared], None]
 ) -> tuple[list[torch.Tensor], Any]:
     model = network("cpu")
@@ -311,8 +311,8 @@ def test_scheduler_count_of_a_library_is_not_compared() -> None:
         if index == 9:
             prepared.weight = 2.0
 
-    expected, _ = held_by_a_library(Prepared.backward, graphed=False, between=between)
-    found, step = held_by_a_library(lambda prepared, loss: prepared.backward(loss), graphed=True, between=between)
+    expected, _ = referenced_by_a_library(Prepared.backward, graphed=False, between=between)
+    found, step = referenced_by_a_library(lambda prepared, loss: prepared.backward(loss), graphed=True, between=between)
     assert all(map(torch.equal, found, expected))
     report = step.report()
     assert (report.refusals, len(report.recordings), report.replays) == ((), 2, CALLS - 3 - 2)
@@ -324,8 +324,8 @@ def test_scheduler_of_a_library_is_not_called_in_a_step() -> None:
         prepared.scheduler.optimizer.step()
         prepared.scheduler.step()
 
-    expected, _ = held_by_a_library(work, graphed=False, between=lambda index, prepared: None)
-    found, step = held_by_a_library(work, graphed=True, between=lambda index, prepared: None)
+    expected, _ = referenced_by_a_library(work, graphed=False, between=lambda index, prepared: None)
+    found, step = referenced_by_a_library(work, graphed=True, between=lambda index, prepared: None)
     assert all(map(torch.equal, found, expected))
     (refusal,) = step.report().refusals
     assert "last_epoch changes" in refusal.reason
@@ -339,8 +339,8 @@ def test_scheduler_count_is_compared_where_it_may_be_read() -> None:
     def between(index: int, prepared: Prepared) -> None:
         prepared.scheduler.step()
 
-    expected, _ = held_by_a_library(work, graphed=False, between=between)
-    found, _ = held_by_a_library(work, graphed=True, between=between)
+    expected, _ = referenced_by_a_library(work, graphed=False, between=between)
+    found, _ = referenced_by_a_library(work, graphed=True, between=between)
     assert all(map(torch.equal, found, expected))
 
 

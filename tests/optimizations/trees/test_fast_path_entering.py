@@ -14,8 +14,8 @@ from simulated_gpu.trees import Compiled, Model, check, nodes, values
 from optimizations.calls import turns
 from optimizations.torch_internals import thread_state
 from optimizations.trees import hook, reasons, streams
-from tests.optimizations.trees.test_lean import Training, W, call, slow_calls, slow_reasons, steady
-from tests.optimizations.trees.test_outlived import Outer
+from tests.optimizations.trees.test_fast_path import Training, W, call, on_fast_path, slow_calls, slow_reasons
+from tests.optimizations.trees.test_outliving_results import Outer
 
 __all__ = ["slow_calls"]
 
@@ -42,7 +42,7 @@ def test_first_fast_call_of_a_thread_sets_the_context(
     cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Driver calls fail in a thread without a context."""
-    compiled = steady(cuda_on_cpu, slow_calls)
+    compiled = on_fast_path(cuda_on_cpu, slow_calls)
     made: list[int] = []
     entered: list[int] = []
     enter = streams.CallStreams.enter
@@ -90,7 +90,7 @@ def test_autograd_thread_is_a_known_caller(cuda_on_cpu: CudaOnCpu, slow_calls: l
 
 def test_fast_call_on_another_stream_waits_for_the_previous(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Both calls use the same memory."""
-    compiled = steady(cuda_on_cpu, slow_calls)
+    compiled = on_fast_path(cuda_on_cpu, slow_calls)
     for stream, waits in ((1, []), (2, [1]), (2, [1]), (3, [1, 2])):
         cuda_on_cpu.stream = stream
         call(compiled)
@@ -104,7 +104,7 @@ def test_fast_path_runs_no_graph_inside_a_capture(
     cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], thread: str, same_stream: bool
 ) -> None:
     """A graph cannot be launched there. `same_stream`: the program captures on the stream of the calls before."""
-    compiled = steady(cuda_on_cpu, slow_calls)
+    compiled = on_fast_path(cuda_on_cpu, slow_calls)
     replays = cuda_on_cpu.replays
     stream = cuda_on_cpu.stream
     cuda_on_cpu.stream, cuda_on_cpu.inside_capture = stream if same_stream else 5, True
@@ -138,7 +138,7 @@ def test_fast_call_runs_the_function_while_graphs_are_disabled(cuda_on_cpu: Cuda
 
 def test_backward_in_another_thread_does_not_wait(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Its waiting caller holds the lock for it: the backward neither takes the lock nor launches a graph."""
-    compiled = steady(cuda_on_cpu, slow_calls)
+    compiled = on_fast_path(cuda_on_cpu, slow_calls)
     turn, replays = compiled.functions[0].turn, cuda_on_cpu.replays
     with turns.lending(turn):
         lent = thread_state.find(turns._TLS_KEY)

@@ -49,13 +49,13 @@ def set_elsewhere(training: Training) -> None:
         gradient.set_(gradient * 0.5)
 
 
-def exchanged(training: Training) -> None:
+def replaced(training: Training) -> None:
     for parameter in training.model.parameters():
         parameter.grad = torch.ones_like(parameter)
 
 
-def exchanged_and_held(training: Training) -> None:
-    exchanged(training)
+def replaced_and_referenced(training: Training) -> None:
+    replaced(training)
     training.held = training.gradients()
 
 
@@ -67,7 +67,7 @@ def in_a_flat_buffer(training: Training) -> None:
     training.held = [flat]
 
 
-CHANGES = [moved, set_elsewhere, exchanged, exchanged_and_held, in_a_flat_buffer]
+CHANGES = [moved, set_elsewhere, replaced, replaced_and_referenced, in_a_flat_buffer]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -92,10 +92,10 @@ def test_referenced_gradient_stays_and_others_may_move() -> None:
     for batch in given[:6]:
         step(*batch)
     recorded = list(map(id, mine.gradients()))
-    exchanged(mine)
+    replaced(mine)
     step(*given[6])
     assert list(map(id, mine.gradients())) == recorded
-    exchanged_and_held(mine)
+    replaced_and_referenced(mine)
     step(*given[7])
     assert all(one is other for one, other in zip(mine.gradients(), mine.held, strict=True))
     assert not set(recorded) & set(map(id, mine.held))
@@ -206,7 +206,7 @@ def test_launch_does_not_write_referenced_gradients(
     assert step.report().replays >= 2
 
 
-def backward_behind_the_next_call(training: Training, call: Callable[[], Any]) -> None:
+def backward_after_the_next_call(training: Training, call: Callable[[], Any]) -> None:
     """The next call overwrites memory that autograd saved of a gradient."""
     gradient = training.gradients()[0]
     (torch.ones_like(gradient, requires_grad=True) * gradient).sum().backward()
@@ -225,7 +225,7 @@ def test_backward_after_a_call_equals_eager(zero: str) -> None:
         step(*batch)
     fails = pytest.raises(RuntimeError, match="modified by an inplace operation")
     with contextlib.nullcontext() if zero == "set to None" else fails:
-        backward_behind_the_next_call(mine, lambda: step(*last))
+        backward_after_the_next_call(mine, lambda: step(*last))
 
 
 HOLDS: dict[str, Callable[[torch.Tensor], object]] = {

@@ -1,7 +1,7 @@
 """Operators that cannot be captured, on a GPU: results are eager's, and no capture fails on those that are listed.
 
 Each way runs in a process of its own, since a capture that fails may spoil a library for the calls after it. A way is
-an operator and the kind of its input: `python tests/gpu/test_left_out_gpu.py eigh single` prints what happened.
+an operator and the kind of its input, as in `python tests/gpu/test_uncapturable_operators_gpu.py eigh single`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def slow_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def steady(cuda: CudaOnCpu, slow_calls: list[Any], **keywords: Any) -> Compiled:
+def on_fast_path(cuda: CudaOnCpu, slow_calls: list[Any], **keywords: Any) -> Compiled:
     """Return a function whose next call of a new iteration takes the fast path."""
     compiled = Compiled(Model(cuda), **keywords)
     check(compiled, W, calls=8)
@@ -47,7 +47,7 @@ def steady(cuda: CudaOnCpu, slow_calls: list[Any], **keywords: Any) -> Compiled:
 
 
 def slow_reasons(compiled: Compiled) -> list[str]:
-    """Return why calls took the slow path since `steady`."""
+    """Return why calls took the slow path since `on_fast_path`."""
     return [way.reason for way in compiled.functions[0].slow_calls()]
 
 
@@ -65,7 +65,7 @@ def serve(compiled: Compiled, start: float, y: torch.Tensor, w: torch.Tensor) ->
 
 
 def test_fast_path_skips_stocks_run(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    compiled = steady(cuda_on_cpu, slow_calls)
+    compiled = on_fast_path(cuda_on_cpu, slow_calls)
     replays = cuda_on_cpu.replays
     check(compiled, W, calls=20)
     assert slow_calls == []
@@ -106,7 +106,7 @@ def test_calls_before_the_fast_path_are_counted(cuda_on_cpu: CudaOnCpu) -> None:
 
 
 def test_lean_off_uses_stocks_run(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    compiled = steady(cuda_on_cpu, slow_calls, lean=False)
+    compiled = on_fast_path(cuda_on_cpu, slow_calls, lean=False)
     check(compiled, W, calls=4)
     assert len(slow_calls) >= 4
     assert slow_reasons(compiled) == [], "no option requested the fast path"
@@ -115,7 +115,7 @@ def test_lean_off_uses_stocks_run(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any])
 
 
 def test_second_call_is_slow_while_the_first_result_is_live(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    compiled = steady(cuda_on_cpu, slow_calls)
+    compiled = on_fast_path(cuda_on_cpu, slow_calls)
     torch.compiler.cudagraph_mark_step_begin()
     x, y = values(1), values(2)
     (held,) = compiled.function([x, y, W])
@@ -159,7 +159,7 @@ def test_loop_without_live_results_takes_the_fast_path(cuda_on_cpu: CudaOnCpu, s
 
 
 def test_moved_parameter_takes_the_slow_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    compiled = steady(cuda_on_cpu, slow_calls)
+    compiled = on_fast_path(cuda_on_cpu, slow_calls)
     call(compiled, values(5))
     assert slow_calls
     assert slow_reasons(compiled) == [reasons.FIXED_INPUT_MOVED]
@@ -248,7 +248,7 @@ def _change_state(_: Any) -> None:
 def test_changed_recording_takes_the_slow_path(
     cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], change: Callable[[Any], None], reasons_given: list[str]
 ) -> None:
-    compiled = steady(cuda_on_cpu, slow_calls)
+    compiled = on_fast_path(cuda_on_cpu, slow_calls)
     change(compiled)
     call(compiled)
     assert slow_reasons(compiled) == reasons_given
@@ -339,7 +339,7 @@ def test_forward_mode_derivative_is_refused_as_by_stock(
     cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], lean_on: bool
 ) -> None:
     """A graph that reads the input in place would return a result without a derivative."""
-    compiled = steady(cuda_on_cpu, slow_calls, lean=lean_on)
+    compiled = on_fast_path(cuda_on_cpu, slow_calls, lean=lean_on)
     replays = cuda_on_cpu.replays
     with forward_ad.dual_level():
         for place in (0, 1):

@@ -13,7 +13,7 @@ from simulated_gpu.trees import COUNT, Compiled, Model, check, nodes, values
 from optimizations.in_place import budget
 from optimizations.trees import reasons
 from optimizations.trees.containers import managers
-from tests.optimizations.trees.test_lean import Training, W, slow_calls, slow_reasons, steady
+from tests.optimizations.trees.test_fast_path import Training, W, on_fast_path, slow_calls, slow_reasons
 
 __all__ = ["slow_calls"]
 
@@ -243,7 +243,7 @@ def test_recording_without_a_graph_has_no_fast_path(cuda_on_cpu: CudaOnCpu) -> N
 
 def test_fast_call_clears_the_input_list(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Otherwise the caller would keep them and their memory alive while later functions run."""
-    compiled = steady(cuda_on_cpu, slow_calls)
+    compiled = on_fast_path(cuda_on_cpu, slow_calls)
     torch.compiler.cudagraph_mark_step_begin()
     given = [values(1), values(2), W]
     compiled.function(given)
