@@ -1,6 +1,6 @@
 """Make CUDA graphs pay off under `torch.compile`, on the stock PyTorch wheel.
 
-`torch.compile(model, backend="encore")` needs no import. This package holds the names for everything else: `report`
+`torch.compile(model, backend="encore")` needs no import. This package has the names for everything else: `report`
 tells what was done with each graph, `explain` tells it beforehand, `reset` frees it all. `graph_step` makes one CUDA
 graph of a training step, and `graph_callables` makes one each of modules and functions.
 

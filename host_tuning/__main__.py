@@ -19,7 +19,7 @@ from host_tuning.tune import restore, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Says nothing of a reader that leaves early, as `head` does."""
+    """Run one command and return its exit code. Ignore a closed output pipe, as of `head`."""
     try:
         code = _run(_parser().parse_args(arguments))
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Describe one change to the host as a record: what it was, what it is to be, and what takes it back."""
+"""Describe one change to the host as a record: the old value, the new one, and how to restore the old one."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Disturbance(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Hold one thing that was checked: what it is now, what that means for CUDA graphs, and what to do about it."""
+    """Hold one finding: the current value, its effect on CUDA graphs, and advice."""
 
     item: str
     verdict: Disturbance

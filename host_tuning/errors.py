@@ -14,6 +14,6 @@ class HostTuningError(Exception):
 
 
 class Refused(HostTuningError):
-    """Report that nothing was changed: the message names what stands against it, and what can be done."""
+    """Report that nothing was changed: the message has the obstacles, and advice."""
 
     exit_code = EXIT_WRONG_USE

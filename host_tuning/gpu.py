@@ -18,7 +18,7 @@ _REASON_PREFIXES = ("nvmlClocksEventReason", "nvmlClocksThrottleReason")
 
 
 class GpuError(HostTuningError):
-    """Report that NVML does not answer, does not know the GPU, or does not do what was requested."""
+    """Report that NVML is not available, does not list the GPU, or failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Gpus(Protocol):
         """Set the persistence mode. Raises GpuError."""
 
     def lock_clock(self, uuid: str, mhz: int) -> None:
-        """Keep the graphics clock at one frequency. Raises GpuError."""
+        """Lock the graphics clock at one frequency. Raises GpuError."""
 
     def unlock_clock(self, uuid: str) -> None:
         """Let the driver choose the graphics clock again. Raises GpuError."""

@@ -1,4 +1,4 @@
-"""Access the files through which Linux shows and takes settings, below a root, so that tests have their own tree."""
+"""Read and write the settings files of Linux, below a root folder, so that tests can use another tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMT_CONTROL = f"{CPU}/smt/control"
 CGROUP = "sys/fs/cgroup"
 
 VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
-"""Vendors whose files are known here, by their name in /proc/cpuinfo."""
+"""Vendors whose files are supported, by their name in /proc/cpuinfo."""
 
 
 @dataclass(frozen=True, slots=True)

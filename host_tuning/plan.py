@@ -1,4 +1,4 @@
-"""Turn what is requested into the writes that do it, or a refusal that names everything that stands against it.
+"""Convert a request into writes of files, or a refusal that names all obstacles.
 
 Note [Order]: writes are undone in reverse, and every state on the way must be one the kernel takes. A lower limit may
 never pass an upper one, so where both go up the upper one is first. Energy preferences cannot be written under the
@@ -20,12 +20,12 @@ from host_tuning.machine import BOOST, CGROUP, CPU, NO_TURBO, SMT_CONTROL, VENDO
 
 BENCH_CGROUP = f"{CGROUP}/encore-bench"
 DRIVERS = ("intel_pstate", "intel_cpufreq", "acpi-cpufreq", "amd-pstate", "amd-pstate-epp")
-"""cpufreq drivers whose files are known here."""
+"""cpufreq drivers whose files are supported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """Hold what to change. `frequency` is "base" or a number of MHz, `isolate` a list of CPUs, `gpu_clock` in MHz."""
+    """Hold the requested changes. `frequency` is "base" or a number of MHz, `isolate` a list of CPUs."""
 
     governor: bool = False
     frequency: str | None = None

@@ -1,6 +1,6 @@
-"""Keep the file that says what was changed: written before the first change, removed after the last is undone.
+"""Store all changes in a state file, which is written before the first change and removed after the last is undone.
 
-It lies in a folder that is emptied when the machine restarts, which undoes the settings as well.
+Its folder is emptied when the machine restarts, which undoes the settings as well.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def read_state(path: Path, machine: Machine) -> tuple[Change, ...]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep a second `tune` or `restore` out.
+    """Lock the state file against a second `tune` or `restore`.
 
     Raises:
-        Refused: another one is at work.
+        Refused: another one is running.
         HostTuningError: the folder of the state file cannot be written.
     """
     try:

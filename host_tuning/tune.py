@@ -1,7 +1,7 @@
-"""Make the changes, and take them back: all of them, or none.
+"""Make all changes or none, and restore the old values.
 
-Note [State first]: the state file holds every change before the first one is made. Whatever ends `tune` in between,
-`restore` finds in it what was there before. Undoing a change that was not made yet does nothing.
+Note [State first]: the state file contains every change before the first one is made. So `restore` has the old values
+even if `tune` ends in between. Undoing a change that was not made does nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def tune(
 
 
 def restore(machine: Machine, gpus: Gpus, state: Path, say: Say = print, *, dry_run: bool = False) -> int:
-    """Put back what the state file says, and remove it; return how many changes that were. Doing it twice is safe.
+    """Restore the values in the state file, and remove it; return the number of changes. Doing it twice is safe.
 
     What cannot be put back stays in the state file, and the rest is put back.
 
@@ -130,7 +130,7 @@ def _roll_back(changes: Sequence[Change], machine: Machine, gpus: Gpus, state: P
 
 
 def _keep(left: Sequence[tuple[Change, str]], machine: Machine, state: Path) -> None:
-    """Keep in the state file what is left to undo, and remove the file when nothing is."""
+    """Store the remaining changes in the state file, or remove the file if there are none."""
     if left:
         write_state(state, [change for change, _ in left], machine)
     else:

@@ -4,8 +4,8 @@ What is decided here belongs to the program: weights, inputs, dtypes, train or e
 belongs to the measurement (TF32, `no_grad`, compilation, timing) is left to the caller.
 
 Note [CPU attributes stay where they are]. A module is built on the CPU and moved by plain `module.to(device)`, as its
-users would. Tensors and numpy scalars that the program keeps as plain attributes therefore stay on the CPU. That is
-what keeps several published programs from being captured, and it must survive.
+users would. Tensors and numpy scalars in plain attributes therefore stay on the CPU. They prevent the capture of
+several published programs, and this must not change.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Instance:
     def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
         """Return the context for forward and loss: autocast under an amp policy, else nothing.
 
-        Like `loss` a function that knows nothing of the instance. A captured loop that took both beforehand does not
-        look in each call whether the instance, and all workloads that its code could reach, are as they were.
+        Like `loss` it does not reference the instance. So a captured loop that uses both does not check in each call
+        whether the instance, and all workloads that its code can reach, are unchanged.
         """
         dtype = autocast_dtype(self.workload.dtype_policy, self.device.type)
         if dtype is None:
@@ -192,7 +192,7 @@ def _moved(module: nn.Module, device: torch.device, dtype: torch.dtype | None) -
         return module.to(device)  # Note [CPU attributes stay where they are]
 
     # `module.to` swaps tensors in place, which PyTorch refuses for fake parameters; the same ones are bound again.
-    rebound: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # holds the old ones too, so that no id is used twice
+    rebound: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # keeps the old ones, so that no id is used twice
     for owner in module.modules():
         parameters = owner.named_parameters(recurse=False, remove_duplicate=False)
         for name, old in [*parameters, *owner.named_buffers(recurse=False, remove_duplicate=False)]:

@@ -1,4 +1,4 @@
-"""Turn a model's output into the scalar that is differentiated, as the published runners do.
+"""Reduce a model's output to the scalar that is differentiated, as the published runners do.
 
 TorchBench and timm rows are trained on the mean of whatever the model returns, never on the model's real training
 loss; Hugging Face rows on the loss the model computes from the labels it is given.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def mean_loss(output: Any) -> torch.Tensor:
     """Return the mean reduction of a nested output to a scalar.
 
-    A tensor gives its mean; a list or tuple the mean of its members' reductions; a mapping likewise over its values.
+    The result is the mean of a tensor, the mean of the reductions of a list's members, or of a mapping's values.
 
     Raises:
         TypeError: the output holds something else, which is named.

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 PLAIN = (list, tuple, dict)
-"""Containers that are made again even where they hold no tensor, so that they are not shared."""
+"""Containers that are copied even if they contain no tensor, so that they are not shared."""
 
 
 class CannotRebuild(TypeError):
@@ -29,18 +29,18 @@ def leaves_of(nest: Any) -> Iterator[Any]:
 
 
 def tensors_of(nest: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor in `nest`, in order; one that stands twice comes twice."""
+    """Yield every tensor in `nest`, in order; a tensor that occurs twice is yielded twice."""
     return (leaf for leaf in leaves_of(nest) if isinstance(leaf, torch.Tensor))
 
 
 def map_tensors(nest: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `nest` with every tensor replaced by `change(tensor)`; one that stands twice stays one object.
+    """Return `nest` with every tensor replaced by `change(tensor)`; a tensor that occurs twice is replaced once.
 
-    Containers keep their class, and are not constructed by it: a constructor of a class's own may want anything. What
-    holds no tensor stays as it is.
+    Containers keep their class, but its constructor is not called, because it may require any arguments. Values without
+    tensors are not copied.
 
     Raises:
-        CannotRebuild: a container takes no other tensors.
+        CannotRebuild: the tensors of a container cannot be replaced.
     """
     made: dict[int, tuple[Any, Any]] = {}  # by the id of the old one, which is held so that no other gets its id
 
@@ -71,7 +71,7 @@ def _leaves(nest: Any, above: set[int]) -> Iterator[Any]:
     places = _places(nest)
     if places is None:
         yield nest
-    elif id(nest) not in above:  # one that holds itself is not entered again
+    elif id(nest) not in above:  # a container that contains itself is not entered again
         above.add(id(nest))
         for member in places.values():
             yield from _leaves(member, above)

@@ -1,4 +1,4 @@
-"""Run a program of the user's own, named `module:callable`, as a workload.
+"""Run a user's program, named `module:callable`, as a workload.
 
 Note [Programs]. `module` is imported as `python -m` imports it, with the working directory first. `callable` takes no
 argument and returns one of
@@ -47,7 +47,7 @@ MOST_BATCHES = 8
 
 
 class WrongProgram(ValueError):
-    """Report that the name does not mean a program. The message says what was found, what is allowed, what to do."""
+    """Report that the name is not that of a program, with what is allowed and advice."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Called(nn.Module):
         return self.call(*args, **kwargs)
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what a call may change: parameters, buffers, and what optimizers keep for parameters."""
+        """Yield the tensors that a call may change: parameters, buffers, and optimizers' state."""
         yield from self.named_parameters()
         yield from self.named_buffers()
         for number, optimizer in enumerate(self.optimizers):
@@ -153,7 +153,7 @@ def _names_in(call: Any) -> Iterator[tuple[str, Any]]:
 
 
 def load(name: str) -> Callable[[], Made]:
-    """Return the callable of `module:callable`, wrapped so that what it returns is checked; see Note [Programs].
+    """Return the callable of `module:callable`, wrapped to check its return value; see Note [Programs].
 
     Raises:
         WrongProgram: there is no such module or callable, or the module cannot be imported.
@@ -231,7 +231,7 @@ def checked(name: str, made: Any) -> Made:
 
 
 def _takes(call: Callable[..., Any], count: int) -> bool:
-    """Return whether a function can be called with so many positional arguments, as far as its signature says."""
+    """Return whether a function's signature accepts so many positional arguments."""
     try:
         inspect.signature(call).bind(*[None] * count)
     except TypeError:
@@ -290,7 +290,7 @@ def workload(name: str, make: Callable[[], Made] | None = None) -> Workload:
 
 
 def build(name: str, make: Callable[[], Made], device: torch.device) -> tuple[Workload, nn.Module]:
-    """Call `make`, and move what it returns to `device` if nothing of it is on a GPU.
+    """Call `make`, and move its return value to `device` if nothing of it is on a GPU.
 
     Returns:
         The complete record, and the user's module, or a `Called` around the user's function.

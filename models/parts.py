@@ -12,7 +12,7 @@ from models.registry import Inputs
 
 @runtime_checkable
 class CompiledInParts(Protocol):
-    """Define a module that says itself what of it is compiled."""
+    """Define a module that is compiled in parts, which it defines itself."""
 
     def compiled_with(self, **keywords: Any) -> Callable[..., Any]:
         """Return the program as its users call it, its part compiled with these keywords of `torch.compile`."""
@@ -25,7 +25,7 @@ class CompiledInParts(Protocol):
 
 @runtime_checkable
 class CapturedByHand(Protocol):
-    """Define a module whose users capture a part of it into a CUDA graph themselves."""
+    """Define a module of which users capture a part into a CUDA graph by hand."""
 
     def captured_by_hand(self) -> Callable[..., Any]:
         """Return the program with that part captured in its first call, and replayed from then on."""

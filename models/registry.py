@@ -25,12 +25,12 @@ DtypePolicy = Literal["bf16", "fp16", "fp32", "amp", "amp-bf16"]
 (on a CPU bfloat16), no gradient scaler. amp-bf16: the same with autocast to bfloat16 everywhere."""
 
 CUDNN_NOTE = "cuDNN does not measure its algorithms, as the published runner lets it: each process would draw its own"
-"""Of workloads whose convolutions cuDNN would tune in each process."""
+"""The remark on workloads whose convolutions cuDNN would tune in each process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Hold the arguments of one call. Tensors may be on any device; the program decides what it needs where."""
+    """Hold the arguments of one call. Tensors may be on any device, as the program requires."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -153,10 +153,10 @@ _REGISTRY: dict[str, Workload] = {}
 _PROGRAMS: dict[str, Workload] = {}
 
 _SOURCES = {"torchbench": "models.torchbench"}
-"""Where names with a prefix are looked up: `prefix:name` by the function `workload(name)` of this module."""
+"""Modules by prefix: `prefix:name` is found by the function `workload(name)` of the module."""
 
 _LISTS = {"torchbench": "models.torchbench_models"}
-"""Where a source outside lists all it has, in a set with its own name: by the function `listed()` of this module."""
+"""Modules by set: the function `listed()` of the module lists the workloads of an external source."""
 
 
 def register(*, inputs: InputMaker, **fields: Any) -> Callable[[Builder], Builder]:
@@ -225,7 +225,7 @@ def planned(acronym: str) -> Workload:
     """
     source = acronym.partition(":")[0].lower()
     if is_sourced(acronym) and source in _LISTS:
-        with contextlib.suppress(UnknownWorkload):  # `find` says it better
+        with contextlib.suppress(UnknownWorkload):  # `find` has a better message
             for workload in _listed(source):
                 if workload.acronym == acronym:
                     return workload
@@ -262,12 +262,12 @@ def sharded(workload: Workload, degree: int) -> Workload:
 
 
 def is_program(name: str) -> bool:
-    """Return whether a name means a program of the user's own: `module:callable`, but not `torchbench:NAME`."""
+    """Return whether a name is that of a user's program: `module:callable`, but not `torchbench:NAME`."""
     return ":" in name and not is_sourced(name)
 
 
 def add_program(workload: Workload) -> None:
-    """Make the record of a program known to `find`, in a process that does not build it."""
+    """Register the record of a program for `find`, in a process that does not build it."""
     _PROGRAMS[workload.acronym] = workload
 
 

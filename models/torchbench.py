@@ -85,11 +85,11 @@ SETTING_PREFIXES = ("PYTORCH_", "TORCH", "TRITON_", "CUDA_", "CUBLAS_", "NCCL_",
 
 
 class TorchBenchUnavailable(UnknownWorkload):
-    """Report that TorchBench, or what one of its models needs, is not installed; the message says how to get it."""
+    """Report that TorchBench, or a package of one of its models, is not installed, with instructions."""
 
 
 class TorchBenchRefuses(RuntimeError):
-    """Report that a model of TorchBench cannot be built like this; the message has TorchBench's own reason."""
+    """Report that a model of TorchBench cannot be built with these options; the message has TorchBench's reason."""
 
 
 def dtype_policy(name: str, *, training: bool) -> DtypePolicy:
@@ -166,7 +166,7 @@ def workload(name: str) -> Workload:
 
 
 class _Program:
-    """Hold builder and input maker of one TorchBench model, which come from one object there."""
+    """Build one TorchBench model and its inputs, which are made by one object there."""
 
     def __init__(self, name: str, model_class: Any, test: str, batch: int | None) -> None:
         self._name = name
@@ -206,7 +206,7 @@ class _Program:
         return module
 
     def _model(self, size: Size, device: str) -> Any:
-        # The batch is always given: left to itself, TorchBench picks another one on some GPUs.
+        # The batch is always passed, because TorchBench's default depends on the GPU.
         own = self._batch if getattr(self._model_class, "ALLOW_CUSTOMIZE_BSIZE", True) else None
         may_be_tiny = own is not None and self._name not in KEEP_THEIR_BATCH
         wanted = TINY_BATCH if size == "tiny" and may_be_tiny else own
@@ -275,7 +275,7 @@ def _unfit(example: Any) -> str | None:
 
 @contextlib.contextmanager
 def _global_state_kept() -> Iterator[None]:
-    """Restore what importing and building a model sets for the whole process, and turn what it prints into log."""
+    """Restore global settings after importing and building a model, and log its output."""
     import torch
 
     values: dict[Callable[[Any], object], Any] = {

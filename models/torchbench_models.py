@@ -1,4 +1,4 @@
-"""List what an installed TorchBench holds, read from its folders without importing it: for `--set torchbench`.
+"""List the models of an installed TorchBench from its folders, without importing it, for `--set torchbench`.
 
 Importing a hundred models takes minutes, and many cannot be imported. A model that cannot be imported, or built,
 becomes a failed cell with its reason when its turn comes.
@@ -108,7 +108,7 @@ def _workload(name: str, test: str, batches: Mapping[str, int]) -> Workload:
 
 
 class _Later:
-    """Hold builder and input maker of a model that is imported when one of them is called."""
+    """Build a model and its inputs; the model is imported at the first call of either."""
 
     def __init__(self, name: str) -> None:
         self._name = name
