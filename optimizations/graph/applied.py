@@ -21,7 +21,7 @@ from optimizations.graph.table import PointerTable
 
 
 class AppliedPlan:
-    """Hold a plan on one graph. It is an `in_place.addresses.Pointers` once `instantiated` was called."""
+    """Hold a plan applied to one graph. It is an `in_place.addresses.Pointers` after `instantiated` was called."""
 
     def __init__(self, target: EditableGraph, plan: Plan, tools: DeviceTools) -> None:
         self._target = target
@@ -48,7 +48,7 @@ class AppliedPlan:
         """Make the next launch read these inputs at these addresses. See `in_place.addresses.Pointers`.
 
         Raises:
-            AddressRefused: an address cannot be put into a tensor map.
+            AddressRefused: an address cannot be inserted into a tensor map.
         """
         if self._tools.is_current():  # making it current takes longer than a typical update
             return self._host.point(addresses)
@@ -65,14 +65,14 @@ class AppliedPlan:
     def still_read(self, stream: torch.cuda.Stream | None = None) -> None:
         """Keep the memory that launches read until the work of a stream, by default the current one, is done.
 
-        Call this before the plan is dropped while launches may be under way.
+        Call this before the plan is released while launches may be running.
         """
         if self._table is not None and self._prelude is not None:
             self._tools.still_read([*self._prelude.memory, self._table.memory], stream)
 
     def failure(self) -> str | None:
-        """Return what went wrong on the device in an earlier launch; None where nothing did.
+        """Return the failure of an earlier launch on the device; None if there was none.
 
-        Waits for the device where a prelude works there.
+        Waits for the device if the graph has a prelude.
         """
         return self._prelude.failure() if self._prelude is not None else None

@@ -26,10 +26,10 @@ class DeviceTools:
     Args:
         driver: the module `cuda.bindings.driver`.
         device: the GPU.
-        against_prelude: finds out why graphs can have no prelude on it.
+        against_prelude: determines why graphs can have no prelude on it.
 
     Attributes:
-        replace_address: how a tensor map's address is replaced; None where the GPU has no tensor maps.
+        replace_address: replaces a tensor map's address; None if the GPU has no tensor maps.
     """
 
     def __init__(self, driver: Any, device: torch.device, against_prelude: Callable[[DeviceTools], str | None]) -> None:
@@ -44,15 +44,15 @@ class DeviceTools:
 
     @functools.cached_property
     def against_prelude(self) -> str | None:
-        """Return why graphs can have no prelude on this GPU; None where they can. See `prelude_check`."""
+        """Return why graphs can have no prelude on this GPU; None if they can. See `prelude_check`."""
         return self._against_prelude(self)
 
     def function(self, build: BuildKernel, name: str, *arguments: Any) -> Any:
-        """Return the kernel `name` of what `build` makes with these arguments, loaded.
+        """Load the cubin that `build` returns for these arguments, and return its kernel `name`.
 
         Raises:
             KernelUnavailable: it cannot be built.
-            CudaCallFailed: the driver does not load it.
+            CudaCallFailed: the driver cannot load it.
         """
         key = (build, name, *arguments)
         if key not in self._functions:

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class CudaCallFailed(RuntimeError):
-    """Report that a call failed. `code` is what it returned, None where the installed library has no such function."""
+    """Report that a call failed. `code` is its return code, None if the installed library has no such function."""
 
     def __init__(self, call: str, code: int | None, result: str) -> None:
         super().__init__(f"{call} failed: {result}" + ("" if code is None else f" ({code})"))
@@ -29,7 +29,7 @@ def check(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
     """
     try:
         result = function(*arguments)
-    except RuntimeError as error:  # how the bindings say that a library or a function of it is missing
+    except RuntimeError as error:  # the bindings raise this if a library, or a function of it, is missing
         raise CudaCallFailed(function.__name__, None, str(error)) from error
     code = result[0]
     if int(code):
@@ -48,7 +48,7 @@ def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequ
 
     Args:
         nvrtc: the module `cuda.bindings.nvrtc`.
-        name: what the source is called in messages.
+        name: the name of the source in messages.
 
     Raises:
         KernelUnavailable: NVRTC did not compile it.
@@ -69,6 +69,6 @@ def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequ
 
 
 def _log(nvrtc: Any, program: Any) -> str:
-    said = bytearray(check(nvrtc.nvrtcGetProgramLogSize, program))
-    check(nvrtc.nvrtcGetProgramLog, program, said)
-    return bytes(said).rstrip(b"\0").decode(errors="replace").strip()
+    log = bytearray(check(nvrtc.nvrtcGetProgramLogSize, program))
+    check(nvrtc.nvrtcGetProgramLog, program, log)
+    return bytes(log).rstrip(b"\0").decode(errors="replace").strip()

@@ -1,14 +1,14 @@
 """Set nodes of an executable graph from the host: the updater `host`, and the nodes that write the pointer table.
 
-Note [Parameters of an executable graph]. There is no getter for them, so they are kept here: for a kernel one buffer
-per parameter, filled with the bytes that were captured. The structure given to the driver is the one it gave for the
-node, with every launch field as it was; only `kernelParams` points to these buffers (the node's own memory is never
-written). Attributes, such as cluster dimensions, belong to the node and are left alone by setting its parameters.
-Launches already enqueued keep what they were launched with (CUDA driver API, `cuGraphExecKernelNodeSetParams`).
+Note [Parameters of an executable graph]. The driver has no getter for them, so they are stored here: for a kernel one
+buffer per parameter, filled with the captured bytes. The structure passed to the driver is the one it returned for the
+node, with all launch fields unchanged; only `kernelParams` points to these buffers (the node's own memory is never
+written). Attributes, such as cluster dimensions, belong to the node, and setting its parameters does not change them.
+Launches already enqueued keep their parameters (CUDA driver API, `cuGraphExecKernelNodeSetParams`).
 
-Note [Places of addresses]. A call with moved inputs goes over the places that hold their addresses and nothing else. So
-each place is prepared as an object whose attribute is set: eight bytes of a buffer, a tensor map, or a structure of
-the driver's.
+Note [Places of addresses]. A call with moved inputs only iterates over the places that hold their addresses. So each
+place is prepared as an object with an attribute to set: eight bytes of a buffer, a tensor map, or a structure of the
+driver's.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class NodeUpdate:
     Args:
         target: the graph.
         handle: the node.
-        set_parameters: the driver's function that sets it in an executable graph, and `settings` what that takes.
-        places: everything that depends on an address.
-        parameters: of a kernel, which `settings` point to; they are kept.
+        set_parameters: the driver's function that sets it in an executable graph; `settings` are its arguments.
+        places: all places that depend on an address.
+        parameters: a kernel's parameter buffers, to which `settings` point; they are kept alive.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class NodeUpdate:
         self._enabled = True
 
     def set(self, executable: Any) -> None:
-        """Give what the places hold now to the node in `executable`, and enable it."""
+        """Set the node in `executable` to the current contents of the places, and enable it."""
         check(self._set_parameters, executable, self.handle, *self._settings)
         if not self._enabled:
             check(self._set_enabled, executable, self.handle, 1)
@@ -75,12 +75,12 @@ class NodeUpdate:
     def rest(self, executable: Any) -> None:
         """Disable the node in the next launches."""
         if self._enabled:
-            self._enabled = False  # first: an interrupt after the driver call must not leave it off and taken for on
+            self._enabled = False  # set first, in case of an interrupt after the driver call
             check(self._set_enabled, executable, self.handle, 0)
 
 
 class HostUpdates:
-    """Update one executable graph from the host. The graph it was instantiated from must be kept as long as this."""
+    """Update one executable graph from the host. The graph it was instantiated from must outlive this object."""
 
     def __init__(self, updates: Sequence[NodeUpdate], executable: Any) -> None:
         self._executable = executable
@@ -94,7 +94,7 @@ class HostUpdates:
         """Write these addresses (by input), set each node that uses one of them once, and return the bytes written.
 
         Raises:
-            AddressRefused: an address cannot be put into a tensor map.
+            AddressRefused: an address cannot be inserted into a tensor map.
         """
         concerned: dict[NodeUpdate, None] = {}
         written = 0
@@ -108,13 +108,13 @@ class HostUpdates:
         return written
 
     def settle(self) -> None:
-        """Do nothing: a node reads what it was set to last."""
+        """Do nothing: a node keeps the parameters that were set last."""
 
     def renew(self, executable: Any) -> None:
-        """Set all nodes in another executable of the graph as in the one before, and use it from now on.
+        """Set all nodes in another executable of the graph as in the previous one, and use it from now on.
 
         Raises:
-            CudaCallFailed: the driver does not take that.
+            CudaCallFailed: the driver refuses.
         """
         self._executable = executable
         for update in self._updates:

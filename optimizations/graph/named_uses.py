@@ -1,14 +1,13 @@
-"""Find the addresses of inputs in one captured graph, where the generated code names every use of them.
+"""Find the addresses of inputs in one captured graph if the generated code names every use of them.
 
-A Triton kernel reaches an input through its parameters only. So where the generated code gives an input to Triton
-kernels and to nothing else, its addresses are parameters of those launches, and there are no others: no second capture
-has to tell them from what only looks like an address, and nothing has to be tried out. What other nodes of the graph
-do, collectives among them, is of no concern.
+A Triton kernel reaches an input through its parameters only. So if the generated code passes an input to Triton kernels
+only, its addresses are parameters of those launches and nothing else. No second capture is needed to distinguish them
+from other values. The other nodes of the graph, including collectives, are irrelevant.
 
-Note [Which launch is which]. The memory of an input that is dead may be an intermediate's, so the same address can
-stand in later launches and mean something else. Launches are identified by their order: the graph's Triton kernels must
-be those of the source, one by one and by name. The driver lists nodes as they were captured; if an edge leads
-backwards, that is not the case, and nothing is concluded. Two launches that share memory wait for one another, so their
+Note [Which launch is which]. The memory of a dead input may be reused by an intermediate, so the same address can have
+another meaning in later launches. Launches are identified by their order: the graph's Triton kernels must be those of
+the source, in the same order and with the same names. The driver lists nodes in the order of capture; if an edge leads
+backwards, this does not hold, and no address is found. Two launches that share memory depend on one another, so their
 order is known.
 """
 
@@ -36,13 +35,13 @@ def find_named_uses(
     triton: Collection[NodePath],
     others: str,
 ) -> Analysis:
-    """Return where the graph of `capture` holds addresses of its inputs.
+    """Return the places in the graph of `capture` that hold addresses of its inputs.
 
     Args:
         capture: the recorded graph and its placeholders.
         launches: the Triton kernels that the generated code launches, in its order: the driver's name of each, and the
-            inputs among its arguments, each as often as it is passed.
-        named: the inputs that nothing but these launches uses.
+            inputs among its arguments, repeated if passed repeatedly.
+        named: the inputs that only these launches use.
         triton: the nodes that launch Triton kernels.
         others: why inputs that are not in `named` are copied.
     """
@@ -64,11 +63,11 @@ def find_named_uses(
 def _verdict(
     index: int, memory: MemoryRange, nodes: Sequence[tuple[NodePath, KernelNode]], passed: Sequence[int]
 ) -> InputVerdict:
-    """Return the findings on one input; `passed` says how often each of the nodes was given it."""
+    """Return the findings on one input; `passed` is how often it was passed to each node."""
     uses = []
     for (path, node), times in zip(nodes, passed, strict=True):
         if not times:
-            continue  # it was not given this input; Note [Which launch is which]
+            continue  # this input was not passed to it; Note [Which launch is which]
         found = list(_addresses(node, memory))
         plain = [one for one in found if one[2] == memory.address and node.parameters[one[0]].size == WORD_BYTES]
         if not len(found) == len(plain) == times:

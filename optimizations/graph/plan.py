@@ -1,20 +1,19 @@
 """Decide, once per recording, how each node gets new addresses and what replay does when an input moves.
 
-Pure: pointer uses, what is available and the user's option go in, an immutable `Plan` comes out. There are two node
-updaters:
+This is a pure function from pointer uses, available updaters and the user's option to an immutable `Plan`. There are
+two node updaters:
 
 * `host`: the node's parameters are set from the host (kernel, memcpy and memset nodes); one driver call per node that
   uses a moved input;
 * `prelude`: the kernel node is made device-updatable, and a kernel at the start of the graph writes its parameters from
   the pointer table. Replay writes the table, in one step, whatever the number of nodes.
 
-Note [The rule of auto]. Their costs were measured with `encore micro indirection` on an H200 (recorded in
-results/recorded/micro-indirection): a host update takes a driver call per consuming node, and only when an input moved;
-the prelude a few microseconds in every replay, however many nodes there are; and the table one driver call when an
-input moved. So up to `AUTO_HOST_NODES` consuming nodes `auto` takes `host`, and beyond `prelude`, for which `host`
-stands in. It is a rule, not a measurement of the graph at hand. Rewriting Triton kernels so that they read the table
-themselves was measured as well: between 2 and 16 nodes it saved 0.2 to 1.4 us of a replay over the prelude, and took
-more time beyond.
+Note [The rule of auto]. The costs were measured with `encore micro indirection` on an H200 (recorded in
+results/recorded/micro-indirection). A host update takes a driver call per consuming node, and only when an input moved.
+The prelude takes a few microseconds in every replay, independent of the number of nodes, and its table one driver call
+when an input moved. So `auto` chooses `host` up to `AUTO_HOST_NODES` consuming nodes and `prelude` beyond, with `host`
+as the fallback. The rule does not measure the graph itself. Rewriting Triton kernels to read the table themselves was
+measured as well: between 2 and 16 nodes it saved 0.2 to 1.4 us of a replay over the prelude, and took more time beyond.
 
 Note [One updater per node]. A device-updatable node must not be updated from the host as well, so all uses of a node
 get the same updater. Nodes of child graphs have none: inputs that they use are copied.
@@ -45,16 +44,16 @@ _OPERATOR = re.compile(
     re.IGNORECASE,
 )
 _OF_INDUCTOR = re.compile(r"triton_[a-z]+_fused_")
-"""Inductor names a fused kernel after the operators it came from, a collective next to it among them."""
+"""Inductor names a fused kernel after its operators, which may include an adjacent collective."""
 
 
 def is_collective_kernel(name: str) -> bool:
-    """Return whether a kernel of this name, mangled or not, works with other processes."""
+    """Return whether a kernel of this name, mangled or not, communicates with other processes."""
     return not _OF_INDUCTOR.match(name) and _KERNEL.search(name) is not None
 
 
 def is_collective_operator(name: str) -> bool:
-    """Return whether an operator of this name, without its namespace, works with other processes."""
+    """Return whether an operator of this name, without its namespace, communicates with other processes."""
     return _OPERATOR.search(name) is not None
 
 
@@ -69,8 +68,8 @@ TENSOR_MAP_ALIGNMENT_BYTES = 32
 """The largest alignment that `cuTensorMapEncodeTiled` requires (32 with 32-byte interleave, else 16)."""
 
 LIBRARY_ALIGNMENT_BYTES = 256
-"""The alignment that a library's kernel may rely on: cuBLASLt takes the alignment of its operands up to this into
-account when it picks one."""
+"""The alignment that a library's kernel may rely on: cuBLASLt considers the alignment of operands up to this when it
+picks a kernel."""
 
 IN_KERNELS = (UseKind.PARAMETER, UseKind.TENSOR_MAP)
 """Pointers among the parameters of a kernel node."""
@@ -78,11 +77,11 @@ IN_KERNELS = (UseKind.PARAMETER, UseKind.TENSOR_MAP)
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Hold what can be used on the nodes of one graph.
+    """Hold the updaters that can be used on the nodes of one graph.
 
     Attributes:
         triton: the nodes that launch Triton kernels.
-        against_prelude: returns why there can be no prelude, None where there can. It may compile kernels.
+        against_prelude: returns why the graph cannot have a prelude, None if it can. It may compile kernels.
     """
 
     triton: frozenset[NodePath] = frozenset()
@@ -93,8 +92,8 @@ class Available:
 class Slot:
     """Describe a place in the pointer table, `offset_bytes` from its start.
 
-    It holds the address of `input` plus `delta`, or, where `tensor_map` is not None, those 128 bytes with that address
-    put in.
+    It holds the address of `input` plus `delta`; or, if `tensor_map` is not None, these 128 bytes with that address
+    inserted.
     """
 
     offset_bytes: int
@@ -109,7 +108,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class ParameterUpdate:
-    """Say that the prelude writes `slot` at `buffer_offset` bytes into the node's parameter buffer."""
+    """Describe that the prelude writes `slot` at `buffer_offset` bytes into the node's parameter buffer."""
 
     buffer_offset: int
     slot: Slot
@@ -122,7 +121,7 @@ class PlannedNode:
     Attributes:
         updater: the updater that replaces the pointers of this node.
         uses: all pointers that are replaced.
-        updates: what the prelude writes; none where the host writes each use.
+        updates: the prelude's writes; none if the host writes each use.
     """
 
     node: NodePath
@@ -135,8 +134,8 @@ class PlannedNode:
 class InputPlan:
     """Hold the plan for one input.
 
-    With reasons it is copied. Else, if it moved to an address that is a multiple of `alignment_bytes`, replay writes
-    its slots and sets its nodes; at any other address it is copied for this call.
+    With reasons it is copied. Otherwise, if it moved to an address that is a multiple of `alignment_bytes`, replay
+    writes its slots and sets its nodes; at any other address it is copied for this call.
     """
 
     input: int
@@ -150,7 +149,7 @@ class InputPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Hold the patch plan of a recording. `fallbacks` says, by node, why a prelude does not update it."""
+    """Hold the patch plan of a recording. `fallbacks`: by node, why a prelude does not update it."""
 
     inputs: tuple[InputPlan, ...]
     slots: tuple[Slot, ...]
@@ -167,9 +166,9 @@ def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, availabl
 
     Args:
         graph: the captured graph that will be replayed; the first of the two that were analysed.
-        analysis: what `find_pointer_uses` found.
+        analysis: the result of `find_pointer_uses`.
         choice: the user's option.
-        available: what can be used on its nodes.
+        available: the updaters that can be used on its nodes.
     """
     against = {verdict.input: list(verdict.reasons) for verdict in analysis.verdicts}
     if choice is Choice.OFF:
@@ -211,7 +210,7 @@ def _against_prelude(uses: Iterable[PointerUse], available: Available) -> str | 
 
 
 def _update(record: KernelNode, use: PointerUse, slots: dict[tuple[int, int, bytes | None], Slot]) -> ParameterUpdate:
-    """Return what the prelude writes for a use. Each distinct content has one slot, in order."""
+    """Return the prelude's writes for a use. Each distinct content has one slot, in order."""
     parameter = record.parameters[use.parameter]
     window = parameter.data[use.byte_offset : use.byte_offset + TENSOR_MAP_BYTES]
     key = (use.input, use.delta, window if use.kind is UseKind.TENSOR_MAP else None)
@@ -222,13 +221,13 @@ def _update(record: KernelNode, use: PointerUse, slots: dict[tuple[int, int, byt
 
 
 def _alignment_bytes(uses: Collection[PointerUse], triton: Collection[NodePath]) -> int:
-    """Return the alignment an address of an input needs to be read in place.
+    """Return the alignment that an input's address needs to be read in place.
 
-    Kernels were chosen for the placeholder, which is aligned to 512 bytes. Inductor's own rely on what it guards. What
-    others were chosen for cannot be seen, so they get the largest that a library checks.
+    Kernels were chosen for the placeholder, which is aligned to 512 bytes. Inductor's own rely on the alignment that it
+    guards. The assumptions of other kernels are unknown, so they get the largest alignment that a library checks.
 
     Args:
-        uses: where the graph holds the input's address.
+        uses: the places in the graph that hold the input's address.
         triton: the nodes that launch Triton kernels.
     """
     kinds = {use.kind for use in uses}

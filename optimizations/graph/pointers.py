@@ -336,8 +336,8 @@ class _Search:
             self._against[origin.input].append(Reason(ReasonCode.OUTSIDE, message))
         if not in_step:
             where = f"{_location(path, parameter, offset)}{f' of {kernel[:80]}' if kernel else ''}"
-            said = f"{where} changed between the captures, from {first:#x} to {second:#x}"
-            self._unexplained[UnexplainedWord(path, parameter, offset)] = said
+            message = f"{where} changed between the captures, from {first:#x} to {second:#x}"
+            self._unexplained[UnexplainedWord(path, parameter, offset)] = message
 
     def _judge_changed_halves(self) -> None:
         """Record a doubt for every changed word, unless the change is half of an address found elsewhere."""
@@ -380,9 +380,9 @@ class _Search:
         if self._opaque:
             yield Reason(ReasonCode.OPAQUE_NODE, f"{self._opaque[0]}, which may hold addresses that cannot be read")
         if self._unexplained:
-            said = next(iter(self._unexplained.values()))
+            message = next(iter(self._unexplained.values()))
             yield Reason(
-                ReasonCode.UNEXPLAINED, f"{said}, and no input explains it ({len(self._unexplained)} such words)"
+                ReasonCode.UNEXPLAINED, f"{message}, and no input explains it ({len(self._unexplained)} such words)"
             )
         if not used:
             yield Reason(ReasonCode.NO_USE, "no use of its address was found: it is unused, or reached unseen")

@@ -1,19 +1,19 @@
 """Manage Encore's own memory pools and streams, as captures use them.
 
-Note [Why not torch.cuda.MemPool]. Its destructor gives memory back to the device, and PyTorch refuses that with an
-exception while any thread captures a graph. An exception in a destructor ends the process. A failed capture counts as
-under way for ever, unless `end_failed_capture` is called. So a pool here is a reference that PyTorch's allocator
-counts, and memory is given back by `torch.cuda.empty_cache`, which leaves alone what it must.
+Note [Why not torch.cuda.MemPool]. Its destructor frees memory of the device, and PyTorch raises while any thread
+captures a graph. An exception in a destructor ends the process. A failed capture counts as running forever, unless
+`end_failed_capture` is called. So a pool here is a counted reference in PyTorch's allocator, and memory is freed by
+`torch.cuda.empty_cache`, which skips memory that must not be freed now.
 
-Note [Where random numbers begin]. A graph reads from memory where its random numbers begin, and all graphs of a
-generator read the same. PyTorch 2.11 writes there before each replay, on the stream of the replay, and also before each
-capture, on the stream of the capture. Nothing orders these writes. If the GPU is busy, that of a capture may come after
-that of the next replay, which then draws the numbers of a call long ago; or before a replay that is under way has read.
-The graphs of `torch.cuda.graph`, and of CUDAGraph Trees, have this in common.
+Note [Where random numbers begin]. A graph reads the offset of its random numbers from memory that all graphs of a
+generator share. PyTorch 2.11 writes this memory before each replay, on the stream of the replay, and also before each
+capture, on the stream of the capture. Nothing orders these writes. If the GPU is busy, the write of a capture may come
+after that of the next replay, which then draws the numbers of an old call; or before a running replay has read the
+offset. The graphs of `torch.cuda.graph` and of CUDAGraph Trees share this problem.
 
-Note [Failures that cuSOLVER repeats]. After a capture in which cuSOLVER failed, its next call of the same thread fails
-as well (`CUSOLVER_STATUS_EXECUTION_FAILED`), although nothing is being captured any more. That call would be the
-program's. So after such a capture a small problem is solved, and once more if that fails.
+Note [Failures that cuSOLVER repeats]. After a capture in which cuSOLVER failed, its next call in the same thread fails
+as well (`CUSOLVER_STATUS_EXECUTION_FAILED`), although nothing is being captured. That would be a call of the program.
+So after such a capture a small problem is solved, and once more if that fails.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from optimizations.torch_internals.gpu_state import is_capturing, memory_segment
 def in_order(stream: torch.cuda.Stream) -> Iterator[None]:
     """Order what a capture on `stream`, made in the block, enqueues there with the work of the current stream.
 
-    It runs after what was enqueued on the current stream, and before what is enqueued on it next. Note [Where random
-    numbers begin]. Where the capture fails, and is still under way on `stream`, nothing waits for it.
+    This work runs after the work enqueued on the current stream, and before later work on it. Note [Where random
+    numbers begin]. If the capture fails and is still active on `stream`, nothing waits for it.
     """
     outside = torch.cuda.current_stream(stream.device)
     stream.wait_stream(outside)
@@ -56,19 +56,19 @@ _own: set[Any] = set()
 
 
 def new_pool() -> Any:
-    """Return the handle of a pool that is known to be Encore's."""
+    """Return the handle of a new pool that is registered as Encore's."""
     made = torch.cuda.graph_pool_handle()
     claim(made)
     return made
 
 
 def claim(pool: Any) -> None:
-    """Note that a pool that PyTorch made for Encore is Encore's."""
+    """Register a pool that PyTorch made for Encore as Encore's."""
     _own.add(tuple(pool))
 
 
 def others_have_pools() -> bool:
-    """Return whether memory lies in pools that are not Encore's: the program may have captured graphs by hand."""
+    """Return whether memory is in pools that are not Encore's: the program may have captured graphs by hand."""
     found = {tuple(one["segment_pool_id"]) for one in memory_segments()}
     return not found <= _own | {NO_POOL}
 
@@ -108,7 +108,7 @@ def give_back() -> None:
 
 
 def failed_in_cusolver(error: BaseException | None) -> bool:
-    """Return whether cuSOLVER's error is an exception's message, or that of one before it."""
+    """Return whether an exception, or one that it was raised from, has cuSOLVER's error in its message."""
     while error is not None:
         if "cusolver" in str(error):
             return True
@@ -117,11 +117,11 @@ def failed_in_cusolver(error: BaseException | None) -> bool:
 
 
 def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream, *, in_cusolver: bool) -> None:
-    """End a capture in `pool` that failed, which PyTorch 2.11 leaves half under way.
+    """End a failed capture in `pool`, which PyTorch 2.11 does not end completely.
 
-    The allocator would go on allocating for it, and never free memory of other pools again. And random generators may
-    still be capturing, so that the next dropout would fail; an empty capture that succeeds, on `stream`, takes them out
-    of it. If that fails as well, things are as they were.
+    The allocator would continue to allocate for it, and never free memory of other pools again. Random generators may
+    still be in capture mode, so that the next dropout would fail; a successful empty capture on `stream` resets them.
+    If that fails as well, nothing changes.
 
     `in_cusolver`: see Note [Failures that cuSOLVER repeats].
     """
@@ -142,12 +142,12 @@ def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream, *, in_
 
 
 def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
-    """Return the segments of a memory pool, ascending, those that adjoin joined."""
+    """Return the segments of a memory pool, ascending, with adjacent ones joined."""
     return MemoryRanges(_segments(pool)).ranges
 
 
 def used_memory(pool: Any) -> tuple[MemoryRange, ...]:
-    """Return the memory of a pool that is in use now, ascending, adjoining blocks joined."""
+    """Return the memory of a pool that is in use now, ascending, with adjacent blocks joined."""
     return MemoryRanges(used_blocks(pool)).ranges
 
 
@@ -169,7 +169,7 @@ def _segments(pool: Any) -> list[MemoryRange]:
 
 
 class SmallSegments:
-    """Hold the segments of a memory pool up to a size. The allocator is queried where an address is in none so far."""
+    """Hold the segments of a memory pool up to a size. For an address in none of them, the allocator is queried."""
 
     def __init__(self, pool: Any, most_bytes: int) -> None:
         self._pool = pool
@@ -190,10 +190,10 @@ class SmallSegments:
 
 
 def own_stream(device: int) -> torch.cuda.Stream:
-    """Return a new stream of the device. It lasts as long as the process.
+    """Return a new stream of the device. It is never destroyed.
 
     Raises:
-        CudaCallFailed: there is none.
+        CudaCallFailed: the stream cannot be created.
     """
     from cuda.bindings import driver
 

@@ -1,9 +1,9 @@
 """Implement the updater `prelude`: a kernel at the graph's start writes other nodes' parameters from the pointer table.
 
-Rules of device-updatable nodes (CUDA driver API, `CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE`) that the callers
-keep: the attribute is set before the graph's only instantiation and cannot be taken back; the executable graph is
-uploaded before its first launch; such a node is never set from the host (an upload, or the next launch, would undo what
-the device wrote), and the graph never goes through `cuGraphExecUpdate`.
+Callers keep the rules of device-updatable nodes (CUDA driver API,
+`CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE`). The attribute is set before the graph's only instantiation and
+cannot be unset. The executable graph is uploaded before its first launch. Such a node is never set from the host (an
+upload, or the next launch, would overwrite the device's update), and `cuGraphExecUpdate` is never called on the graph.
 
 The kernel runs after the nodes that write the pointer table and before all nodes that it updates.
 
@@ -11,7 +11,7 @@ Compiled with NVRTC, linked by nvJitLink with `libcudadevrt.a`; all three come w
 is needed. `cudaGraphKernelNodeSetParam` is in CUDA Programming Guide, "Device Graph Launch" and "Device-side updates";
 it needs a driver of 12.4 or newer.
 
-What a launch takes, in this order: the pointer table, an array of `Node`, an array of `Update`, the number of nodes
+The arguments of a launch are the pointer table, an array of `Node`, an array of `Update`, the number of nodes
 (unsigned), and a 32-bit status word, 0 before the launch, which holds the `cudaError_t` of a failed update after it.
 One thread writes one node, all its parameters in order, so that no two threads update the same node.
 """
@@ -69,7 +69,7 @@ _UPDATE = struct.Struct("<III")
 
 
 def pack_tables(nodes: Sequence[tuple[int, Sequence[ParameterUpdate]]]) -> tuple[bytes, bytes]:
-    """Return the arrays of `Node` and `Update`: the `devNode` handle of each node, and what is written into it."""
+    """Return the arrays of `Node` and `Update`: the `devNode` handle of each node, and its updates."""
     packed_nodes, packed_updates, count = bytearray(), bytearray(), 0
     for handle, updates in nodes:
         packed_nodes += _NODE.pack(handle, count, len(updates))
@@ -111,9 +111,9 @@ def _linked(linker: Any, compiled: bytes, device_runtime: Path, target: str) -> 
         linker.get_linked_cubin(handle, image)
         return bytes(image)
     except linker.nvJitLinkError as error:
-        said = bytearray(linker.get_error_log_size(handle))
-        linker.get_error_log(handle, said)
-        text = bytes(said).rstrip(b"\0").decode(errors="replace").strip()
+        log = bytearray(linker.get_error_log_size(handle))
+        linker.get_error_log(handle, log)
+        text = bytes(log).rstrip(b"\0").decode(errors="replace").strip()
         raise KernelUnavailable(f"nvJitLink for {target}: {error}: {text}") from error
     finally:
         linker.destroy(handle)
@@ -125,8 +125,8 @@ class Prelude:
     The graph is instantiated afterwards.
 
     Attributes:
-        handle: of the added kernel, which must run before all nodes that it updates and after the table is written.
-        memory: what the kernel reads and writes. Keep it as long as the graph.
+        handle: the added kernel node, which must run before all nodes that it updates and after the table is written.
+        memory: the memory that the kernel reads and writes. It must outlive the graph.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Prelude:
         self.handle, _ = target.add_kernel(function, -(-len(nodes) // THREADS_PER_BLOCK), THREADS_PER_BLOCK, arguments)
 
     def failure(self) -> str | None:
-        """Return the first update that failed in an earlier launch; None where none did. Waits for the device."""
+        """Return the first update that failed in an earlier launch; None if none did. Waits for the device."""
         code = int(self._status.item())
         return f"the prelude could not update a node (cudaError_t {code})" if code else None
 

@@ -1,7 +1,7 @@
-"""Say which node updaters a device has: a prelude only where it was seen to update a node of a graph.
+"""Determine the node updaters of a device: a prelude only if it successfully updated a node of a test graph.
 
-A prelude that fails tells so in a status word, which no call waits for. So a small graph shows that it works: a kernel
-that writes a number to one address is updated to write it to another one.
+A prelude reports failure in a status word, for which no call waits. So a small graph tests it: a kernel that writes a
+number to one address is updated to write it to another address.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DEVICES: dict[int, DeviceTools] = {}
 
 
 def device_tools(index: int) -> DeviceTools:
-    """Return the tools of CUDA device `index`, the same ones until `unload_kernels`.
+    """Return the tools of CUDA device `index`, the same object until `unload_kernels`.
 
     Raises:
         ImportError: `cuda.bindings` is missing; it comes with torch's CUDA wheels.
@@ -48,13 +48,13 @@ def unload_kernels() -> None:
 
 
 def available(tools: DeviceTools, graph: CapturedGraph, kernels: Collection[str]) -> Available:
-    """Return what can be used on the nodes of `graph`; `kernels` are the driver's names of its Triton kernels."""
+    """Return the updaters for the nodes of `graph`; `kernels` are the driver's names of its Triton kernels."""
     nodes = (path for path, node in graph.walk() if isinstance(node, KernelNode) and node.name in kernels)
     return Available(frozenset(nodes), lambda: tools.against_prelude)
 
 
 def against_prelude(tools: DeviceTools) -> str | None:
-    """Return why graphs can have no prelude on a GPU; None where its kernels are built, and a small graph worked."""
+    """Return why graphs can have no prelude on a GPU; None if its kernels were built and the test graph worked."""
     try:
         for capacity in CAPACITIES:
             tools.function(build_table_kernel, KERNEL_NAME, capacity)
@@ -65,7 +65,7 @@ def against_prelude(tools: DeviceTools) -> str | None:
 
 
 def failed_prelude(driver: Any, tools: DeviceTools, stream: Any) -> str | None:
-    """Return what goes wrong when a prelude updates a node; None where it works. Waits for `stream` (`CUstream`).
+    """Return the failure of a prelude that updates a node; None if it works. Waits for `stream` (`CUstream`).
 
     Raises:
         CudaCallFailed: a graph with a prelude cannot be made.

@@ -1,7 +1,7 @@
 """Read a captured `CUgraph` into records, by the driver API of `cuda.bindings` (13).
 
-The only module that reads driver memory. All memory a node returns belongs to the node, so its bytes are copied at
-once. Functions take the driver as an argument (`cuda.bindings.driver`, or what stands for it in a test).
+Only this module reads driver memory. All memory a node returns belongs to the node, so its bytes are copied at once.
+Functions take the driver as an argument (`cuda.bindings.driver`, or a fake in tests).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def read_graph(driver: Any, graph: Any) -> CapturedGraph:
         graph: a `CUgraph` that is no longer being captured.
 
     Raises:
-        CudaCallFailed: a call failed, for example because the driver is older than 12.4 and cannot tell how a kernel's
-            parameters are laid out.
+        CudaCallFailed: a call failed, for example because the driver is older than 12.4 and cannot return the layout of
+            a kernel's parameters.
     """
     handles = node_handles(driver, graph)
     position = {int(handle): index for index, handle in enumerate(handles)}
@@ -51,7 +51,7 @@ def node_handles(driver: Any, graph: Any) -> list[Any]:
 
 
 def captured_nodes(driver: Any, stream: Any) -> int:
-    """Return how many nodes the graph has so far that a stream (`CUstream`) is captured into."""
+    """Return how many nodes the graph has that a stream (`CUstream`) is being captured into."""
     _, _, graph, *_ = check(driver.cuStreamGetCaptureInfo, stream)
     return int(check(driver.cuGraphGetNodes, graph, 0)[1])
 
@@ -112,7 +112,7 @@ def _function_name(get_name: Any, function: Any) -> str | None:
 
 
 def _parameter_layout(driver: Any, get_info: Any, function: Any) -> list[tuple[int, int]]:
-    """Return (offset, size) of each parameter, in bytes. The driver ends the list by refusing the next index."""
+    """Return (offset, size) of each parameter, in bytes. The list ends where the driver rejects the next index."""
     layout: list[tuple[int, int]] = []
     while True:
         try:

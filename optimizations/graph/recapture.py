@@ -1,29 +1,27 @@
 """Capture a function once more, next to its recording, to compare the two graphs.
 
-Nothing of such a capture is ever run. It has a memory pool of its own (`pools`), which goes when the capture has been
-read, so its intermediates lie at other addresses than the recording's. Which memory each graph owns is part of the
-record.
+Such a capture is never launched. It has a memory pool of its own (`pools`), which is freed after the capture was read,
+so its intermediates have other addresses than the recording's. The record includes the memory that each graph owns.
 
-Note [What a second capture may touch]. The function is run once more by the host, as in its warm-up. Its inputs must
-not own memory: the function drops its inputs one after another. The random state is put back; the kernels' random
-numbers come from where the generator's captured state lies, which all graphs of one generator share. While a capture
-draws random numbers, no other thread can use PyTorch's generator, so such a capture is made only where no other thread
-runs. Other captures do not involve the generator.
+Note [What a second capture may touch]. The host runs the function once more, as in its warm-up. Its inputs must not own
+memory: the function drops its inputs one after another. The random state is restored; the kernels read their random
+offset from the generator's captured state, which all graphs of one generator share. While a capture draws random
+numbers, no other thread can use PyTorch's generator, so such a capture requires that no other thread runs. Other
+captures do not involve the generator.
 
-Note [Whose workspace a second capture has]. It must be in the capture's own memory, or its address would be taken for
-an input's. Stock frees all workspaces of cuBLAS before each recording for a like reason. That is done here too, unless
-the program has a memory pool: a graph that it captured by hand since stock's last recording may write to a workspace
-that was allocated before, and would write to a tensor that gets its memory. Then the capture is made on a stream of its
-own, where cuBLAS has none yet. What it allocates there, in the pool of the first such capture, stays until stock
-records again, and counts as the memory of every such capture.
+Note [Whose workspace a second capture has]. It must be in the capture's own memory, or its address would count as an
+input's. Stock frees all workspaces of cuBLAS before each recording for a similar reason. That is done here too, unless
+the program has a memory pool: a graph that it captured by hand since stock's last recording may write to an older
+workspace, and would then write to a tensor that gets its memory. In this case the capture uses a stream of its own,
+for which cuBLAS has no workspace yet. The workspace allocated there, in the pool of the first such capture, stays until
+stock records again, and counts as memory of every such capture.
 
-A capture reads no data, so the places of its inputs may overlap: all share one buffer that is little longer than the
-largest of them.
+A capture reads no data, so its inputs may overlap: all share one buffer that is slightly longer than the largest input.
 
 Note [Displacements]. All inputs move by different distances; otherwise their addresses could not be distinguished. All
-distances are odd multiples of `GRANULE_BYTES`: the difference of two addresses changes by an even multiple, so that it
-is never taken for an address. A place has the alignment of the recording's up to `GRANULE_BYTES`, because libraries
-choose kernels by alignment.
+distances are odd multiples of `GRANULE_BYTES`: the difference of two addresses changes by an even multiple, so it never
+looks like an address. Each address has the alignment of the recording's up to `GRANULE_BYTES`, because libraries choose
+kernels by alignment.
 """
 
 from __future__ import annotations
@@ -55,9 +53,9 @@ GRANULE_BYTES = 512
 
 
 def displace(memory: Mapping[int, MemoryRange], start: int) -> dict[int, int]:
-    """Return the places for inputs that lay at `memory` (by input) in a buffer that begins at address `start`.
+    """Return new offsets for inputs with this `memory` (by input) in a buffer that begins at address `start`.
 
-    Places are bytes from there. `start` is a multiple of `GRANULE_BYTES`. Note [Displacements].
+    Offsets are in bytes. `start` is a multiple of `GRANULE_BYTES`. Note [Displacements].
     """
     offsets: dict[int, int] = {}
     taken: set[int] = set()
@@ -78,7 +76,7 @@ def displace(memory: Mapping[int, MemoryRange], start: int) -> dict[int, int]:
 def buffer_bytes(memory: Mapping[int, MemoryRange]) -> int:
     """Return an upper bound, in bytes, of the buffer that `displace` needs."""
     largest = max((one.size_bytes for one in memory.values()), default=0)
-    # Parity and repeated distances skip places: each input passes over at most as many as there are inputs.
+    # Parity and repeated distances skip offsets: each input skips at most as many as there are inputs.
     return largest + (4 * len(memory) + 4) * GRANULE_BYTES
 
 
@@ -101,8 +99,7 @@ def recapture(
 ) -> Recaptured:
     """Capture `model(inputs)` on `stream` and read it. See the Notes above.
 
-    `random`: the function draws random numbers. Where the program has a memory pool, another stream takes the part of
-    `stream`.
+    `random`: the function draws random numbers. If the program has a memory pool, another stream replaces `stream`.
 
     Raises:
         torch.OutOfMemoryError: there is no memory for a second set of intermediates.
@@ -158,7 +155,7 @@ def _captured_by_driver(
             outputs = model(arguments)
             del outputs
         except BaseException:  # an interrupt may come right after the call that begins it
-            with contextlib.suppress(CudaCallFailed):  # it was not begun, or what failed has ended it
+            with contextlib.suppress(CudaCallFailed):  # it did not begin, or the failure has ended it
                 check(driver.cuGraphDestroy, check(driver.cuStreamEndCapture, raw))
             raise
         graph = check(driver.cuStreamEndCapture, raw)

@@ -1,10 +1,10 @@
-"""Describe a captured CUDA graph as plain records: what its nodes launch, and every byte they were given.
+"""Describe a captured CUDA graph as plain records: its nodes with all their parameter bytes, and its edges.
 
-All analysis works on these records, so that it runs, and is tested, without a GPU. `read` fills them from a
-`CUgraph`. They have a form in JSON (bytes as hex): a capture made on one machine is test data on another.
+All analysis works on these records, so that it runs, and is tested, without a GPU. `read` fills them from a `CUgraph`.
+They can be saved as JSON (bytes as hex): a capture made on one machine is test data on another.
 
-Records are immutable and validated when they are built or loaded: an edge that leads nowhere, a parameter whose bytes
-do not fit its size, or an unknown field is an error, never a surprise later.
+Records are immutable and validated when they are built or loaded: an edge to a missing node, a parameter whose bytes do
+not match its size, or an unknown field raises at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORD_BYTES = 8
 """Size of a device address, and so of the parameter words that may hold one."""
 
 STEP_BYTES = 4
-"""The smallest distance between two places where an address may begin."""
+"""The smallest distance between two offsets at which an address may begin."""
 
 Uint32 = Annotated[int, Field(ge=0, lt=2**32)]
 Uint64 = Annotated[int, Field(ge=0, lt=2**64)]
@@ -53,7 +53,7 @@ class MemoryRange(_Record):
 
 
 class Placeholder(_Record):
-    """Hold where the data of recording input `input` lay during one capture.
+    """Hold the memory of recording input `input` during one capture.
 
     `memory` goes from its `data_ptr` to the end of its last element; `input` is the index in the recording's inputs.
     """
@@ -63,7 +63,7 @@ class Placeholder(_Record):
 
 
 class Parameter(_Record):
-    """Hold one kernel parameter: where it lies in the device-side parameter buffer, and its bytes as captured."""
+    """Hold one kernel parameter: its offset in the device-side parameter buffer, and its bytes as captured."""
 
     offset: Uint32
     size: Uint32
@@ -152,7 +152,7 @@ Node = Annotated[KernelNode | MemcpyNode | MemsetNode | ChildGraphNode | OtherNo
 
 
 class Edge(_Record):
-    """Say that `target` waits for `source` (indices in one graph).
+    """Describe that `target` waits for `source` (indices in one graph).
 
     Ports and type are 0 except for programmatic launches.
     """
@@ -178,7 +178,7 @@ class CapturedGraph(_Record):
         return self
 
     def walk(self, path: NodePath = ()) -> Iterator[tuple[NodePath, KernelNode | MemcpyNode | MemsetNode | OtherNode]]:
-        """Yield every node but child graphs themselves, whose nodes are walked instead, each with its path."""
+        """Yield every node with its path; for child graphs, their nodes instead."""
         for index, node in enumerate(self.nodes):
             if isinstance(node, ChildGraphNode):
                 yield from node.graph.walk((*path, index))
@@ -187,10 +187,10 @@ class CapturedGraph(_Record):
 
 
 class Capture(_Record):
-    """Hold one capture: the graph, where its inputs' placeholders lay, and what memory was the graph's own.
+    """Hold one capture: the graph, its inputs' placeholders, and the memory that the graph owns.
 
     `owned` are the segments of the graph's memory pool at the time of the capture. Two captures put intermediates at
-    different addresses; a word that lies in owned memory in both is one of them, and no input.
+    different addresses; a word that points into owned memory in both is the address of an intermediate, not an input.
     """
 
     graph: CapturedGraph
@@ -206,7 +206,7 @@ class Capture(_Record):
 
 
 def difference(first: CapturedGraph, second: CapturedGraph, path: NodePath = ()) -> str | None:
-    """Return in words what differs between the graphs but addresses and parameter bytes; None where nothing does."""
+    """Describe a difference between the graphs other than addresses and parameter bytes; None if there is none."""
     where = f" in the child graph at node {format_path(path)}" if path else ""
     if len(first.nodes) != len(second.nodes):
         return f"{len(first.nodes)} nodes in one capture and {len(second.nodes)} in the other{where}"
@@ -220,7 +220,7 @@ def difference(first: CapturedGraph, second: CapturedGraph, path: NodePath = ())
 
 
 def format_path(path: NodePath) -> str:
-    """Return a node's path as it stands in messages: `3`, or `3/0` for node 0 of the child graph at node 3."""
+    """Return a node's path for messages: `3`, or `3/0` for node 0 of the child graph at node 3."""
     return "/".join(str(index) for index in path)
 
 
@@ -247,7 +247,7 @@ def _shape(node: Node) -> dict[str, Any]:
 
 
 def words_of(node: Node) -> Iterator[int]:
-    """Yield everything in a node that may be an address. In a kernel's parameters every fourth byte may begin one."""
+    """Yield every word in a node that may be an address. In parameters one may begin at every fourth byte."""
     if isinstance(node, KernelNode):
         for parameter in node.parameters:
             for _, word in words_in(parameter):
@@ -260,6 +260,6 @@ def words_of(node: Node) -> Iterator[int]:
 
 
 def words_in(parameter: Parameter) -> Iterator[tuple[int, int]]:
-    """Yield byte offset and value of each word. A word across two aligned ones may lie in a packed structure."""
+    """Yield byte offset and value of each word. A packed structure may have words that are not aligned."""
     for offset in range(0, parameter.size - WORD_BYTES + 1, STEP_BYTES):
         yield offset, struct.unpack_from("<Q", parameter.data, offset)[0]

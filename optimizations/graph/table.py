@@ -1,16 +1,15 @@
 """Make the pointer table of one executable graph, from which its prelude reads pointers.
 
-Note [How the table is written]. A replay that finds moved inputs must change the table after the replays before it have
-read it, and before its own kernels do. So the graph itself begins with the kernel that writes it, which takes the words
-by value as its argument: setting that one node from the host is all a moved input costs, whatever the number of kernels
-that read it. The driver keeps the arguments of launches that are under way, so there is no buffer that a call in flight
-might still be reading, and nothing waits. Where nothing moves the node is switched off (`cuGraphNodeSetEnabled`): the
-words are in device memory since the launch before. The other choices were its own launch before the graph's
-(measured at two to three times the cost), a copy from pageable memory, and pinned buffers, which must not be reused
-before an event says so.
+Note [How the table is written]. A replay that finds moved inputs must change the table after earlier replays have read
+it, and before its own kernels do. So the graph itself begins with the kernel that writes the table and takes the words
+by value as its argument. A moved input costs setting this one node from the host, independent of the number of kernels
+that read the table. The driver keeps the arguments of running launches, so no buffer is shared with a call in flight,
+and nothing waits. If nothing moves the node is disabled (`cuGraphNodeSetEnabled`): the words are in device memory since
+the previous launch. Alternatives were a separate launch before the graph's (measured at two to three times the cost), a
+copy from pageable memory, and pinned buffers, which must not be reused before an event has completed.
 
-A node takes up to `WORDS_PER_NODE` words; larger tables have several. The driver carries all bytes of the arguments, so
-there is a kernel for small tables that has few.
+A node takes up to `WORDS_PER_NODE` words; larger tables have several nodes. The driver copies all bytes of the
+arguments, so small tables use kernels with fewer words.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ WORDS_PER_NODE = 480
 """Kernel arguments may take 4096 bytes on every driver and GPU that PyTorch runs on."""
 
 CAPACITIES = (16, 96, WORDS_PER_NODE)
-"""Words that kernels are built for, ascending. The smallest has room for one tensor map."""
+"""Numbers of words that kernels are built for, ascending. The smallest fits one tensor map."""
 
 SOURCE = """
 struct Words {{ unsigned long long word[{capacity}]; }};
@@ -47,7 +46,7 @@ extern "C" __global__ void {name}(unsigned long long* destination, unsigned coun
 """
 
 _WORDS = 2
-"""Which parameter of the kernel the words are."""
+"""The index of the kernel's parameter that has the words."""
 
 
 def build_table_kernel(target: str, capacity: int) -> bytes:
@@ -68,7 +67,7 @@ def build_table_kernel(target: str, capacity: int) -> bytes:
 
 
 class PointerTable:
-    """Hold a table on the device, and the nodes at the start of `target`, not instantiated yet, that write it.
+    """Hold a table on the device, and the nodes that write it at the start of `target`, which is not instantiated yet.
 
     All `slots` together fill the table without gaps.
     """
@@ -81,7 +80,7 @@ class PointerTable:
 
 
 def _table_node(target: EditableGraph, slots: Sequence[Slot], table_address: int, tools: DeviceTools) -> NodeUpdate:
-    """Add a node that writes some adjoining slots of the table."""
+    """Add a node that writes some adjacent slots of the table."""
     start = slots[0].offset_bytes
     count = sum(slot.size_bytes for slot in slots) // WORD_BYTES
     capacity = next(capacity for capacity in CAPACITIES if count <= capacity)

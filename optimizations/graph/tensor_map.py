@@ -1,9 +1,9 @@
 """Find tensor maps (TMA descriptors) in kernel parameters.
 
-A tensor map is 128 opaque bytes, aligned to 64, that hold an address in an encoding NVIDIA does not publish. But
-`cuTensorMapReplaceAddress` gives the proof: a window of 128 bytes is a tensor map over input i at some offset exactly
-when replacing its address by where that place lay in the second capture turns the first capture's bytes into the
-second's. (CUDA Driver API, "Tensor Map Object Management"; compute capability 9.0 and up.)
+A tensor map is 128 opaque bytes, aligned to 64, that hold an address in an encoding NVIDIA does not publish.
+`cuTensorMapReplaceAddress` proves it: 128 bytes are a tensor map over an address in input i exactly if replacing that
+address by its counterpart in the second capture turns the first capture's bytes into the second's. (CUDA Driver API,
+"Tensor Map Object Management"; compute capability 9.0 and up.)
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def find_tensor_maps(
 
     Args:
         first, second: the parameter's bytes in the two captures, of the same length.
-        moves: where the inputs' placeholders lay in them.
-        replace: `cuTensorMapReplaceAddress`, or what stands for it.
+        moves: the inputs' placeholders in both captures.
+        replace: `cuTensorMapReplaceAddress`, or a fake in tests.
 
-    Windows do not overlap. Where the bytes prove more than one origin, there is one entry for each of them.
+    Tensor maps do not overlap. If the bytes prove more than one origin, there is one entry for each of them.
     """
     found: list[tuple[int, Origin]] = []
     offset = 0
@@ -56,7 +56,7 @@ def find_tensor_maps(
 
 
 def _candidates(before: bytes, after: bytes, moves: Moves) -> Iterator[Origin]:
-    """Yield origins worth a proof: the start of every moved input, and every place a plain word of the window names."""
+    """Yield candidate origins: the start of every moved input, and every address that a word of the window holds."""
     seen: set[Origin] = set()
     for start in range(0, TENSOR_MAP_BYTES, WORD_BYTES):
         words = (int.from_bytes(data[start : start + WORD_BYTES], "little") for data in (before, after))
@@ -66,10 +66,10 @@ def _candidates(before: bytes, after: bytes, moves: Moves) -> Iterator[Origin]:
 
 
 class TensorMapCell:
-    """Hold a tensor map: the one captured, with an address put in (`host`, Note [Places of addresses]).
+    """Hold the captured tensor map with a replaced address (`host`, Note [Places of addresses]).
 
     Args:
-        place: where the 128 bytes go.
+        place: the memory for the 128 bytes.
         captured: the tensor map that was captured.
     """
 
@@ -80,10 +80,10 @@ class TensorMapCell:
 
     @property
     def value(self) -> bytes:
-        """Return the 128 bytes that are there now. Setting an address writes the captured map with that address.
+        """Return the current 128 bytes. Setting an address writes the captured map with that address.
 
         Raises:
-            AddressRefused: the driver does not take the address, when it is set.
+            AddressRefused: the driver rejects the address that is set.
         """
         return ctypes.string_at(self._place, TENSOR_MAP_BYTES)
 
@@ -99,7 +99,7 @@ def driver_replace_address(driver: Any) -> ReplaceAddress:
     """Return a function that calls `cuTensorMapReplaceAddress` of `cuda.bindings.driver` on a copy of the bytes.
 
     The driver writes descriptors only at addresses aligned to 64 bytes, which an object of the bindings need not be.
-    It answers `CUDA_ERROR_INVALID_VALUE` for bytes or an address it does not accept; any other failure is raised as a
+    It returns `CUDA_ERROR_INVALID_VALUE` for bytes or an address it does not accept; any other failure is raised as a
     `CudaCallFailed`.
     """
 
