@@ -1,18 +1,18 @@
 """Read runs and explanations strictly, join several runs into one report, and sort their rows into groups.
 
-Note [Alone]: workloads that are measured while others are, on other GPUs of the host, or while other programs are at
-work there, have slower host times, those of `compile` most of all, and speed-ups over it look larger than they are. So
-a newer run in which a workload was measured like that does not take the place of an older one in which it was alone,
-unless a mode was not measured then, or passed in one of them only. Of other programs, rows say since 2026-11-26 what
-they did meanwhile. Older rows count as alone where nothing is known against it.
+Note [Alone]: host times are longer if other workloads are measured on other GPUs of the host at the same time, or other
+programs run there. This affects `compile` most, so that speed-ups over it are overestimated. So such rows do not
+replace those of an older run in which the workload was alone, unless the older one lacks a mode, or a mode passed in
+only one of them. Rows since 2026-11-26 have the load of other programs. Older rows count as alone unless the recorded
+times show otherwise.
 
-Note [Captured iterations]: modes that capture a whole iteration or its module (`step`, `callables`) run where they are
-named, and then next to a few others, as a rule. Such a run does not take the place of an older one that has modes which
-it lacks: most tables are of those. It has a report of its own.
+Note [Captured iterations]: modes that capture a whole iteration or its module (`step`, `callables`) run only if they
+are named, usually together with few others. Such a run does not replace an older one with modes that it lacks, because
+most tables show those modes. It has a separate report.
 
-Note [At the same time]: on one host workloads disturb each other's host times, most of all those of mode `compile`,
-whose host has most to do. Shards of one run may be on the GPUs of one host: a row does not say which host it is of, so
-shards on several hosts are named as well. Of other programs only rows since 2026-11-26 know
+Note [At the same time]: workloads on one host disturb each other's host times, most of all those of mode `compile`,
+which uses the host most. Shards of one run may be on the GPUs of one host. Rows do not record the host, so shards on
+several hosts are named as well. Rows since 2026-11-26 also have the load of other programs
 (`suite.results.schema.HostUse`).
 """
 
@@ -38,8 +38,9 @@ FULL_SIZE = "full"
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Hold a failed cell whose row is not in the report, because the workload was measured again: later in the same run
-    (`by` is None), or in the run `by`.
+    """Hold a failed cell that the report leaves out because the workload was measured again.
+
+    This was later in the same run (`by` is None), or in the run `by`.
     """
 
     cell: Cell
@@ -51,9 +52,9 @@ class Superseded:
 class Run:
     """Hold a run as the report shows it, or several joined (`suite.report.runs`): cells by workload, in order of modes.
 
-    `missing` are the (workload, mode) pairs the run set out to measure and has not; `superseded` failures that newer
-    rows stand for. `remarks` say what is wrong with its files. `parts` are the runs that were joined, oldest first,
-    each with the cells taken from it; `environment` is then that of the newest.
+    `missing` are the planned (workload, mode) pairs without a row; `superseded` failures that newer rows replace.
+    `remarks` are errors in its files. `parts` are the joined runs, oldest first, each with its cells; `environment` is
+    then that of the newest.
     """
 
     environment: Environment
@@ -65,7 +66,7 @@ class Run:
 
     @property
     def device(self) -> str:
-        """Return what it was measured on: the GPU's name, or the CPU's model for a run without one."""
+        """Return the device of the run: the GPU's name, or the CPU's model for a run without one."""
         gpu, only_cpu = self.environment.gpu, bool(self.cells) and all(cell.device == "cpu" for cell in self.cells)
         return gpu.name if gpu and not only_cpu else f"CPU {self.environment.cpu.model}"
 
@@ -81,7 +82,7 @@ class Run:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Return what the rows are called, each once, in the order of the cells."""
+        """Return the labels of the rows, each once, in the order of the cells."""
         return tuple(dict.fromkeys(cell_label(cell) for cell in self.cells))
 
     def find(self, row: str, mode: str) -> Cell | None:
@@ -90,31 +91,29 @@ class Run:
 
 
 def mode_order(mode: str) -> tuple[int, str]:
-    """Return the sort key of a mode: its place in `MODES`; modes this version does not know come last."""
+    """Return the sort key of a mode: its index in `MODES`; unknown modes are last."""
     names = list(MODES)
     return (names.index(mode) if mode in names else len(names), mode)
 
 
 def row_label(workload: str, *remarks: str | None) -> str:
-    """Return what a row is called: the acronym, and in brackets what sets it apart from the published program in full
-    size."""
+    """Return the label of a row: the acronym, and in brackets differences from the published program in full size."""
     remarkable = [remark for remark in remarks if remark not in (None, PUBLISHED_VARIANT, FULL_SIZE)]
     return f"{workload} ({', '.join(map(str, remarkable))})" if remarkable else workload
 
 
 def cell_label(cell: Cell) -> str:
-    """Return what the row of a cell is called."""
+    """Return the label of a cell's row."""
     return row_label(cell.workload, cell.variant, cell.size, "with optimizer" if cell.with_optimizer else None)
 
 
 def cell_order(cell: Cell) -> tuple[str, tuple[int, str]]:
-    """Return the sort key of a cell: by what the row is called, then in the order of modes."""
+    """Return the sort key of a cell: by the label of its row, then in the order of modes."""
     return cell_label(cell), mode_order(cell.mode)
 
 
 def is_as_published(cell: Cell) -> bool:
-    """Return whether published numbers may stand next to this cell: the published program in full size, nothing
-    added."""
+    """Return whether the cell is the published program in full size without additions, as published numbers are."""
     return cell.variant == PUBLISHED_VARIANT and cell.size == FULL_SIZE and not cell.with_optimizer
 
 
@@ -176,15 +175,15 @@ def load_explanations(folder: Path) -> tuple[Explanation, ...]:
 
 
 ROUNDING = timedelta(seconds=1)
-"""Rounding of the time at which a row begins. Workloads of one process of the suite overlap by less."""
+"""Rounding of the start time of a row. Workloads of one process of the suite overlap by less."""
 
 
 DISTURBING_CORES = 1.0
-"""That other programs keep busy. What an idle host does by itself is some tenths of a core."""
+"""Number of cores that count as load of other programs. An idle host itself uses some tenths of a core."""
 
 
 def next_to_programs(run: Run) -> tuple[str, ...]:
-    """Return what the rows are called of which a mode says that other programs were at work on the host meanwhile."""
+    """Return the labels of rows with a mode that recorded load of other programs."""
     found = {
         cell_label(cell)
         for cell in run.cells
@@ -195,10 +194,9 @@ def next_to_programs(run: Run) -> tuple[str, ...]:
 
 
 def at_the_same_time(run: Run) -> tuple[str, ...]:
-    """Return what the rows are called that were measured while rows of another part of the run were, in the order of
-    cells.
+    """Return the labels of rows that were measured at the same time as rows of another part, in the order of cells.
 
-    Parts are the runs of a report. Of a run that versions before 0.2.0 joined from shards all that is known is that no
+    Parts are the runs of a report. For a run that versions before 0.2.0 joined from shards, it is only known that no
     workload is in two of them.
     """
     spans = []
@@ -243,13 +241,13 @@ def load_runs(folders: Sequence[Path]) -> Run:
         InvalidResults: see `load_run`.
         WrongUse: see `join_runs`.
     """
-    with uncollected():  # after each run there would be one over all runs before
+    with uncollected():  # otherwise each run would trigger a collection over all earlier ones
         runs = [load_run(folder) for folder in folders]
     return join_runs(runs)
 
 
 def load_recorded(folders: Sequence[Path]) -> Run | None:
-    """Return all runs of these folders that can be read and fit to the newest, joined. The others are in `remarks`."""
+    """Return the runs of these folders that can be read and combined with the newest, joined; `remarks` name others."""
     runs, remarks = [], []
     with uncollected():
         for folder in folders:
@@ -271,14 +269,13 @@ def load_recorded(folders: Sequence[Path]) -> Run | None:
 
 
 def join_runs(runs: Sequence[Run]) -> Run:
-    """Return several runs as one report shows them; a single run as it is.
+    """Join several runs for one report; a single run is unchanged.
 
-    All rows of a workload are of one run, for ratios are of one run only: the newest that has any, or an older one as
-    Note [Alone] and Note [Captured iterations] say. Missing are the cells of workloads that no run
-    has.
+    All rows of a workload are of one run, because ratios are computed within a run: the newest that has any, or an
+    older one by Note [Alone] and Note [Captured iterations]. `missing` has the cells of workloads that no run has.
 
     Raises:
-        WrongUse: a run is there twice, or the runs differ in GPU model, driver or PyTorch.
+        WrongUse: a run is given twice, or the runs differ in GPU model, driver or PyTorch.
     """
     if len(runs) == 1:
         return runs[0]
@@ -306,7 +303,7 @@ def join_runs(runs: Sequence[Run]) -> Run:
 
 
 def _taken(runs: Sequence[Run]) -> dict[str, int]:
-    """Return which of these runs, oldest first, each workload's rows are of."""
+    """Return the run of each workload's rows, from these runs, oldest first."""
     others = [{*at_the_same_time(run), *next_to_programs(run)} for run in runs]
     have: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
@@ -326,16 +323,14 @@ def _taken(runs: Sequence[Run]) -> dict[str, int]:
 
 
 def _captures_and_lacks(new: Run, old: Run, label: str) -> bool:
-    """Return whether the newer run captured iterations of it, which the older did not, and lacks modes of the older
-    one."""
+    """Return whether only the newer run captured iterations of the workload, and it lacks modes of the older one."""
     ours, theirs = ({cell.mode for cell in run.cells if cell_label(cell) == label} for run in (new, old))
     captures = any(mode in MODES and MODES[mode].captures_more for mode in ours - theirs)
     return captures and not theirs <= ours
 
 
 def _tells_as_much(old: Run, new: Run, label: str) -> bool:
-    """Return whether nothing is lost where the older run's rows stand for the newer one's: no mode, and no other
-    outcome."""
+    """Return whether the older run's rows have all modes of the newer one's with the same outcomes."""
     sides = [
         [(cell.mode, cell.status is Status.PASS) for cell in run.cells if cell_label(cell) == label]
         for run in (old, new)
@@ -346,8 +341,8 @@ def _tells_as_much(old: Run, new: Run, label: str) -> bool:
 
 
 def _check_together(runs: Sequence[Run]) -> None:
-    """Refuse runs whose rows may not stand in one table."""
-    # Two shards may have been started in the same second; only all that is recorded of a run tells it from another.
+    """Refuse runs whose rows may not be in one table."""
+    # Two shards may have started in the same second, so runs are equal only if their whole records are.
     pairs = itertools.combinations(runs, 2)
     if again := next((new for old, new in pairs if old.environment == new.environment), None):
         raise WrongUse(f"run {_called(again)} is given twice; name each run once")
@@ -361,7 +356,7 @@ def _check_together(runs: Sequence[Run]) -> None:
 
 
 def _differences(one: Run, other: Run) -> list[str]:
-    """Return what keeps the rows of two runs out of one table: its name, with both values."""
+    """Return the first difference that prevents a common table of two runs: its name, with both values."""
     compared = (
         ("GPU", one.device, other.device),
         ("driver", one.environment.driver, other.environment.driver),
@@ -371,7 +366,7 @@ def _differences(one: Run, other: Run) -> list[str]:
 
 
 def _release(run: Run) -> str:
-    """Return PyTorch's version with the CUDA version it was built for, however the package spells that."""
+    """Return PyTorch's version with its CUDA version in a uniform notation."""
     version, _, built = run.environment.torch.partition("+")
     cuda = run.environment.torch_cuda
     return f"{version} for CUDA {cuda}" if cuda else f"{version}+{built}" if built else version
@@ -387,7 +382,7 @@ def _age(run: Run) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Hold rows that belong into one figure. `suffix` ends the names of its figures, `title` its sentences."""
+    """Hold the rows of one figure. `suffix` is appended to the names of its figures, `title` to its sentences."""
 
     suffix: str
     title: str
@@ -395,7 +390,7 @@ class RowGroup:
 
     @property
     def has_means(self) -> bool:
-        """Return whether a row stands for a workload: over several GPUs there is one for each number of ranks."""
+        """Return whether a row is of this workload: over several GPUs there is one for each number of ranks."""
         return self.suffix != "_gpus"
 
 

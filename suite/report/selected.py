@@ -1,7 +1,7 @@
-"""Read from `Metrics.encore_report` how calls of each function run, as rows of a run have it.
+"""Read the chosen variant of each function from `Metrics.encore_report` in rows of a run.
 
-Rows of Encore 0.1 have other fields: selection timed each candidate there, for groups of functions that run together.
-With `selection="measure"` newer rows have times as well.
+Rows of Encore 0.1 have different fields: there selection timed each candidate, for groups of functions that run
+together. With `selection="measure"` newer rows have times as well.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ CANDIDATE_OF = {"no graph": "none", "copies": "copy", "in place": "indirection"}
 
 @dataclass(frozen=True, slots=True)
 class SelectedFunction:
-    """Hold a function that graphs are recorded of.
+    """Describe a function of which graphs are recorded.
 
     Attributes:
-        graph, group: the FX graph that it is of, and the functions that were judged together.
-        kept: "none" (no graph), "copy" or "indirection"; None where that is not decided.
+        graph, group: its FX graph, and the group of functions that were timed together.
+        kept: "none" (no graph), "copy" or "indirection"; None if undecided.
         median_us: time of an iteration by candidate, of those that were timed.
     """
 
@@ -36,7 +36,7 @@ class SelectedFunction:
     reason: str | None
 
     def gain(self, candidate: str | None) -> float | None:
-        """Return how many times faster the candidate is than no graph; None where either was not timed."""
+        """Return the speed-up of the candidate over no graph; None if either was not timed."""
         without, own = self.median_us.get("none"), self.median_us.get(candidate or "")
         return without / own if without and own else None
 

@@ -1,9 +1,9 @@
-"""Make tables of how many times faster modes of a run are: per workload with intervals and verdicts, and on average.
+"""Make tables of speed-ups of a run's modes: per workload with intervals and verdicts, and on average.
 
 Note [The same against the same]: every FAST or SLOW between two modes that are the same program is a false finding, so
-their share among these pairs tells how far the other verdicts can be trusted. Modes are taken for the same program
-where one says so of the other (`suite.measure.modes.Mode.same_as`) and both ran the same kernels in as many graphs and
-copied as much.
+their share among these pairs measures the reliability of other verdicts. Modes count as the same program if one
+declares it (`suite.measure.modes.Mode.same_as`), and both ran the same kernels in equally many graphs and copied as
+much.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KERNELS_NOTE = (
     f"{Kernels.RETUNED.value}: the modes do not run the same kernels; {Kernels.UNSEEN.value}: which kernels they ran "
     "was not recorded; such a ratio has no verdict and is in no mean."
 )
-"""Note under tables with ratios whose kernels are not known to be the same."""
+"""Note under tables with ratios whose kernels may differ."""
 
 
 def all_tables(ratios: Ratios, published: Published) -> tuple[Table, ...]:
@@ -91,8 +91,10 @@ def _group_means(ratios: Ratios, published: Published, modes: Sequence[str], bas
 
 
 def headline(ratios: Ratios, published: Published) -> Table:
-    """Say of each of GraCE's workloads (else, of all) in the default mode how much faster it is than stock, and how far
-    from the floor. The last rows have the geometric means and the verdicts."""
+    """List each of GraCE's workloads (else all) in the default mode: its speed-up over stock and distance to the floor.
+
+    The last rows have the geometric means and the verdicts.
+    """
     run = ratios.run
     rows: list[Row] = []
     groups = row_groups(run, published)
@@ -217,7 +219,7 @@ def same_work(cell: Cell, other: Cell) -> bool:
 
 
 def false_findings(pairs: list[Comparison]) -> list[Comparison]:
-    """Return those of the same program that were called faster or slower."""
+    """Return the comparisons of equal programs with verdict faster or slower."""
     return [pair for pair in pairs if pair.verdict in (Verdict.FAST, Verdict.SLOW)]
 
 

@@ -1,7 +1,7 @@
-"""Compute what a program's start takes: until it is settled, for its first calls, and until Encore has paid for itself.
+"""Compute the time of a program's start: until it is settled, for its first calls, and until Encore is faster in total.
 
-The first calls are measured one by one (`CompileTimes.calls_s`), each to its end. Calls after those are taken at the
-mode's steady time, the median of its timed blocks.
+The first calls are timed one by one with synchronization (`CompileTimes.calls_s`). Later calls are assumed to take the
+median of the mode's timed blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEVER = "never"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Hold a mode's first calls, in seconds each, and how long each later call takes."""
+    """Hold the seconds of each of a mode's first calls, and of a later call."""
 
     calls_s: tuple[float, ...]
     steady_s: float
@@ -34,7 +34,7 @@ class Start:
         return sum(self.calls_s[:calls]) + max(0, calls - len(self.calls_s)) * self.steady_s
 
     def pays_after(self, other: Start) -> int | None:
-        """Return from which call on the sum of calls is no larger than the other's; None where it never stays so."""
+        """Return the call after which the total time stays at most the other's; None if there is none."""
         measured = max(len(self.calls_s), len(other.calls_s))
         last_above = max((n for n in range(1, measured + 1) if self.sum_s(n) > other.sum_s(n)), default=0)
         if last_above < measured and self.steady_s <= other.steady_s:
@@ -46,7 +46,7 @@ class Start:
 
 
 def start_of(cell: Cell) -> Start | None:
-    """Return what was measured of a cell's start; None where calls were not noted one by one."""
+    """Return the measurements of a cell's start; None if calls were not timed one by one."""
     steady_us = host_median_us(cell)
     if cell.compile is None or not cell.compile.calls_s or steady_us is None:
         return None

@@ -1,8 +1,8 @@
 """Write one table of a report as CSV for programs or Markdown for readers. Same content, same bytes.
 
-CSV holds raw values (unit in the column's name, empty where nothing was measured) and the provenance of each row in the
-last columns; a cell that is a sentence to readers has a column for each of its values. Markdown holds printed values,
-with the provenance above: of several runs, with the workloads of each.
+CSV has raw values (unit in the column's name, empty where nothing was measured) and the provenance of each row in the
+last columns; a cell with several values has a column for each. Markdown has printed values, with the provenance above:
+for several runs, with the workloads of each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from suite.report.units import escape, format_heading, format_value, markdown_ta
 
 
 class Detailed(str):
-    """Hold the text of a cell, with the raw values it is made of: `values` by the ends of their columns' names in CSV.
+    """Hold the text of a cell with its raw values: `values` by the suffixes of their columns' names in CSV.
 
     The column "graph" with a cell of values `speedup` and `low` is "graph_speedup" and "graph_low" there. Without any
     value, the cell is empty there.
@@ -34,9 +34,9 @@ class Detailed(str):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Hold columns and rows with what a reader must know of them.
+    """Hold columns and rows with notes and provenance.
 
-    The last `summary_rows` of `frame` sum up those above and stay at the end when the table is sorted.
+    The last `summary_rows` of `frame` summarize those above and stay at the end when the table is sorted.
     """
 
     name: str
@@ -80,7 +80,7 @@ def to_csv(table: Table, provenance: Provenance) -> str:
 
 
 def _raw(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with each column that has `Detailed` cells taken apart into columns of their values."""
+    """Return the frame with each column of `Detailed` cells split into columns of their values."""
     columns: dict[str, list[object]] = {}
     for name in frame.columns:
         cells = list(frame[name])

@@ -1,8 +1,8 @@
-"""Estimate how much a ratio within one run differs from the same ratio within another run, with its interval.
+"""Estimate the change of a ratio between two runs, with its interval.
 
-Note [Difference in differences]: two runs were never alive together, so a difference of their times is also one of
-their hosts, clocks and neighbours. Each run therefore gives the ratio of a mode over a baseline of the same run, whose
-blocks alternated with it, and what is compared are these ratios. What slows a whole run cancels.
+Note [Difference in differences]: two runs were never alive together, so their times also differ by hosts, clocks and
+other load. So the compared values are ratios of a mode over a baseline of the same run, whose blocks alternated with
+it. Effects on a whole run cancel.
 
 Note [Both intervals]: processes of one program differ, and every process gives one log ratio. The change is the
 difference of the two means, and its variance is that of one process times (1 / processes of BASE + 1 / processes of
@@ -40,9 +40,9 @@ OTHER_KERNELS = "other kernels than"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Hold a change with what it was made from: the baseline and the ratios over it in BASE and in NEW.
+    """Hold a change with its baseline and the ratios over it in BASE and in NEW.
 
-    `reason` says why there is no change.
+    `reason` is set if there is no change.
     """
 
     change: Ratio | None
@@ -83,7 +83,7 @@ class WithinRuns:
         return Found(None, reason="; ".join(dict.fromkeys(whys)) or "other modes are compared with it")
 
     def _ratios_of_run(self, side: int, label: str, mode: str, baseline: str) -> LogRatios | str:
-        """Return the log ratios of the processes of one run, or why there are none."""
+        """Return the log ratios of the processes of one run, or the reason why there are none."""
         cell, reference = self._rows[side].get((label, mode)), self._rows[side].get((label, baseline))
         if cell is None or reference is None:
             return f"{baseline} was not measured"
@@ -99,7 +99,7 @@ class WithinRuns:
         return ratios
 
     def _spread_of_both(self, label: str) -> stats.Spread:
-        """Return what all ratios of a workload tell of how much processes differ: see Note [Both intervals]."""
+        """Estimate the variance between processes from all ratios of a workload: see Note [Both intervals]."""
         pairs, modes = [], set()
         for cell in (cell for (name, _), cell in self._rows[0].items() if name == label):
             for baseline in baselines(cell):

@@ -2,14 +2,14 @@
 
 Note [Decision]: a row is a regression if the whole 95 % interval of its change is slower by more than the threshold, if
 the same kernels take longer by more than it, or if it passed and now fails. A mode's geometric mean over workloads is
-better known than any row: it is a regression if its whole interval is below 1 and it is slower by more than half of the
+more precise than any row: it is a regression if its whole interval is below 1 and it is slower by more than half of the
 threshold. `tests/suite/report/two_runs/test_recorded_runs.py` has the rates of wrong and missed findings on recorded
 runs.
 
-Note [Controls]: modes that Encore has no part in are the same program in both runs where PyTorch, driver and GPU are
-equal. Their changes are shown, and are no findings: they tell how far two runs differ when nothing has changed.
+Note [Controls]: modes without Encore are the same program in both runs if PyTorch, driver and GPU are equal. Their
+changes are shown, and are no findings: they show how much two runs of an unchanged program differ.
 
-Note [Kernels]: Inductor may tune kernels anew in every run, and a time then compares two results of tuning. Within a
+Note [Kernels]: Inductor may tune kernels again in every run, and a time then compares two results of tuning. Within a
 run a mode and its baseline run the same kernels, so the ratio of the two stays comparable. Where both runs have the
 same kernels, the sums of kernel times are compared as well, relative to those of the controls; on recorded runs they
 agree within 1 %.
@@ -44,7 +44,7 @@ from suite.results.store import find_run
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Hold one side of a comparison: a run, and what the user calls it."""
+    """Hold one side of a comparison: a run, and the user's name for it."""
 
     name: str
     run: Run
@@ -66,7 +66,7 @@ _NOT_SETTINGS = ("workloads", "modes", "shard")
 
 
 class Difference(NamedTuple):
-    """Hold something that the two runs do not have in common, as text."""
+    """Describe one difference of two runs, as text."""
 
     what: str
     base: str
@@ -74,7 +74,7 @@ class Difference(NamedTuple):
 
 
 def differences(base: Run, new: Run) -> tuple[Difference, ...]:
-    """List everything recorded of two runs that differs, the weightiest first."""
+    """List all differences in the records of two runs, the most important first."""
     ours, theirs = _facts(base), _facts(new)
     names = [*ours, *(name for name in theirs if name not in ours)]
     pairs = ((name, ours.get(name, "none"), theirs.get(name, "none")) for name in names)
@@ -90,15 +90,15 @@ def _facts(run: Run) -> dict[str, str]:
 
 DEFAULT_THRESHOLD = 0.05
 LEAST_IN_MEAN = 3
-"""Workloads that a geometric mean needs to be judged: of fewer, the rows say all there is."""
+"""Number of workloads that a geometric mean needs for a verdict."""
 _MOST_MORE = 10
-"""No run is measured with more times as many processes."""
+"""Largest factor by which advice increases the number of processes."""
 _SHAPE = ("task", "batch", "dtype_policy", "device", "parameters", "input_bytes")
-"""Fields of a row that must agree: with another batch it is another workload."""
+"""Fields of a row that must be equal; a different batch, for example, is a different workload."""
 
 
 class Outcome(StrEnum):
-    """List what NEW may be found to be, for a row or for a mode's mean."""
+    """List the verdicts on NEW, for a row or for a mode's mean."""
 
     REGRESSION = "regression"
     FASTER = "faster"
@@ -113,10 +113,10 @@ DECIDED = (Outcome.REGRESSION, Outcome.FASTER, Outcome.SAME)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Hold a row of both sides. `change` says how many times faster NEW is, by its ratio over `baseline` in its run.
+    """Hold a row of both sides. `change` is the speed-up of NEW, by its ratio over `baseline` in its run.
 
-    `ratios` are these ratios, of BASE and of NEW. `kernel_change` is how many times faster the same kernels are.
-    `base_us` and `new_us` are medians over all samples. `reason` says why nothing is decided, or what failed.
+    `ratios` are these ratios, of BASE and of NEW. `kernel_change` is the speed-up of the same kernels. `base_us` and
+    `new_us` are medians over all samples. `reason`: why nothing is decided, or which side failed.
     """
 
     label: str
@@ -134,7 +134,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Hold the geometric mean of a mode's changes over workloads, and what it says."""
+    """Hold the geometric mean of a mode's changes over workloads, and its verdict."""
 
     change: Ratio
     outcome: Outcome
@@ -142,7 +142,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Hold all that `encore compare` says. `means` are by mode; `advice` says what would decide what is undecided."""
+    """Hold the result of `encore compare`. `means` are by mode; `advice` is on how to decide undecided rows."""
 
     base: str
     new: str
@@ -176,10 +176,10 @@ def compare_sides(
     """Compare two runs mode by mode, and decide.
 
     Args:
-        base: the side that was there before.
+        base: the older side.
         new: the side in question; changes above 1 mean that it is faster.
         metric: time of one iteration to completion, or per iteration of iterations issued back to back.
-        threshold: how much slower a row must be to be a regression, 0.05 = 5 %; see Note [Decision].
+        threshold: smallest slowdown of a row that is a regression, 0.05 = 5 %; see Note [Decision].
 
     Raises:
         WrongUse: the threshold is not a share, both runs are the same, the devices differ, or no row is in both; the
@@ -274,13 +274,13 @@ def _means(pairs: Sequence[Pair], threshold: float) -> dict[str, Mean]:
 
 
 def _advice(pairs: Sequence[Pair], threshold: float) -> tuple[str, ...]:
-    """Say what would decide the rows that are undecided."""
+    """Return advice on how to decide undecided rows."""
     undecided = [pair for pair in pairs if pair.outcome is Outcome.UNDECIDED]
     if not undecided and not any(pair.outcome in DECIDED for pair in pairs):
         return ("The runs share no mode of Encore's that passed in both: measure one, as --modes graph,encore.",)
     advice = []
     if wide := [pair.change.half_width() / math.log1p(threshold) for pair in undecided if pair.change and threshold]:
-        more = (2 * median(wide)) ** 2  # an interval narrows with the root of the number of processes
+        more = (2 * median(wide)) ** 2  # the width of an interval scales with 1 / sqrt(processes)
         processes = f"measure both runs with about {max(more, 1.5):.1f} times as many processes (--processes), "
         advice.append(
             f"{_rows(len(wide))} an interval too wide for {threshold:.0%}: {processes if more <= _MOST_MORE else ''}"
@@ -305,7 +305,7 @@ def _rows(count: int) -> str:
 
 
 def _kernel_change(ours: Cell, theirs: Cell) -> float | None:
-    """Return how many times faster the kernels of NEW's row are; None where the two do not run the same kernels."""
+    """Return the speed-up of the kernels of NEW's row; None if the two run different kernels."""
     before, after = ours.metrics, theirs.metrics
     if not (before and after and before.kernels and after.kernels and before.kernel_time_us and after.kernel_time_us):
         return None
@@ -323,7 +323,7 @@ def _identity(run: Run) -> tuple[str, str]:
 
 
 def _about_side(side: str, of: Side) -> list[str]:
-    """Say that it is a smoke run, what is wrong with its files, and what was not run yet."""
+    """Return remarks on a smoke run, errors in its files, and missing cells."""
     remarks = [f"{side} is a {warning}"] if (warning := of_run(of.run).warning) else []
     remarks += [f"{side}: {remark}" for remark in of.run.remarks]
     missing: dict[str, list[str]] = {}

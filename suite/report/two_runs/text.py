@@ -39,7 +39,7 @@ _Table = tuple[str, Sequence[Sequence[str]], Sequence[str]]
 
 
 def headline(comparison: Comparison) -> str:
-    """Say in one sentence what was decided."""
+    """Summarize the decision in one sentence."""
     if found := comparison.regressions:
         named = ", ".join(found[:_MOST_NAMED]) + (
             f" and {len(found) - _MOST_NAMED} more" if found[_MOST_NAMED:] else ""
@@ -57,7 +57,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def to_json(comparison: Comparison) -> dict[str, JsonValue]:
-    """Return everything, with raw numbers."""
+    """Return the comparison as JSON values, with raw numbers."""
     return {
         "base": comparison.base,
         "new": comparison.new,
@@ -86,7 +86,7 @@ def _pair_json(pair: Pair) -> dict[str, JsonValue]:
 
 
 def print_terminal(comparison: Comparison, console: Console) -> None:
-    """Print what differs around the runs, remarks, means, rows, what has no partner, and the decision."""
+    """Print differences of environments, remarks, means, rows, rows without a partner, and the decision."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
