@@ -21,8 +21,8 @@ COMPILERS: Mapping[str, Mapping[str, Any]] = {
     "stock": {"mode": "reduce-overhead"},
     "encore": {"backend": "encore", "options": {"selection": "off", "concurrency": FORCED_BRANCHES.concurrency()}},
 }
-"""Keywords of `torch.compile`. With Encore's rules functions of one or two kernels, which most samples are, would run
-without a graph."""
+"""Keywords of `torch.compile`. With Encore's rules functions of few kernels, which most samples are, would run without
+a graph."""
 
 INDUCTOR = {"fallback_random": True}
 """Random numbers are eager's."""
