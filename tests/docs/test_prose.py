@@ -14,7 +14,9 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("encore", "host_tuning", "models", "optimizations", "suite")
 FOLDERS = (*PACKAGES, "docs", "figures", "results/recorded", "tests")
-PLAIN_TESTS = ("tests/fuzz", "tests/judges", "tests/kinds", "tests/support")
+PLAIN_TESTS = tuple(
+    f"tests/{name}" for name in ("fuzz", "judges", "kinds", "models", "optimizations", "suite", "support", "tools")
+)
 """Folders of tests whose names, comments and docstrings use the field's words, too."""
 
 MOST_WORDS = 1_500

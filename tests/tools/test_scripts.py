@@ -301,11 +301,11 @@ ALONE = "<-m><pytest><-m><gpu and alone>"
 def test_gpu_tests_run_together_then_alone(checkout: Checkout) -> None:
     for name in ("found", "other"):
         (checkout.root / "tests" / f"test_{name}.py").write_text("@pytest.mark.gpu\n" if name == "found" else "")
-    in_turns = f"{TOGETHER}<--numprocesses><6><--dist><load><--maxschedchunk><1><-x>"
+    together = f"{TOGETHER}<--numprocesses><6><--dist><load><--maxschedchunk><1><-x>"
     for given in ((), ("tests/test_other.py",), ("tests/test_other.py::test_it",)):
         assert checkout.run("run_tests.sh", "--gpu", "-x", *given, STUB_GPU="NVIDIA H200").returncode == 0
         files = "".join(f"<{name}>" for name in given or ("tests/test_found.py",))
-        assert checkout.calls()[-2:] == [f"{in_turns}{files}", f"{ALONE}<-x>{files}"]
+        assert checkout.calls()[-2:] == [f"{together}{files}", f"{ALONE}<-x>{files}"]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_no_compilation_gives_an_empty_list() -> None:
 def test_source_lines_contain_no_local_path() -> None:
     root = Path(__file__).resolve().parents[3]
     line = f"{root}/models/networks/clip.py:144 in forward: mask = self.mask.to(x.device)"
-    elsewhere = "/home/somebody/program.py:3 in <lambda>"
+    elsewhere = "/home/user/program.py:3 in <lambda>"
     ENTRIES.append(
         Entry(
             PlacementReport(

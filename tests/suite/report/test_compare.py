@@ -288,7 +288,7 @@ def test_ratio_of_other_kernels_has_no_verdict_and_no_mean(ours, kernels, verdic
 
 @pytest.mark.parametrize("side", ["compile", "graph"])
 def test_processes_with_own_kernels_have_no_verdict(side):
-    """A later process of one of the two may have tuned otherwise."""
+    """A later process of one of the two may run different kernels after tuning."""
     modes = {"compile": steady([100] * 6), "graph": steady([50] * 6)}
     cells = [cell(mode=mode, **times, other_kernels=[1] * (mode == side)) for mode, times in modes.items()]
     item = only(compare.Ratios(run_of(*cells)), "graph", "compile")

@@ -190,7 +190,7 @@ def test_more_processes_are_wanted_where_ratios_are_wide() -> None:
     assert enough_processes([])
     assert enough_processes([ratio(0.023)] * 4)
     assert not enough_processes([ratio(0.024)] * 4)
-    assert not enough_processes([ratio(0.001), ratio(0.04)]), "one that is narrow by chance is not enough"
+    assert not enough_processes([ratio(0.001), ratio(0.04)]), "one that is accidentally narrow is not enough"
     assert enough_processes([ratio(0.04), *[ratio(0.001)] * 9])
     wide = [ratio(0.027)] * 4
     assert not enough_processes(wide)

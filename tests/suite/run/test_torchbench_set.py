@@ -141,7 +141,7 @@ def test_run_records_failures_and_measures_the_rest(tmp_path: Path):
                 file.unlink() if file.is_file() else file.rmdir()
             folder.rmdir()
     (models / "needs_more").mkdir()
-    source = "import package_that_nobody_has\nclass Model:\n    DEFAULT_EVAL_BSIZE = 1\n"
+    source = "import package_that_is_missing\nclass Model:\n    DEFAULT_EVAL_BSIZE = 1\n"
     (models / "needs_more" / "__init__.py").write_text(source)
     (models / "sparse_inputs").mkdir()
     (models / "sparse_inputs" / "__init__.py").write_text(SPARSE)
@@ -155,7 +155,7 @@ def test_run_records_failures_and_measures_the_rest(tmp_path: Path):
     cells = {cell.workload: cell for cell in store.read_run(out).cells}
     failed = cells.pop("torchbench:needs_more")
     assert failed.status == "model_fail_to_load"
-    assert "package_that_nobody_has" in (failed.error or "")
+    assert "package_that_is_missing" in (failed.error or "")
     refused = cells.pop("torchbench:sparse_inputs")
     assert refused.status == "model_fail_to_load"
     assert "sparse_inputs gives example inputs that cannot be varied: a torch.sparse_coo" in (refused.error or "")

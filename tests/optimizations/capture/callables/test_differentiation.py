@@ -259,7 +259,7 @@ def test_callable_that_returns_nothing_may_be_called_again() -> None:
     assert call.calls_without_graph == 0
 
 
-class GivesAway(torch.autograd.Function):
+class ReturnsOwnTensors(torch.autograd.Function):
     """Its gradients are its result and its input themselves."""
 
     @staticmethod
@@ -277,7 +277,7 @@ class GivesAway(torch.autograd.Function):
 STRANGE_GRADIENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "expanded": lambda x, weight: x * weight.sum(),
     "the tangent": lambda x, weight: x + weight,
-    "the result and the input": lambda x, weight: GivesAway.apply(x, weight),
+    "the result and the input": lambda x, weight: ReturnsOwnTensors.apply(x, weight),
 }
 
 

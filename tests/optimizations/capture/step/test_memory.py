@@ -36,26 +36,26 @@ def train(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def compare(
-    step: Callable[..., Any], models: list[nn.Sequential], others: list[nn.Sequential], turns: list[int]
+    step: Callable[..., Any], models: list[nn.Sequential], others: list[nn.Sequential], order: list[int]
 ) -> None:
     """Both must leave the same gradients in all models after each call."""
-    for index, turn in enumerate(turns):
-        x = torch.randn(4, models[turn][0].in_features, generator=torch.Generator().manual_seed(index))
-        loss = step(models[turn], x)
-        assert torch.equal(loss, train(others[turn], x))
+    for index, which in enumerate(order):
+        x = torch.randn(4, models[which][0].in_features, generator=torch.Generator().manual_seed(index))
+        loss = step(models[which], x)
+        assert torch.equal(loss, train(others[which], x))
         for mine, theirs in zip(nn.ModuleList(models).parameters(), nn.ModuleList(others).parameters(), strict=True):
             assert (mine.grad is None) == (theirs.grad is None), index
             assert mine.grad is None or torch.equal(mine.grad, theirs.grad), index
 
 
-TURNS = [0] * 6 + [1] * 6 + [0, 1] * 6
+ORDER = [0] * 6 + [1] * 6 + [0, 1] * 6
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_recordings_of_other_parameters_keep_gradients(first: int) -> None:
     device = CpuDevice()
     step = GraphedStep(train, device=device)
-    compare(step, two_models(), two_models(), [turn ^ first for turn in TURNS])
+    compare(step, two_models(), two_models(), [which ^ first for which in ORDER])
     report = step.report()
     assert len(report.recordings) == 2 and report.replays >= 15
     assert len(device.pools) == 2
