@@ -287,7 +287,7 @@ def static_loader(loader: Iterable[Any], device: torch.device | str | int | None
     Args:
         loader: yields tensors of any device, numbers and strings, in tuples, lists, dicts and nests of them. Batches of
             equal structure, shapes and dtypes share their buffers; each other kind gets its own, and a graph.
-        device: the GPU; the current one where it is None.
+        device: the GPU; the current one if None.
 
     Raises:
         TypeError: `loader` cannot be iterated over.

@@ -99,7 +99,7 @@ def entry_of_the_batch_replaced(train: Step) -> Step:
     return step
 
 
-@refused("is given another object in each call", line=False)
+@refused("is given a new object of an unknown kind on every call", line=False)
 def batches_of_a_class_that_is_unknown(device: str, train: Step) -> Any:
     class Given:
         def __init__(self, content: Batch) -> None:

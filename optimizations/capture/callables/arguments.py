@@ -136,7 +136,7 @@ def reached_by(number: int, function: Callable[..., Any], sample: Sample) -> Hos
             what = f"is a {kind}" if module is function else f"reaches {path}, a {kind}"
             raise StepRefused(
                 Refusal(
-                    f"{what}: what it does with other processes or GPUs is Python, and a graph runs none",
+                    f"{what}: it uses other processes or GPUs by Python code, which a graph does not run",
                     "pass the module that it wraps, or layers of that",
                 )
             )

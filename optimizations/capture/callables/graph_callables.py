@@ -59,7 +59,7 @@ from optimizations.weak_registry import WeakRegistry
 
 OTHER_SETTINGS = "it is called under other settings than when they were captured: autocast, precision or others"
 IN_USE = (
-    "it is called while backwards of earlier calls may still come, of as many as it has graphs for; let go of the "
+    "it is called while backwards of earlier calls may still come, of as many as it has graphs for; free the "
     "results of these calls, or give graph_callables the order in which the program runs; where one forward calls it "
     "several times, graph a function that makes all these calls"
 )
@@ -350,7 +350,7 @@ def graph_callables(
     made = GraphedCallables(flat, options, device)
     if sample_args is None:
         if order is not None or sample_kwargs is not None:
-            raise ValueError("order and sample_kwargs need sample_args; without all of them the first iteration tells")
+            raise ValueError("order and sample_kwargs need sample_args; without it the first iteration has both")
         made.note_first_iteration()
         return made
     samples = samples_of(sample_args, sample_kwargs, len(flat))

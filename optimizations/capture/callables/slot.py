@@ -188,7 +188,7 @@ class Slot:
             self.backward.reset()
 
 
-ARGUMENT_WRITTEN = "an argument lies in memory that it writes"
+ARGUMENT_WRITTEN = "an argument overlaps memory that the graph writes"
 RESULT_HELD = (
     "a result of an earlier call is held through a view, or was resized; drop it before, clone what you keep or "
     "resize, or pass outputs='copied'; results are copied from now on"
@@ -196,7 +196,7 @@ RESULT_HELD = (
 
 
 RAN_BACKWARD = (
-    "is called a second time, and is a graph that gives back what it read, whatever retain_graph says; compute all "
+    "is called a second time, but its graph frees what it read, also with retain_graph=True; compute all "
     "gradients in one backward, as torch.autograd.backward([a, b]) does, or leave the callable out of graph_callables"
 )
 
@@ -226,8 +226,8 @@ class Left:
         why = self.over
         if why is None and not self._slot.in_place():
             why = (
-                "would read a parameter or buffer where it lay, which was moved between its forward and its backward; "
-                "move it after the backward"
+                "would read the old address of a parameter or buffer, which was moved between its forward and its "
+                "backward; move it after the backward"
             )
         if why is None and any(tensor._version != version for tensor, version in self._versions):
             why = (

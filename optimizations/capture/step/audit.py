@@ -1,9 +1,9 @@
 """Check recordings: from time to time a call runs uncaptured, and its operators are compared with the recording's.
 
-What a recording depends on is compared before each replay as far as the contract of `graph_step` lists it. Everything
-else that decides which operators run, or with which numbers, shows here: the audited call runs as it is under the
-observer, does its work, and is compared operator by operator, by names, numbers, and the origins of tensors. Operators
-inside of compiled code are not dispatched: of these only a new compilation is noticed.
+The state that the contract of `graph_step` lists is compared before each replay. Everything else that affects which
+operators run, or with which numbers, is detected by audits. The audited call runs eagerly under the observer and does
+its work. Its operators are compared one by one, by names, numbers, and the origins of tensors. Operators inside
+compiled code are not dispatched: there only a new compilation is detected.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Literal
 CheckEvery = int | Literal["auto"] | None
 
 FIRST = (8, 16, 32)
-"""About so many calls of a recording before its first audits, with `check_every="auto"`."""
+"""Approximate numbers of calls before the first audits of a recording, with `check_every="auto"`."""
 MOST_TIME = 0.01
 """Share of a program's time that audits may take later."""
 IN_A_ROW = 2
 """Calls that are audited one after the other, with "auto": a value may change back in every other call."""
-_random = random.Random(0)  # the program's random numbers stay as they are
+_random = random.Random(0)  # a separate generator: the program's random numbers are not affected
 
 
 @dataclass(slots=True)

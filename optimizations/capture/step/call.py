@@ -196,7 +196,7 @@ def refused_iterators(state: HostState, is_named: Callable[[str], bool]) -> Iter
     for path in filter(is_named, state.iterators):
         yield Refusal(
             f"reads from an iterator, {path}",
-            "call next() before it and pass what it gives as an argument",
+            "call next() before it and pass its value as an argument",
             line_with(state.code, path),
         )
 

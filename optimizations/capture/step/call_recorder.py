@@ -307,7 +307,7 @@ class CallRecorder:
     def _find_device(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Device | None:
         """Return the GPU of the batch or of the reached tensors; None if there is none, or PyTorch is unsupported."""
         if (unknown := torch_internals.unsupported()) is not None:
-            self._all = Refusal(f"needs a PyTorch that Encore knows. {unknown}", "install one of these")
+            self._all = Refusal(f"needs a supported version of PyTorch. {unknown}", "install one of these")
             self._note(self._all)
             return None
         if self.device is None:

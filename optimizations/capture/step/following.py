@@ -4,10 +4,10 @@ Note [By name]. If only Triton kernels that Inductor generated receive an input 
 parameters of these launches (`graph.named_uses`), and the host updates them. The placeholder of an input has its own
 memory for the life of the recording. So no other node parameter may point into it. For operators that launch kernels,
 their arguments count instead (Note [What an operator was given] in `launches`). Gradients that the call left, and
-results that are copied after the launch, must not lie in it either. No trial launch is needed.
+results that are copied after the launch, must not overlap it either. No trial launch is needed.
 
 An input is still copied into its placeholder in a call where it lacks the alignment that the kernels may rely on, or
-lies in memory that the graph writes (`in_place.addresses`).
+overlaps memory that the graph writes (`in_place.addresses`).
 """
 
 from __future__ import annotations

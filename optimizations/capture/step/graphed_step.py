@@ -77,7 +77,7 @@ class GraphedStep:
         return self._recorder.report()
 
     def close(self) -> None:
-        """Free the graphs and their memory. Later calls run as they are.
+        """Free the graphs and their memory. Later calls run eagerly.
 
         Raises:
             RuntimeError: it is called by the step itself.
@@ -141,17 +141,17 @@ def graph_step(
     and its operators are compared with the recording's; a difference raises `StepChanged` with the line.
 
     `step(batch)` runs forward, loss, backward and optimizer, and returns losses and metrics as tensors. The first
-    calls run as they are. Then two calls of a signature (structure of the arguments; shape, strides and dtype of their
+    calls run eagerly. Then two calls of a signature (structure of the arguments; shape, strides and dtype of their
     tensors; numbers and strings) are observed, and if a graph could repeat them the next is recorded. Results are
     copied out and stay valid. What a graph cannot repeat is refused with a reason and a line, as a warning and in
-    `.report()`, and runs as it is. `.reset()` frees the graphs and begins again, `.close()` frees them for good.
-    `docs/capture.md` tells what works.
+    `.report()`, and runs eagerly. `.reset()` frees the graphs and begins again, `.close()` frees them for good.
+    `docs/capture.md` describes what works.
 
     Args:
         step: a function or method, its modules and optimizers reached through its variables and attributes.
         warm_up: calls before the first recording, at least 3; DistributedDataParallel gets 11.
-        limit: recordings alive at one time, at least 1; calls of further signatures run as they are.
-        on_refusal: "run" runs a refused step as it is, "raise" raises `StepRefused` before it does anything.
+        limit: recordings alive at one time, at least 1; calls of further signatures run eagerly.
+        on_refusal: "run" runs a refused step eagerly, "raise" raises `StepRefused` before it does anything.
         host_draws: "refused" refuses a step that draws random numbers on the host (PyTorch's CPU generator, `random`,
             NumPy). "unused" is your word that these numbers decide nothing, as those of LayerDrop at rate 0: launches
             do not draw them. A step is still refused if they reach the GPU or its results.
@@ -160,11 +160,11 @@ def graph_step(
         check_every: "auto" audits a few early calls, and later 1 % of the time; N audits every N-th call, None none.
         on_change: "raise" raises `StepChanged` where an audit finds a difference, "warn" warns and records again.
         concurrency: "auto" runs kernels that do not depend on each other at the same time, where that is measured to
-            make the graph 3 % faster; "off" one after the other. `docs/concurrency.md` tells more.
+            make the graph 3 % faster; "off" one after the other. See `docs/concurrency.md`.
 
     Raises:
         TypeError: the step is not a function, a number is not a whole one, or `key` returns what has no hash.
-        ValueError: an option is out of range; the message says what is allowed.
+        ValueError: an option is out of range; the message names the allowed values.
         StepRefused: in a call, with `on_refusal="raise"`.
         StepChanged: in an audited call, which has done its work.
     """

@@ -70,7 +70,7 @@ class Launches:
         if logged.is_operator:
             self.read_by_operators |= logged.given
             if launch.name.partition(".")[0] not in torch_internals.PURE_OPERATORS:
-                self._note(f"{launch.name} may keep what it was given in an earlier call")
+                self._note(f"{launch.name} may keep an argument of an earlier call")
             if launch.barrier == MADE_OF_OTHERS:
                 self._note(f"{launch.name} was given a sparse tensor, which is made of others")
         elif logged.passed:

@@ -164,7 +164,7 @@ class Observer(torch_internals.TorchDispatchMode):
         drawing = draws(func, args, kwargs)
         self._check_operator(name, func, args, kwargs, inputs, drawing=drawing)
         made_from = {storage(tensor) for tensor in inputs}
-        if name.startswith(_SETS_MEMORY):  # the result lies in existing memory
+        if name.startswith(_SETS_MEMORY):  # the result is in existing memory
             made_from.update(one.data_ptr() for one in args if isinstance(one, torch.UntypedStorage))
         if name.startswith(_LIFTS) and self._is_number(args[0]):
             self._from_numbers[storage(args[0])] = args[0]  # kept alive, so that no other tensor gets its memory
@@ -172,8 +172,8 @@ class Observer(torch_internals.TorchDispatchMode):
         line = current_line()
         compared = not name.startswith(_UNCOMPARED) or (name.startswith(_DETACH) and inputs[0].requires_grad)
         if compared:
-            looks = self._summaries((args, kwargs))
-            self.operations.append(Operation(name, (*looks, *self._numbers_in(inputs)), line))
+            summaries = self._summaries((args, kwargs))
+            self.operations.append(Operation(name, (*summaries, *self._numbers_in(inputs)), line))
         for tensor in inputs:
             address = storage(tensor)
             if address not in self._made and address not in self.outside:
@@ -254,7 +254,7 @@ class Observer(torch_internals.TorchDispatchMode):
             )
         if any(tensor.is_nested for tensor in inputs):
             self.refuse(
-                "computes with a nested tensor, whose sizes lie in CPU memory",
+                "computes with a nested tensor, whose sizes are in CPU memory",
                 "pad it, and pass the lengths or a mask, or use torch.nested with layout=torch.jagged",
             )
             return

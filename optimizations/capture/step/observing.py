@@ -162,7 +162,7 @@ def observe(
 
 RESEEDS = Refusal(
     "seeds a generator of random numbers, or sets its state",
-    "do so before the step: a graph would not do it again, and goes on drawing where it ended",
+    "do so before the step: a graph would not repeat it, and would continue its sequence of random numbers",
 )
 
 

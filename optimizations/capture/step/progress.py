@@ -165,7 +165,7 @@ class Plan:
             self._objects.setdefault(unnamed, set()).add(arguments)
             if len(self._objects[unnamed]) > MOST_OBJECTS:
                 return Refusal(
-                    "is given another object in each call, of which nothing is known but that it is another",
+                    "is given a new object of an unknown kind on every call",
                     "pass its tensors and numbers as they are, or in a dict, a list or a dataclass",
                 )
         if len(self.by_key) <= MOST_SIGNATURES:

@@ -78,7 +78,7 @@ SETTINGS: tuple[Callable[[], Hashable], ...] = (
     torch_internals.cublas_allows_fp16_reduction,
     torch_internals.cublas_allows_bf16_reduction,
     torch.is_anomaly_enabled,
-    # `torch.get_float32_matmul_precision` raises where it was set by `torch.backends`.
+    # `torch.get_float32_matmul_precision` raises if it was set by `torch.backends`.
     *(functools.partial(torch_internals.fp32_precision, "cuda", of) for of in ("matmul", "conv", "rnn")),
     torch_internals.cudnn_enabled,
     torch_internals.cudnn_benchmark,
