@@ -1,9 +1,9 @@
 """Hold every private PyTorch name that Encore uses, and what it is needed for.
 
 Other modules write `torch_internals.CUDAGraphNode`; the name is resolved on first use, so importing this module costs
-nothing. A name that this PyTorch does not have raises `UnsupportedTorch`, which says what was tried and which versions
-are known.
-Only names live here. What is done with them lives with its part of the design.
+nothing. A name that this PyTorch does not have raises `UnsupportedTorch`, whose message has the name, its purpose and
+the supported versions.
+This module has only names. The code that uses them is in the other modules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUPPORTED = ("2.11", "2.16")
 
 
 class UnsupportedTorch(RuntimeError):
-    """Report that this PyTorch is not one whose internals Encore knows."""
+    """Report that Encore does not support the internals of this PyTorch."""
 
 
 _WRAPPERS = "torch._functorch._aot_autograd.runtime_wrappers"
@@ -214,7 +214,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "should_pad": "torch._inductor.fx_passes.pad_mm:_should_pad",
     },
 }
-"""Where private names live, "module:attribute" or "module", by what Encore needs them for."""
+"""Private names as "module:attribute" or "module", by the purpose for which Encore needs them."""
 
 NAMES = {name: path for names in _PURPOSES.values() for name, path in names.items()}
 
@@ -223,7 +223,7 @@ PURE_OPERATORS = ("aten", "prims", "inductor", "inductor_prims")
 Random ones keep their state in the generator."""
 
 _NOTES = ("_dynamo_source", "_param_name_to_source")
-"""Attributes that Dynamo sets on FX nodes and graph modules, which copies of these do not take along."""
+"""Attributes that Dynamo sets on FX nodes and graph modules, and that copies of these do not have."""
 
 
 def resolve(name: str) -> Any:
@@ -237,7 +237,7 @@ def resolve(name: str) -> Any:
 
 
 def holder_of(name: str) -> tuple[Any, str]:
-    """Return the object that holds an entry, and the attribute it has there; a module itself, and "".
+    """Return the object that holds an entry, and its attribute name there; for a module, the module and "".
 
     Raises:
         UnsupportedTorch: this PyTorch does not have it.
@@ -246,7 +246,7 @@ def holder_of(name: str) -> tuple[Any, str]:
     *owners, attribute = attributes.split(".")
     try:
         if module.startswith("torch._functorch._aot_autograd"):
-            importlib.import_module("torch._dynamo")  # imported in another order they fail
+            importlib.import_module("torch._dynamo")  # must be imported first
         owner = functools.reduce(getattr, owners, importlib.import_module(module))
         if attribute:
             getattr(owner, attribute)
@@ -282,7 +282,7 @@ class _Layer:
 
 
 _ABSENT = object()
-"""Stands for an attribute that the owner has of a base class only, or not at all."""
+"""Marks an attribute that the owner inherits from a base class, or does not have."""
 _layers: dict[tuple[int, str], list[_Layer]] = {}
 _layers_lock = threading.RLock()  # a finalizer may replace something in a thread that holds it
 
@@ -291,7 +291,7 @@ _layers_lock = threading.RLock()  # a finalizer may replace something in a threa
 def replaced_attribute(owner: Any, attribute: str, value: Any) -> Iterator[None]:
     """Replace an attribute of a module or class by `value` while the block runs; it may be one of a base class.
 
-    Blocks of several threads may end in another order than they began. What others put there meanwhile stays.
+    Blocks of several threads may end in any order. Values that other code set meanwhile stay.
     """
     place = id(owner), attribute
     layer: _Layer | None = None
@@ -312,7 +312,7 @@ def replaced_attribute(owner: Any, attribute: str, value: Any) -> Iterator[None]
 def _take_away(owner: Any, attribute: str, layer: _Layer, layers: list[_Layer]) -> None:
     index = layers.index(layer)
     del layers[index]
-    if index < len(layers):  # another block is to put back what this one would
+    if index < len(layers):  # another block now restores the value
         if layers[index].before is layer.value:
             layers[index].before = layer.before
     elif vars(owner).get(attribute, _ABSENT) is not layer.value:
@@ -327,12 +327,12 @@ class Replacing:
     """Replace entries of `NAMES` from the first block of any thread until the end of the last.
 
     Args:
-        made: by name: takes what stands there, and returns what shall stand there in the blocks.
+        made: by name: a function from the original value to its replacement in the blocks.
     """
 
     def __init__(self, made: Mapping[str, Callable[[Any], Any]]) -> None:
         self._made = made
-        # A finalizer may record in a thread that holds it. What it replaces it puts back before the thread goes on.
+        # Reentrant: a finalizer may record in a thread that holds it, and restores its replacements before it returns.
         self._lock = threading.RLock()
         self._blocks = 0
         self._replaced = contextlib.ExitStack()
@@ -355,7 +355,7 @@ class Replacing:
 
 
 def dynamo_source(node: torch.fx.Node) -> Any:
-    """Return where Dynamo got an input of a graph from, or None for a node that is not such an input."""
+    """Return Dynamo's source of a graph input, or None for a node that is no such input."""
     return getattr(node, _NOTES[0], None)
 
 
@@ -372,13 +372,13 @@ def static_input_type(node: torch.fx.Node) -> str | None:
 
 
 def describe_input(node: torch.fx.Node, source: Any, *, static: bool) -> None:
-    """Note on an input added to a graph what Dynamo notes itself: a source, and whether its address is fixed."""
+    """Set on an added graph input what Dynamo sets on its own inputs: a source, and whether its address is fixed."""
     setattr(node, _NOTES[0], source)
     node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"} if static else {}
 
 
 def copy_notes(original: Any, copied: Any) -> None:
-    """Give a copied FX node or graph module what Dynamo noted on the original."""
+    """Copy Dynamo's attributes from an FX node or graph module to its copy."""
     for name in _NOTES:
         if hasattr(original, name):
             setattr(copied, name, getattr(original, name))

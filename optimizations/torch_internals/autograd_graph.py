@@ -1,4 +1,4 @@
-"""Read the graph that autograd recorded of a function: leaves, older tensors, and what its backward reads."""
+"""Read the graph that autograd recorded of a function: leaves, older tensors, and saved tensors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import torch
 from optimizations import torch_internals
 
 _RAW = "_raw_saved_"
-"""How attributes of a node begin that hold what it saved for its backward, not unpacked."""
+"""The prefix of a node's attributes that hold its saved tensors, not unpacked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """Hold what autograd recorded of a function.
 
-    `leaves`: tensors that collect gradients. `older`: whether it goes on to what was computed before the function ran.
-    `saved`: addresses of the storages that its backward reads, if asked for, but what others' hooks save (checkpoints).
+    `leaves`: tensors that accumulate gradients. `older`: whether the graph continues to tensors from before the
+    function. `saved`: addresses of the storages that its backward reads, if requested, except those that saved-tensor
+    hooks (checkpoints) replace.
     """
 
     leaves: tuple[torch.Tensor, ...]
@@ -29,34 +30,33 @@ class Recorded:
 
 
 def next_number() -> int:
-    """Return the lowest number of nodes of autograd that this thread makes from now on."""
+    """Return the sequence number of the next autograd node that this thread makes."""
     with torch.inference_mode(False), torch.enable_grad():
         node: Any = torch.zeros((), device="cpu", requires_grad=True).view(()).grad_fn
     return number(node) + 1
 
 
 def number(node: Any) -> int:
-    """Return the number of a node of autograd from its recording; nodes of leaves have the highest number."""
+    """Return the sequence number of an autograd node; nodes of leaves have the highest number."""
     return int(node._sequence_nr())
 
 
 def is_of_leaf(node: Any) -> bool:
-    """Return whether a node of autograd adds to the gradient of a leaf, its `variable`. A custom function may have a
-    `variable` too, but has nodes before it."""
+    """Return whether an autograd node accumulates the gradient of a leaf, its `variable`. A custom function may have a
+    `variable` too, but has next functions."""
     return not node.next_functions and hasattr(node, "variable")
 
 
 def results(node: Any) -> Sequence[Any]:
-    """Return `shape`, `dtype` and `device` of each tensor that a node of autograd was recorded for."""
+    """Return `shape`, `dtype` and `device` of each result that an autograd node was recorded for."""
     described: Sequence[Any] = node._input_metadata
     return described
 
 
 def recorded_of(outputs: Iterable[torch.Tensor], since: int, *, saved_too: bool) -> Recorded:
-    """Return what autograd recorded for these results of a function that began at `since` (`next_number`).
+    """Return the autograd graph of these results of a function that began at `since` (`next_number`).
 
-    With `saved_too` the nodes' saved tensors are looked at. None is computed again for it, as one of a checkpoint would
-    be.
+    With `saved_too` the addresses of saved tensors are included. Tensors of checkpoints are not recomputed for it.
     """
     leaves: dict[int, torch.Tensor] = {}
     saved: set[int] = set()
@@ -86,7 +86,7 @@ def recorded_of(outputs: Iterable[torch.Tensor], since: int, *, saved_too: bool)
 
 
 def depending_on(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[frozenset[int]]:
-    """Return for each of the leaves the indices of the outputs whose backward leads to it."""
+    """Return for each leaf the indices of the outputs whose backward reaches it."""
     found: dict[int, set[int]] = {}
     for index, output in enumerate(outputs):
         for leaf in recorded_of([output], 0, saved_too=False).leaves:
@@ -95,7 +95,7 @@ def depending_on(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
 
 
 def leads_to_hooks(node: Any) -> bool:
-    """Return whether what a node of autograd receives reaches a leaf that has hooks for its gradient."""
+    """Return whether the gradient that an autograd node receives reaches a leaf with gradient hooks."""
     seen: set[Any] = {None}
     waiting = [node]
     while waiting:
@@ -122,9 +122,9 @@ def _saved_by(node: Any) -> Iterator[int]:
 
 
 def _storage_of(saved: Any) -> Iterator[int]:
-    """Yield the address of a saved tensor's storage without unpacking it: a node returns a tensor with hooks as another
-    one, without the attributes that the program gave a parameter, which its own backward may use."""
-    with contextlib.suppress(RuntimeError, AttributeError):  # nothing saved, or without memory of its own
+    """Yield the address of a saved tensor's storage without unpacking it. Unpacking would return a new object for a
+    tensor with hooks, without the attributes that the program set on it and that its own backward may use."""
+    with contextlib.suppress(RuntimeError, AttributeError):  # nothing saved, or a tensor without storage
         if saved.unpack_hook is None:
             yield saved.data.untyped_storage().data_ptr()
 

@@ -1,13 +1,13 @@
-"""Correct a pass of Inductor's, so that what a graph returns on the CPU stays on the CPU.
+"""Correct a pass of Inductor's so that results on the CPU stay on the CPU.
 
-Where CUDA graphs are wanted, `ConstructorMoverPass` takes CPU scalars among a graph's inputs, and tensors that a graph
-makes on the CPU, to the GPU, if all that is computed from them can be there too. PyTorch 2.11 finds too much movable:
-results of the graph, and whatever is computed from scalars alone. So `x * 2, torch.zeros(3)` returns zeros on the GPU,
-`scalar.sin()` is computed there, and `on_cpu + scalar.sin()` cannot be compiled. Without CUDA graphs it is all right.
+With CUDA graphs enabled, `ConstructorMoverPass` moves CPU scalar inputs, and tensors that a graph makes on the CPU, to
+the GPU if everything computed from them can be there too. PyTorch 2.11 moves too much: results of the graph, and all
+values computed from scalars alone. So `x * 2, torch.zeros(3)` returns zeros on the GPU, `scalar.sin()` is computed
+there, and `on_cpu + scalar.sin()` cannot be compiled. Without CUDA graphs these programs work.
 
-The corrected pass stops at results: what is returned on the CPU is computed there. A CPU scalar among the inputs that
-the graph writes (an optimizer's count of steps) is left to stock's rules: if it is made of scalars and needed on the
-GPU, it is computed there and copied back.
+The corrected pass stops at results: results on the CPU are computed there. A CPU scalar input that the graph writes (an
+optimizer's step count) follows stock's rules: if it is computed from scalars and needed on the GPU, it is computed
+there and copied back.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SETTING = "post_grad_custom_post_pass"
 GraphPass = Callable[[torch.fx.Graph], None]
 
 _MARK = "encore: CPU results stay, 1"
-"""The name of a pass that does nothing, and by which a graph is known."""
+"""The name of a pass that does nothing and identifies marked graphs."""
 
 
 def settings_for(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Return Inductor's settings for a graph of Dynamo. One with values on the CPU and elsewhere gets a mark.
 
-    Marked graphs are compiled with the corrected pass. Inductor's cache keeps them apart from stock's graphs. If this
-    PyTorch has another pass than the one that was corrected, no graph is marked, and all is as under stock.
+    Marked graphs are compiled with the corrected pass. Inductor's cache separates them from stock's graphs. If this
+    PyTorch has a different pass, no graph is marked, and everything works as in stock.
     """
     values = [node.meta.get("example_value") for node in graph_module.graph.nodes if node.op != "output"]
     tensors = [one for one in torch_internals.pytree.tree_leaves([*inputs, *values]) if isinstance(one, torch.Tensor)]
@@ -93,16 +93,16 @@ def _corrected(stock: Callable[[torch.fx.Graph], None]) -> Callable[[torch.fx.Gr
 
 
 _CORRECTED = Replacing({"move_constructors_to_gpu": _corrected})
-"""In such a block graphs with a mark are compiled with the corrected pass, and all others with stock's."""
+"""In such a block, marked graphs are compiled with the corrected pass, and all others with stock's."""
 
 
 def pass_after(theirs: Any, name: str, own: GraphPass | None = None) -> Any:
     """Return a pass for `SETTING` that does what `theirs` does, if there is one, and then `own`.
 
     Args:
-        theirs: what is set already.
-        name: of this pass and its version, for the key of Inductor's cache; an attribute of what is returned.
-        own: a function of a module, so that Inductor's compile processes find it; None for a pass that is a mark.
+        theirs: the pass that is set already.
+        name: name and version of this pass, for the key of Inductor's cache; an attribute of the returned pass.
+        own: a module-level function, so that Inductor's compile processes find it; None for a pass that is a mark.
 
     Raises:
         UnsupportedTorch: Inductor has no such passes.
@@ -126,7 +126,7 @@ def _kind() -> Any:
                     each(graph)
 
         def __reduce__(self) -> Any:
-            # For Inductor's compile processes: a class made here has no name there.
+            # For Inductor's compile processes: a class defined in a function cannot be imported there.
             return pass_after, (self._theirs, self.name, self._own)
 
         def uuid(self) -> Any:

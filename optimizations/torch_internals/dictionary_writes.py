@@ -1,16 +1,17 @@
-"""Learn from Python when a dictionary was written, so that nothing is compared while none was.
+"""Count writes to dictionaries, so that nothing is compared while none was written.
 
 Python 3.12 and later call a function before each write to a dictionary that is watched: `PyDict_AddWatcher` and
 `PyDict_Watch` (https://docs.python.org/3/c-api/dict.html#c.PyDict_Watch) are public functions of its C API, which
 `ctypes` reaches. PyTorch's own guards use them too. Older versions have no such function.
 
-Note [The function that is called]. It is `itertools.repeat(0, n).__next__`: each call takes one from what is left, as
-`__length_hint__` tells, and returns 0, as a watcher has to. It is no function in Python, for that could be interrupted
-or let another thread run between being called and the write. All writes to watched dictionaries are counted in one
-number. A reader takes the number, compares, and needs no comparison until the number is another one.
+Note [The function that is called]. It is `itertools.repeat(0, n).__next__`: each call decrements the remaining count,
+which `__length_hint__` returns and returns 0, as a watcher must. A Python function could be interrupted or let another
+thread run, between its call and the write. One number counts the writes to all watched dictionaries. A reader stores
+the number, compares, and needs no further comparison until the number changes.
 
-Note [How long a dictionary is watched]. Only as long as an object keeps it alive to compare it. So nothing is called
-for a dictionary that is being freed: that can happen while an exception is on its way, when nothing may be called.
+Note [How long a dictionary is watched]. A dictionary is watched only while an object keeps it alive to compare it. So
+the watcher is never called for a dictionary that is being freed: that can happen while an exception propagates, when
+nothing may be called.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Dictionary = dict[Any, Any]
 _counter = itertools.repeat(0, sys.maxsize)
 
 writes_left: Callable[[], int] = _counter.__length_hint__
-"""Return a number that is another one after each write to a dictionary that is watched."""
+"""Return a number that changes with each write to a watched dictionary."""
 
 _tokens = itertools.count()
 _watched_for: dict[int, set[int]] = {}
@@ -46,23 +47,23 @@ NEVER = -1
 
 
 def can_be_watched() -> bool:
-    """Return whether this Python tells of writes to dictionaries."""
+    """Return whether this Python reports writes to dictionaries."""
     return not _stopped and _watcher() is not None
 
 
 def have_versions() -> bool:
-    """Return whether the version that C++ sees of a dictionary tells of all writes.
+    """Return whether a dictionary's version in C++ changes with every write.
 
-    Since Python 3.12 C++ gets versions by watching dictionaries, and 3.13.0 does not tell of all writes.
+    Since Python 3.12 C++ computes versions by watching dictionaries, and 3.13.0 does not report all writes.
     """
     return sys.version_info < (3, 12) or can_be_watched()
 
 
 class ComparedAfterWrites:
-    """Compare dictionaries only after one of them was written, where Python tells of writes; else each time.
+    """Compare dictionaries only after one of them was written if Python reports writes, else each time.
 
     Attributes:
-        seen: `writes_left()` before the last comparison that found no difference. While it is still that number nothing
+        seen: `writes_left()` before the last comparison that found no difference. While the number is unchanged nothing
             differs, and `holds` need not be called.
     """
 
@@ -75,7 +76,7 @@ class ComparedAfterWrites:
         self._watched = Watched(dictionaries) if can_be_watched() else None
 
     def holds(self) -> bool:
-        """Compare all."""
+        """Compare all dictionaries."""
         left = writes_left()
         same = self._compare(self._dictionaries)
         self.seen = left if same and self._watched is not None and can_be_watched() else NEVER
@@ -86,7 +87,7 @@ class Watched:
     """Keep dictionaries whose writes are counted for as long as this object lives."""
 
     def __init__(self, dictionaries: Sequence[Dictionary]) -> None:
-        """Begin to watch these. The caller asked `can_be_watched` before."""
+        """Begin to watch these dictionaries. The caller has checked `can_be_watched`."""
         watcher, token = _watcher(), next(_tokens)
         assert watcher is not None
         with _changing:
@@ -98,7 +99,7 @@ class Watched:
 
 
 def _leave(token: int, dictionaries: Sequence[Dictionary]) -> None:
-    """Watch these no longer for this token. A garbage collection may call it while this thread holds the lock."""
+    """Stop watching these for this token. A garbage collection may call it while this thread holds the lock."""
     _to_be_left.append((token, dictionaries))
     _leave_what_waits()
 
@@ -122,10 +123,10 @@ def _leave_what_waits() -> None:
 
 @functools.cache
 def _watcher() -> int | None:
-    """Register with Python, and return the watcher's number; None where that cannot be or does not work."""
+    """Register with Python, and return the watcher's number; None if that is impossible or does not work."""
     if sys.version_info < (3, 12) or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
-    # The four parameters of a watcher are passed in registers, where a function without parameters leaves them.
+    # The four parameters of a watcher are passed in registers, which a function without parameters ignores.
     called = ctypes.PYFUNCTYPE(ctypes.c_int)(_counter.__next__)
     try:
         watcher: int = ctypes.pythonapi.PyDict_AddWatcher(called)
@@ -158,7 +159,7 @@ def _call(function: str, watcher: int, dictionary: Dictionary) -> None:
 
 
 def _works(watcher: int) -> bool:
-    """Return whether each kind of write is told, by the dictionary and by the object whose attributes it holds."""
+    """Return whether each kind of write is reported, of the dictionary and of the object whose attributes it holds."""
 
     class Object:
         pass
@@ -177,14 +178,14 @@ def _works(watcher: int) -> bool:
     watched = (attributes, plain)
     for dictionary in watched:
         _call("PyDict_Watch", watcher, dictionary)
-    told = []
+    reported = []
     for write in writes:
         before = writes_left()
         write()
-        told.append(writes_left() != before)
+        reported.append(writes_left() != before)
         plain.setdefault("kept", 0)
     for dictionary in watched:
         _call("PyDict_Unwatch", watcher, dictionary)
     before = writes_left()
     plain.clear()
-    return all(told) and writes_left() == before
+    return all(reported) and writes_left() == before

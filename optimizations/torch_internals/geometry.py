@@ -1,10 +1,10 @@
-"""Check type, shape, strides and dtype of tensors that stay between calls.
+"""Check type, shape, strides and dtype of tensors that persist between calls.
 
-Note [Geometry at an unchanged address]. `tensor.t_()`, `resize_` and `tensor.data = tensor.data.t()` leave a tensor the
-same object at the same address with the same bytes. Dynamo's guards may not look at it: where a module's dictionary was
-not written, they take the module's tensors for unchanged. What is generated for a graph looks at each of its inputs,
-and raises. A graph that is replayed does not, and would read the old layout. So wherever an address is compared that
-was seen in an earlier call, the geometry is compared as well.
+Note [Geometry at an unchanged address]. After `tensor.t_()`, `resize_` or `tensor.data = tensor.data.t()` a tensor is
+the same object at the same address with the same bytes. Dynamo's guards may skip it: if a module's dictionary was not
+written, they assume that its tensors are unchanged. Generated code checks each of its inputs, and raises. A replayed
+graph does not, and would read the old layout. So wherever an address is compared with an earlier call's, the geometry
+is compared as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def picker(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
 def is_lazy_view(tensor: torch.Tensor) -> bool:
     """Return whether a flag says that a tensor is the conjugate or negative of its memory's values.
 
-    Generated code, and whatever knows of a tensor where it lies and its geometry only, does not see that flag.
+    Generated code, and other code that only uses a tensor's address and geometry, ignores that flag.
     """
     return tensor.is_conj() or tensor.is_neg()
 

@@ -1,9 +1,8 @@
-"""Query streams and the allocator of a GPU, where `torch.cuda` alone does not tell, or is not safe.
+"""Query streams and the allocator of a GPU where `torch.cuda` is insufficient or unsafe.
 
-Note [References that are not counted]. PyTorch 2.11 drops a reference of each number it is asked with, of which it
-counted none (pytorch #196366). The handle of a pool is such numbers. Where they are above 256, or below with a Python
-before 3.12, they are freed while the pool's owner still has them: a process that had more than 256 pools crashes, at
-the second or the third time that it asks about one.
+Note [References that are not counted]. When PyTorch 2.11 is queried for a pool, it drops an uncounted reference to each
+integer of the pool's handle (pytorch #196366). Integers above 256, and all integers before Python 3.12, are freed while
+the pool's owner still has them: a process that had more than 256 pools crashes at the second or third such query.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ def memory_segments(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]
 @functools.cache
 def drops_references() -> bool:
     """Return whether this PyTorch drops references. See Note [References that are not counted]."""
-    number = int("1000003")  # of no pool, and referenced nowhere else
+    number = int("1000003")  # not a pool's, and referenced nowhere else
     asked = number, number, False
     before = sys.getrefcount(number)
-    with contextlib.suppress(RuntimeError):  # also where this PyTorch knows nothing of CUDA
+    with contextlib.suppress(RuntimeError):  # also raised by a PyTorch without CUDA
         torch_internals.take_memory_snapshot(asked)
     if sys.getrefcount(number) == before:
         return False
@@ -44,18 +43,17 @@ def drops_references() -> bool:
 
 
 def is_capturing(stream: torch.cuda.Stream) -> bool:
-    """Return whether a capture is under way on a stream. Check this before one stream waits for another.
+    """Return whether a stream is being captured. Check this before one stream waits for another.
 
-    A stream that captures may not wait for what was not captured: the driver ends the capture. And a stream that waits
-    for one that captures is drawn into the capture itself. That may be another thread's, on a stream that calls came on
-    before.
+    A stream under capture must not wait for uncaptured work: the driver would invalidate the capture. And a stream that
+    waits for one under capture joins that capture, which may be another thread's.
     """
     with torch.cuda.stream(stream):
         return bool(torch.cuda.is_current_stream_capturing())
 
 
 def is_pytorchs(stream: torch.cuda.Stream) -> bool:
-    """Return whether PyTorch made a stream, and so keeps it for ever. Others (`torch.cuda.ExternalStream`) may be
+    """Return whether PyTorch made a stream, which it never destroys. Others (`torch.cuda.ExternalStream`) may be
     destroyed at any time, and must not be passed to the driver afterwards.
 
     The number of such a stream is its handle, which is even; PyTorch's own have odd numbers, and the default stream 0

@@ -1,11 +1,11 @@
-"""Compare what stands in dicts, lists, closure cells and attributes with what stood there, in one call into C++.
+"""Compare the contents of dicts, lists, closure cells and attributes with earlier ones, in one call into C++.
 
-The comparison is a tree of Dynamo's guard nodes, without recursive marks. Two entries are the same if they hold the
-very same object. Of a dict the version is compared, which every write changes: that takes 10 ns, whatever it holds. Of
-a dict that calls write anyway the entries are compared, and C++ reads them only if the version changed.
+The comparison is a tree of Dynamo's guard nodes, without recursive marks. Entries are compared by object identity. For
+a dict the version is compared, which every write changes: that takes 10 ns, independent of its size. For a dict that
+calls write anyway the entries are compared, and C++ reads them only if the version changed.
 
-Since Python 3.12 C++ gets versions by watching dicts. Encore watches them too, and compares no versions while none of
-them was written. Where watching does not tell of all writes (3.13.0), entries are compared and always read.
+Since Python 3.12 C++ computes versions by watching dicts. Encore watches them too, and compares no versions while none
+of them was written. If watching does not report all writes (3.13.0), entries are compared and always read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Held:
     Attributes:
         holder: a dict, a list, a closure cell, or an object.
         entries: its keys and values. The only key of a cell is "cell_contents".
-        size: how many entries it has; None where that is not compared.
+        size: how many entries it has; None if that is not compared.
         attributes: the entries are attributes of `holder`.
         is_written: entries of a dict are compared one by one, since others in it are written.
     """
@@ -42,7 +42,7 @@ class Held:
 
     @property
     def by_version(self) -> bool:
-        """Return whether one number tells that nothing was written."""
+        """Return whether the count of writes shows that nothing was written."""
         return is_dict(self.holder) and not (self.attributes or self.is_written) and have_versions()
 
 
@@ -59,7 +59,7 @@ def can_be_compared(holder: Any, keys: Sequence[Any]) -> bool:
 
 
 class HeldValues:
-    """Tell whether the very same objects stand there. It keeps them alive."""
+    """Check whether holders still contain the same objects. It keeps these alive."""
 
     def __init__(self, held: Sequence[Held]) -> None:
         self._kept = tuple(held)
@@ -70,18 +70,18 @@ class HeldValues:
         self._others, self._same_others = comparison([one for one in self._kept if not one.by_version])
 
     def same(self) -> bool:
-        """Return whether each holder has the objects that it had, and no dict was written that is not said to be."""
+        """Return whether each holder has the same objects, and no dict was written except those marked `is_written`."""
         if self._unwritten.seen != writes_left() and not self._unwritten.holds():
             return False
         return self._same_others(self._others)
 
     def written(self) -> list[dict[Any, Any]]:
-        """Return the dicts that were written since, of those that are compared by their version."""
+        """Return the dicts compared by version that were written since."""
         return [holder for holder, check in self._versions if not check(holder)]
 
 
 def comparison(held: Sequence[Held]) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], bool]]:
-    """Return a tuple of the holders, and a function that checks what stands in these. It keeps no value alive."""
+    """Return a tuple of the holders, and a function that checks their contents. It keeps no value alive."""
     tree = torch_internals.RootGuardManager()
     for index, one in enumerate(held):
         _add(tree.tuple_getitem_manager(index, f"held {index}", one.holder, _plain_node()), one)
@@ -94,7 +94,7 @@ def _plain_node() -> Any:
 
 
 def _version(holder: dict[Any, Any]) -> Callable[[Any], bool]:
-    """Return a function that tells whether a dict was not written since."""
+    """Return a function that returns whether a dict was not written since."""
     tree = torch_internals.RootGuardManager()
     tree.add_dict_version_guard(holder, ("version",), None)
     check: Callable[[Any], bool] = tree.check
@@ -102,7 +102,7 @@ def _version(holder: dict[Any, Any]) -> Callable[[Any], bool]:
 
 
 def _add(node: Any, one: Held) -> None:
-    """Let the node of a holder compare what stands in it."""
+    """Add the comparison of a holder's contents to its node."""
     if one.by_version:
         node.add_dict_version_guard(one.holder, ("version",), None)
         return

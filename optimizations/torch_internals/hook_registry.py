@@ -19,7 +19,7 @@ _OF_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 HANDLES: type[RemovableHandle] = RemovableHandle
-"""Its `next_id` grows with each hook that is registered, of tensors, modules and optimizers alike."""
+"""Its `next_id` grows with each hook that is registered on tensors, modules and optimizers."""
 
 
 def registered() -> int:

@@ -1,18 +1,18 @@
 """Check in C++ whether modules still hold the tensors they held: one call for all of them.
 
-Dynamo's guards are trees of nodes, one for each object on the way to what is guarded. Here the tree is flat. Its root
-is a tuple of dictionaries: of each module its `__dict__`, `_parameters`, `_buffers` and `_modules`. Each has a node:
+Dynamo's guards are trees with one node for each object on the path to the guarded value. Here the tree is flat. Its
+root is a tuple of dictionaries: each module's `__dict__`, `_parameters`, `_buffers` and `_modules`. Each has a node:
 
-* of `_parameters` and `_modules` the version is compared, which every write changes;
-* of `__dict__` and `_buffers`, which programs write in calls, the objects under the names that count are compared, and
+* for `_parameters` and `_modules` the version is compared, which every write changes;
+* for `__dict__` and `_buffers`, which programs write in calls, the objects under the relevant names are compared, and
   only if the version changed.
 
 Nothing is marked to be skipped (`mark_tag_safe_root`). PyTorch withdrew such marks in 2.12, since they read versions of
 dictionaries that may be freed. The dictionaries here are referenced as long as they are compared.
 
-Where Python tells of writes to dictionaries, from 3.12 on, nothing is compared until one of them was written.
+From Python 3.12 on, which reports writes to dictionaries, nothing is compared until one of them was written.
 
-What is not compared is whether a module's `__dict__` is still the same object (`module.__dict__ = ...`).
+The identity of a module's `__dict__` itself is not compared (`module.__dict__ = ...`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from optimizations.torch_internals.held_values import Held, comparison
 
 @dataclass(slots=True)
 class HeldTensors:
-    """List what is read from a module, by name: indices of its own tensors in the list of all, and its submodules."""
+    """List a module's tensors by name, as indices in the list of all tensors, and its submodules."""
 
     parameters: dict[str, int] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class HeldTensors:
 
 
 class NotGuarded(Exception):
-    """Report a module that keeps its tensors differently from `torch.nn.Module`, so its dictionaries say nothing."""
+    """Report a module that stores its tensors differently from `torch.nn.Module`, so its dictionaries are no proof."""
 
 
 class Exchanged(Exception):
@@ -47,9 +47,9 @@ class Exchanged(Exception):
 
 
 def same_tensors(roots: Iterable[tuple[torch.nn.Module, HeldTensors]], tensors: Sequence[Any]) -> ComparedAfterWrites:
-    """Return what tells whether these modules hold the very same `tensors`.
+    """Return a check whether these modules still hold the same `tensors`.
 
-    The caller references `tensors` as long as it asks: an identity means nothing once its object is gone.
+    The caller must keep `tensors` alive while it uses the check: an id is only valid while its object lives.
 
     Raises:
         Exchanged: another thread exchanged a tensor since the caller read it.
@@ -60,7 +60,7 @@ def same_tensors(roots: Iterable[tuple[torch.nn.Module, HeldTensors]], tensors: 
 
 
 def _dictionaries(module: torch.nn.Module, held: HeldTensors, tensors: Sequence[Any]) -> Iterator[Held]:
-    """Yield the dictionaries of a module and of those in it, with what must stand in them."""
+    """Yield the dictionaries of a module and its submodules, with the expected contents."""
     used = (PARAMETERS, held.parameters), (BUFFERS, held.buffers), (MODULES, held.modules)
     found = {name: _dictionary(module, name) for name, names in used if names}
     yield Held(module.__dict__, tuple(found.items()), is_written=True)
@@ -80,7 +80,7 @@ def _dictionaries(module: torch.nn.Module, held: HeldTensors, tensors: Sequence[
 
 
 def _dictionary(module: torch.nn.Module, name: str) -> Any:
-    """Return the dictionary of a module by this name, provided that reading the attribute gives just that."""
+    """Return the dictionary of a module by this name, if reading the attribute returns exactly that dictionary."""
     found = module.__dict__.get(name)
     if type(module.__dict__) is not dict or type(found) not in (dict, OrderedDict):
         raise NotGuarded(f"{type(module).__name__} keeps {name} in its own way")
