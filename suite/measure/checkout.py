@@ -1,4 +1,4 @@
-"""Identify the checkout that runs: its commit, whether its code was changed since, and an id of the code as it is."""
+"""Identify the running checkout: its commit, whether its code was changed since, and an id of the current code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CODE = ("encore", "suite", "models", "optimizations", "pyproject.toml", "require
 newly drawn figure changes neither."""
 
 SHOWN_DIGITS = 12
-"""Digits of a code id where it stands in a text."""
+"""Number of digits of a code id in texts."""
 
 
 def git_state(repository: Path) -> tuple[str | None, bool | None]:
@@ -25,9 +25,9 @@ def git_state(repository: Path) -> tuple[str | None, bool | None]:
 
 
 def code_id(repository: Path) -> str:
-    """Return the SHA-256, in hexadecimal, of the names and contents of the code as it is, committed or not.
+    """Return the SHA-256, in hexadecimal, of the names and contents of the current code, committed or not.
 
-    Equal ids are equal code, whatever the commits are.
+    Equal ids mean equal code, independently of commits.
     """
     digest = hashlib.sha256()
     for folder in CODE:
@@ -38,7 +38,7 @@ def code_id(repository: Path) -> str:
 
 
 def shown_code(code: str | None) -> str | None:
-    """Return a code id as it stands in a text, cut short."""
+    """Return the first digits of a code id, for texts."""
     return None if code is None else code[:SHOWN_DIGITS]
 
 

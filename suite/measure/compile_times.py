@@ -1,9 +1,9 @@
-"""Measure how long compiling takes: the first call, all of warm-up, and Dynamo's own timers.
+"""Measure compile times: the first call, all of warm-up, and Dynamo's timers.
 
-What a process does once, whatever it compiles, is done beforehand by `start_toolchain`: importing Inductor, starting
-its compile workers, building Triton's driver; and for C++, where a graph has work for the CPU, finding out what the CPU
-can do and compiling a header. Otherwise it would be in the numbers of some cells and not of others: XLNET-I took 62 s
-to compile in modes with a kernel on the CPU, and 24 s in the others.
+`start_toolchain` does in advance all work that a process does once: importing Inductor, starting its compile workers,
+building Triton's driver; and for C++, used by graphs with CPU kernels, testing vector instructions and compiling a
+header. Otherwise only some cells would include it: XLNET-I took 62 s to compile in modes with a kernel on the CPU, and
+24 s in the others.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from optimizations import torch_internals
 
 
 def start_toolchain(device: torch.device, vec_isa_ok: bool | None = None, headers: str | None = None) -> bool | None:
-    """Compile and run a trivial function for the device and for the CPU, and forget it.
+    """Compile and run a trivial function for the device and for the CPU, and drop it.
 
-    Inductor finds out what vector instructions C++ can use by a process for each kind that imports torch, one after
-    another and in every process again: 45 s for five of them on a machine with an H200. Here they are at work together.
-    And it compiles the headers of C++ kernels into the folder for temporary files, which each process has its own of:
-    another 10 s.
+    Inductor tests each kind of vector instructions in a process that imports torch, one after another and again in
+    every process: 45 s for five kinds on a machine with an H200. Here the tests run concurrently. It also compiles the
+    headers of C++ kernels into the folder for temporary files, which differs between processes: another 10 s.
 
     Args:
         device: the cell's.
-        vec_isa_ok: what this returned in an earlier process on this machine. True: it is not found out again.
-        headers: folder of compiled headers that other processes use too; None: this process compiles its own.
+        vec_isa_ok: result of this function in an earlier process on this machine. True: the tests are not repeated.
+        headers: folder of compiled headers that processes share; None: this process compiles its own.
 
     Returns:
-        Whether C++ can use all vector instructions that the CPU has; None where only some, or where it is not known.
+        Whether C++ can use all vector instructions of the CPU; None if only some, or if it is unknown.
     """
     share_toolchain(vec_isa_ok, headers)
     all_instructions = _all_vector_instructions()
@@ -44,7 +43,7 @@ def start_toolchain(device: torch.device, vec_isa_ok: bool | None = None, header
 
 
 def share_toolchain(vec_isa_ok: bool | None, headers: str | None) -> None:
-    """Use what other processes found out for `start_toolchain`; the arguments are the same."""
+    """Use results of other processes for `start_toolchain`; the arguments are the same."""
     if vec_isa_ok:
         torch_internals.cpu_vec_isa.VecISA.check_build = lambda isa, code: True
     if headers is not None:
@@ -53,7 +52,7 @@ def share_toolchain(vec_isa_ok: bool | None, headers: str | None) -> None:
 
 
 def _all_vector_instructions() -> bool:
-    """Return whether all vector instructions work. Each kind keeps what it found for this process's compilations."""
+    """Return whether all vector instructions work; the results are cached for this process's compilations."""
     isa = torch_internals.cpu_vec_isa
     flags = isa.x86_isa_checker()
     had = [one for one in isa.supported_vec_isa_list if all(flag in flags for flag in str(one).split())]
@@ -75,7 +74,7 @@ def restart_timers() -> None:
 
 @contextmanager
 def untimed() -> Iterator[None]:
-    """Leave what happens in the block out of all of Dynamo's timers that are running."""
+    """Exclude the block from all running timers of Dynamo."""
     utils = torch_internals.dynamo_utils
     begin = time.time_ns()
     try:

@@ -1,11 +1,11 @@
-"""Count data bytes copied into the placeholders of CUDA graphs, at the place where they are copied.
+"""Count data bytes copied into the placeholders of CUDA graphs, by wrapping the method that copies them.
 
 Stock CUDAGraph Trees copy every input that is neither static nor an output of another graph before each replay, in
-`CUDAGraphNode._copy_inputs_and_remove_from_src`. For the length of one `counting` block that method is wrapped; timed
-iterations never run wrapped.
+`CUDAGraphNode._copy_inputs_and_remove_from_src`. This method is wrapped during a `counting` block, but never in timed
+iterations.
 
-Graphs that read inputs in place go through the same method for the inputs they copy. Encore reports the bytes of
-pointers that they write.
+Graphs that read inputs in place use the same method for copied inputs. Encore reports the bytes of pointers that they
+write.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Return what Encore says it did with each graph of a cell, as JSON values for the cell's row.
+"""Return Encore's report on each graph of a cell, as JSON values for the cell's row.
 
-Texts hold no path of this machine: a source line is written as `suite.measure.source_line` does, and so is what
-Inductor says.
+Texts contain no path of this machine: source lines and Inductor's messages are written by `suite.measure.source_line`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def encore_report() -> list[JsonValue]:
 
 
 def graphs_wait_for_memory() -> str | None:
-    """Return what a graph of Encore's waits for in this process, where that is memory."""
+    """Return the reason if one of Encore's graphs waits for memory in this process."""
     every = (one for graph in optimizations.report() for one in graph.recordings)
     return next((one.waiting for one in every if one.waits_for_memory), None)
 

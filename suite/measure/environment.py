@@ -1,6 +1,6 @@
-"""Record where a run was made: what another reader needs to judge or repeat it, and nothing that names the machine.
+"""Record the environment of a run: everything that others need to evaluate or repeat it, without the machine's name.
 
-Read without importing torch. No host name, no user name, no path of the machine goes in.
+torch is not imported. The record has no host name, no user name and no path of the machine.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from suite.results.schema import SCHEMA_VERSION, CpuInfo, Environment
 from suite.results.store import ENVIRONMENT, REPOSITORY
 
 MUST_AGREE = ("torch", "torch_cuda", "cudnn", "driver", "python")
-"""Environment fields that must be equal for rows to stand in one run, next to the schema's version and the code. GPU,
-CPU and packages are looked into."""
+"""Environment fields that must be equal for all rows of a run, in addition to the schema's version and the code. Parts
+of GPU, CPU and packages are compared as well."""
 MOST_PACKAGES = 5
-"""Most packages that are named of those that differ: two machines may differ in more than a hundred."""
+"""Largest number of differing packages in a message: two machines may differ in more than a hundred."""
 
 
 def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, JsonValue]) -> Environment:
@@ -60,10 +60,10 @@ def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, Jso
 
 
 def differences(there: Environment, here: Environment) -> list[str]:
-    """Return what keeps rows of two environments from being compared, as "torch: 2.11.0 there, 2.12.0 here".
+    """Return differences that prevent comparing rows of two environments, as "torch: 2.11.0 there, 2.12.0 here".
 
-    Another GPU of the same model is not a difference, because a leased machine is rarely the same one twice. Nor is
-    another commit of the same code, or that code before it was committed, where both runs have an id of their code.
+    A different GPU of the same model is no difference, because a rented machine is rarely the same one twice. Nor is a
+    different commit of the same code, or the uncommitted code, if both runs have an id of their code.
     """
     pairs: dict[str, tuple[object, object]] = {"schema_version": (there.schema_version, here.schema_version)}
     if there.code is None or here.code is None:
@@ -89,7 +89,7 @@ def differences(there: Environment, here: Environment) -> list[str]:
 
 
 def without_paths(text: str) -> str:
-    """Return the text with the folders of this machine replaced by what they mean: `.`, `<python>`, `~`, `<tmp>`."""
+    """Return the text with folders of this machine replaced by symbols: `.`, `<python>`, `~`, `<tmp>`."""
     folders = {
         str(REPOSITORY): ".",
         sys.prefix: "<python>",
@@ -140,7 +140,7 @@ def _gpu_or_none() -> Gpu | None:
 
 
 def cpu_info(proc: Path = Path("/proc"), sys_devices: Path = Path("/sys/devices/system")) -> CpuInfo:
-    """Return the CPU as Linux describes it; what it does not tell (in a container, a virtual machine) is None."""
+    """Return Linux's description of the CPU; fields missing in a container or virtual machine are None."""
     names = re.findall(r"^model name\s*:\s*(.+)$", _read(proc / "cpuinfo") or "", re.MULTILINE)
     smt = _read(sys_devices / "cpu" / "smt" / "active")
     nodes = sum(1 for _ in (sys_devices / "node").glob("node[0-9]*"))
@@ -163,7 +163,7 @@ def _read(path: Path) -> str | None:
 
 
 def _home() -> dict[str, str]:
-    """Return the user's home directory and its short name; empty for a user id that the system does not know."""
+    """Return the user's home directory and its short name; empty for a user id without an account."""
     try:
         return {str(Path.home()): "~"}
     except (RuntimeError, KeyError):

@@ -1,7 +1,7 @@
 """Identify the GPU a run uses by NVML, without a CUDA context or an import of torch.
 
-A run uses one GPU, the first that CUDA makes visible. CUDA numbers GPUs by speed unless told otherwise, NVML by bus;
-the runner therefore starts workers with CUDA_DEVICE_ORDER=PCI_BUS_ID, so that both mean the same one.
+A run uses one GPU, the first one visible to CUDA. CUDA numbers GPUs by speed by default, NVML by bus; so the runner
+starts workers with CUDA_DEVICE_ORDER=PCI_BUS_ID, and both use the same order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INSTEAD = (
 
 
 class NoGpu(WrongUse):
-    """Report that there is no NVIDIA GPU a run can use; the message says why and what can be done instead."""
+    """Report that no NVIDIA GPU can be used; the message has the reason and advice."""
 
 
 @dataclass(frozen=True, slots=True)

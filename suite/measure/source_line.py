@@ -1,6 +1,6 @@
 """Write the line of a user's program in a stack trace the same way on every machine.
 
-Why something is not in a CUDA graph, counted by reason and line of the user's program.
+The module also counts reasons against CUDA graphs by reason and line of the user's program.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ def short_line(line: str) -> str:
 
 
 def short_path(path: str) -> str:
-    """Return `path` without what differs between machines: below the packages, else below this project, else its
-    name."""
+    """Return `path` independent of the machine: relative to the packages, else to this project, else its name."""
     if _PACKAGES.match(path):
         return _PACKAGES.sub("", path)
     if Path(path).is_relative_to(_ROOT):
@@ -57,7 +56,7 @@ class Reasons:
         self._counts[left_out.reason, line] += left_out.count
 
     def add_graph(self, graph: CompiledGraph) -> None:
-        """Add all that is outside of CUDA graphs in one compiled graph."""
+        """Add the reasons for code outside of CUDA graphs in one compiled graph."""
         for left_out in (*graph.not_captured, *graph.left_out):
             self.add(left_out)
 

@@ -1,9 +1,9 @@
-"""Find metrics that bring everything along: how they are measured, their place in the row and in the report.
+"""Find self-contained metrics, which define their measurement, their columns and their section of the report.
 
-A module of this package that holds a `METRIC` is found by itself: nothing else is edited. The worker measures each once
-per cell, after the timed blocks and before the profiler runs; the values stand in the row under `metrics.more`; the
-report has a section and a table for each. What the suite's own figures need (coverage, copies, memory) has fields of
-its own in `suite.results.schema`.
+A module of this package with a `METRIC` is found automatically: nothing else is edited. The worker measures each once
+per cell, after the timed blocks and before the profiler runs. The row has the values under `metrics.more`; the report
+has a section and a table for each. Values for the suite's figures (coverage, copies, memory) have separate fields in
+`suite.results.schema`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCell:
-    """Hold what a metric is measured on: a workload in a mode that is compiled, warmed up and settled.
+    """Provide a cell to a metric: a workload in a mode that is compiled, warmed up and settled.
 
     Attributes:
-        iterate: runs one iteration; the number says which of the prepared inputs it takes, and all numbers are allowed.
-        device: where the workload runs.
-        largest: of a number that each process which works on the cell finds, the largest one. An iteration may be a
-            collective, and a process that runs one more than the others waits for ever: whatever decides how often
-            `iterate` is called goes through this, in all of them. Where there is one process, its own number.
-        core: the logical core that the calling thread is bound to where something is timed, the same in all modes.
-            Each process that works on the cell has its own: on one core they would wait for each other. None: there is
-            no choice.
+        iterate: runs one iteration; its argument selects the inputs, and any number is allowed.
+        device: device of the workload.
+        largest: returns the largest of the ranks' numbers; with one process, its own number. Iterations contain
+            collectives, so a rank with one more iteration than the others would wait forever. Use this function for
+            every number that decides how often `iterate` is called.
+        core: the logical core that the calling thread is bound to while timing, the same in all modes. Ranks use
+            different cores, because on one core they would wait for each other. None: there is no choice.
         module: the program's module, which the iterations run.
     """
 
@@ -52,10 +51,10 @@ class Metric:
 
     Attributes:
         name: of its table and its CSV file; also its key in the row.
-        title, note: what the report says above and below the table.
-        columns: of the values, each with its unit at the end of its name ("issue_us").
-        measure: gives the values by column; None where there is nothing to measure.
-        standing: of the values in a row those that may still be shown; None: all. It is given the row, with metrics.
+        title, note: text above and below the table in the report.
+        columns: names of the values, each with its unit as suffix ("issue_us").
+        measure: returns the values by column; None if there is nothing to measure.
+        standing: returns the values of a row that are still valid; None: all. Its argument is the row, with metrics.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Time generation token by token: how long the prompt and a step take, and how many tokens come in a second.
 
-Whole generations are timed without a wait inside; prompt and steps in other generations, with a wait around each. A
-wait hides what the host does meanwhile, so two modes may be in another order there.
+Whole generations are timed without synchronization inside; prompt and steps in other generations, with synchronization
+around each. This hides work of the host, so two modes may be ranked differently there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDS = 20
 
 
 def decode_us(cell: PreparedCell) -> Mapping[str, float | None]:
-    """Return medians over generations, in microseconds; nothing of programs that do not say when a step begins."""
+    """Return medians over generations, in microseconds; nothing for programs that do not mark their steps."""
     from models.nanogpt.decoding import Generation
     from suite.measure.timing import bound_to, timer_for
 
@@ -54,10 +54,10 @@ def decode_us(cell: PreparedCell) -> Mapping[str, float | None]:
 
 
 class StepTimes:
-    """Wait for the device around the prompt and each step, and note how long they took, in microseconds.
+    """Synchronize around the prompt and each step, and record their times in microseconds.
 
     `call_us` is the article's time, between two CUDA events around the step (on a CPU host time); `step_us` is host
-    time from before the token is fed until the device is done.
+    time from before the token is fed until the device has finished.
     """
 
     def __init__(self, timer: DeviceTimer) -> None:

@@ -1,6 +1,6 @@
-"""Measure the distance to the floor: how long an iteration takes, compared with its CUDA graphs alone.
+"""Measure the distance to the floor: the time of an iteration, compared with that of its CUDA graphs alone.
 
-No host program that launches these graphs can be faster than launching them one after another and waiting.
+No host program with these graphs can be faster than launching them one after another with one synchronization.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ MOST_LAUNCHES_WITH_ONE_WAIT = 32
 
 
 def samples_of(iteration_us: float) -> int:
-    """Return how many iterations to take: as many as fit into `LONGEST_S`, from `FEWEST` to `MOST`."""
+    """Return the number of iterations: as many as fit into `LONGEST_S`, from `FEWEST` to `MOST`."""
     return min(MOST, max(FEWEST, int(LONGEST_S * 1e6 / max(iteration_us, 1.0))))
 
 
 def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
-    """Return medians of some iterations (`samples_of`), and of as many of their graphs, each waited for.
+    """Return medians of iterations (`samples_of`), and of equally many of their graphs, each with synchronization.
 
-    All are taken on one core (`PreparedCell.core`), the same for every mode. The inputs move from iteration to
-    iteration as in the timed blocks. Ranks of one cell take equally many, for an iteration of one waits for the
-    others'.
+    All run on one core (`PreparedCell.core`), the same for every mode. The inputs move from iteration to iteration as
+    in the timed blocks. All ranks of a cell run equally many, because iterations contain collectives.
     """
     import torch
 
@@ -53,15 +52,18 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
         return {}
     floor = median(one.us for one in graphs)
     found = {"core": cell.core, "graphs": median(one.count for one in graphs), "whole_us": whole}
-    if floor <= 0:  # the host was slower for graphs that do nothing than for the program's
+    if floor <= 0:  # the host needed more time for empty graphs than for the program's
         return found
     return {**found, "floor_us": floor, "over_floor_ratio": whole / floor}
 
 
 def standing(row: Cell) -> Mapping[str, float | None]:
-    """Return the values in a row. Rows from before the graphs were counted have no floor where an iteration launches
-    many: one wait was taken for all of them then, and its error counts as often as there are graphs. Rows of several
-    ranks from before the core was noted have nothing: all ranks were on one core then, and waited for each other."""
+    """Return the valid values of a row.
+
+    Older rows without a count of graphs have no floor if an iteration launches many: one measured synchronization was
+    used for all graphs, and its error counts once for each. Older rows of several ranks without a recorded core have
+    no values: all ranks were on one core, and waited for each other.
+    """
     metrics = row.metrics
     values = metrics.more.get(METRIC.name, {}) if metrics else {}
     if "core" not in values and len(row.ranks) > 1:
