@@ -1,4 +1,4 @@
-"""Define the plain records that say how a call of the original graph becomes a call of the rewritten one."""
+"""Define plain records that map a call of the original graph to a call of the rewritten one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class HoistedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Say where a value is found: an argument, a constant, or a result of the graph or the evaluations around it."""
+    """Name the source of a value: an argument, a constant, or a result of the graph or the evaluations around it."""
 
     where: Literal["argument", "before", "graph", "after", "constant"]
     index: int
@@ -76,15 +76,15 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class FeedPlan:
-    """Say how arguments and results of the original graph map to those of the rewritten graph.
+    """Map arguments and results of the original graph to those of the rewritten graph.
 
     The arguments are: those `kept` (indices into the original's), then the results of `before` at the indices
     `passed`, which stay on the CPU, then the values of all `hoisted` groups in order, then the `staged` ones.
-    `keep_addresses`: staged memory may be overwritten by the next call, because no backward needs it. `results`
-    says where each result of the original is found; None: they are the graph's. `apart` are pairs of arguments of
-    which the graph writes the first and something that was taken out of it reads the second: they share no memory
-    when the graph is compiled, and must not later. `attributes` are arguments on the CPU that stay between calls,
-    each as the program writes it, of a static layout.
+    `keep_addresses`: staged memory may be overwritten by the next call, because no backward needs it. `results` are the
+    sources of the original's results; None: they are the graph's results. `apart` are pairs of arguments: the graph
+    writes the first, and an operation outside of it reads the second. They share no memory when the graph is compiled,
+    and must not share memory later. `attributes` are arguments on the CPU that persist between calls, with their names
+    in the program, of a static layout.
     """
 
     device: torch.device

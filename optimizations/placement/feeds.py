@@ -1,31 +1,30 @@
 """Run rewritten graphs: evaluate CPU operations before and after the graph, and supply its inputs on the GPU.
 
 Note [Steady state]
-A call in which no attribute changed compares each guarded attribute with what it was, by tuples made beforehand, and
-does nothing else for hoisted values. The host waits for the device in two cases only: where it evaluates something
-after the graph from the graph's results, and where the program copies from pinned memory and may change that memory
-once its copy is through.
+A call in which no attribute changed compares each guarded attribute with its recorded value, by prepared tuples, and
+does nothing else for hoisted values. The host waits for the device in two cases only: if it evaluates operations after
+the graph on the graph's results, and if the program copies from pinned memory and may change that memory once its copy
+has completed.
 
 Note [Overwriting in place]
-A hoisted value that changed is overwritten where it is, because a new address makes CUDA graphs record again. That is
-right as long as nothing else needs the old value. On the device, work is ordered by the stream, and a change of stream
-is noticed and waited for there. Autograd, a hook for saved tensors, or AOTAutograd on its own account may have saved
-the tensor for a backward yet to come. That shows in reference counts, of the tensor, of its memory, or of the Python
-object; then the value gets new memory.
+A hoisted value that changed is overwritten at its address, because a new address makes CUDA graphs record again. This
+requires that nothing else needs the old value. On the device, the stream orders the work, and a change of stream makes
+the new stream wait. Autograd, a saved-tensor hook, or AOTAutograd may have saved the tensor for a later backward. This
+shows in the reference count of the tensor, its storage, or the Python object; then the value gets new memory.
 
 Note [Threads]
-What is fed lies in memory that the next call overwrites, and the graph reads it when it is launched. So calls from
-several threads take turns from feeding to launching. What is evaluated before and after the graph needs no turn.
+The next call overwrites the memory of fed values, and the graph reads it when it is launched. So a lock is held from
+feeding to launching. The evaluations before and after the graph need no lock.
 
 Note [Captures of the program's own]
-A CUDA graph that the program captures by hand repeats copies from the addresses, and reads the device memory, that it
-saw, and later calls write both. So a call inside of such a capture does not come here: the graph runs as it was before
-placement, uncompiled, and what it does with CPU values is what eager PyTorch does in a capture. A step that is captured
-by Encore rests on what is kept here: it compares CPU values before each launch.
+A CUDA graph that the program captures by hand repeats copies from the captured addresses, and reads the captured device
+memory, and later calls overwrite both. So a call inside of such a capture does not come here: the graph runs uncompiled
+and without placement, as eager PyTorch does in a capture. A step that is captured by Encore relies on this memory: it
+compares CPU values before each launch.
 
 Note [Errors]
-What is evaluated on the CPU raises what it raises in eager PyTorch, before the graph was launched. Whatever the call
-would have changed is then as it was, and so is the state here: the next call starts from the beginning.
+Operations on the CPU raise the same errors as in eager PyTorch, before the graph is launched. The call then has had no
+effect, and the state here is unchanged: the next call starts from the beginning.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ class Feeds:
     """Call a rewritten graph in place of its original. The first call allocates memory on the device.
 
     One instance belongs to one compiled graph. `original` is the graph before placement, as a function: it is called
-    instead where arguments share memory that did not when the graph was compiled.
+    instead if arguments share memory that did not share memory when the graph was compiled.
 
     Attributes:
-        turn: to be held from `bind` until the graph is launched. Note [Threads].
+        turn: the lock to hold from `bind` until the graph is launched. Note [Threads].
     """
 
     def __init__(self, plan: FeedPlan, original: Callable[..., Any] | None = None) -> None:
@@ -74,12 +73,12 @@ class Feeds:
 
     @property
     def device_bytes(self) -> int:
-        """Return the bytes this graph keeps on the device between calls, where sizes are known at compile time."""
+        """Return the bytes this graph keeps on the device between calls, as far as known at compile time."""
         return self._plan.device_bytes
 
     @property
     def is_plain(self) -> bool:
-        """Return whether a call needs nothing but `bind`."""
+        """Return whether a call only needs `bind`."""
         plan = self._plan
         return not (plan.before or plan.results is not None or plan.apart)
 
@@ -116,7 +115,7 @@ class Feeds:
         """
         self._stream.follow()
         self._compare_geometry(arguments)
-        # No name for the old values here: it would count as a use of them.
+        # The old values must not get a name here: it would count as a reference.
         if self._hoisted is None or self._checks.fail(arguments):
             self._refresh(arguments)
         hoisted = self._hoisted or ()
@@ -149,8 +148,8 @@ class Feeds:
     def _compare_geometry(self, arguments: Sequence[Any]) -> None:
         """Check shapes, strides and dtypes of attributes, also at unchanged addresses.
 
-        Attributes with other strides have other values, which are computed anew. The graph was made for their shapes
-        and dtypes. Note [Geometry at an unchanged address] in `torch_internals.geometry`.
+        Attributes with changed strides have changed values, which are recomputed. But the graph was compiled for their
+        shapes and dtypes. Note [Geometry at an unchanged address] in `torch_internals.geometry`.
 
         Raises:
             RuntimeError: an attribute has another shape or another dtype.
@@ -170,7 +169,7 @@ class Feeds:
         self._geometry = FixedGeometry(arguments, [index for index, _ in self._plan.attributes])
 
     def _refresh(self, arguments: Sequence[Any]) -> None:
-        self._hoisted = None  # holds references, which count; and what raises leaves nothing half done
+        self._hoisted = None  # its references would count; and an exception must not leave a partial state
         self._stream.overwrite()
         for group in self._groups:
             if group.checks is None or group.checks.fail(arguments):
@@ -196,7 +195,7 @@ class _Group:
         """Compute the values on the CPU, as the original graph would, and copy them to the device."""
         self.checks = None
         attributes = [arguments[index] for index in self._group.attributes]
-        # What is kept has to work in later calls of any mode, so it is not made in this call's.
+        # The tensors must work in later calls under any mode, so they are not made under this call's mode.
         with torch_internals.InferenceMode(False):  # Note [Guards and interrupts] in `torch_internals.thread_state`
             torch_internals.set_grad_enabled(False)  # until the guard ends
             # Before the values: a concurrent write to an attribute then fails the checks of the next call.
@@ -216,8 +215,8 @@ class _Group:
             self.tensors.append(_device_tensor(layout, self._device))
         elif _is_used_elsewhere(self.tensors, position):
             self.tensors[position] = _device_tensor(layout, self._device)
-        # Pageable memory is used up when the copy returns. Pinned memory is read in stream order, after copies into it
-        # that are still in flight; the host waits only if the program may change it at once.
+        # Pageable memory has been read when the copy returns. Pinned memory is read in stream order, after copies into
+        # it that are in flight; the host waits only if the program may change it at once.
         awaited = not self._group.awaited or self._group.awaited[position]
         copy_in_stream_order(self.tensors[position], value, wait=awaited and is_pinned(value))
 
@@ -234,9 +233,9 @@ class _StreamOrder:
         self._seen: dict[int, torch.cuda.Stream] = {}
 
     def follow(self) -> None:
-        """Make the current stream wait, on the device, for the stream of the last call if that was another.
+        """Make the current stream wait, on the device, for the stream of the last call if it differs.
 
-        Do nothing where a step is captured: a capture may wait for nothing outside of it, and the device was idle.
+        Do nothing while a step is captured: a capture must not wait for uncaptured work, and the device was idle.
         """
         if self._on_gpu and torch_internals.current_raw_stream(self._device.index) != self._raw:
             current = torch.cuda.current_stream(self._device)
@@ -252,9 +251,9 @@ class _StreamOrder:
             self._seen[self._raw] = current
 
     def overwrite(self) -> None:
-        """Make the current stream wait for all streams that calls came on.
+        """Make the current stream wait for all streams of earlier calls.
 
-        A backward may have been launched on each of them since, which reads what is about to be overwritten.
+        A backward may have been launched on each of them, and may read the memory that is about to be overwritten.
         """
         if self._last is None or len(self._seen) == 1:
             return
@@ -270,7 +269,7 @@ def _evaluated(
     part: Evaluation, arguments: Sequence[Any], values: Sequence[Any], results: Sequence[Any]
 ) -> tuple[Any, ...]:
     inputs = [_found(source, arguments, values, results, ()) for source in part.inputs]
-    # As the program has it, which may switch gradients: views that the caller gets remember whether they were on.
+    # In the program's grad mode: views that the caller gets record whether gradients were enabled.
     with torch.set_grad_enabled(torch.is_grad_enabled()):
         # `forward`: hooks and checks of a module's call are not the program's.
         found: tuple[Any, ...] = part.compute.forward(*inputs)
@@ -331,4 +330,4 @@ def _python_references(values: list[Any], position: int) -> int:
 
 
 _UNUSED = _python_references([object()], 0)
-"""References of something that only a list holds, as this Python counts them."""
+"""The reference count of an object that only a list references, in this Python version."""

@@ -2,10 +2,10 @@
 
 Note [Pinned attributes]
 A copy into a pinned tensor may be in flight when a call starts, and eager PyTorch's own copy to the GPU waits for it in
-stream order. The host, which compares at once, would see the bytes from before. So pinned attributes are not compared:
-what depends on one is brought over in each call, in stream order (see `feeds`). An attribute is asked whether it is
-pinned when it is first seen and whenever it turns up at another address. The question takes about 1 us, and tensors of
-rank 0 are often new in each call; the allocator reuses few addresses for them, so these are remembered.
+stream order. A comparison on the host would read the old bytes. So pinned attributes are not compared: values that
+depend on one are copied in each call, in stream order (see `feeds`). Whether an attribute is pinned is queried at first
+and whenever its address changes. The query takes about 1 us, and tensors of rank 0 are often new in each call; the
+allocator reuses few addresses for them, so these are stored.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from optimizations.graph.memory import size_bytes
 
 COMPARED_IN_PLACE_BYTES = 4096
-"""Up to here a copy made in Python is compared faster than the C library is called."""
+"""Up to this size, comparing a copy in Python is faster than calling the C library."""
 
 ADDRESSES_LIMIT = 64
-"""So many addresses of one attribute of rank 0 are remembered as not pinned, before it begins anew."""
+"""At most this many addresses of one attribute of rank 0 are stored as not pinned; then they are cleared."""
 
 _compare: Any = ctypes.CDLL(None).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -37,10 +37,10 @@ _Bytes = Callable[[int], Any]
 class Checks:
     """Hold the recorded values of attributes, to check that they are unchanged.
 
-    `scalars` are of rank 0, and may be new tensors in each call: (argument, how to read the bytes, what they were, the
-    addresses that are known not to be pinned).
-    `small` and `large` are compared where they are, and looked at again if they are elsewhere: (argument, address,
-    how to read or how many bytes, what they were). `always`: something is pinned, so that no comparison is possible.
+    `scalars` are of rank 0, and may be new tensors in each call: (argument, reader of the bytes, recorded bytes,
+    addresses that are not pinned).
+    `small` and `large` are compared at their address, and checked again if it changes: (argument, address, reader or
+    number of bytes, recorded bytes). `always`: an attribute is pinned, so that no comparison is possible.
     """
 
     scalars: tuple[tuple[int, _Bytes, bytes, set[int]], ...] = ()
@@ -99,7 +99,7 @@ def checks_for(attributes: Iterable[tuple[int, torch.Tensor]]) -> Checks:
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Return whether copies from and into `tensor` may still run while the host goes on."""
+    """Return whether copies from and into `tensor` may be asynchronous."""
     return tensor.is_pinned()
 
 

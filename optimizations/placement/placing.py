@@ -208,7 +208,7 @@ def untouched(
     before: PlacementReport | None = None,
     left: tuple[Left, ...] = (),
 ) -> Placement:
-    """Return the placement that leaves a graph as it is. `before` holds what is known of it."""
+    """Return the placement of an unchanged graph. `before` holds the facts that are known about it."""
     known = before or PlacementReport(device=None, untouched=None, nodes=len(graph_module.graph.nodes))
     report = replace(
         known, untouched=reason, cpu_nodes_after=known.cpu_nodes_before, copies_after=known.copies_before, left=left
@@ -217,7 +217,7 @@ def untouched(
 
 
 def _layouts(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """Return what Dynamo noted of each input (with symbolic sizes), else the example itself."""
+    """Return Dynamo's fake value of each input (with symbolic sizes), or the example itself if it has none."""
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     pairs = zip(placeholders, example_inputs, strict=True)
     return [_layout(node.meta.get("example_value", example), example) for node, example in pairs]

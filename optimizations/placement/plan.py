@@ -1,9 +1,10 @@
-"""Decide what is hoisted, staged, evaluated before or after the graph, or left, from records alone.
+"""Decide which values are hoisted, staged, evaluated before or after the graph, or left, from records alone.
 
 Placement moves values, not arithmetic. CPU values that depend on constants and attributes only are evaluated once
-(*hoisted*), those that depend on arguments are evaluated before each call of the graph and sent over (*staged*), those
-that depend on GPU values and go to the caller are evaluated after it; see `regions`. What remains is between GPU
-values, and stays in the graph: an operation runs on the device that the program named.
+(*hoisted*). Values that depend on arguments are evaluated before each call of the graph and copied to the GPU
+(*staged*). Values that depend on GPU values and are returned to the caller are evaluated after it; see `regions`. All
+other CPU operations are between GPU values and stay in the graph: an operation runs on the device that the program
+named.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ INLINE_DTYPES = frozenset(
 """Rank-0 values of these are exactly a Python number, so that a literal in the graph is the same value."""
 
 GUARDED_LIMIT_BYTES = 4 * VALUE_GUARD_LIMIT_BYTES
-"""What the attributes of one graph may hold, all in all, to be compared in each call."""
+"""Most bytes of one graph's attributes that are compared in each call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hoist:
-    """Say how to compute `value` once from `attributes`: by `nodes`, in order.
+    """Describe how to compute `value` once from `attributes`: by `nodes`, in order.
 
     The last node is `value` itself, unless `value` is one of the attributes.
     """
@@ -43,18 +44,18 @@ class Hoist:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """Hold what placement will do. All fields hold node names.
+    """Hold the decisions of placement. All fields hold node names.
 
     Attributes:
         device: the GPU that values go to.
         hoists: values that do not depend on the call.
-        stages: CPU values that go over with each call: inputs, or values among `before`.
-        awaited: of these, and of hoisted attributes, the ones that the program may change once its own copy is through.
+        stages: CPU values that are copied to the GPU in each call: inputs, or values among `before`.
+        awaited: staged values and hoisted attributes that the program may change once its own copy has completed.
         before: CPU operations that are evaluated in each call before the graph.
         after: CPU operations that are evaluated after it.
         fed: for each operation, which of its CPU operands will be GPU values.
-        snapshots: operations that made a copy by changing the device; the copy must stay one if the move would make it
-            an alias, because a later operation writes to it or to what it was copied from, or the caller gets it.
+        snapshots: operations that made a copy by changing the device. The copy must not become an alias, because a
+            later operation writes to it or to its source, or the caller gets it.
         keep_addresses: staged values may be overwritten by the next call, because no backward reads them later.
         left: nodes that stay, with reasons.
     """
@@ -80,8 +81,8 @@ def plan(
 ) -> PlacementPlan:
     """Return the plan for `graph`, which must have exactly one GPU in `devices`.
 
-    `vetoes` are reasons against single operations and values, from an earlier attempt. `held_bytes` is what other
-    graphs of the process keep on the GPU.
+    `vetoes` are reasons against single operations and values, from an earlier attempt. `held_bytes` are the bytes that
+    other graphs of the process keep on the GPU.
     """
     return _Planner(graph, options, vetoes or {}, held_bytes).plan()
 
@@ -130,7 +131,7 @@ class _Planner:
     # What can be fed, and how
 
     def _hoistable_attributes(self) -> frozenset[str]:
-        """Return the attributes whose bytes are compared in each call, the smallest first."""
+        """Return the attributes whose bytes are compared in each call; the smallest are chosen first."""
         found, compared = set(), 0
         attributes = [node for node in self.nodes.values() if not node.is_call and node.on_cpu and node.tensors == 1]
         for node in sorted(attributes, key=lambda node: node.value_bytes or 0):
@@ -238,7 +239,7 @@ class _Planner:
         return "literal" if is_constant and node.shape == () and node.dtype in INLINE_DTYPES else "kept"
 
     def _against_reader(self, node: ResidentNode) -> str | None:
-        """Return why an operation cannot take its CPU operands from the GPU; None where it can."""
+        """Return why an operation cannot take its CPU operands from the GPU; None if it can."""
         if node.name in self.vetoes:
             return self.vetoes[node.name]
         if node.opaque is not None:
@@ -261,7 +262,7 @@ class _Planner:
         return tuple(sorted(names, key=self.order.__getitem__))
 
     def _before(self, stages: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
-        """Return what is evaluated before the graph: values staged, returned, or read after it."""
+        """Return the operations to evaluate before the graph: their values are staged, returned, or read after it."""
         wanted = {value for value in stages if self.nodes[value].op != "placeholder"}
         wanted |= {operand for name in after for operand in self.nodes[name].operands}
         wanted |= set(self.graph.returned)

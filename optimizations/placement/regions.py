@@ -90,7 +90,7 @@ def regions(graph: Residency) -> Regions:
 
 
 def _order(graph: Residency) -> dict[str, frozenset[str]]:
-    """Return the nodes that have to precede each node. The graph itself keeps the order of uses of GPU memory."""
+    """Return the nodes that must precede each node. The graph itself keeps the order of uses of GPU memory."""
     on_cpu = {storage for node in graph.nodes.values() if node.device in ("cpu", MIXED) for storage in node.storages}
     readers: dict[int, list[str]] = {}
     writers: dict[int, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Turn an `Observation` into plain records that say where every value of an FX graph lives and what keeps it there.
+"""Turn an `Observation` into plain records of every value's device in an FX graph, and the reasons for it.
 
 Node names stand for nodes, numbers for storages. Nothing here refers to FX, so that planning needs no graph.
 """
@@ -21,7 +21,7 @@ from optimizations.written_operands import tensors_in
 
 CPU = "cpu"
 _TRANSFERS = frozenset({"to", "cuda", "copy_", "type_as", "type"})
-"""Methods whose business is to bring a value to where another one is."""
+"""Methods that copy a value to another value's device."""
 MIXED = "several devices"
 
 
@@ -30,11 +30,11 @@ class ResidentNode:
     """Describe one node of a graph.
 
     Attributes:
-        device: where its value lives ("cpu", "cuda:0"), or where it writes if it has none; `MIXED`, or None for a node
-            without tensors.
+        device: the device of its value ("cpu", "cuda:0"), or of its writes if it has none; `MIXED` for several; None
+            for a node without tensors.
         operands: nodes it reads, in order, each once.
         storages: memory its value is in. `writes`, `host_reads`: memory it changes, or reads on the host.
-        awaited: what it copies to the GPU may be changed by the program as soon as it is done.
+        awaited: the program may change the source of its copy to the GPU as soon as it has returned.
         switches: it changes a mode (gradients, autocast) that the calls after it run in.
         tensors: how many tensors its value holds.
         transfers: its purpose is to copy a value to another device.
@@ -79,7 +79,7 @@ class ResidentNode:
 
     @property
     def reads_nothing(self) -> bool:
-        """Return whether it uses numbers and sizes only, and not the values of tensors."""
+        """Return whether it uses numbers and sizes only, no values of tensors."""
         return not self.tensors and not self.writes and not self.host_reads and self.opaque is None
 
 
@@ -102,7 +102,7 @@ class Residency:
     input_storages: frozenset[int] = field(default=frozenset())
 
     def kind(self, node: ResidentNode) -> CpuKind:
-        """Return where a CPU value comes from, as reports say it."""
+        """Return the kind of a CPU value's origin, for reports."""
         if node.source is not None:
             return "attribute" if node.source.is_attribute else "argument"
         reads_tensors = any(self.nodes[operand].tensors for operand in node.operands)

@@ -2,15 +2,15 @@
 
 Note [Buffers in flight]
 A copy reads its pinned buffer after the call has returned, so a buffer is free again only when the event after its
-copy has passed. There is a ring of buffers: the next call takes the oldest if it is free, else a new one, and waits
-only when `BUFFERS_LIMIT` calls are in flight. One device buffer is enough where autograd keeps no arguments: copies
-and the kernels that read them follow one another on the stream. Where autograd may keep them for backward, each call
-gets device memory of its own.
+copy has completed. There is a ring of buffers: the next call takes the oldest if it is free, else a new one, and waits
+only if `BUFFERS_LIMIT` calls are in flight. One device buffer is sufficient if autograd keeps no arguments: the stream
+orders copies and the kernels that read them. If autograd may keep them for backward, each call gets device memory of
+its own.
 
 Note [Pinned sources]
-What is pinned already may have a copy into it in flight. The host does not read it: it is copied to the device from
-where it is, in stream order, after the copy that fills it, as the program's own transfer would be. The host waits for
-such a copy where it would in the program.
+A source that is already pinned may have a copy into it in flight. The host does not read it: it is copied directly to
+the device, in stream order, after the copy that fills it, as the program's own transfer would be. The host waits for
+such a copy if the program would.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from optimizations.placement.feed_plan import FeedPlan, Source, TensorLayout
 from optimizations.placement.guards import is_pinned
 
 ALIGNMENT_BYTES = 64
-"""Where tensors start in the buffer. Inductor reads inputs in vectors of 16 bytes and checks only some of them."""
+"""Alignment of tensors in the buffer. Inductor reads inputs in vectors of 16 bytes and checks only some of them."""
 BUFFERS_LIMIT = 16
 PINNED_LIMIT_BYTES = 256 * 2**20
-"""A ring holds at least two buffers, and not more than these numbers say."""
+"""A ring holds at least two buffers, and at most these numbers of buffers and bytes."""
 LAYOUTS_LIMIT = 16
 LAYOUTS_LIMIT_BYTES = 64 * 2**20
-"""Sizes that differ from call to call keep one buffer each; of more layouts than these, the oldest is given up."""
+"""Sizes that differ from call to call keep one buffer each; beyond this number of layouts, the oldest is freed."""
 
 
 class Staging:
@@ -51,7 +51,7 @@ class Staging:
     def stage(self, arguments: tuple[Any, ...], values: tuple[Any, ...] = ()) -> tuple[torch.Tensor, ...]:
         """Return the staged values on the device, in order. The stream orders their asynchronous copy before readers.
 
-        `arguments` are those of the original graph, `values` what was evaluated before it.
+        `arguments` are the original graph's, `values` the results of the evaluation before it.
         """
         tensors = self._pick(arguments, values)
         area = self._fixed
@@ -87,7 +87,7 @@ class Staging:
 
 
 def _picker(sources: Sequence[Source]) -> Any:
-    """Return a function of arguments and values that returns those that `sources` name."""
+    """Return a function from arguments and values to the tensors that `sources` name."""
     places = tuple((source.where == "before", source.index) for source in sources)
 
     def pick(arguments: Sequence[Any], values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
