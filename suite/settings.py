@@ -1,4 +1,4 @@
-"""Define what a run is asked to do: the options that shape its numbers, its workloads and modes, and the presets."""
+"""Define the settings of a run: the options that affect its numbers, its workloads and modes, and the presets."""
 
 from __future__ import annotations
 

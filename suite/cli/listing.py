@@ -16,7 +16,7 @@ from suite.results.schema import Environment
 
 
 def as_json(workloads: Sequence[Workload], modes: Sequence[Mode]) -> dict[str, list[dict[str, Any]]]:
-    """Return what `encore list --json` prints: a key for each kind that was asked for."""
+    """Return what `encore list --json` prints: a key for each requested kind."""
     listed: dict[str, list[dict[str, Any]]] = {}
     if workloads:
         listed["workloads"] = [

@@ -1,6 +1,6 @@
 """Get the graphs of a workload on a GPU: the order of their launches from Encore's report, their times from a profile.
 
-1. The workload is compiled in mode `lanes` and called until its graphs are settled. Reports say what waits for what.
+1. The workload is compiled in mode `lanes` and called until its graphs are settled. Reports have the dependencies.
    Nothing comes from Inductor's caches: what stock PyTorch left there does not say from which lines launches come.
 2. It is compiled again in mode `placement`, whose graphs are chains of the same kernels, and profiled. In a chain the
    work of a launch of a graph has the order of its nodes, so each node gets a time of its own, which nothing disturbs.
@@ -124,7 +124,7 @@ def with_times(graphs: Iterable[DrawnGraph], iterations: Sequence[Sequence[Graph
 def times_of(graphs: Sequence[DrawnGraph], work: Iterable[GraphWork]) -> list[tuple[float, ...]]:
     """Return the times of each graph's launches, empty where the graph is not in the profile.
 
-    Graphs that look alike take the profile's in order.
+    Graphs with equal launches are matched in the profile's order.
     """
     left = list(work)
     found = []

@@ -123,14 +123,14 @@ def _bar(graph: DrawnGraph, line: Timeline, index: int, top: int) -> str:
         if on_path
         else 'stroke="#FFFFFF" stroke-width="0.3"'
     )
-    told = [
+    labels = [
         f"{index}: {launch.name}",
         f"{line.ends[index] - line.starts[index]:,.5g} {line.unit}",
         *([source(graph, index)] if launch.source_line is not None else []),
         *([f"barrier: {launch.barrier}"] if launch.barrier is not None else []),
         f"waits for {', '.join(map(str, launch.waits_for)) or 'nothing'}",
     ]
-    tip = escape("\n".join(map(printable, told)), quote=False)
+    tip = escape("\n".join(map(printable, labels)), quote=False)
     bar = (
         f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{_COLOURS[_kind(launch)]}" {stroke}>'
         f"<title>{tip}</title></rect>"

@@ -46,7 +46,7 @@ def short_path(path: str) -> str:
 
 
 class Reasons:
-    """Count what was left out of CUDA graphs so far. Paths are written the same way on every machine."""
+    """Count the reasons against CUDA graphs so far. Paths do not depend on the machine."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str | None]] = Counter()

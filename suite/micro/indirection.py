@@ -2,7 +2,7 @@
 
 For every point the variants' graphs are captured from the same kernels, and are analysed, planned and changed by the
 code that does it for a compiled function. Every variant's result is checked on both sets of inputs before it is timed.
-Rounds alternate over the variants, so that clock drift hits all alike.
+Rounds alternate over the variants, so that clock drift affects all of them equally.
 
 The kernel of the indirection microbenchmark. It reads so little that only replay itself takes time.
 """

@@ -17,7 +17,7 @@ MICRO_SCHEMA_VERSION: Literal[1] = 1
 class Series(Record):
     """Hold one variant at one point: time of each replay on the host to its completion, every sample.
 
-    `moved`: the inputs lie at other addresses than in the replay before. `unavailable` says why there are no samples.
+    `moved`: the addresses of inputs changed since the last replay. `unavailable` is the reason for missing samples.
     `pointer_bytes` and `copied_bytes` are those of one replay.
     """
 

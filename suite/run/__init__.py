@@ -1,1 +1,1 @@
-"""Run workloads: which processes are alive together, what they are asked in turn, and what is written when."""
+"""Run workloads: group their processes, exchange commands with them, and write rows."""

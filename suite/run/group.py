@@ -127,7 +127,7 @@ class GroupSession:
             yield members
             finished = True
         finally:
-            # One that failed is not asked: it hangs, or has nothing more to say.
+            # A failed worker gets no `stop`: it hangs, or has ended.
             end([m.worker for m in members if m.failure is not None or not finished], ask_first=False)
             end([m.worker for m in members if m.failure is None and finished], ask_first=True)
 

@@ -34,7 +34,7 @@ from suite.settings import Preset, RunPlan, RunSettings, recorded_plan, setting_
 from suite.worker.compile_cache import user_cache
 
 NEWEST = "newest"
-"""`--resume newest`: the newest run that was asked for the same in the same environment, else a new one."""
+"""`--resume newest`: the newest run with the same request in the same environment, else a new one."""
 
 MOST_DIFFERENCES = 8
 """Most differences that a message lists."""
@@ -42,7 +42,7 @@ MOST_DIFFERENCES = 8
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Hold what the user asked for. `given` holds the settings that were written on the command line, by field name."""
+    """Hold the user's request. `given` holds the settings that were written on the command line, by field name."""
 
     preset: Preset
     given: Mapping[str, Any]
@@ -295,7 +295,7 @@ def _resumed_plan(request: Request, recorded: RecordedRun, console: Console) -> 
 
 
 def _newest_that_fits(request: Request, plan: RunPlan, console: Console) -> Path | None:
-    """Return the newest run with this very plan and environment, finished or not; say why the newest is not taken."""
+    """Return the newest run with this plan and environment, finished or not; report why a newer one is not used."""
     if request.out is not None:
         candidates = [request.out] if (request.out / store.ENVIRONMENT).exists() else []
     else:

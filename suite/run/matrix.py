@@ -72,7 +72,7 @@ def split_names(names: Sequence[str], degrees: Sequence[int], workload_set: str 
 
 
 def require_whole(workload: Workload) -> None:
-    """Refuse a split workload, for commands that look at a program in one process.
+    """Refuse a split workload, for commands that analyse a program in one process.
 
     Raises:
         WrongUse: the row is split over several GPUs.

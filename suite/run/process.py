@@ -230,10 +230,10 @@ def _ended(exchange: _Exchange, failed: Failed, waiting: Mapping[Worker, _Exchan
     for each in others:
         killed = each.worker.was_killed()
         each.worker.signal_group(signal.SIGKILL)
-        told = each.advance(True) if killed else None
-        if isinstance(told, Failed):
+        answer = each.advance(True) if killed else None
+        if isinstance(answer, Failed):
             blamed = each.rank
-        found[each.rank] = told or Failed(status=failed.status, error=f"was ended when rank {blamed} had failed")
+        found[each.rank] = answer or Failed(status=failed.status, error=f"was ended when rank {blamed} had failed")
     return blamed, found
 
 
@@ -331,12 +331,12 @@ def _prepared(answers: Sequence[Prepared]) -> Prepared:
 
 def worst(found: Sequence[Correctness | None]) -> Correctness | None:
     """Return one correctness of all ranks: the largest error, the digests of rank 0, deterministic if all are."""
-    told = [one for one in found if one is not None]
-    if not told:
+    verdicts = [one for one in found if one is not None]
+    if not verdicts:
         return None
-    shown = max(told, key=lambda one: (not one.passed, one.max_relative_error))
-    deterministic = all(one.deterministic for one in told)
-    first = told[0]
+    shown = max(verdicts, key=lambda one: (not one.passed, one.max_relative_error))
+    deterministic = all(one.deterministic for one in verdicts)
+    first = verdicts[0]
     update = {"digests": first.digests, "varying": first.varying, "deterministic": deterministic}
     return shown.model_copy(update=update)
 

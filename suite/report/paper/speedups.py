@@ -205,13 +205,13 @@ def split(exhibit: Exhibit, results: Results) -> Grid:
         model, _, degree = label.partition(TP_MARK)
         cells = [cell for mode in (REFERENCE_MODE, *modes) if (cell := results.passed(label, mode)) is not None]
         equal = [cell.correctness.ranks_equal for cell in cells if cell.correctness is not None]
-        told = [one for one in equal if one is not None]
+        compared = [one for one in equal if one is not None]
         reference = results.passed(label, REFERENCE_MODE)
         return {
             "model": model,
             "tp": int(degree),
             "compile_us": host_median_us(reference) if reference is not None else None,
-            "ranks_equal": all(told) if told else None,
+            "ranks_equal": all(compared) if compared else None,
         }
 
     points = [
