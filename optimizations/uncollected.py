@@ -1,7 +1,7 @@
-"""Keep Python from collecting garbage in a block.
+"""Disable Python's garbage collection in a block.
 
-Note [No collection while capturing]. A graph that is collected as garbage frees memory by calls that end any capture
-under way. So nothing is collected during one.
+Note [No collection while capturing]. A graph that is collected as garbage frees memory by calls that invalidate any
+active capture. So nothing is collected during a capture.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage inside the block, nor after it where nothing was collected before it."""
+    """Disable garbage collection inside the block, and restore its previous state afterwards."""
     enabled = gc.isenabled()
     gc.disable()
     try:

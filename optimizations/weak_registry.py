@@ -6,8 +6,8 @@ while this thread has it, and run a finalizer that lists or adds: with a plain l
 reentrant one lets the finalizer in.
 
 So there is no lock. Single calls into C change a set of weak references, and make a list of it. They allocate, and so
-let finalizers run, only before they look at the set. From there on they run no Python code and keep the interpreter's
-lock. (In Python without that lock each set has one of its own.)
+let finalizers run, only before they access the set. After that they run no Python code and keep the interpreter's lock.
+(In Python without that lock each set has its own lock.)
 """
 
 from __future__ import annotations

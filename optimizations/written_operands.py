@@ -1,4 +1,4 @@
-"""Tell which tensors an operator of PyTorch is given, and which of them it writes."""
+"""Find the tensors that are passed to an operator of PyTorch, and those that it writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _READING = ("backward", "no_update", "no_training", "functional")
 
 
 def operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an operator is given, by the names of its schema. What it is not given is left out."""
+    """Return the arguments of an operator's call, by the names of its schema."""
     names = [parameter.name for parameter in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 

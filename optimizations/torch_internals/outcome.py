@@ -1,4 +1,4 @@
-"""Record what Inductor made of a graph: how many pieces become CUDA graphs, and why the rest does not.
+"""Record how Inductor compiled a graph: how many pieces become CUDA graphs, and why the rest does not.
 
 This is the only observer of it; the backend's report, the suite's measurements and `encore explain` read what it notes.
 
@@ -47,7 +47,7 @@ _of_this_thread = threading.local()
 def watched(note: Note, *, every_thread: bool = False) -> Iterator[None]:
     """Give `note` the record of each graph that passes during the block, in this thread or in any.
 
-    A block within a block of the same thread does nothing; those for every thread are all told.
+    A block within a block of the same thread has no effect; blocks for every thread all get the records.
     """
     if every_thread:
         with _OBSERVER:
@@ -82,7 +82,7 @@ def mutations_noted(note: Callable[[LeftOut], None]) -> Iterator[None]:
 
 
 class _MutationHandler(logging.Handler):
-    """Pass on what CUDAGraph Trees say of mutated inputs; all other messages of that log are known otherwise."""
+    """Pass on CUDAGraph Trees' messages about mutated inputs; other records have their other messages."""
 
     def __init__(self, note: Callable[[LeftOut], None]) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Save for a backward what a lazy conjugate or negative is of, and take that view of it in the backward.
+"""Save the base of a lazy conjugate or negative for a backward, and take the view of it in the backward.
 
 Operators on complex tensors need conjugates backward. `aten._conj` and `aten._neg_view` copy nothing: they return the
 memory with a flag. AOTAutograd's partitioner saves the flagged tensor. But a graph keeps only the memory of a result,
@@ -76,7 +76,7 @@ def _save_without_flags(forward: torch.fx.GraphModule, backward: torch.fx.GraphM
 
 
 def _without_flag(node: Any) -> torch.fx.Node | None:
-    """Return what a flagged view is of; None for other nodes, and for saved tensors that have an order of their own."""
+    """Return the base of a flagged view; None for other nodes, and for saved tensors with an order of their own."""
     if not isinstance(node, torch.fx.Node) or node.target not in _VIEWS:
         return None
     plain = node.args[0]

@@ -31,7 +31,7 @@ LONGEST_WAIT_S = 2.0
 """How long the exit of the interpreter waits at most for threads that have ended."""
 
 MANY = 1024
-"""So many threads that keep something, and it is looked which of them are gone."""
+"""When this many threads keep something, threads that have ended are removed."""
 
 _TASKS = Path("/proc/self/task")
 _keepers: set[int] = set()
@@ -44,7 +44,7 @@ def find(key: str) -> Any:
 
 
 def keep(key: str, value: Any) -> None:
-    """Keep it for this thread, in place of what was there."""
+    """Keep an object for this thread, in place of an earlier one."""
     if len(_keepers) >= MANY:
         _keepers.difference_update([one for one in list(_keepers) if not _is_there(one)])
     _keepers.add(threading.get_native_id())
@@ -85,7 +85,7 @@ def apart_from_the_program(do: Callable[[], T]) -> T:
 
 
 def in_a_new_thread(probe: Callable[[], T]) -> T:
-    """Call a probe where nothing of the program's is switched on, and return its result.
+    """Call a probe without any of the program's thread-local settings, and return its result.
 
     Modes, hooks of saved tensors, grad mode and autocast belong to a thread. A tensor that a probe has autograd save
     would otherwise reach the program's hooks: activation checkpointing counts the tensors that it is given, and raises

@@ -13,11 +13,11 @@ import torch
 from optimizations import torch_internals
 
 KNOWN_VERSION = (2, 11)
-"""The version whose wrappers are passed by. Newer ones generate code for them, which does less in each call."""
+"""The version whose wrappers are skipped. Newer ones generate code for them, which does less in each call."""
 
 
 def unknown_wrappers() -> str | None:
-    """Return why the wrappers of this PyTorch are all called; None where they are known."""
+    """Return why no wrapper of this PyTorch is skipped; None if its wrappers are supported."""
     if torch_internals.version() == KNOWN_VERSION:
         return None
     return f"the wrappers of PyTorch {torch.__version__} are not known"
@@ -54,8 +54,8 @@ class Plain:
 
     Attributes:
         returned: how many of the compiled forward's results are returned, the first ones.
-        saved_with_check, saved_without_check: which are saved, with and without a look at their versions later.
-        without_gradient: places of tensors among those returned that have none.
+        saved_with_check, saved_without_check: which results are saved, with and without a later check of versions.
+        without_gradient: positions of returned tensors that have no gradient.
         tangents: the places of those that have, each with the memory format that the backward was compiled for.
         compiled_for_nondeterminism: the backward is refused where deterministic algorithms are asked for.
     """
