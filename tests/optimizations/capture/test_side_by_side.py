@@ -141,7 +141,7 @@ def test_chain_is_used_where_it_is_faster() -> None:
             self.winner: str | None = None
             self.median_us = {"chain": 10.0, "branches": 11.0}
 
-        def serve(self, call: Callable[[str], tuple[Any, Any]]) -> Any:
+        def run(self, call: Callable[[str], tuple[Any, Any]]) -> Any:
             result = call(self.turns.pop(0))[0]
             self.winner = None if self.turns else "chain"
             return result

@@ -55,7 +55,7 @@ class Race:
         self.median_us: dict[str, float] = {}
         self.timed: list[tuple[str, bool]] = []
 
-    def serve(self, call: Callable[[str], tuple[Any, Any]]) -> Any:
+    def run(self, call: Callable[[str], tuple[Any, Any]]) -> Any:
         if not self.turns:
             self.winner, self.median_us = self.faster, {CHAIN: 100.0, BRANCHES: 80.0}
             return call(self.winner)[0]
