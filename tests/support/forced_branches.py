@@ -23,7 +23,7 @@ class BranchesAtOnce:
         self.winner: str | None = None
         self.median_us: dict[str, float] = {}
 
-    def serve(self, call: Callable[[str], tuple[Any, Any]]) -> Any:
+    def run(self, call: Callable[[str], tuple[Any, Any]]) -> Any:
         result, _ = call(BRANCHES)
         self.winner = BRANCHES
         return result
