@@ -91,7 +91,7 @@ def test_unwritable_folder_is_no_failure(tmp_path, capsys):
     (tmp_path / "file").touch()
     results = [Results({"output": torch.ones(2)})]
     JudgedResults(tmp_path / "file" / "judged").add(results, Agreement(True, 1, 0.0, "output", None))
-    assert "not kept for other processes" in capsys.readouterr().out
+    assert "not stored for other processes" in capsys.readouterr().out
     judged = JudgedResults(tmp_path / "judged")
     judged.add(results, Agreement(True, 1, 0.0, "output", None, widened_error=1e-6))
     assert judged.verdict(results) == Agreement(True, 1, 0.0, "output", None, widened_error=1e-6)
