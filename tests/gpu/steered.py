@@ -64,7 +64,7 @@ class SteeredRace:
         self._steering = steering
         self._turn: str | None = None
 
-    def serve(self, call: Callable[[str], tuple[Any, Any]]) -> Any:
+    def run(self, call: Callable[[str], tuple[Any, Any]]) -> Any:
         steering = self._steering
         if self.inner is not None:
             return self.inner.serve(self._against_itself(call) if steering.serve == "self" else call)
