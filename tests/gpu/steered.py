@@ -67,7 +67,7 @@ class SteeredRace:
     def run(self, call: Callable[[str], tuple[Any, Any]]) -> Any:
         steering = self._steering
         if self.inner is not None:
-            return self.inner.serve(self._against_itself(call) if steering.serve == "self" else call)
+            return self.inner.run(self._against_itself(call) if steering.serve == "self" else call)
         result, events = call(BRANCHES if steering.serve == BRANCHES else CHAIN)
         if events is not None:
             steering.timed.append((self, *events))
