@@ -91,7 +91,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reset() -> None:
-    """Free what compiled functions hold: `torch.compiler.reset` asks this of a backend."""
+    """Free what compiled functions hold: `torch.compiler.reset` calls this of a backend."""
     compiled = sys.modules.get("optimizations.compiled_graph")
     if compiled is not None:
         compiled.reset()

@@ -1,4 +1,4 @@
-"""Compile a graph on a PyTorch that Encore knows: placement, then Inductor with Encore's CUDA graphs."""
+"""Compile a graph on a supported PyTorch: placement, then Inductor with Encore's CUDA graphs."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Options:
         selection: which functions run without a CUDA graph, and which inputs a graph reads in place. "rule": numbers
             of kernels, bytes and nodes decide (`optimizations.selection`). "measure": no graph, a graph that copies its
             inputs and one that reads them in place serve 8 calls of the program each, and the fastest is kept for the
-            life of the process. "off": every function that can be recorded is served by a graph, which reads in place
+            life of the process. "off": every function that can be recorded gets a graph, which reads in place
             what it can. With indirection "off" the graphs are stock's, and nothing is selected.
         concurrency: whether kernels of a graph that do not depend on each other run at the same time. "off": one after
             the other. "auto": at the same time, where that is measured to make the graph 3 % faster, on the program's

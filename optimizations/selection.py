@@ -14,7 +14,7 @@ The option `selection="off"` switches the rules off, and `selection="measure"` t
 (`trees.measured`).
 
 Note [Constants]. The constants come from `encore micro indirection` on an H200 (results/recorded/micro-indirection) and
-from its recorded runs. They are the same on every machine, so that every rank decides alike.
+from its recorded runs. They are the same on every machine, so that every rank decides the same.
 
 * A copy moves 1.8 TB/s on its own; inside workloads, 0.6 (DR-T-4096), 0.9 (TKE) and 1.5 (DR-I).
 * The fused copy of all inputs takes 6.5 us more than a replay without one.

@@ -4,7 +4,7 @@ This is the only observer of it; the backend's report, the suite's measurements 
 
 * `CompiledFxGraph.post_compile` is the one place that every graph passes, compiled or loaded from a cache. It tells how
   many pieces will be captured, or why none is.
-* `Scheduler.graph_partition` splits a graph, and is asked for the reason of each operation that it leaves out. A graph
+* `Scheduler.graph_partition` splits a graph, and gives a reason for each operation that it leaves out. A graph
   from a warm cache was split earlier, maybe in another process: such reasons are then missing.
 * The lines of the program that a split graph comes from are kept (`generated_modules`).
 * Mutated inputs are found when a graph is called, and only the `cudagraphs` log hears of them (`mutations_noted`).

@@ -6,7 +6,7 @@ Note [A reference for the thread-local state]. `torch._C._stash_obj_in_tls` take
 reference, and drops one when the thread ends. So one is counted here, or the object would die under those who use it.
 
 Note [Threads that end with the interpreter]. That reference is dropped when the thread has ended for Python, and is
-about to end for the system: it asks for the interpreter's lock once more. Where the interpreter begins to end at that
+about to end for the system: it takes the interpreter's lock once more. Where the interpreter begins to end at that
 moment, as it does when a pool of threads was its last work, it never gets the lock, and the whole process is aborted.
 So the exit of the interpreter waits until such threads are gone, which takes milliseconds.
 """

@@ -57,7 +57,7 @@ class Plain:
         saved_with_check, saved_without_check: which results are saved, with and without a later check of versions.
         without_gradient: positions of returned tensors that have no gradient.
         tangents: the places of those that have, each with the memory format that the backward was compiled for.
-        compiled_for_nondeterminism: the backward is refused where deterministic algorithms are asked for.
+        compiled_for_nondeterminism: the backward is refused where deterministic algorithms are required.
     """
 
     returned: int

@@ -97,7 +97,7 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
     Raises:
         WrongUse: a name, an option or a combination is wrong, there is no GPU, or the run to resume does not fit.
         CannotWrite: the disk is full.
-        Interrupted: Ctrl-C; the console has said how to go on.
+        Interrupted: Ctrl-C; the console shows how to go on.
     """
     path, plan = _chosen(request, console)
     done: list[Cell] = []

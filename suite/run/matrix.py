@@ -134,7 +134,7 @@ def select_modes_for(device: str, names: Sequence[str] | None) -> tuple[Mode, ..
     """Return modes of these names, or the usual ones that this device has a use for, in their order of declaration.
 
     Raises:
-        WrongUse: a name is unknown, or a mode with CUDA graphs is asked for on a CPU.
+        WrongUse: a name is unknown, or a mode with CUDA graphs is requested on a CPU.
     """
     if names is None:
         usual = [mode for mode in MODES.values() if not mode.captures_more]

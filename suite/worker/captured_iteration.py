@@ -275,4 +275,4 @@ def _tensors(inputs: Inputs) -> list[torch.Tensor]:
 
 
 CapturedIteration = StepIteration | CallableIteration | HandIteration
-"""Run an iteration that is captured in its first calls. It returns no output unless one was asked for."""
+"""Run an iteration that is captured in its first calls. It returns no output unless one was requested."""

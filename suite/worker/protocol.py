@@ -138,7 +138,7 @@ class Built(Record):
 
 
 class Done(Record):
-    """Answer a command that asks for nothing."""
+    """Answer a command that has no result."""
 
     type: Literal["done"] = "done"
 
