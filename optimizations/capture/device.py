@@ -48,7 +48,7 @@ class Device:
     """
 
     has_own_random = True
-    """Whether its random numbers come from a different generator than the CPU's."""
+    """True if its random numbers come from a different generator than the CPU's."""
 
     def __init__(self, index: int) -> None:
         self.index = index

@@ -122,7 +122,7 @@ def recapture(
 
 
 _apart: dict[int, tuple[torch.cuda.Stream, list[Any]]] = {}
-"""By device: a stream for second captures, and the pools that may hold cuBLAS workspaces of this stream."""
+"""For each device: a stream for second captures, and pools that may contain its cuBLAS workspaces."""
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ _DISPATCH = Replacing(
 
 
 at_rest_now = 0
-"""How many blocks of `at_rest` are active."""
+"""The number of active blocks of `at_rest`."""
 
 
 def resting() -> bool:

@@ -70,7 +70,7 @@ VARIANTS: tuple[Variant, ...] = (*MEASURED, "ptx")
 """All that records have. `ptx`, Triton kernels rewritten to read the pointer table, was measured by release 0.1."""
 
 INPUT_BYTES = 64 * 2**10
-"""Of each input. Graphs have as many nodes as inputs, which each read one."""
+"""Bytes of each input. Graphs have one node for each input."""
 
 
 def counts(*, quick: bool = False) -> list[int]:

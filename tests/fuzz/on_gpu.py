@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from tests.judges.pool import Pool
+from tests.judges.pool import Pool, channel_to_pool
 from tests.support.forced_branches import concurrency, force_if_asked
 
 from .compare import _generator, _write
@@ -240,13 +240,7 @@ def work(seed: int) -> int:
     budget.MOST_WORK, budget.FEWEST_REPLAYS = 1e9, 1
     force_if_asked()
     torch.set_num_threads(1)
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def say(message: dict[str, Any]) -> None:
-        channel.write(json.dumps(message) + "\n")
-        channel.flush()
-
+    say = channel_to_pool()
     say({"ready": True})
     for line in sys.stdin:
         command = json.loads(line)

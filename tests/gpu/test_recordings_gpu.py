@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 WIDTH, LAYERS = 256, 24
 SIZES, FIRST_SIZES = 40, 4
-"""Of them the first, in which code is still compiled and tuned, do not count."""
+"""The first sizes do not count: code is still compiled and tuned for them."""
 
 
 @pytest.mark.alone

@@ -22,7 +22,7 @@ from suite.results.store import REPOSITORY
 pytestmark = pytest.mark.gpu
 
 TUNING = "CachingAutotuner.benchmark_all_configs"
-"""What Inductor calls the part of a compilation in which it tunes kernels."""
+"""Inductor's name for the part of a compilation that tunes kernels."""
 
 LIMIT_S = 240
 """Two minutes are the aim of --quick; a busy host takes longer."""

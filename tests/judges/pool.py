@@ -23,6 +23,20 @@ FAILED_STARTS = 3
 Job = tuple[str, tuple[str, ...]]
 """A sample's key, and the compilers that are to run it."""
 
+Say = Callable[[dict[str, Any]], None]
+
+
+def channel_to_pool() -> Say:
+    """Return a function by which a worker sends messages to its pool. Whatever else it prints goes to the log."""
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(message: dict[str, Any]) -> None:
+        channel.write(json.dumps(message) + "\n")
+        channel.flush()
+
+    return say
+
 
 class Pool:
     """Runs jobs in `size` processes until there are none left or the time is over. `tell` gets each row."""

@@ -6,10 +6,9 @@ DEVICE is `cuda` or `simulated`. A line before each compiler names the one that 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,25 +16,18 @@ import torch
 from . import FORCED_BRANCHES, trial
 from .cases import NoSample, case
 from .databases import Task, entries, tolerances
+from .pool import Say, channel_to_pool
 
 GONE = 17
 """Exit code of a worker that lost its device."""
 
-Say = Callable[[dict[str, Any]], None]
-
 
 def main(arguments: Sequence[str]) -> int:
     device = arguments[0]
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    say = channel_to_pool()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     prepare()
-
-    def say(message: dict[str, Any]) -> None:
-        channel.write(json.dumps(message) + "\n")
-        channel.flush()
-
     say({"ready": True})
     for line in sys.stdin:
         command = json.loads(line)

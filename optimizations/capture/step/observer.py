@@ -39,7 +39,7 @@ from optimizations.torch_internals.generator_identity import identity
 from optimizations.written_operands import tensors_in, written
 
 Holds = Callable[[torch.Tensor], bool]
-"""Whether a tensor is on the GPU."""
+"""A predicate that is true of tensors on the GPU."""
 
 
 class StepDiffers(StepRefused):

@@ -92,7 +92,7 @@ class Progress:
         return {index for index in self.same_inputs if self.inputs[index]() is inputs[index] and inputs[index].numel()}
 
     def recorded(self) -> None:
-        """Record that a recording was made. If it becomes unusable, the limits of observed calls start anew."""
+        """Record that a recording was made. If it becomes unusable, observed calls are counted from zero again."""
         self.observed = self.failed = 0
 
     def passed_over(self) -> bool:

@@ -34,7 +34,7 @@ from optimizations.torch_internals.dictionary_writes import have_versions
 from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared, is_dict
 
 Ignore = Callable[[Any, Any], bool]
-"""Whether an entry (container, key) may change."""
+"""A predicate that is true of entries (container, key) that may change."""
 
 FEW = 64
 """If optimizers keep more tensors, only some of their addresses are compared before each replay."""

@@ -86,7 +86,7 @@ class CpuGraph:
         self.orders: set[tuple[int, ...]] = set()
         """In which nodes ran, where they were not a chain."""
         self.left: list[tuple[weakref.ref[CpuGraph], list[torch.UntypedStorage]]] = []
-        """What earlier graphs of the pool made, without references after this one: it may lie there."""
+        """Results of earlier graphs of the pool that are dead after this one, so that it may use their memory."""
 
     def replay(self) -> None:
         assert self.valid and not self.freed, "a graph was launched that was not captured, or freed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from torch import nn
 from optimizations.capture.callables import graph_callables as module
 from optimizations.capture.callables import slot as launches
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
+from tests.optimizations.capture.step.test_replaying import counted
 
 
 class Stage(nn.Module):
@@ -406,22 +406,10 @@ def functions_called(layers: int) -> list[str]:
     (graphed,) = graph_callables([model], [(given,)], device=CpuDevice())
     for _ in range(3):
         graphed(given).sum().backward()
-    names: list[str] = []
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        if event == "call":
-            names.append(frame.f_code.co_name)
-        elif event == "c_call":
-            names.append(argument.__name__)
-
-    replay = CpuGraph.replay.__code__
-    sys.setprofile(note)
-    try:
+    with counted() as names:
         result = graphed(given)
-    finally:
-        sys.setprofile(None)
     assert torch.equal(result, expected)
-    first = names.index(replay.co_name)
+    first = names.index(CpuGraph.replay.__code__.co_name)
     return names[:first]
 
 

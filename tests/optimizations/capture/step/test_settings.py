@@ -218,7 +218,7 @@ def precision() -> Iterator[None]:
 
 
 Setting = tuple[Callable[[], Any], Callable[[Any], Any], Any]
-"""What reads a setting, what sets it, and another value of it."""
+"""A function that reads a setting, one that sets it, and another value of it."""
 
 
 def of(owner: Any, name: str, value: Any) -> Setting:
