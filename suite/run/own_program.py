@@ -160,7 +160,7 @@ def _examined(name: str, device: str, seed: int) -> Examined:
         if not first.tensors:
             return Examined(problem=f"{name} returns no tensor and changes none, so there is nothing to compare")
         noise, spread = _distance(first.tensors, again.tensors), _distance(first.tensors, other.tensors)
-        stochastic = spread > max(SAME_ERROR * noise, 0.0)
+        stochastic = spread > SAME_ERROR * noise
         if noise > 0.1:
             return Examined(
                 problem=f"{name} computes something else in each call with the same seed (relative difference "

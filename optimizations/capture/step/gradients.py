@@ -142,7 +142,8 @@ class GradientReferences:
         self._sharing = [times[cell] - 1 for cell in self._counts.cells]
         turns = min(TURNS, len(self.tensors) // FEW) or 1
         self._parts = [range(turn, len(self.tensors), turns) for turn in range(turns)]
-        self._in_parts = [tuple([self.tensors[index] for index in part]) for part in self._parts]
+        self._in_parts = [[self.tensors[index] for index in part] for part in self._parts]
+        self._places = [list(range(len(part))) for part in self._parts]
         self._addresses = [[one.data_ptr() for one in part] for part in self._in_parts]
         self._turn = 0
         self._expected_parts: list[tuple[list[int], ...] | None] = [None] * turns
@@ -160,8 +161,7 @@ class GradientReferences:
         return self._part_is_unmoved(self._turn)
 
     def _part_is_unmoved(self, turn: int) -> bool:
-        part, addresses = self._in_parts[turn], self._addresses[turn]
-        return torch_internals.data_ptrs_equal([*part], addresses, list(range(len(part))))
+        return torch_internals.data_ptrs_equal(self._in_parts[turn], self._addresses[turn], self._places[turn])
 
     def held(self, bound: Collection[int], among: Iterable[int] | None = None) -> int | None:
         """Return one that is referenced outside Encore. Those in `bound` (ids) are each referenced by one `.grad`."""
