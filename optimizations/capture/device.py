@@ -15,7 +15,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.calls.turns import make_context_current, stream_of, wait_for_stream
 from optimizations.capture.side_stream import SideStreams
-from optimizations.concurrency.branches import Branches, Noted
+from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.host import HostUpdates, node_update
@@ -227,14 +227,13 @@ class Device:
         def allocated() -> int:
             return int(torch.cuda.memory_stats_as_nested_dict(self.index)["allocated_bytes"]["all"]["allocated"])
 
-        known = allocated if notes_memory else None
-        return LaunchLog(self.node_count, None, allocated_bytes=known, in_autograd=True, notes_memory=notes_memory)
+        return LaunchLog(self.node_count, None, allocated_bytes=allocated, notes_memory=notes_memory)
 
-    def branches(self, graph: Any, noted: Noted) -> Branches:
+    def branches(self, graph: Any, log: LaunchLog) -> Branches:
         """Return the race of a captured graph's chain against branches."""
         from cuda.bindings import driver
 
-        return Branches(noted, graph, driver, Race, functools.partial(mark, self.index))
+        return Branches(log, graph, driver, Race, functools.partial(mark, self.index))
 
     def workspace_ranges(self) -> Sequence[MemoryRange]:
         """Return the memory of the cuBLAS workspaces that captures use."""

@@ -22,7 +22,7 @@ import torch
 
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import NotLaunched
-from optimizations.concurrency.branches import Branches, Noted
+from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF
 from optimizations.in_place.generated import COLLECTIVE_OPERATORS
@@ -80,9 +80,9 @@ def side_by_side(
     branches = None
     try:
         workspaces = device.workspace_ranges()
-        used = [one.span for one in (*device.used_ranges(pool), *workspaces)]
+        log.never_freed = [one.span for one in (*device.used_ranges(pool), *workspaces)]
         memory = [one.span for one in (*device.pool_ranges(pool), *workspaces)]
-        branches = device.branches(UpdatedGraph(graph, renew), Noted(log.logged, never_freed=used))
+        branches = device.branches(UpdatedGraph(graph, renew), log)
         branches.prepare(device.read(graph), memory)
     except Exception as error:
         if branches is None:

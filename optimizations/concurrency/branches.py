@@ -13,23 +13,14 @@ Both orders are correct, so a race that ends early leaves a correct graph. Every
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from optimizations.concurrency.edges import EdgesRefused, GraphEdges
 from optimizations.concurrency.hidden_memory import with_hidden_memory, with_moving_inputs
-from optimizations.concurrency.launch_log import Logged
+from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.concurrency.order import LaunchOrder, Span, order_launches
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.records import (
-    CapturedGraph,
-    ChildGraphNode,
-    KernelNode,
-    MemcpyNode,
-    MemsetNode,
-    Node,
-    OtherNode,
-)
+from optimizations.graph.records import CapturedGraph, Node
 from optimizations.race import Race
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
 from optimizations.stack_trace import one_line
@@ -48,28 +39,11 @@ class Graph(Protocol):
     def instantiate(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """Hold the notes of one capture.
-
-    Attributes:
-        logged: its launches.
-        inputs: the storages of the function's inputs.
-        never_freed: blocks of its pool that were in use at its end.
-        kept_bytes: most memory that was kept from reuse.
-    """
-
-    logged: Sequence[Logged]
-    inputs: Sequence[Span] = ()
-    never_freed: Sequence[Span] = ()
-    kept_bytes: int = 0
-
-
 class Branches:
     """Choose between a chain and branches for one recorded graph, as the module describes.
 
     Args:
-        noted: the notes of the capture.
+        log: the launches of the capture.
         graph: the captured graph, instantiated as a chain or not yet.
         driver: the module `cuda.bindings.driver`.
         race: creates the race between these alternatives.
@@ -81,14 +55,14 @@ class Branches:
 
     def __init__(
         self,
-        noted: Noted,
+        log: LaunchLog,
         graph: Graph,
         driver: Any,
         race: Callable[[Sequence[str]], Race],
         mark: Callable[[], Any],
     ) -> None:
-        self._noted: Noted | None = noted
-        self._kept_bytes = noted.kept_bytes
+        self._log: LaunchLog | None = log
+        self._kept_bytes = log.kept_bytes
         self._graph = graph
         self._driver = driver
         self._make_race = race
@@ -123,11 +97,11 @@ class Branches:
         Raises:
             CudaCallFailed: the driver does not give the graph's edges.
         """
-        noted, self._noted = self._noted, None
-        if noted is None or not self.pending:
+        log, self._log = self._log, None
+        if log is None or not self.pending:
             return
-        launches = with_hidden_memory(noted.logged, captured, pool, noted.never_freed, noted.inputs)
-        launches = with_moving_inputs(noted.logged, launches, noted.inputs)
+        launches = with_hidden_memory(log.logged, captured, pool, log.never_freed, log.inputs)
+        launches = with_moving_inputs(log.logged, launches, log.inputs)
         if sum(one.count for one in launches) != len(captured.nodes):
             self._finish(CHAIN, "not all nodes of the graph were noted when it was captured")
             return
@@ -244,7 +218,7 @@ class Branches:
         if self._race is not None:
             self._times = dict(self._race.median_us)
         self._decision, self._reason = decision, reason
-        self._race = self._edges = self._noted = None
+        self._race = self._edges = self._log = None
 
 
 def _is_chain(captured: CapturedGraph) -> bool:
@@ -261,7 +235,7 @@ def _ordered(order: LaunchOrder, captured: CapturedGraph) -> tuple[OrderedLaunch
     return tuple(
         OrderedLaunch(
             launch.name,
-            tuple(map(_name, captured.nodes[launch.first : launch.first + launch.count])),
+            tuple(map(_name, captured.nodes[launch.first : launch.last + 1])),
             waits,
             launch.barrier,
             source_line(*launch.line) if launch.line is not None else None,
@@ -271,14 +245,5 @@ def _ordered(order: LaunchOrder, captured: CapturedGraph) -> tuple[OrderedLaunch
 
 
 def _name(node: Node) -> str:
-    match node:
-        case KernelNode():
-            return node.name or "kernel"
-        case MemcpyNode():
-            return "memcpy"
-        case MemsetNode():
-            return "memset"
-        case ChildGraphNode():
-            return "child graph"
-        case OtherNode():
-            return node.type_name.lower()
+    name: str | None = getattr(node, "name", None)
+    return name or str(getattr(node, "type_name", node.kind)).lower().replace("_", " ")

@@ -27,8 +27,9 @@ that the function has allocated but not used yet is missing, so the memory count
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -53,7 +54,7 @@ def with_hidden_memory(
         inputs: the storages of the function's inputs.
     """
     inputs = tuple(inputs)
-    segments, blocks_without = _Spans((*pool, *inputs)), _BlocksWithout(never_freed, inputs)
+    segments, blocks_without = _Spans((*pool, *inputs)), _without_freed((*never_freed,), inputs)
     found = []
     for one in logged:
         launch = one.launch
@@ -101,7 +102,7 @@ def with_moving_inputs(logged: Sequence[Logged], launches: Sequence[Launch], inp
         logged: the log entries of `launches`.
         inputs: the storages of the function's inputs.
     """
-    given_without = _BlocksWithout((), inputs)
+    given_without = _without_freed((), inputs)
     written = {
         span
         for one, launch in zip(logged, launches, strict=True)
@@ -118,17 +119,9 @@ def with_moving_inputs(logged: Sequence[Logged], launches: Sequence[Launch], inp
     return found
 
 
-class _BlocksWithout:
-    """Return blocks and inputs without freed inputs."""
-
-    def __init__(self, blocks: Iterable[Span], inputs: Iterable[Span]) -> None:
-        self._blocks, self._inputs = tuple(blocks), tuple(inputs)
-        self._found: dict[tuple[Span, ...], _Spans] = {}
-
-    def __call__(self, freed: tuple[Span, ...]) -> _Spans:
-        if freed not in self._found:
-            self._found[freed] = _Spans((*self._blocks, *(one for one in self._inputs if one not in freed)))
-        return self._found[freed]
+def _without_freed(blocks: Sequence[Span], inputs: Sequence[Span]) -> Callable[[tuple[Span, ...]], _Spans]:
+    """Return a function that gives blocks and inputs without the inputs that were freed."""
+    return functools.cache(lambda freed: _Spans((*blocks, *(one for one in inputs if one not in freed))))
 
 
 def _without_addresses(
@@ -145,16 +138,11 @@ def _without_addresses(
 
 
 def _unreadable(node: Node) -> str | None:
-    match node:
-        case KernelNode():
-            return None
-        case MemsetNode():
-            return None
-        case MemcpyNode(source=source, destination=destination):
-            ends = {source.memory, destination.memory}
-            return None if ends == {"device"} else f"it copies between {' and '.join(sorted(ends))} memory"
-        case _:
-            return f"a node of it is of the kind {getattr(node, 'type_name', node.kind)}"
+    if isinstance(node, MemcpyNode):
+        ends = {node.source.memory, node.destination.memory}
+        return None if ends == {"device"} else f"it copies between {' and '.join(sorted(ends))} memory"
+    known = isinstance(node, (KernelNode, MemsetNode))
+    return None if known else f"a node of it is of the kind {getattr(node, 'type_name', node.kind)}"
 
 
 class _Spans:
@@ -164,23 +152,20 @@ class _Spans:
     """
 
     def __init__(self, spans: Iterable[Span]) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        self._borders: list[int] = []
         for start, end in sorted(spans):
-            if self._ends and start < self._ends[-1]:
-                self._ends[-1] = max(self._ends[-1], end)
+            if self._borders and start < self._borders[-1]:
+                self._borders[-1] = max(self._borders[-1], end)
             else:
-                self._starts.append(start)
-                self._ends.append(end)
+                self._borders += [start, end]
 
     def around(self, address: int) -> Span | None:
         """Return the span that contains an address."""
-        at = bisect_right(self._starts, address) - 1
-        return (self._starts[at], self._ends[at]) if at >= 0 and address < self._ends[at] else None
+        at = bisect_right(self._borders, address)
+        return (self._borders[at - 1], self._borders[at]) if at % 2 else None
 
     def gap(self, address: int, within: Span) -> Span:
         """Return the gap between spans around an address that is in no span."""
-        at = bisect_right(self._starts, address)
-        start = self._ends[at - 1] if at else within[0]
-        end = self._starts[at] if at < len(self._starts) else within[1]
-        return max(start, within[0]), min(end, within[1])
+        borders = [-1, *self._borders, within[1]]
+        at = bisect_right(self._borders, address) + 1
+        return max(borders[at - 1], within[0]), min(borders[at], within[1])

@@ -61,7 +61,7 @@ class Logged:
         launch: with the memory of its arguments and results.
         is_operator: whether it is an operator of PyTorch, not a kernel of Inductor.
         live: storages that were live when it ran, as spans, ascending.
-        own_bytes: most memory that it allocated for itself; None if unknown.
+        own_bytes: most memory that an operator allocated for itself; None for a kernel.
         is_given_moving: whether it gets an input that is not at a fixed address; `writes_moving`: whether it writes it.
         freed: inputs without a fixed address that were freed by then. Other tensors may be in their memory.
         passed: for a kernel, the address of the first element of each tensor passed to it, and that of its storage.
@@ -84,19 +84,20 @@ class LaunchLog:
 
     Args:
         count: returns how many nodes the captured graph has by now.
-        given: the function's inputs. Note [Extents]. None: any tensor may be an input.
+        given: the function's inputs. Note [Extents]. None: any tensor may be an input, and what autograd's threads
+            launch is noted, too.
         moving: the inputs that are not at a fixed address. Note [Inputs that move] in `hidden_memory`.
         keep_bytes: most memory freed during the capture that is kept from reuse. Note [Memory that is kept].
         may_be_kept: returns whether memory at an address may be kept.
-        allocated_bytes: returns how much was ever allocated on the device; None if unknown.
+        allocated_bytes: returns how much was ever allocated on the device.
         device_type: the type of the device whose memory counts.
-        in_autograd: whether launches of autograd's threads are noted, too.
         notes_memory: whether memory is noted (reads, writes and live storages), which takes time.
 
     Attributes:
         logged: the launches so far.
         inputs: the storages of the function's inputs.
         kept_bytes: most memory that was kept at one time.
+        never_freed: blocks of the capture's pool that were in use at its end, as the caller sets them.
         failure: why the log is unusable; None if it is usable.
     """
 
@@ -107,19 +108,16 @@ class LaunchLog:
         moving: Iterable[torch.Tensor] = (),
         keep_bytes: int = 0,
         may_be_kept: Callable[[int], bool] = lambda address: True,
-        allocated_bytes: Callable[[], int] | None = None,
+        allocated_bytes: Callable[[], int] = lambda: 0,
         device_type: str = "cuda",
-        in_autograd: bool = False,
         notes_memory: bool = True,
     ) -> None:
         self._count_nodes = count
-        self._allocated_bytes = allocated_bytes or (lambda: 0)
-        self._knows_allocated = allocated_bytes is not None
+        self._allocated_bytes = allocated_bytes
         self._device_type = device_type
         self._thread: int | None = None
         self._last = 0
         self._depth = 0
-        self._in_autograd = in_autograd
         self._notes_memory = notes_memory
         self._all_given = given is None
         self._given = {one.untyped_storage()._cdata: _weak(one) for one in given or ()}
@@ -133,6 +131,7 @@ class LaunchLog:
         self.kept_bytes = 0
         self.failure: str | None = None
         self.inputs = tuple(storage_of(one).span for one in given or ())
+        self.never_freed: Sequence[Span] = ()
         self.logged: list[Logged] = []
 
     @contextlib.contextmanager
@@ -144,16 +143,14 @@ class LaunchLog:
                 they note each launch and call the kernel.
             operators: whether PyTorch's operators are noted. If not, the caller's dispatch mode calls `operator`.
         """
-        replaced = [
-            {
-                name: (value, _NotingKernel(value, self))
-                for name, value in module.items()
-                if isinstance(value, torch_internals.CachingAutotuner)
-            }
+        kernels = [
+            (module, name, value)
             for module in modules
+            for name, value in module.items()
+            if isinstance(value, torch_internals.CachingAutotuner)
         ]
-        for module, kernels in zip(modules, replaced, strict=True):
-            module.update({name: noting for name, (_, noting) in kernels.items()})
+        for module, name, kernel in kernels:
+            module[name] = _NotingKernel(kernel, self)
         self._thread = threading.get_ident()
         self.note_others("before the function")
         try:
@@ -161,8 +158,8 @@ class LaunchLog:
                 yield
             self.note_others("at the end")
         finally:
-            for module, kernels in zip(modules, replaced, strict=True):
-                module.update({name: kernel for name, (kernel, _) in kernels.items()})
+            for module, name, kernel in kernels:
+                module[name] = kernel
             self._thread = None
             self._kept.clear()
             self._kept_now = 0
@@ -189,7 +186,7 @@ class LaunchLog:
         """Return whether a call is to be noted: it comes from the capture's thread and is not part of another."""
         if self._depth or self._thread is None:
             return False
-        in_autograd = self._in_autograd and torch_internals.current_autograd_node() is not None
+        in_autograd = self._all_given and torch_internals.current_autograd_node() is not None
         return threading.get_ident() == self._thread or in_autograd
 
     def operator(
@@ -231,7 +228,7 @@ class LaunchLog:
             self.note_others(f"before {name}")
             live = self._spans_of_live(chain(reads, writes)) if is_operator else ()
             freed = tuple(span for storage, span in self._moving.values() if storage.expired())
-            before = self._allocated_bytes() if is_operator else 0
+            before = self._allocated_bytes() if is_operator and self._notes_memory else 0
         self._depth += 1
         try:
             result = call()
@@ -240,8 +237,8 @@ class LaunchLog:
         with self._sparing_the_capture():
             made = list(tensors_in(result)) if is_operator and self._notes_memory else []
             own_bytes = None
-            if is_operator and self._knows_allocated:
-                own_bytes = max(0, self._allocated_bytes() - before - sum(self._new_bytes(made)))
+            if is_operator and self._notes_memory:
+                own_bytes = max(0, self._allocated_bytes() - before - self._new_bytes(made))
             now = self._count()
             if now > self._last:
                 launch = Launch(
@@ -318,10 +315,10 @@ class LaunchLog:
             if key not in self._live and storage.nbytes():
                 self._live[key] = _weak(tensor), storage_of(tensor).span
 
-    def _new_bytes(self, made: Iterable[torch.Tensor]) -> Iterator[int]:
-        """Return the sizes of storages that an operator allocated."""
+    def _new_bytes(self, made: Iterable[torch.Tensor]) -> int:
+        """Return the size of the storages that an operator allocated."""
         found = {one.untyped_storage()._cdata: one.untyped_storage() for one in made if self._counts(one)}
-        return (storage.nbytes() for key, storage in found.items() if key not in self._live)
+        return sum(storage.nbytes() for key, storage in found.items() if key not in self._live)
 
     def _keep(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
@@ -405,10 +402,8 @@ def kernel_memory(
         kind = _ARGUMENT.match(name)
         if kind is None:
             return reads, writes, f"the generated code does not name its argument {name or position} as read or written"
-        if kind[1] == "in_ptr" and name not in mutated:
-            reads.append(value)
-        else:
-            reads.append(value)
+        reads.append(value)
+        if kind[1] != "in_ptr" or name in mutated:
             writes.append(value)
     return reads, writes, None
 

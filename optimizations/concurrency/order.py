@@ -10,10 +10,11 @@ later launch waits for it.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 Span = tuple[int, int]
 """Device memory from its first address up to, but not including, its second."""
@@ -91,27 +92,44 @@ def order_launches(launches: Sequence[Launch]) -> LaunchOrder:
                 f"{launch.name} begins at node {launch.first}, and the launches before it end at {expected}"
             )
         expected += launch.count
-    touched = _Touched()
+    pieces_of = _pieces(launches)
+    writers: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
     before: list[int] = []
     waits_for: list[tuple[int, ...]] = []
     sinks: set[int] = set()
     floor: int | None = None
     for index, launch in enumerate(launches):
         if launch.barrier is not None:
-            found: Iterable[int] = sinks
-            touched = _Touched()
-            floor = index
+            found, floor = set(sinks), index
+            writers.clear()
+            readers.clear()
         else:
-            found = touched.conflicts(launch.reads, launch.writes)
-            touched.add(index, launch.reads, launch.writes)
+            read, written = pieces_of(launch.reads), pieces_of(launch.writes)
+            found = {writers[piece] for piece in (*read, *written) if piece in writers}
+            found.update(*(readers.pop(piece, ()) for piece in written))
             if not found and floor is not None:
                 found = {floor}
+            for piece in read:
+                readers.setdefault(piece, []).append(index)
+            writers.update(dict.fromkeys(written, index))
         waits, ancestors = _reduced(found, before)
         waits_for.append(waits)
         before.append(ancestors)
         sinks.difference_update(waits)
         sinks.add(index)
     return LaunchOrder(tuple(launches), tuple(waits_for))
+
+
+def _pieces(launches: Iterable[Launch]) -> Callable[[Iterable[Span]], list[int]]:
+    """Return a function that gives the pieces of memory in some spans: nothing begins or ends inside of a piece."""
+    known = (span for launch in launches if launch.barrier is None for span in (*launch.reads, *launch.writes))
+    borders = sorted(set(chain.from_iterable(known)))
+
+    def pieces(spans: Iterable[Span]) -> list[int]:
+        return [piece for span in spans for piece in range(*(bisect_left(borders, edge) for edge in span))]
+
+    return pieces
 
 
 def _reduced(found: Iterable[int], before: Sequence[int]) -> tuple[tuple[int, ...], int]:
@@ -123,79 +141,3 @@ def _reduced(found: Iterable[int], before: Sequence[int]) -> tuple[tuple[int, ..
             kept.append(one)
             ancestors |= before[one] | 1 << one
     return tuple(reversed(kept)), ancestors
-
-
-@dataclass(slots=True)
-class _Use:
-    """Hold the last uses of a piece of memory: the launch that wrote it, and the launches that read it since."""
-
-    writer: int | None = None
-    readers: list[int] = field(default_factory=list)
-
-
-class _Touched:
-    """Hold the last uses of memory, by address: disjoint pieces, ascending."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._uses: list[_Use] = []
-
-    def conflicts(self, reads: Iterable[Span], writes: Iterable[Span]) -> set[int]:
-        """Return the launches that a launch with these accesses must wait for."""
-        found: set[int] = set()
-        for start, end in reads:
-            found.update(use.writer for use in self._overlapping(start, end) if use.writer is not None)
-        for start, end in writes:
-            for use in self._overlapping(start, end):
-                found.update(use.readers)
-                if use.writer is not None:
-                    found.add(use.writer)
-        return found
-
-    def add(self, launch: int, reads: Iterable[Span], writes: Iterable[Span]) -> None:
-        """Note that a launch accesses these spans, after all launches noted before."""
-        for start, end in reads:
-            for piece in self._pieces(start, end):
-                self._uses[piece].readers.append(launch)
-        for start, end in writes:
-            if start >= end:
-                continue
-            pieces = self._pieces(start, end)
-            first, last = pieces.start, pieces.stop
-            self._starts[first:last] = [start]
-            self._ends[first:last] = [end]
-            self._uses[first:last] = [_Use(writer=launch)]
-
-    def _overlapping(self, start: int, end: int) -> Iterator[_Use]:
-        first = bisect_right(self._ends, start)
-        while first < len(self._starts) and self._starts[first] < end:
-            yield self._uses[first]
-            first += 1
-
-    def _pieces(self, start: int, end: int) -> range:
-        """Split pieces and fill gaps so that some pieces exactly cover this memory; return their indices."""
-        if start >= end:
-            return range(0)
-        self._cut(start)
-        self._cut(end)
-        at = bisect_left(self._starts, start)
-        first = at
-        while start < end:
-            if at == len(self._starts) or self._starts[at] > start:
-                upto = min(end, self._starts[at]) if at < len(self._starts) else end
-                self._starts.insert(at, start)
-                self._ends.insert(at, upto)
-                self._uses.insert(at, _Use())
-            start = self._ends[at]
-            at += 1
-        return range(first, at)
-
-    def _cut(self, address: int) -> None:
-        at = bisect_right(self._starts, address) - 1
-        if at >= 0 and self._starts[at] < address < self._ends[at]:
-            use = self._uses[at]
-            self._starts.insert(at + 1, address)
-            self._ends.insert(at + 1, self._ends[at])
-            self._ends[at] = address
-            self._uses.insert(at + 1, _Use(use.writer, list(use.readers)))

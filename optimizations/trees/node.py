@@ -30,8 +30,9 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.concurrency.branches import Branches, Noted
-from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF, NotedCapture
+from optimizations.concurrency.branches import Branches
+from optimizations.concurrency.launch_log import LaunchLog
+from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF, log_of_capture, noted
 from optimizations.graph.memory import MemoryRanges, storage_of
 from optimizations.graph.plan import Choice
 from optimizations.graph.pools import in_order, pool_memory
@@ -137,7 +138,7 @@ class EncoreNode(CUDAGraphNode):
         self._in_place: list[int] = []
         self._copying: bool | None = None
         self._without_placeholder: frozenset[int] = frozenset()
-        self._noted: Noted | None = None
+        self._log: LaunchLog | None = None
         self._chain = "its launches were not noted when it was captured"
         self.replays = 0
         self.full_replays = 0
@@ -200,11 +201,11 @@ class EncoreNode(CUDAGraphNode):
             for index in self.cudagraph_managed_idxs
             if isinstance(inputs[index], torch.Tensor)
         }
-        capture = self._noted_capture(inputs)
+        self._log = self._launch_log(inputs)
+        if self._log is not None:
+            model = noted(self._log, model, self.function.generated, self.cuda_graphs_pool)
         with uncollected(), in_order(self.stream), self._pool_check_without_callers_tensors():
-            outputs = super()._record(model if capture is None else capture.around(model), inputs)
-        if capture is not None:
-            self._noted, self._chain = capture.noted, capture.failure or self._chain
+            outputs = super()._record(model, inputs)
         self._fixed_storages = [
             torch_internals.cudagraph_trees.StorageWeakRef(value.untyped_storage()) for value in fixed.values()
         ]
@@ -262,8 +263,8 @@ class EncoreNode(CUDAGraphNode):
         finally:
             self.wrapped_function = stocks
 
-    def _noted_capture(self, inputs: Sequence[Any]) -> NotedCapture | None:
-        """Return the recorder of the capture's launches; None if they stay a chain, for the reason in `_chain`."""
+    def _launch_log(self, inputs: Sequence[Any]) -> LaunchLog | None:
+        """Return a log for the capture's launches; None if they stay a chain, for the reason in `_chain`."""
         function = self.function
         if function.options.concurrency == "off":
             self._chain = SWITCHED_OFF
@@ -273,17 +274,18 @@ class EncoreNode(CUDAGraphNode):
             driver = device_tools(self.device).driver
             moving, pool = [*self.non_static_input_idx, *self._without_placeholder], self.cuda_graphs_pool
             try:
-                return NotedCapture(function.generated, inputs, moving, pool, self.device, driver)
+                return log_of_capture(inputs, moving, pool, self.device, driver)
             except Exception as error:
                 self._chain = one_line(error)
         return None
 
     def _branches(self) -> Branches | None:
-        noted, self._noted = self._noted, None
-        if noted is None:
+        log, self._log = self._log, None
+        if log is None or log.failure is not None:
+            self._chain = self._chain if log is None else str(log.failure)
             return None
         driver, timed = device_tools(self.device).driver, functools.partial(mark, self.device)
-        return Branches(noted, self.graph, driver, Race, timed)
+        return Branches(log, self.graph, driver, Race, timed)
 
     def _begin_session(self, seconds: float) -> None:
         function = self.function

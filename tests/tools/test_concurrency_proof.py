@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from optimizations.concurrency.branches import Branches, Noted
-from optimizations.concurrency.launch_log import Logged
-from tests.optimizations.concurrency.test_branches import INDEPENDENT, Graph, captured
+from optimizations.concurrency.branches import Branches
+from tests.optimizations.concurrency.test_branches import INDEPENDENT, Graph, captured, log_of
 from tests.optimizations.concurrency.test_graph_edges import Driver
 
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
@@ -48,8 +47,7 @@ class Program:
         self.driver = Driver(2)
         self.driver.CUgraph = lambda address: object()  # type: ignore[attr-defined]
         self.graph = Graph(self.driver)
-        noted = Noted([Logged(one, False) for one in INDEPENDENT])
-        self.branches = Branches(noted, self.graph, self.driver, self.steering.race, self.mark)
+        self.branches = Branches(log_of(INDEPENDENT), self.graph, self.driver, self.steering.race, self.mark)
         self.branches.prepare(captured(2), ())
         self.steering.races[0].branches = self.branches
         self.now = 0.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches, Noted
-from optimizations.concurrency.launch_log import Logged
+from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches
+from optimizations.concurrency.launch_log import LaunchLog, Logged
 from optimizations.concurrency.order import Launch
 from optimizations.graph.records import CapturedGraph, Edge, KernelNode
 from tests.optimizations.concurrency.test_graph_edges import Driver
@@ -65,12 +65,17 @@ class Race:
         return result
 
 
+def log_of(launches: Sequence[Launch]) -> LaunchLog:
+    log = LaunchLog(lambda: 0)
+    log.logged += [Logged(one, False) for one in launches]
+    return log
+
+
 def branches_of(launches: list[Launch], faster: str = BRANCHES) -> tuple[Branches, Driver, Graph]:
     driver = Driver(len(launches))
     driver.CUgraph = lambda address: object()  # type: ignore[attr-defined]
     graph = Graph(driver)
-    noted = Noted([Logged(one, False) for one in launches])
-    return Branches(noted, graph, driver, lambda names: Race(names, faster), mark=object), driver, graph
+    return Branches(log_of(launches), graph, driver, lambda names: Race(names, faster), mark=object), driver, graph
 
 
 def run_all(branches: Branches, calls: int = 8) -> list[int]:

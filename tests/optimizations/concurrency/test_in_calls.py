@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +10,10 @@ from simulated_gpu.driver import Node
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, Compiled, Model, values, word
 
-from optimizations.concurrency.branches import BRANCHES, CHAIN, Noted
-from optimizations.concurrency.launch_log import Logged
+from optimizations.concurrency.branches import BRANCHES, CHAIN
 from optimizations.concurrency.order import Launch
 from optimizations.trees import node
-from tests.optimizations.concurrency.test_branches import Race
+from tests.optimizations.concurrency.test_branches import Race, log_of
 
 
 class TwoKernels(Model):
@@ -34,24 +32,13 @@ class TwoKernels(Model):
         return [first, second]
 
 
-class Capture:
-    """Record two launches that do not depend on each other."""
-
-    failure: str | None = None
-
-    def __init__(self, *arguments: Any) -> None:
-        launches = [Launch(f"kernel {place}", place, writes=((8 * place, 8 * place + 8),)) for place in range(2)]
-        self.noted = Noted([Logged(one, False) for one in launches])
-
-    def around(self, model: Callable[..., Any]) -> Callable[..., Any]:
-        return model
-
-
 @pytest.fixture
 def faster(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The alternative that wins each race."""
+    """The alternative that wins each race of two launches that do not depend on each other."""
     faster = [BRANCHES]
-    monkeypatch.setattr(node, "NotedCapture", Capture)
+    launches = [Launch(f"kernel {place}", place, writes=((8 * place, 8 * place + 8),)) for place in range(2)]
+    monkeypatch.setattr(node, "log_of_capture", lambda *arguments: log_of(launches))
+    monkeypatch.setattr(node, "noted", lambda log, model, *arguments: model)
     monkeypatch.setattr(node, "Race", lambda names: Race(names, faster[0]))
     monkeypatch.setattr(node, "mark", lambda device_index: object())
     return faster

@@ -144,11 +144,11 @@ def test_view_counts_with_its_storage_if_all_may_be_passed(graph: Graph) -> None
     assert log.logged[-1].launch.reads[0] == extent(whole)
 
 
-@pytest.mark.parametrize("in_autograd", [False, True])
-def test_autograd_thread_is_logged_where_requested(graph: Graph, in_autograd: bool) -> None:
+@pytest.mark.parametrize(("given", "in_autograd"), [((), False), (None, True)])
+def test_autograd_thread_is_logged_in_steps(graph: Graph, given: tuple[()] | None, in_autograd: bool) -> None:
     """The thread simulates one of autograd's, which a CPU program does not have."""
     module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
-    log = LaunchLog(graph.count, device_type="cpu", in_autograd=in_autograd)
+    log = LaunchLog(graph.count, given, device_type="cpu")
 
     class Run(torch.autograd.Function):
         @staticmethod

@@ -29,7 +29,7 @@ from optimizations import torch_internals
 from optimizations.capture import inputs
 from optimizations.capture.device import Device
 from optimizations.capture.step import outputs
-from optimizations.concurrency.branches import Branches, Noted
+from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.plan import Plan
 from optimizations.graph.records import CapturedGraph, Edge, MemoryRange
@@ -309,11 +309,11 @@ class CpuDevice(Device):
         return SimpleNamespace(point=point, settle=lambda: None)
 
     def launch_log(self, *, notes_memory: bool) -> LaunchLog:
-        return LaunchLog(self.node_count, None, device_type="cpu", in_autograd=True, notes_memory=notes_memory)
+        return LaunchLog(self.node_count, None, device_type="cpu", notes_memory=notes_memory)
 
-    def branches(self, graph: Any, noted: Noted) -> Branches:
+    def branches(self, graph: Any, log: LaunchLog) -> Branches:
         driver: Any = CpuEdges
-        return Branches(noted, graph, driver, self.race, object)
+        return Branches(log, graph, driver, self.race, object)
 
     def workspace_ranges(self) -> Sequence[MemoryRange]:
         return self.workspaces
