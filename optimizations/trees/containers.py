@@ -70,7 +70,9 @@ def everything() -> list[Any]:
 
 
 def settled() -> bool:
-    """Return whether no recording has work left that further calls of the program would do."""
+    """Return whether no recording has work left that further calls of the program would do, and no race runs."""
+    if any(function.is_measured_now for function in GRAPHED.alive()):
+        return False
     replays = functools.cache(lambda function: function.replays())
     return not any(
         node.session is not None and node.session.pending and not node.function.is_idle(node, replays(node.function))

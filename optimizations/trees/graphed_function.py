@@ -122,8 +122,8 @@ class GraphedFunction:
         **keywords: Any,
     ) -> None:
         self._generated = model
-        self._code = reading(model)
-        self._model = with_readable_seeds(model, self._code)
+        code = self._code = reading(model)
+        self._model = with_readable_seeds(model, lambda: code().seeds)
         self._options = options
         self._report = report
         self._direction: Direction = direction
@@ -280,8 +280,3 @@ def on_aligned_inputs(
         return [originals.get(id(output), output) for output in outputs] if originals else outputs
 
     return run
-
-
-def races_run() -> bool:
-    """Return whether alternatives are being timed for any function."""
-    return any(function.is_measured_now for function in containers.GRAPHED.alive())

@@ -62,7 +62,7 @@ from optimizations.stack_trace import one_line
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.stock_trees import forget_places, with_globals
 from optimizations.trees import moved_inputs
-from optimizations.trees.containers import container_of_call, free_all
+from optimizations.trees.containers import container_of_call
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.hook import resting
 from optimizations.trees.node import EncoreNode, NotLaunched
@@ -352,7 +352,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self._apply_due_checkpoint()
         function.callers = self.streams.callers
         if in_a_process_group() and (function.code().collective or function.code().opaque):
-            free_before_process_groups_end(free_all)
+            free_before_process_groups_end()
         inputs = self._kept_for_a_failure(new_inputs, self.ids_to_funcs[function_id].mutated_input_idxs)
         try:
             with self._running_a_function():

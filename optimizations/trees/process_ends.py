@@ -41,7 +41,8 @@ LAST_S = 2.0
 """How long the process may take to end after that."""
 
 _INHERITED: list[Any] = []
-_hooks: list[Callable[[], None]] = []
+_hooked = threading.Event()
+"""Set once graphs are freed before the process group and at exit."""
 _armed = threading.Event()
 """Set while a timer is running that will end this process."""
 _hopeless = threading.Event()
@@ -58,19 +59,19 @@ def several_ranks(code: GeneratedCode) -> bool:
     return code.collective and in_a_process_group() and torch.distributed.get_world_size() > 1
 
 
-def free_before_process_groups_end(free: Callable[[], None]) -> None:
-    """Let `free` run before a process group is destroyed and before the interpreter exits.
+def free_before_process_groups_end() -> None:
+    """Free all graphs before a process group is destroyed and before the interpreter exits.
 
     Call this for each recording with a collective; only the first call has an effect.
     """
-    if _hooks:
+    if _hooked.is_set():
         return
-    _hooks.append(free)
+    _hooked.set()
     owner = os.getpid()
 
     def at_exit() -> None:
         if os.getpid() == owner:
-            let_go(free, None)
+            let_go(None)
 
     atexit.register(at_exit)
     distributed = torch.distributed
@@ -81,7 +82,7 @@ def free_before_process_groups_end(free: Callable[[], None]) -> None:
         if os.getpid() != owner:
             return stock(group)
         try:
-            return None if let_go(free, group) else stock(group)
+            return None if let_go(group) else stock(group)
         finally:
             if _armed.is_set():
                 _armed.clear()
@@ -93,7 +94,7 @@ def free_before_process_groups_end(free: Callable[[], None]) -> None:
             module.destroy_process_group = destroy_process_group
 
 
-def let_go(free: Callable[[], None], group: Any) -> bool:
+def let_go(group: Any) -> bool:
     """Free graphs with collectives of this group (None: of all groups). Note [A process that is gone].
 
     Returns:
@@ -103,7 +104,7 @@ def let_go(free: Callable[[], None], group: Any) -> bool:
         _arm(LAST_S)
         return False
     if _done_within(PATIENCE_S):
-        _free(free)
+        _free()
         return False
     _say("the GPU waits for another process, which does not come; the process group is aborted")
     _arm(ABORT_S + LAST_S)
@@ -112,7 +113,7 @@ def let_go(free: Callable[[], None], group: Any) -> bool:
         _hopeless.set()
         _say(f"this process ends in {LAST_S:g} s, and its CUDA graphs are not freed")
         return False
-    _free(free)
+    _free()
     return aborting.done.wait(LAST_S) and aborting.error is None
 
 
@@ -121,9 +122,9 @@ def _arm(seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True)
 
 
-def _free(free: Callable[[], None]) -> None:
+def _free() -> None:
     try:
-        free()
+        containers.free_all()
     except Exception as error:  # the GPU is in an error state: the process continues to end
         _say(f"CUDA graphs could not be freed: {one_line(error)}")
 

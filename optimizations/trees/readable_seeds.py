@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
-from optimizations.in_place.generated import GeneratedCode, called_by, find_seeds, input_names, names_a_reader
+from optimizations.in_place.generated import called_by, find_seeds, input_names, names_a_reader
 
 Run = Callable[[list[Any]], Any]
 
 
-def with_readable_seeds(run: Run, code: Callable[[], GeneratedCode]) -> Run:
+def with_readable_seeds(run: Run, seeds: Callable[[], Sequence[int]]) -> Run:
     """Return `run` (a generated function), called with seeds in host memory unless the stream is being captured."""
 
     def run_with_readable_seeds(inputs: list[Any]) -> Any:
-        seeds = code().seeds
-        if seeds and not is_capturing():
-            for index in seeds:
+        found = seeds()
+        if found and not torch.cuda.is_current_stream_capturing():
+            for index in found:
                 if not is_on_host(inputs[index]):
                     inputs[index] = to_host(inputs[index])  # the host waits for the device
         return run(inputs)
@@ -67,20 +67,12 @@ def give_readable_seeds(compiled_graph: Any, *, graphed: bool) -> None:
 def _wrapped(run: Run, definition: ast.FunctionDef | None) -> Run:
     inputs = input_names(definition) if definition is not None else None
     seeds = find_seeds(called_by(definition), inputs) if definition is not None and inputs else ()
-    if not seeds:
-        return run
-    code = GeneratedCode(None, seeds=seeds)
-    return with_readable_seeds(run, lambda: code)
+    return with_readable_seeds(run, lambda: seeds) if seeds else run
 
 
 def is_on_host(seed: Any) -> bool:
     """Return whether a seed is in host memory."""
     return isinstance(seed, torch.Tensor) and not seed.is_cuda
-
-
-def is_capturing() -> bool:
-    """Return whether the current stream is being captured."""
-    return torch.cuda.is_current_stream_capturing()
 
 
 def to_host(seed: torch.Tensor) -> torch.Tensor:

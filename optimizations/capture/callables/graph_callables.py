@@ -16,7 +16,7 @@ import functools
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -327,14 +327,44 @@ def graph_callables(
     *,
     order: Sequence[int] | None = None,
     warm_up: int = 3,
-    sample_kwargs: Sequence[Any] | None = None,
+    sample_kwargs: Sequence[Mapping[str, Any]] | None = None,
     outputs: Literal["static", "copied"] = "static",
     share_io: bool = False,
     host_draws: Literal["refused", "unused"] = "refused",
     concurrency: Concurrency = CONCURRENCY,
     device: Device | None = None,
 ) -> GraphedCallables:
-    """Make graphs of callables. `optimizations.graph_callables` documents it."""
+    """Return modules and functions, each with forward and backward CUDA graphs for the micro-batches of a schedule.
+
+    Returns a sequence of the callables: modules as they are, which run their graphs from now on wherever they stand in
+    a model, and functions as new ones. A call runs as it is where no graph fits its arguments, its mode or what it
+    uses, or where the backwards of earlier calls still need the graphs' memory. So do calls without gradients, such as
+    validation. `.report()` lists the graphs, `.end_iteration()` ends the first iteration of a program without an
+    optimizer, `.restart()` gives up backwards that did not come, `.close()` frees the graphs.
+
+    Args:
+        callables: a module or function, or a list of them; a list or `ModuleList` within is a chunk of layers.
+        sample_args: a tuple of arguments for each, nests of tensors on the GPU; or one sequence of tensors for all.
+            Default: samples and order are found in the first iteration, which runs as it is and ends when an optimizer
+            of PyTorch's has made its step.
+        order: forwards as 1, 2, ..., their backwards as -1, -2, ..., micro-batch after micro-batch, as
+            `[1, 1, 2, -2, -1, 2, -2, -1]`; numbers stand for the entries of `callables`. It tells how many
+            micro-batches are alive at one time. Default: one, with a backward unless under `torch.no_grad()`.
+        sample_kwargs: keyword arguments of each, where it is called with such.
+        warm_up: runs of each before its capture, at least 1. What they change (buffers, the random state) is put back.
+        outputs: "static" returns results where the graph writes them, and gives live ones memory of their own before
+            the next launch; "copied" copies all of them.
+        share_io: a callable reads the results of the one before where they lie, and copies none.
+        host_draws: as of `graph_step`.
+        concurrency: as of `graph_step`, for each of the graphs.
+        device: stands for the GPU in tests of Encore.
+
+    Raises:
+        WrongOrder: no training loop can follow `order`.
+        ValueError, TypeError: an argument is wrong; the message says what is allowed.
+        StepRefused: a graph could not repeat what a callable does; nothing was recorded. Without samples it is raised
+            by the first call after the first iteration, and later calls run as they are.
+    """
     torch_internals.require_supported()
     require_one_of("outputs", outputs, ("static", "copied"))
     require_one_of("host_draws", host_draws, HOST_DRAWS)

@@ -99,9 +99,7 @@ def test_seeds_passed_as_views_and_by_name_are_found() -> None:
 def test_seeds_are_read_on_the_host_outside_captures(capturing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     seen: list[str] = []
-    run = with_readable_seeds(
-        lambda inputs: seen.extend(one.device.type for one in inputs), lambda: GeneratedCode(None, seeds=(1, 2))
-    )
+    run = with_readable_seeds(lambda inputs: seen.extend(one.device.type for one in inputs), lambda: (1, 2))
     run([torch.empty((), device=GPU), torch.empty((), device=GPU), torch.zeros(())])
     assert seen == (["meta", "meta", "cpu"] if capturing else ["meta", "cpu", "cpu"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def test_collective_graphs_are_freed_before_their_group(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr(process_ends, "_hooks", [])
+    monkeypatch.setattr(process_ends, "_hooked", threading.Event())
     monkeypatch.setattr(process_ends.atexit, "register", lambda free: order.append("at exit"))
     monkeypatch.setattr(manager_module, "in_a_process_group", lambda: True)
     for module in (distributed, distributed.distributed_c10d):
@@ -67,7 +68,7 @@ import torch.distributed as distributed
 from simulated_gpu.runtime import played_by_the_cpu
 from simulated_gpu.trees import Compiled, Model, check, values
 from optimizations import torch_internals
-from optimizations.trees import manager as manager_module
+from optimizations.trees import containers
 from optimizations.in_place.generated import GeneratedCode
 
 rank, ending = int(os.environ["RANK"]), os.environ["ENDING"]
@@ -97,8 +98,8 @@ if ending == "destroys while stuck":  # as NCCL does it
     for module in (distributed, distributed.distributed_c10d):
         patches.setattr(module, "destroy_process_group", lambda group=None: threading.Event().wait())
     patches.setattr(distributed.distributed_c10d, "destroy_process_group", distributed.destroy_process_group)
-free = manager_module.free_all
-patches.setattr(manager_module, "free_all", lambda: (free(), print("FREED", flush=True)))
+free = containers.free_all
+patches.setattr(containers, "free_all", lambda: (free(), print("FREED", flush=True)))
 code = GeneratedCode("it takes part in a collective", collective=True)
 compiled = Compiled(Model(cuda, code=code))
 check(compiled, values(7), calls=4)

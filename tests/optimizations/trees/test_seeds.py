@@ -101,7 +101,7 @@ class Training:
 @pytest.fixture
 def host(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> HostMemory:
     memory = HostMemory()
-    monkeypatch.setattr(readable_seeds, "is_capturing", lambda: cuda_on_cpu.capturing is not None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: cuda_on_cpu.capturing is not None)
     monkeypatch.setattr(readable_seeds, "is_on_host", lambda seed: seed in memory)
     monkeypatch.setattr(readable_seeds, "to_host", lambda seed: memory.add(seed.clone()))
     return memory
