@@ -67,9 +67,6 @@ class Lowering(Record):
     outside are launched one by one; `cpu_kernels` run on the host in each call; `host_to_device_copies` counts copies
     in the call, and `blocking_copies` those that make the host wait. A kernel is a call in the generated code: a
     library call may launch more than one.
-
-    `captured_once` is a field of older explanations: why Encore captures the graph only once, so that inputs are copied
-    whose uses are not in the generated code.
     """
 
     setting: str
@@ -81,7 +78,6 @@ class Lowering(Record):
     host_to_device_copies: int
     blocking_copies: int = 0
     not_captured: list[NotCaptured]
-    captured_once: list[str] = Field(default_factory=list)
 
 
 PlacedForm = Literal["kept", "literal", "rebuilt", "staged", "cpu output"]

@@ -23,7 +23,7 @@ from suite.explain.targets import Target, unexplained
 from suite.measure.checkout import git_state
 from suite.results.errors import WrongUse
 from suite.results.store import REPOSITORY, CannotWrite, describe, make_folder, write_atomically
-from suite.run.supervise import Supervised, end, temporary_folder
+from suite.run.supervise import Supervised, TemporaryFolder, end
 
 WORKER_COMMAND = script("suite.explain.worker")
 TIMEOUT_S = 900.0
@@ -68,7 +68,7 @@ def explain_many(
         make_folder(out, "--out")
     waiting, done = list(targets), 0
     running: list[_Running] = []
-    with temporary_folder("encore-explain-") as folder:
+    with TemporaryFolder() as folder:
         try:
             while waiting or running:
                 while waiting and len(running) < (jobs or _cores()):

@@ -179,7 +179,6 @@ def _conditions_of(cell: Cell) -> Row:
         "temperature_high_c": max(of("temperature_c"), default=None),
         "throttle": ", ".join(sorted({reason for s in readings for reason in s.throttle_reasons})) or None,
         "other_cores": cell.others.cpu_cores if cell.others else None,
-        "other_gpus": cell.others.gpus_at_work if cell.others else None,
     }
 
 

@@ -118,7 +118,6 @@ def _reasons(explanation: Explanation) -> Iterator[Row]:
                 setting = f"{lowering.setting}{direction}"
                 for left in lowering.not_captured:
                     totals[setting, left.reason, left.source_line] += left.count
-                totals.update((setting, f"captured once only: {reason}", None) for reason in lowering.captured_once)
         if graph.placement is not None:
             totals.update(("left", f"{one.operation}: {one.reason}", one.source_line) for one in graph.placement.left)
     totals.update(("graph break", one.reason, one.source_line) for one in explanation.breaks)

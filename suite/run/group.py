@@ -336,7 +336,6 @@ class GroupSession:
             mode=mode.name,
             cpu_threads=share,
             compile_threads=compile_threads,
-            later=later,
             alive_together=1 if later else len(modes),  # more than one later process only where the memory is there
             known_digests=first.digests if first and first.passed else None,
             known_varying=first.varying if first and first.passed else None,

@@ -28,7 +28,7 @@ from suite.run.own_program import examine_programs, name_programs
 from suite.run.process import WORKER_COMMAND
 from suite.run.progress import Display
 from suite.run.runner import Job, Runner, RunOutcome, plan_jobs
-from suite.run.schedule import Shard, estimated_seconds, usual_seconds
+from suite.run.schedule import estimated_seconds, shard_of, usual_seconds
 from suite.run.supervise import Interrupted
 from suite.settings import Preset, RunPlan, RunSettings, recorded_plan, setting_differences
 from suite.worker.compile_cache import user_cache
@@ -51,7 +51,7 @@ class Request:
     workload_set: str | None = None
     pattern: str | None = None
     modes: Sequence[str] | None = None
-    shard: Shard | None = None
+    shard: tuple[int, int] | None = None
     resume: str | None = None
     retry_failed: bool = False
     budget_s: float | None = None
@@ -200,29 +200,31 @@ def _new_plan(request: Request, console: Console) -> RunPlan:
         workloads = select_workloads(names, settings.variant, chosen)
     workloads = matching(workloads, request.pattern)
     if request.shard:
-        whole = workloads
         seconds = {
             workload.acronym: usual_seconds(workload.acronym, workload.task, size=settings.size, device=settings.device)
-            for workload, _ in whole
+            for workload, _ in workloads
         }
-        part = request.shard.of(seconds)
-        workloads = [each for each in whole if each[0].acronym in part]
-        if not workloads:
-            names = ", ".join(workload.acronym for workload, _ in whole)
+        part = shard_of(seconds, *request.shard)
+        if not part:
             raise WrongUse(
-                f"--shard {request.shard} is empty: of {len(whole)} ({names}), part {request.shard.index} has none; "
-                f"give --shard I/N with an N of at most {len(whole)}"
+                f"--shard {_shard(request)} is empty: of {len(seconds)} ({', '.join(seconds)}), part "
+                f"{request.shard[0]} has none; give --shard I/N with an N of at most {len(seconds)}"
             )
+        workloads = [each for each in workloads if each[0].acronym in part]
     modes = request.modes or _usual_modes(request, settings)
     plan = RunPlan(
         **settings.model_dump(),
         workloads=[workload.acronym for workload, _ in workloads],
         modes=[mode.name for mode in select_modes_for(settings.device, modes)],
-        shard=request.shard.recorded if request.shard else None,
+        shard=_shard(request),
     )
     if request.starts:
         _require_device(plan)
     return plan
+
+
+def _shard(request: Request) -> str | None:
+    return None if request.shard is None else "/".join(map(str, request.shard))
 
 
 def _usual_modes(request: Request, settings: RunSettings) -> list[str] | None:
@@ -272,7 +274,7 @@ def _resumed_plan(request: Request, recorded: RecordedRun, console: Console) -> 
     plan = recorded_plan(recorded.environment)
     if request.starts:
         _require_device(plan)
-    shard = {"shard": request.shard.recorded} if request.shard else {}
+    shard = {"shard": _shard(request)} if request.shard else {}
     here = _environment(recorded.environment.run_id, request, plan)
     found = setting_differences(plan, {**request.given, **shard}) + environment.differences(recorded.environment, here)
     if found:

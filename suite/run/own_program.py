@@ -24,7 +24,7 @@ from optimizations.atomic_file import write_atomically
 from suite.results.errors import WrongUse
 from suite.results.schema import Record
 from suite.run.matrix import require_program_name
-from suite.run.supervise import Supervised, end, end_with_parent, temporary_folder
+from suite.run.supervise import Supervised, TemporaryFolder, end, end_with_parent
 
 COMMAND = script("suite.run.own_program")
 TIMEOUT_S = 300.0
@@ -102,7 +102,7 @@ def _record(name: str, found: Examined) -> Workload:
 
 def examine(name: str, device: str, seed: int, announce: Callable[[str], None]) -> Examined:
     """Examine the program in a separate process, and return the result."""
-    with temporary_folder("encore-program-") as folder:
+    with TemporaryFolder() as folder:
         answer, log = Path(folder, "answer.json"), Path(folder, "log.txt")
         options = ("--name", name, "--device", device, "--seed", str(seed), "--answer", str(answer))
         worker = Supervised((*COMMAND, *options), log)

@@ -25,7 +25,7 @@ from encore.own_packages import script
 from suite.measure.gpu import visible_gpus
 from suite.results.schema import Block, Correctness, Status
 from suite.run import supervise
-from suite.run.supervise import EXIT_GRACE_S, Supervised, await_exit, temporary_folder
+from suite.run.supervise import EXIT_GRACE_S, Supervised, TemporaryFolder, await_exit
 from suite.worker.protocol import (
     REPLIES,
     WAITING,
@@ -129,7 +129,7 @@ class RankedWorker:
 
     def __init__(self, command: Sequence[str], log: Path, ranks: int, device: str) -> None:
         self.ranks: list[Worker] = []
-        self._folder = temporary_folder("encore-ranks-") if ranks > 1 else None
+        self._folder = TemporaryFolder() if ranks > 1 else None
         self.rendezvous = str(Path(self._folder.name) / "store") if self._folder else None
         gpus = visible_gpus() if ranks > 1 and device == "cuda" else []
         try:

@@ -28,8 +28,8 @@ from suite.run.blocks import enough_processes, measure_blocks
 from suite.run.group import Bench, GroupSession, do_not_fit
 from suite.run.host_use import between, sample_host
 from suite.run.member import Member, cell_of
-from suite.run.schedule import halves, pairings
-from suite.run.supervise import kill_strays, temporary_folder
+from suite.run.schedule import halves
+from suite.run.supervise import TemporaryFolder, kill_strays
 from suite.settings import format_duration
 from suite.worker.compile_cache import CompileCache
 
@@ -98,7 +98,7 @@ class Runner:
         outcome = RunOutcome()
         begun = self.clock()
         try:
-            with temporary_folder("encore-headers-") as headers:
+            with TemporaryFolder() as headers:
                 self.bench.toolchain.headers = Path(headers)
                 for job in jobs:
                     if self._fits(job.workload.acronym, self.clock() - begun):
@@ -136,7 +136,7 @@ class Runner:
         with ExitStack() as stack:
             folder = self.warm_cache / job.workload.acronym
             if not self.bench.settings.warm_cache:
-                folder = Path(stack.enter_context(temporary_folder("encore-cache-")))
+                folder = Path(stack.enter_context(TemporaryFolder()))
             cache = CompileCache(folder, kept=self.bench.settings.warm_cache)
             yield GroupSession(self.bench, job.workload, job.variant, known, cache)
 
@@ -148,7 +148,8 @@ class Runner:
             if not cells:
                 name = job.workload.acronym
                 self.bench.display.note(f"{name}: the modes do not fit into memory together; measuring fewer at a time")
-                cells |= measure_in_halves(session, job.missing)
+                for half in halves(job.missing):  # a mode in both has its row from the first that fits
+                    cells |= measure_group(session, half, Grouping.HALVES, have_rows=cells)
         cells |= measure_in_pairs(session, [mode for mode in job.missing if mode.name not in cells], job.selected)
         if self.bench.settings.cold_compile_times:
             add_cold_compile_times(session, job.missing, cells)
@@ -160,7 +161,7 @@ def add_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: 
     for mode in modes:
         cell = cells[mode.name]
         if mode.backend is not None and cell.status is Status.PASS:
-            with temporary_folder("encore-cache-") as folder:
+            with TemporaryFolder() as folder:
                 times = session.cold_compile_times(mode, CompileCache(Path(folder)))
             if times is not None:
                 cells[mode.name] = cell.model_copy(update={"compile": times})
@@ -231,26 +232,20 @@ def _wanted(processes: Mapping[str, Sequence[Member]], done: int, most: int) -> 
     return done + next((more for more in further if enough_processes(processes, more)), most - done)
 
 
-def measure_in_halves(session: GroupSession, modes: Sequence[Mode]) -> dict[str, Cell]:
-    """Return rows of the modes whose half fits; a mode in both halves has its row from the first that fits."""
-    cells: dict[str, Cell] = {}
-    for half in halves(modes):
-        cells |= measure_group(session, half, Grouping.HALVES, have_rows=cells)
-    return cells
-
-
 def measure_in_pairs(session: GroupSession, missing: Sequence[Mode], selected: Sequence[Mode]) -> dict[str, Cell]:
-    """Measure each missing mode with its baseline; those that do not fit together with it, alone.
+    """Measure each missing mode with the first of its baselines that is selected in this run; the rest alone.
 
-    A baseline that misses a row, too, has it from its first pair.
+    A baseline that misses a row, too, has it from its first pair. The rest: modes without a baseline, and those that do
+    not fit together with it.
     """
     cells: dict[str, Cell] = {}
-    for baseline, partners in pairings(missing, selected):
+    by_name = {mode.name: mode for mode in selected}
+    for mode in missing:
+        baseline = next((by_name[name] for name in mode.baselines if name in by_name), None)
         if baseline is not None:
-            for mode in partners:
-                wants_row = baseline in missing and baseline.name not in cells
-                have_rows = () if wants_row else (baseline.name,)
-                cells |= measure_group(session, [baseline, mode], Grouping.PAIRS, have_rows)
+            wants_row = baseline in missing and baseline.name not in cells
+            have_rows = () if wants_row else (baseline.name,)
+            cells |= measure_group(session, [baseline, mode], Grouping.PAIRS, have_rows)
     for mode in missing:
         if mode.name not in cells:
             cells |= measure_group(session, [mode], Grouping.SEQUENTIAL)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -98,67 +97,25 @@ def halves(modes: Sequence[Mode]) -> list[list[Mode]]:
     return [[*shared, *others[:middle]], [*shared, *others[middle:]]]
 
 
-def pairings(missing: Sequence[Mode], selected: Sequence[Mode]) -> list[tuple[Mode | None, list[Mode]]]:
-    """Return the modes that alternate when only two fit on the GPU: (baseline, its partners), in order of `missing`.
+def shard_of(seconds: Mapping[str, float], index: int, count: int) -> list[str]:
+    """Return the workloads of part `index` (from 1) of `count`, in the order of `seconds`, which has all with times.
 
-    A mode's partner is the first of its declared baselines that is selected in this run. Baseline None: modes without
-    a partner that are no baseline of another pair.
+    In order of decreasing time, each workload is assigned to the part with the least total time. Ties are resolved
+    by name, so that parts do not depend on the order of the arguments. The longest part takes at most 4/3 of its
+    time in an optimal division (Graham, 1969).
     """
-    names = {mode.name: mode for mode in selected}
-    partners: dict[str, list[Mode]] = defaultdict(list)
-    without: list[Mode] = []
-    for mode in missing:
-        baseline = next((name for name in mode.baselines if name in names), None)
-        if baseline is None:
-            without.append(mode)
-        else:
-            partners[baseline].append(mode)
-    pairs: list[tuple[Mode | None, list[Mode]]] = [(names[name], modes) for name, modes in partners.items()]
-    lonely = [mode for mode in without if mode.name not in partners]
-    return [*pairs, (None, lonely)] if lonely else pairs
+    sums_s = [0.0] * min(count, len(seconds))
+    own = set()
+    for name in sorted(seconds, key=lambda name: (-seconds[name], name)):
+        least = sums_s.index(min(sums_s))
+        sums_s[least] += seconds[name]
+        if least == index - 1:
+            own.add(name)
+    return [name for name in seconds if name in own]
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Describe part `index` (from 1) of `count`."""
-
-    index: int
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
-
-    @property
-    def recorded(self) -> str:
-        """Return the part as written in the settings of a run.
-
-        Until 2026-11-26 a part was every count-th workload, and recorded as "1/2"; such parts cannot be combined with
-        these.
-        """
-        return f"{self} {SHARD_RULE}"
-
-    def of(self, seconds: Mapping[str, float]) -> list[str]:
-        """Return the workloads of this part, in the order of `seconds`, which maps workloads to their times.
-
-        In order of decreasing time, each workload is assigned to the part with the least total time. Ties are resolved
-        by name, so that parts do not depend on the order of the arguments. The longest part takes at most 4/3 of its
-        time in an optimal division (Graham, 1969).
-        """
-        sums_s = [0.0] * min(self.count, len(seconds))
-        own = set()
-        for name in sorted(seconds, key=lambda name: (-seconds[name], name)):
-            least = sums_s.index(min(sums_s))
-            sums_s[least] += seconds[name]
-            if least == self.index - 1:
-                own.add(name)
-        return [name for name in seconds if name in own]
-
-
-SHARD_RULE = "by seconds"
-
-
-def parse_shard(text: str) -> Shard:
-    """Return the shard written as "2/3".
+def parse_shard(text: str) -> tuple[int, int]:
+    """Return index and count of the shard written as "2/3".
 
     Raises:
         WrongUse: it is not i/n with 1 <= i <= n.
@@ -166,7 +123,7 @@ def parse_shard(text: str) -> Shard:
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise WrongUse(f"--shard {text!r} is not a shard: write i/n with i from 1 to n, for example 2/3")
-    return Shard(int(match[1]), int(match[2]))
+    return int(match[1]), int(match[2])
 
 
 def usual_seconds(workload: str, task: str, *, size: str, device: str) -> float:

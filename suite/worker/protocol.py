@@ -41,8 +41,7 @@ class CellSpec(RunSettings):
 
     `cpu_threads` is this worker's share of the cores while modes run concurrently, `compile_threads` the number of its
     compile workers. `cache_dir` is the folder for compiled kernels of all modes of a workload.
-    `later`: the mode had a process before, so it fits into memory. `alive_together` modes of the workload are on the
-    GPU at the same time.
+    `alive_together` modes of the workload are on the GPU at the same time.
     `known_digests` are those of the mode's first process, whose results were compared with eager's, and `known_varying`
     the tensors whose bits changed between calls there; a later process with the same ones needs no comparison.
     `known_iteration_us` is the time of an iteration there. A workload that is split over GPUs has `tp` processes, this
@@ -59,7 +58,6 @@ class CellSpec(RunSettings):
     tp: int | None = None
     rank: int = 0
     rendezvous: str | None = None
-    later: bool = False
     alive_together: int = 1
     known_digests: list[str] | None = None
     known_varying: list[dict[str, list[float]]] | None = None

@@ -62,12 +62,11 @@ def test_model_lowered_in_part_has_no_share() -> None:
 
 def test_backward_graphs_count_in_the_overview() -> None:
     first, second = explanation().graphs
-    backward = lowering("graph", 50, 50).model_copy(update={"captured_once": ["it calls a::b"]})
+    backward = lowering("graph", 50, 50)
     trained = explanation(graphs=[first.model_copy(update={"backward": [backward]}), second])
     assert rows("explain_overview", trained)[0]["graph_percent"] == 70.0
     reasons = [(one["setting"], one["reason"]) for one in rows("explain_not_captured", trained)]
     assert ("graph, backward", "cpu device") in reasons
-    assert ("graph, backward", "captured once only: it calls a::b") in reasons
 
 
 def test_cpu_nodes_breaks_reasons_and_limits_have_lines() -> None:

@@ -1,4 +1,4 @@
-"""Shards, pairs, blocks, durations, settings and estimates: plain values in, plain values out."""
+"""Shards, halves, blocks, durations, settings and estimates: plain values in, plain values out."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ from suite.run.schedule import (
     MOST_SAMPLES,
     RECORDED_MODES,
     RECORDED_S,
-    Shard,
     estimated_seconds,
     halves,
     least_blocks,
     orders,
-    pairings,
     parse_shard,
     sampling_for,
+    shard_of,
     usual_seconds,
 )
 from suite.settings import QUICK, RunSettings, format_duration, parse_duration
@@ -91,19 +90,19 @@ SECONDS = st.dictionaries(st.text("ABCDEFGH-", min_size=1, max_size=4), st.integ
 def test_every_workload_is_in_one_shard_in_any_order(
     seconds: dict[str, float], count: int, order: random.Random
 ) -> None:
-    shards = [Shard(index, count).of(seconds) for index in range(1, count + 1)]
+    shards = [shard_of(seconds, index, count) for index in range(1, count + 1)]
     assert sorted(name for shard in shards for name in shard) == sorted(seconds)
     assert all(shard == [name for name in seconds if name in shard] for shard in shards)
     assert sum(map(bool, shards)) == min(count, len(seconds)), "none is empty while there are workloads"
     names = order.sample(list(seconds), len(seconds))
     elsewhere = {name: seconds[name] for name in names}
-    assert [sorted(Shard(index, count).of(elsewhere)) for index in range(1, count + 1)] == [*map(sorted, shards)]
+    assert [sorted(shard_of(elsewhere, index, count)) for index in range(1, count + 1)] == [*map(sorted, shards)]
 
 
 @given(seconds=st.lists(st.integers(1, 1200), min_size=1, max_size=7), count=st.integers(1, 4))
 def test_longest_shard_is_at_most_a_third_over_the_optimum(seconds: list[int], count: int) -> None:
     named = {f"W{number}": float(each) for number, each in enumerate(seconds)}
-    longest = max(sum(named[name] for name in Shard(index, count).of(named)) for index in range(1, count + 1))
+    longest = max(sum(named[name] for name in shard_of(named, index, count)) for index in range(1, count + 1))
     best = min(
         max(sum(each for each, shard in zip(seconds, chosen, strict=True) if shard == one) for one in range(count))
         for chosen in itertools.product(range(count), repeat=len(seconds))
@@ -157,19 +156,8 @@ def test_invalid_shard_is_refused(text: str) -> None:
         parse_shard(text)
 
 
-def names(pairs: list[tuple[Mode | None, list[Mode]]]) -> list[tuple[str | None, list[str]]]:
-    return [(baseline.name if baseline else None, [mode.name for mode in modes]) for baseline, modes in pairs]
-
-
 def modes(*wanted: str) -> list[Mode]:
     return [MODES[name] for name in wanted]
-
-
-def test_each_mode_is_paired_with_its_first_baseline_in_the_run() -> None:
-    everything = modes("eager", "compile", "graph", "graph-unpartitioned")
-    assert names(pairings(everything, everything)) == [("compile", ["eager", "graph", "graph-unpartitioned"])]
-    without = modes("eager", "graph", "graph-unpartitioned")
-    assert names(pairings(without, without)) == [("graph", ["graph-unpartitioned"]), (None, ["eager"])]
 
 
 @pytest.mark.parametrize(
