@@ -151,13 +151,13 @@ def explain(
         say(f"explaining {len(remaining)} target{several}; each may take minutes, at most {timeout} of processor time")
     try:
         with closing(explain_many(remaining, out=out, timeout_s=timeout_s, say=say)) as explained:
-            for each in explained:
-                explanations.append(each.explanation)
+            for number, (target, explanation) in enumerate(explained, start=1):
+                explanations.append(explanation)
                 if as_json or everything:
-                    line = f"{each.done} of {each.total}: {each.target.label}: {summary(each.explanation)}"
+                    line = f"{number} of {len(remaining)}: {target.label}: {summary(explanation)}"
                     print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
                 else:
-                    console().print(render(each.explanation))
+                    console().print(render(explanation))
     except Interrupted:
         say(f"interrupted: {len(explanations)} of {len(wanted)} are explained")
         raise

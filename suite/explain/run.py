@@ -7,12 +7,10 @@ the others continue.
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from time import monotonic
 
 from pydantic import ValidationError
 
@@ -23,28 +21,11 @@ from suite.explain.targets import Target, unexplained
 from suite.measure.checkout import git_state
 from suite.results.errors import WrongUse
 from suite.results.store import REPOSITORY, CannotWrite, describe, make_folder, write_atomically
-from suite.run.supervise import Supervised, TemporaryFolder, end
+from suite.run.asked import ask
 
 WORKER_COMMAND = script("suite.explain.worker")
 TIMEOUT_S = 900.0
-"""Limit of one target's processor time, which depends little on the speed and load of the machine."""
-IDLE_S = 120.0
-"""Time without any use of the processor after which a target counts as hanging, or `timeout_s` where that is less."""
-SAY_S = 10.0
-"""Time between two progress lines of a target."""
-BEAT_S = 0.5
-"""Time between two checks of the targets' processor time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """Hold one finished target. `path` is its file, if there is one."""
-
-    target: Target
-    explanation: Explanation
-    path: Path | None
-    done: int
-    total: int
+"""Limit of one target's processor time."""
 
 
 def explain_many(
@@ -54,7 +35,7 @@ def explain_many(
     jobs: int | None = None,
     timeout_s: float = TIMEOUT_S,
     say: Callable[[str], None] = lambda line: None,
-) -> Generator[Explained, None, None]:
+) -> Generator[tuple[Target, Explanation], None, None]:
     """Explain targets, `jobs` at a time (as many as there are cores by default), yielding each when it is done.
 
     With `out`, each is written to `<name>.json` there at once (`<name>-<variant>.json` for a variant that is not the
@@ -66,26 +47,22 @@ def explain_many(
     """
     if out is not None:
         make_folder(out, "--out")
-    waiting, done = list(targets), 0
-    running: list[_Running] = []
-    with TemporaryFolder() as folder:
-        try:
-            while waiting or running:
-                while waiting and len(running) < (jobs or _cores()):
-                    running.append(_Running(waiting.pop(0), Path(folder, str(len(targets) - len(waiting))), timeout_s))
-                select.select([one.worker.exit_fd for one in running], (), (), BEAT_S)
-                for one in running:
-                    one.say_how_long(say)
-                for one in [one for one in running if one.worker.exited() or one.has_taken_too_long()]:
-                    running.remove(one)
-                    explanation = one.finish()
-                    done += 1
-                    path = None if out is None else out / file_name(one.target)
-                    if path is not None:
-                        _write(path, explanation)
-                    yield Explained(one.target, explanation, path, done, len(targets))
-        finally:
-            end([one.worker for one in running])
+    answers = ask(
+        WORKER_COMMAND, targets, WorkerAnswer,
+        jobs=jobs or max(1, len(os.sched_getaffinity(0))),
+        timeout_s=timeout_s,
+        say=lambda target, seconds: say(f"{target.label}: explaining it for {seconds:.0f} s"),
+        no_gpu=True,
+    )  # fmt: skip
+    with closing(answers):
+        for target, answer in answers:
+            if isinstance(answer, str):
+                answer = WorkerAnswer(explanation=unexplained(target, f"the analysis {answer}"))
+            if answer.explanation is None:
+                raise WrongUse(answer.wrong_use)
+            if out is not None:
+                _write(out / file_name(target), answer.explanation)
+            yield target, answer.explanation
 
 
 def _write(path: Path, explanation: Explanation) -> None:
@@ -103,71 +80,6 @@ def file_name(target: Target) -> str:
     stem = target.name.replace(":", ".")
     is_default = target.variant is None or target.variant == registry.planned(target.name).variants[0]
     return f"{stem}.json" if is_default else f"{stem}-{target.variant}.json"
-
-
-class _Running:
-    """Hold a target with its worker, from the start."""
-
-    def __init__(self, target: Target, folder: Path, timeout_s: float) -> None:
-        folder.mkdir()
-        self.target = target
-        self.timeout_s = timeout_s
-        self._began = self._said_at = self._cpu_used_at = monotonic()
-        self._cpu_s = 0.0
-        self._answer = folder / "answer.json"
-        variant = () if target.variant is None else ("--variant", target.variant)
-        self.worker = Supervised(
-            (*WORKER_COMMAND, "--target", target.name, *variant, "--size", target.size, "--answer", str(self._answer)),
-            folder / "log.txt",
-            # Results must be the same on every machine: a real GPU is hidden, and threads do not compete.
-            env={
-                "CUDA_VISIBLE_DEVICES": "",
-                "OMP_NUM_THREADS": "1",
-                "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-                "TRITON_CACHE_DIR": str(folder / "triton"),
-            },
-        )
-
-    def say_how_long(self, say: Callable[[str], None]) -> None:
-        """Report progress of the target every ten seconds."""
-        if (now := monotonic()) - self._said_at >= SAY_S:
-            self._said_at = now
-            say(f"{self.target.label}: explaining it for {now - self._began:.0f} s")
-
-    def has_taken_too_long(self) -> bool:
-        """Return whether the worker has exceeded its processor time, or has used none for so long that it hangs."""
-        used, now = self.worker.cpu_seconds(), monotonic()
-        if used >= self._cpu_s + 0.05:
-            self._cpu_s, self._cpu_used_at = used, now
-        return used >= self.timeout_s or now - self._cpu_used_at >= min(self.timeout_s, IDLE_S)
-
-    def finish(self) -> Explanation:
-        """Return the explanation after the worker has ended or taken too long, and clean up its process."""
-        try:
-            if self.worker.exited():
-                return self._read()
-            self.worker.write_tracebacks()
-            if self._cpu_s >= self.timeout_s:
-                return self._failed(f"the analysis took longer than {self.timeout_s:g} s of processor time")
-            return self._failed(f"the analysis used no processor time for {min(self.timeout_s, IDLE_S):g} s")
-        finally:
-            end([self.worker])
-
-    def _read(self) -> Explanation:
-        try:
-            read = WorkerAnswer.model_validate_json(self._answer.read_bytes())
-        except (FileNotFoundError, ValidationError):
-            return self._failed(f"the analysis {self.worker.exit_description()}")
-        if read.wrong_use is not None:
-            raise WrongUse(read.wrong_use)
-        return read.explanation or self._failed("the analysis gave no answer")
-
-    def _failed(self, what: str) -> Explanation:
-        return unexplained(self.target, f"{what}\n{self.worker.log_tail()}".strip())
-
-
-def _cores() -> int:
-    return max(1, len(os.sched_getaffinity(0)))
 
 
 def reusable(targets: Sequence[Target], folder: Path) -> dict[Target, Explanation]:

@@ -6,31 +6,33 @@ be compared. The command itself imports neither torch nor the program.
 
 from __future__ import annotations
 
-import argparse
-import logging
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any, Literal
-
-from pydantic import ValidationError
 
 from encore.own_packages import NAMES, script
 from models import registry
 from models.registry import DtypePolicy, Task, Workload
-from optimizations.atomic_file import write_atomically
 from suite.results.errors import WrongUse
 from suite.results.schema import Record
+from suite.run.asked import answer, ask
 from suite.run.matrix import require_program_name
-from suite.run.supervise import Supervised, TemporaryFolder, end, end_with_parent
 
 COMMAND = script("suite.run.own_program")
 TIMEOUT_S = 300.0
-BEAT_S = 5.0
 SAME_ERROR = 10.0
 """Results depend on random numbers if two seeds differ by this factor more than two calls with one seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Ask whether the program `module:callable` can be measured on a device."""
+
+    name: str
+    device: str
+    seed: int
 
 
 class Examined(Record):
@@ -102,48 +104,22 @@ def _record(name: str, found: Examined) -> Workload:
 
 def examine(name: str, device: str, seed: int, announce: Callable[[str], None]) -> Examined:
     """Examine the program in a separate process, and return the result."""
-    with TemporaryFolder() as folder:
-        answer, log = Path(folder, "answer.json"), Path(folder, "log.txt")
-        options = ("--name", name, "--device", device, "--seed", str(seed), "--answer", str(answer))
-        worker = Supervised((*COMMAND, *options), log)
-        begun, said = monotonic(), -BEAT_S
-        try:
-            while not worker.exited():
-                waited = monotonic() - begun
-                if waited > TIMEOUT_S:
-                    return Examined(problem=f"{name}: three calls as it is took longer than {TIMEOUT_S:g} s")
-                if waited - said >= BEAT_S:
-                    said = waited
-                    announce(f"running {name} as it is ({waited:.0f} s)")
-                worker.wait(1.0)
-            try:
-                return Examined.model_validate_json(answer.read_bytes())
-            except (FileNotFoundError, ValidationError):
-                tail = worker.log_tail()
-                return Examined(problem=f"{name}: running it as it is {worker.exit_description()}\n{tail}".strip())
-        finally:
-            end([worker])
+
+    def say(question: Question, seconds: float) -> None:
+        announce(f"running {question.name} as it is ({seconds:.0f} s)")
+
+    question = Question(name, device, seed)
+    say(question, 0.0)
+    ((_, found),) = ask(COMMAND, [question], Examined, timeout_s=TIMEOUT_S, say=say)
+    return Examined(problem=f"{name}: running it as it is {found}") if isinstance(found, str) else found
 
 
-def main() -> None:
-    """Run in a separate process: examine the program and write the result to the file of --answer."""
-    parser = argparse.ArgumentParser(prog="suite.run.own_program")
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--answer", type=Path, required=True)
-    options = parser.parse_args()
-    end_with_parent()
-    warnings.simplefilter("ignore")
-    logging.getLogger("torch").setLevel(logging.ERROR)
-    write_atomically(options.answer, _examined(options.name, options.device, options.seed).model_dump_json().encode())
-
-
-def _examined(name: str, device: str, seed: int) -> Examined:
+def _examined(question: Question) -> Examined:
     import torch
 
     from models.own_program import WrongProgram
 
+    name, device, seed = question.name, question.device, question.seed
     step = "making it"
     try:
         from models.instance import instantiate
@@ -206,4 +182,4 @@ def _place(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    answer(Question, _examined)

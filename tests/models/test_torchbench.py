@@ -82,7 +82,7 @@ def test_differentiating_forward_has_gradients_in_inference() -> None:
 
 def test_explain_follows_a_model_whose_forward_differentiates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    (found,) = [each.explanation for each in explain_many([Target("torchbench:maml", "published")])]
+    (found,) = [explanation for _, explanation in explain_many([Target("torchbench:maml", "published")])]
     assert found.error is None and found.graphs
     assert any("the call differentiates" in limit for limit in found.limits)
 

@@ -17,7 +17,7 @@ from suite.explain import run
 from suite.explain.run import explain_many
 from suite.explain.targets import Target
 from suite.results.store import CannotWrite
-from suite.run import supervise
+from suite.run import asked, supervise
 
 FAKE = Path(__file__).parents[2] / "support" / "fixtures" / "fake_explain.py"
 FAKE_WORKER = Path(__file__).parents[2] / "support" / "fixtures" / "fake_explain_worker.py"
@@ -89,11 +89,11 @@ def test_killed_command_leaves_no_worker(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("fake_workers")
 def test_explain_names_the_line_where_a_target_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "SAY_S", 0.5)
+    monkeypatch.setattr(asked, "SAY_S", 0.5)
     said: list[str] = []
-    (explained,) = explain_many([Target("any:hang", None)], timeout_s=2.0, say=said.append)
+    ((_, explanation),) = explain_many([Target("any:hang", None)], timeout_s=2.0, say=said.append)
     assert len(said) >= 2 and said[0].startswith("any:hang: explaining it for "), "a slow target has lines meanwhile"
-    error = explained.explanation.error
+    error = explanation.error
     assert error is not None
     assert "used no processor time for 2 s" in error
     assert "in hang_in_make" in error

@@ -29,16 +29,15 @@ def test_failing_programs_do_not_end_the_others(tmp_path: Path) -> None:
     before = (torch.cuda.is_available, torch.nn.Module._apply, dict(os.environ))
     had_gpu = torch.cuda.is_available()
     explained = list(explain_many(targets, out=tmp_path, timeout_s=TIMEOUT_S))
-    errors = {each.target.name.partition(":")[2]: each.explanation.error for each in explained}
+    errors = {target.name.partition(":")[2]: explanation.error for target, explanation in explained}
     assert errors["mask_attribute"] is None
     assert "killed by SIGABRT" in (errors["dies"] or "")
     assert "ArithmeticError: no such number" in (errors["raises"] or "")
     assert "explain_programs.py" in (errors["raises"] or "")
-    assert sorted(each.done for each in explained) == [1, 2, 3]
     assert {path.name for path in tmp_path.iterdir()} == {file_name(target) for target in targets}
-    for each in explained:
-        assert each.path is not None
-        assert Explanation.model_validate_json(each.path.read_bytes()) == each.explanation
+    for target, explanation in explained:
+        written = (tmp_path / file_name(target)).read_bytes()
+        assert Explanation.model_validate_json(written) == explanation
     assert (torch.cuda.is_available, torch.nn.Module._apply, dict(os.environ)) == before
     assert torch.cuda.is_available() == had_gpu
 
@@ -46,15 +45,15 @@ def test_failing_programs_do_not_end_the_others(tmp_path: Path) -> None:
 def test_closing_early_ends_running_workers() -> None:
     targets = [Target("explain_programs:dies", None), Target("explain_programs:hangs", None)]
     explained = explain_many(targets, jobs=2, timeout_s=600)
-    assert next(explained).target.name == "explain_programs:dies"
+    assert next(explained)[0].name == "explain_programs:dies"
     start = time.monotonic()
     explained.close()
     assert time.monotonic() - start < 30
 
 
 def test_explain_ends_a_target_after_its_processor_time() -> None:
-    (explained,) = explain_many([Target("explain_programs:spins", None)], timeout_s=1.0)
-    assert "longer than 1 s of processor time" in (explained.explanation.error or "")
+    ((_, explanation),) = explain_many([Target("explain_programs:spins", None)], timeout_s=1.0)
+    assert "longer than 1 s of processor time" in (explanation.error or "")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def explanations(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Explanation]:
     """One is for a process that `explain_many` starts, the others for processes without PyTorch's compilers."""
-    (explained,) = explain_many([Target(*AS_USERS_DO, "tiny")])
+    ((_, explained),) = explain_many([Target(*AS_USERS_DO, "tiny")])
     folder = tmp_path_factory.mktemp("explained")
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(folder), *itertools.chain(*FORKED), "ST", "current/traced"],
@@ -44,7 +44,7 @@ def explanations(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, st
     assert done.returncode == 0, done.stderr
     read = {each: Path(folder, f"{'.'.join(each)}.json").read_text() for each in (*FORKED, TRACED)}
     return {
-        AS_USERS_DO: explained.explanation,
+        AS_USERS_DO: explained,
         **{each: Explanation.model_validate_json(text) for each, text in read.items()},
     }
 

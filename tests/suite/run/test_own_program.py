@@ -28,7 +28,7 @@ from suite.report.runs import Run
 from suite.results.errors import WrongUse
 from suite.results.schema import Status
 from suite.run import own_program
-from suite.run.own_program import Examined, examine, examine_programs, name_programs
+from suite.run.own_program import Examined, Question, examine, examine_programs, name_programs
 from suite.worker.protocol import CellSpec, Inaccurate
 
 
@@ -117,7 +117,7 @@ def test_wrong_make_names_what_is_allowed(name: str, words: tuple[str, ...]) -> 
     ],
 )
 def test_examining_a_bad_program_gives_a_sentence(name: str, words: tuple[str, ...]) -> None:
-    problem = own_program._examined(f"own_programs:{name}", "cpu", 7).problem
+    problem = own_program._examined(Question(f"own_programs:{name}", "cpu", 7)).problem
     assert problem is not None and all(word in problem for word in words)
 
 
@@ -126,7 +126,7 @@ def test_examining_a_bad_program_gives_a_sentence(name: str, words: tuple[str, .
     [("function", "inference", False), ("training", "training", False), ("training_with_dropout", "training", True)],
 )
 def test_examining_finds_task_and_randomness(name: str, task: str, stochastic: bool) -> None:
-    found = own_program._examined(f"own_programs:{name}", "cpu", 7)
+    found = own_program._examined(Question(f"own_programs:{name}", "cpu", 7))
     assert (found.problem, found.task, found.stochastic) == (None, task, stochastic)
 
 
@@ -136,7 +136,7 @@ def test_lack_of_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("models.instance.instantiate", full)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("P", (), {"total_memory": 2**33}))
-    problem = own_program._examined("own_programs:inference", "cpu", 7).problem
+    problem = own_program._examined(Question("own_programs:inference", "cpu", 7)).problem
     assert problem is not None and "does not fit" in problem and "8.0 GiB" in problem
 
 
@@ -266,7 +266,7 @@ def test_six_lines_without_encore_suggest_a_measurement() -> None:
 @pytest.fixture
 def explained(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(Path(__file__).parents[2] / "support")
-    return lambda name: next(explain_many(find_targets([f"own_programs:{name}"]))).explanation
+    return lambda name: next(explain_many(find_targets([f"own_programs:{name}"])))[1]
 
 
 def test_explain_sees_backward_and_optimizer_of_a_step(explained: Callable[[str], Explanation]) -> None:
