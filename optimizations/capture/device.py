@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.calls.turns import make_context_current, stream_of, wait_for_stream
+from optimizations.calls.turns import make_context_current, wait_for_stream
 from optimizations.capture.side_stream import SideStreams
 from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import LaunchLog
@@ -69,20 +69,9 @@ class Device:
         stream = torch_internals.current_raw_stream(self.index)
         return stream == self._launched_on or self._follow(stream)
 
-    @property
-    def launched_on(self) -> int | None:
-        """Return the stream of the last launch for which `follow` was called."""
-        return self._launched_on
-
-    def wait_for(self, stream: int) -> None:
-        """Let the current stream wait for another one."""
-        wait_for_stream(stream, self.index)
-
-    def hold(self, stream: int) -> None:
-        """Let another stream wait for the current one."""
-        current = torch_internals.current_raw_stream(self.index)
-        with torch.cuda.stream(stream_of(stream, self.index)):
-            wait_for_stream(current, self.index)
+    def is_on_other_stream(self) -> bool:
+        """Return whether the current stream differs from that of the last launch for which `follow` was called."""
+        return self._launched_on not in (None, torch_internals.current_raw_stream(self.index))
 
     def _follow(self, stream: int) -> bool:
         """Wait for the last launch. Note [Calls on several streams]. The current device may differ from this one."""

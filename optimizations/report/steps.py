@@ -109,7 +109,6 @@ class CallableReport:
     Attributes:
         callable: its number, from 1; `variant` is the number of the sample with the same metadata, from 0.
         index: number of the micro-batch that the graph is for, among those alive at one time, from 0.
-        pool: number of the memory pool; graphs with the same number share memory.
         direction: "forward" or "backward".
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
         without_graph: for the first forward of a callable, its eager calls by reason, except calls without gradients.
@@ -119,7 +118,6 @@ class CallableReport:
     callable: int
     variant: int
     index: int
-    pool: int
     direction: str
     copied_bytes: int
     copied_tensors: int

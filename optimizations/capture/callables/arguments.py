@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,49 +36,52 @@ class Options:
     concurrency: Concurrency
 
 
-def taken_apart(callables: Any) -> tuple[list[Callable[..., Any]], list[int]]:
-    """Return a flat list of the callables, and the number of callables in each member of `callables`.
+def listed(callables: Any) -> list[Callable[..., Any]]:
+    """Return the callables as a list.
 
     Raises:
-        ValueError, TypeError: there are none, or one of them is not callable or has graphs already.
+        ValueError, TypeError: there are none, or one of them is not callable, has graphs already or is given twice.
+        StepRefused: a module has hooks or is compiled in place, or a function is a coroutine or generator.
     """
-    given = list(callables) if isinstance(callables, (list, tuple, torch.nn.ModuleList)) else [callables]
-    if not given:
+    found = list(callables) if isinstance(callables, (list, tuple, torch.nn.ModuleList)) else [callables]
+    if not found:
         raise ValueError("graph_callables needs at least one module or function")
-    members = [list(one) if isinstance(one, (list, torch.nn.ModuleList)) else [one] for one in given]
-    flat: list[Callable[..., Any]] = [one for several in members for one in several]
-    for one in flat:
-        if not callable(one):
+    first: dict[int, int] = {}
+    for number, one in enumerate(found, start=1):
+        if not callable(one) or isinstance(one, torch.nn.ModuleList):
             raise TypeError(f"graph_callables needs modules and functions, not {type(one).__name__}")
         if is_graphed(one):
             raise ValueError("a module has graphs of an earlier graph_callables: call close() on that first")
-    return flat, list(map(len, members))
+        if first.setdefault(id(one), number) != number:
+            raise ValueError(
+                f"callable {number} is callable {first[id(one)]} again: give each once, and its number in `order` as "
+                "often as it is called"
+            )
+        with naming(number):
+            forward = one.forward if isinstance(one, torch.nn.Module) else one
+            if (refusal := refused_function(forward) or _refused_module(one)) is not None:
+                raise StepRefused(refusal)
+    return found
 
 
 def samples_of(sample_args: Any, sample_kwargs: Any, count: int) -> list[Sample]:
     """Return the arguments of each callable; one sequence of tensors is used for all.
 
     Raises:
-        ValueError: their number differs from that of the callables.
-        TypeError: they are not sequences.
+        TypeError, ValueError: they are not sequences of tuples and dicts, one for each callable.
     """
-    if not isinstance(sample_args, Sequence):
-        raise TypeError(
-            f"sample_args is a {type(sample_args).__name__}: give a list with a tuple of arguments for each callable, "
-            "or one tuple of tensors for all"
-        )
     keywords = [{}] * count if sample_kwargs is None else sample_kwargs
-    if not isinstance(keywords, Sequence) or not all(isinstance(one, Mapping) for one in keywords):
-        raise TypeError("sample_kwargs has to be a list with a dict of keyword arguments for each callable")
-    several: Sequence[Any] = sample_args
-    if sample_args and not any(isinstance(member, tuple) for member in sample_args):
-        several = [tuple(sample_args)] * count
-    for name, given in (("sample_args", several), ("sample_kwargs", keywords)):
-        if len(given) != count or not all(isinstance(member, (tuple, Mapping)) for member in given):
-            raise ValueError(
-                f"{name} has {len(given)} entries for {count} callables: give a tuple of arguments, or a dict of "
-                "keyword arguments, for each"
-            )
+    several = sample_args
+    if isinstance(several, Sequence) and several and not any(isinstance(member, tuple) for member in several):
+        several = [tuple(several)] * count
+    for name, given, kind, what in (
+        ("sample_args", several, tuple, "a tuple of arguments"),
+        ("sample_kwargs", keywords, Mapping, "a dict of keyword arguments"),
+    ):
+        if not isinstance(given, Sequence) or not all(isinstance(member, kind) for member in given):
+            raise TypeError(f"{name} has to be a list with {what} for each callable")
+        if len(given) != count:
+            raise ValueError(f"{name} has {len(given)} entries for {count} callables: give {what} for each")
     return [(args, dict(of_one)) for args, of_one in zip(several, keywords, strict=True)]
 
 
@@ -112,14 +116,24 @@ def device_of(samples: Sequence[Any]) -> Device:
     return Device(found.pop())
 
 
-def reached_by(number: int, function: Callable[..., Any], sample: Sample) -> HostState:
+def reached_by(number: int, function: Callable[..., Any], sample: Sample, device: Device) -> HostState:
     """Return the Python state that a callable and the objects among its arguments reach.
 
     Raises:
-        StepRefused: the state has an iterator, or a module that uses several processes or GPUs. For example,
-            DistributedDataParallel runs Python in each forward and after the backward, which a launch does not. The
-            module that it wraps may be graphed.
+        StepRefused: an argument cannot be copied or is not on the GPU. Or the state has an iterator, a module with
+            hooks of the backward, or one that uses several processes or GPUs. For example, DistributedDataParallel runs
+            Python in each forward and after the backward, which a launch does not. The module that it wraps may be
+            graphed.
     """
+    tensors: list[torch.Tensor] = []
+    flatten(sample, tensors)
+    for index, one in enumerate(tensors):
+        name = f"is given a sample of which tensor {index}"
+        if (refusal := refused_tensor(name, one.detach(), device.holds)) is not None:
+            raise StepRefused(refusal)
+    if not all(map(copies, sample)):
+        advice = "pass a dict or a list"
+        raise StepRefused(Refusal("is given an object of a class of which no copy can be made", advice))
     args, kwargs = sample
     given = [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]
     held = [found for name, value in given for found in of_argument(value, name)]
@@ -140,61 +154,30 @@ def reached_by(number: int, function: Callable[..., Any], sample: Sample) -> Hos
                     "pass the module that it wraps, or layers of that",
                 )
             )
+        if module is not function and _has_hooks(module, [name for name in MODULE_HOOKS if "backward" in name]):
+            raise StepRefused(
+                Refusal(
+                    f"has hooks of the backward on {path}",
+                    "a graph runs no Python: use hooks of what the callable returns, or leave that module out",
+                )
+            )
     return state
 
 
 _PARALLEL = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 
 
-def check_callables(
-    callables: Sequence[Callable[..., Any]],
-    samples: Sequence[Sequence[Sample]],
-    holds: Callable[[torch.Tensor], bool],
-) -> None:
-    """Refuse callables that cannot be captured. `holds`: whether a tensor is on the GPU.
-
-    Raises:
-        ValueError: a callable is given twice.
-        StepRefused: a module has hooks, a function is a coroutine or generator, or an argument is not on the GPU.
-    """
-    first: dict[int, int] = {}
-    for number, (function, of_one) in enumerate(zip(callables, samples, strict=True), start=1):
-        if first.setdefault(id(function), number) != number:
-            raise ValueError(
-                f"callable {number} is callable {first[id(function)]} again: give each once, and its number in `order` "
-                "as often as it is called"
-            )
-        refusal = refused_function(function.forward if isinstance(function, torch.nn.Module) else function)
-        if refusal is None and isinstance(function, torch.nn.Module):
-            refusal = _refused_module(function)
-        if refusal is None and not all(map(copies, of_one)):
-            refusal = Refusal("is given an object of a class of which no copy can be made", "pass a dict or a list")
-        if refusal is not None:
-            raise StepRefused(replace(refusal, reason=f"callable {number} {refusal.reason}"))
-        for sample in of_one:
-            tensors: list[torch.Tensor] = []
-            flatten(sample, tensors)
-            for index, tensor in enumerate(tensors):
-                refusal = refused_tensor(f"tensor {index} of callable {number}", tensor.detach(), holds)
-                if refusal is not None:
-                    raise StepRefused(refusal)
-
-
-def _refused_module(function: torch.nn.Module) -> Refusal | None:
-    """Return a refusal of a module with hooks that its graphs would not run, or that is compiled in place.
+def _refused_module(function: Any) -> Refusal | None:
+    """Return a refusal of a module that has hooks itself, or that is compiled in place.
 
     Forward hooks of inner modules are allowed: they run during the captures, and their changes are detected.
     """
+    if not isinstance(function, torch.nn.Module):
+        return None
     if _has_hooks(function, MODULE_HOOKS):
         return Refusal(
             "has hooks on itself",
             "they run around its graphs: register them after graph_callables, and give as samples what they pass",
-        )
-    of_backward = [name for name in MODULE_HOOKS if "backward" in name]
-    if found := [name for name, module in function.named_modules() if _has_hooks(module, of_backward)]:
-        return Refusal(
-            f"has hooks of the backward on {found[0]}",
-            "a graph runs no Python: use hooks of what the callable returns, or leave that module out",
         )
     if vars(function).get("_compiled_call_impl") is not None:
         return Refusal(
@@ -206,3 +189,12 @@ def _refused_module(function: torch.nn.Module) -> Refusal | None:
 
 def _has_hooks(module: torch.nn.Module, names: Sequence[str]) -> bool:
     return any(vars(module).get(name) for name in names)
+
+
+@contextlib.contextmanager
+def naming(number: int) -> Iterator[None]:
+    """Name the callable in refusals that are raised in the block."""
+    try:
+        yield
+    except StepRefused as error:
+        raise StepRefused(replace(error.refusal, reason=f"callable {number} {error.refusal.reason}")) from error

@@ -12,17 +12,16 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.callables.arguments import Options, Sample, reached_by
+from optimizations.capture.callables.arguments import Options, Sample, naming, reached_by
 from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.callables.order import Place
 from optimizations.capture.callables.results import StaticResults
-from optimizations.capture.callables.slot import Pool, Slot
+from optimizations.capture.callables.slot import Slot
 from optimizations.capture.callables.warm_up import (
     WRITES_ARGUMENT,
     Member,
     gradients_of,
     inputs_like,
-    naming,
     observing,
     putting_back,
     warm_up,
@@ -33,6 +32,7 @@ from optimizations.capture.side_by_side import RacedGraph, capturing
 from optimizations.capture.signature import OTHER_RESULT, alias_pattern, flatten, replaced, tensor_key
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.operations import Operation, first_difference
+from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.written_memory import Writes, WrittenMemory
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import depending_on
@@ -61,22 +61,20 @@ def make_slots(
     for number, function in enumerate(callables, start=1):
         for variant, sample in enumerate(samples[number - 1]):
             with naming(number):
-                state = reached_by(number, function, sample)
-            members.append(Member(number, variant, as_it_is(function), sample, state, options.draws_unused))
-    outset = [member.state.snapshot() for member in members]
+                state = reached_by(number, function, sample, device)
+            marks = TensorMarks(state.tensors, to_restore=True)
+            members.append(Member(number, variant, as_it_is(function), sample, state, marks, options.draws_unused))
     captures = Captures(device, members, options, training=training)
     try:
-        with putting_back(device, [member.state for member in members]) as note:
+        with putting_back(device, members) as note:
             for member in members:
                 with naming(member.number):
                     warm_up(device, member, options.warm_up, training, note)
-        captures.capture(plan)
+            captures.capture(plan)
     except BaseException:
         device.wait()
         for slot in captures.slots:
             slot.free()
-        for member, content in zip(members, outset, strict=True):
-            member.state.restore(content)
         raise
     return members, captures.slots
 
@@ -96,8 +94,6 @@ class Captures:
         Raises:
             StepRefused: a graph could not repeat a callable.
         """
-        pools = {place.pool: Pool(self._device.new_pool()) for place in plan}
-        states = self._device.random_states()
         groups = [[place] for place in plan]
         if self._options.share_io:
             indices = dict.fromkeys(place.index for place in plan)
@@ -108,7 +104,7 @@ class Captures:
             for place in group:
                 before = [slot for slot, _ in here if slot.place.callable == place.callable - 1]
                 with naming(place.callable):
-                    here.append(self._forward(place, pools[place.pool], before[0] if len(before) == 1 else None))
+                    here.append(self._forward(place, before[0] if len(before) == 1 else None))
                 self.slots.append(here[-1][0])
             while here:
                 slot, outputs = here.pop()
@@ -117,7 +113,6 @@ class Captures:
                         self._backward(slot, outputs, several=slot.place.callable in several)
                 del outputs  # they reference memory of the pool
         self._ready()
-        self._device.restore_random_states(states)
 
     def _ready(self) -> None:
         if not self._device.ready() and self.slots:  # a backward has to be on the stream of its forward
@@ -129,7 +124,7 @@ class Captures:
 
     @contextlib.contextmanager
     def _capturing(
-        self, graph: Any, pool: Pool, member: Member, expected: Sequence[Operation], others: Sequence[torch.Tensor] = ()
+        self, graph: Any, pool: Any, member: Member, expected: Sequence[Operation], others: Sequence[torch.Tensor] = ()
     ) -> Iterator[tuple[Writes, Observer]]:
         """Capture the block, and check that its operators are as expected. On an error the graph is freed.
 
@@ -138,7 +133,7 @@ class Captures:
         self._ready()
         writes = Writes([*member.state.tensors.values(), *others], compiled=member.state.compiled)
         try:
-            captured = capturing(self._device, graph, pool.handle, member.generators)
+            captured = capturing(self._device, graph, pool, member.generators)
             with observing(self._device, member, writes.note, captured, forbid=True) as observer:
                 yield writes, observer
             difference = first_difference(expected, observer.operations)
@@ -148,7 +143,7 @@ class Captures:
             graph.reset()
             raise
 
-    def _forward(self, place: Place, pool: Pool, before: Slot | None) -> tuple[Slot, list[torch.Tensor]]:
+    def _forward(self, place: Place, before: Slot | None) -> tuple[Slot, list[torch.Tensor]]:
         """Capture a forward. Return also the results from which its backward starts."""
         member = self._members[place.callable, place.variant]
         state = member.state
@@ -159,7 +154,7 @@ class Captures:
             inputs = inputs_like(member.sample, shared)
         placeholders = inputs.recording_inputs
         args, kwargs = replaced(member.sample, iter(placeholders))
-        graph = self._new_graph()
+        graph, pool = self._new_graph(), self._device.new_pool()
         torch.clear_autocast_cache()
         captured = self._capturing(graph, pool, member, member.forward, placeholders)
         with torch.set_grad_enabled(self._training), captured as (writes, _):
@@ -178,10 +173,11 @@ class Captures:
         reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
         slot = Slot(
             place=place,
-            pools=[pool, *(before.pools if before is not None and shared else ())],
+            pool=pool,
             forward=graph,
             inputs=inputs,
             shared=list(shared),
+            reads=[before, *before.reads] if before is not None and shared else [],
             parameters=list(member.parameters) if differentiable else [],
             nest=replaced(nest, iter(static)),
             results=StaticResults(
@@ -197,7 +193,6 @@ class Captures:
             read_back=[one for one in state.tensors.values() if _is_plain(one) and storage(one) in member.saved],
             written_memory=WrittenMemory([tensor for tensor in state.tensors.values() if writes.include(tensor)]),
         )
-        pool.slots.append(slot)
         member.slots.append(slot)
         return slot, [output for output, takes in zip(outputs, takes_part, strict=True) if takes]
 
@@ -217,7 +212,7 @@ class Captures:
             if id(parameter) not in self._gradients:
                 self._gradients[id(parameter)] = torch.empty_like(parameter).detach()
             own.append(self._gradients[id(parameter)])
-        with self._capturing(slot.backward, slot.pools[0], member, member.backward) as (writes, observer):
+        with self._capturing(slot.backward, slot.pool, member, member.backward) as (writes, observer):
             gradients = gradients_of(outputs, arguments, parameters, slot.tangents)
             pairs = [(to, of) for to, of in zip(own, gradients[count:], strict=False) if of is not None]
             with observer.unseen():

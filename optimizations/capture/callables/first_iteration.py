@@ -79,8 +79,7 @@ class FirstIteration:
 
     def events(self) -> tuple[Event, ...]:
         """Return the recorded events."""
-        ended = {one.micro_batch for one in self._order if one.direction == "backward"}
-        return tuple(replace(one, has_backward=one.micro_batch in ended) for one in self._order)
+        return tuple(self._order)
 
     def _variant(self, number: int, key: Hashable, sample: Sample, tensors: list[torch.Tensor]) -> int:
         """Return the index of the sample with the signature of a call. If there is none, copy the arguments."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -25,11 +24,10 @@ from optimizations import torch_internals
 from optimizations.capture.callables.arguments import (
     Options,
     Sample,
-    check_callables,
     device_of,
     difference,
+    listed,
     samples_of,
-    taken_apart,
 )
 from optimizations.capture.callables.capturing import make_slots
 from optimizations.capture.callables.first_iteration import FirstIteration
@@ -39,7 +37,6 @@ from optimizations.capture.callables.order import (
     WrongOrder,
     default_order,
     events,
-    expanded,
     plan_graphs,
 )
 from optimizations.capture.callables.slot import RESULT_HELD, Slot
@@ -63,13 +60,14 @@ IN_USE = (
     "results of these calls, or give graph_callables the order in which the program runs; where one forward calls it "
     "several times, graph a function that makes all these calls"
 )
+OTHER_STREAM = "it is called on another stream than its graphs before: calls of one group have to use one stream"
 OTHER_STATE = (
     "it uses other tensors or numbers, or another mode (train, eval), than those they were captured with; write new "
     "values into the same tensors, or call close() and graph_callables again"
 )
 NOT_CALLED = "it was not called in the first iteration"
 NOT_SHARED = "with share_io=True its arguments have to be the results of the callable before"
-WARNED_OF = (IN_USE, OTHER_STATE, NOT_SHARED, RESULT_HELD)
+WARNED_OF = (IN_USE, OTHER_STATE, OTHER_STREAM, NOT_SHARED, RESULT_HELD)
 """Reasons for a warning even if other calls of the callable were replayed."""
 
 _groups: WeakRegistry[GraphedCallables] = WeakRegistry()
@@ -106,8 +104,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._training = True
         self._variants: list[list[_Variant]] = [[] for _ in callables]
         self._slots: list[Slot] = []
-        self._streams: set[int] = set()
-        self._left: list[weakref.ref[torch.Tensor]] = []
         self._closed = False
         self._without_graph: Counter[tuple[int, str]] = Counter()
         self._warned: set[int] = set()
@@ -124,7 +120,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def note_first_iteration(self) -> None:
         """Find order and samples in the first iteration, in which calls run eagerly."""
-        check_callables(self._callables, [[] for _ in self._callables], lambda tensor: True)
         self._first = FirstIteration(len(self._callables))
         self._take_place()
 
@@ -141,7 +136,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """
         device = self._device = self._device or device_of(samples)
         options, self._training = self._options, training
-        check_callables(self._callables, samples, device.holds)
         try:
             members, self._slots = make_slots(
                 device,
@@ -157,7 +151,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                     variant = _Variant(member, self._watch(member))
                     self._variants[member.number - 1].append(variant)
                     for slot in member.slots:
-                        slot.wait_for_others, slot.in_place = self._follow, variant.watch.in_place
+                        slot.before_launch, slot.in_place = device.follow, variant.watch.in_place
         except BaseException:
             self.close()
             raise
@@ -192,8 +186,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def restart(self) -> None:
         """Discard pending backwards, after an iteration that ended early."""
-        for pool in [pool for slot in self._slots for pool in slot.pools]:
-            pool.give_up("comes after restart(), and what it reads may be overwritten")
+        for slot in self._slots:
+            slot.give_up("comes after restart(), and what it reads may be overwritten")
 
     def close(self) -> None:
         """Free the graphs. Later calls run eagerly."""
@@ -217,27 +211,17 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Return reports on the graphs, forward and backward of each pair."""
         found: list[CallableReport] = []
         for slot in self._slots:
-            number = slot.place.callable
-            reasons = {reason: times for (of, reason), times in self._without_graph.items() if of == number}
-            for graph, direction, copied_bytes, copied_tensors, replays in (
-                (slot.forward, "forward", slot.inputs.copied_bytes, slot.inputs.copied_tensors, slot.forwards),
-                (slot.backward, "backward", sum(t.nbytes for t in slot.tangents), len(slot.tangents), slot.backwards),
+            inputs, tangents, of = slot.inputs, slot.tangents, slot.place.callable
+            reasons = {reason: times for (number, reason), times in self._without_graph.items() if number == of}
+            copied_back = sum(one.nbytes for one in tangents), len(tangents)
+            for graph, direction, copied, replays in (
+                (slot.forward, "forward", (inputs.copied_bytes, inputs.copied_tensors), slot.forwards),
+                (slot.backward, "backward", copied_back, slot.backwards),
             ):
-                if graph is None:
-                    continue
-                report = CallableReport(
-                    callable=number,
-                    variant=slot.place.variant,
-                    index=slot.place.index,
-                    pool=slot.place.pool,
-                    direction=direction,
-                    copied_bytes=copied_bytes,
-                    copied_tensors=copied_tensors,
-                    replays=replays,
-                    without_graph=reasons if all(one.callable != number for one in found) else {},
-                    concurrency=concurrency_of(graph),
-                )
-                found.append(report)
+                if graph is not None:
+                    without_graph = {} if any(one.callable == of for one in found) else reasons
+                    place = of, slot.place.variant, slot.place.index, direction
+                    found.append(CallableReport(*place, *copied, replays, without_graph, concurrency_of(graph)))
         return tuple(found)
 
     # Calls.
@@ -266,6 +250,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     ) -> tuple[Slot, list[torch.Tensor]] | str:
         """Return the graphs to replay for a call and its tensors, or the reason why there are none."""
         assert self._device is not None
+        if self._device.is_on_other_stream():
+            return OTHER_STREAM
         variants = self._variants[number - 1]
         reason: str | None = NOT_CALLED
         for place, variant in enumerate(variants):
@@ -278,15 +264,12 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             return reason
         if not variant.watch.unchanged():
             return OTHER_STATE
-        self._follow()
-        free = [slot for slot in variant.slots if not slot.pools[0].is_awaited]
+        free = [slot for slot in variant.slots if not slot.is_awaited]
         slot = next((one for one in free if not one.inputs.moved(tensors)), None)
         if slot is None:
             return NOT_SHARED if free else IN_USE
-        reason = slot.refused(tensors)
-        for other in self._streams - {self._device.launched_on}:  # other streams may read results that were moved
-            self._device.hold(other)
-        return reason or (slot, tensors)
+        self._device.follow()
+        return slot.refused(tensors) or (slot, tensors)
 
     def _note(self, number: int, reason: str) -> None:
         """Count a call without a graph. Warn once for each callable if it matters, or no call was replayed so far."""
@@ -301,24 +284,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if reason == OTHER_STATE and (names := self._variants[number - 1][0].watch.differing()):
             more = f"; another now: {', '.join(sorted(names)[:MOST_NAMES])}"
         warnings.warn(f"callable {number} runs without its graphs: {reason}{more}", stacklevel=4)
-
-    def _follow(self) -> None:
-        """Wait, before a launch, for the stream of the previous launch, and for earlier streams.
-
-        On an earlier stream the program may read results and free them before the GPU has finished. So launches wait
-        for such a stream while a result from it is alive, and once more.
-        """
-        assert self._device is not None
-        before = self._device.launched_on
-        self._device.follow()
-        stream = self._device.launched_on
-        if stream is not None and self._streams != {stream}:
-            if stream != before:
-                self._left += [one for slot in self._slots for one in slot.results.out]
-            for other in self._streams - {stream, before}:
-                self._device.wait_for(other)
-            self._left = [one for one in self._left if one() is not None]
-            self._streams = {*(self._streams if self._left else ()), stream}
 
 
 def graph_callables(
@@ -343,7 +308,7 @@ def graph_callables(
     optimizer, `.restart()` gives up backwards that did not come, `.close()` frees the graphs.
 
     Args:
-        callables: a module or function, or a list of them; a list or `ModuleList` within is a chunk of layers.
+        callables: a module or function, or a list of them.
         sample_args: a tuple of arguments for each, nests of tensors on the GPU; or one sequence of tensors for all.
             Default: samples and order are found in the first iteration, which runs as it is and ends when an optimizer
             of PyTorch's has made its step.
@@ -375,7 +340,7 @@ def graph_callables(
         raise ValueError(f"warm_up={warm_up}: libraries must run once before a capture")
     if order is not None and not isinstance(order, Iterable):
         raise TypeError(f"order={order!r} has to be a list of whole numbers, such as [1, 1, 2, -2, -1, 2, -2, -1]")
-    flat, sizes = taken_apart(callables)
+    flat = listed(callables)
     options = Options(warm_up, outputs == "copied", share_io, host_draws == "unused", concurrency)
     made = GraphedCallables(flat, options, device)
     if sample_args is None:
@@ -384,8 +349,8 @@ def graph_callables(
         made.note_first_iteration()
         return made
     samples = samples_of(sample_args, sample_kwargs, len(flat))
-    entries = default_order(len(sizes), training=torch.is_grad_enabled()) if order is None else list(order)
-    planned = events(expanded(entries, sizes), len(flat))
+    entries = default_order(len(flat), training=torch.is_grad_enabled()) if order is None else order
+    planned = events(entries, len(flat))
     made.make([[one] for one in samples], planned, training=planned[-1].direction == "backward")
     return made
 

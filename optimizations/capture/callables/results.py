@@ -1,8 +1,7 @@
 """Return results of a graph without a copy, and move results that are still referenced before they are overwritten.
 
-The next launch of the graph writes its results to the same memory. So may a launch of any other graph in its pool,
-whose intermediate tensors may overlap results of a graph that was captured later. A result that the caller still
-references is first moved to its own memory. Views of a result (also through DLPack), results that share memory, and
+The next launch of the graph writes its results to the same memory. A result that the caller still references is first
+moved to its own memory. Views of a result (also through DLPack), results that share memory, and
 results with an autograd graph whose backward did not run cannot be moved. A call that would overwrite them runs without
 its graph. So does a call after a result was resized: the result has different memory then, and nothing would read what
 the graph writes.

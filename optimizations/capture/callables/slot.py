@@ -6,8 +6,7 @@ tensor itself to it. A hook or the caller of `torch.autograd.grad` may keep it, 
 Note [Between forward and backward]. A backward reads tensors that its forward saved in the graphs' memory, and
 parameters and buffers in place. In eager, autograd raises if these were written between the two. So this module
 compares versions of all tensors that the backward reads, including results of the forward. It compares addresses as
-well, because a graph would read freed memory. No forward is launched in a pool while a backward is pending:
-`Pool.is_awaited`.
+well, because a graph would read freed memory. No forward is launched while a backward is pending: `Slot.is_awaited`.
 
 Note [Unused results]. A backward graph takes a gradient for each differentiable result: zeros if the loss does not
 depend on it. In eager a tensor on which only such results depend gets no gradient. For an optimizer this differs from
@@ -17,7 +16,6 @@ hooks gets the zeros, and so does an argument that was computed from one.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,39 +36,20 @@ class BackwardRefused(RuntimeError):
     """Report that a backward graph cannot compute the requested gradients, or that a tensor it reads was changed."""
 
 
-class Pool:
-    """Hold the handle of a memory pool, its slots in capture order, and forwards with a pending backward."""
-
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
-        self.slots: list[Slot] = []
-        self.left: list[weakref.ref[Left]] = []
-
-    @property
-    def is_awaited(self) -> bool:
-        """Return whether a backward that reads this memory may still run."""
-        self.left = [one for one in self.left if (left := one()) is not None and left.over is None]
-        return bool(self.left)
-
-    def give_up(self, why: str) -> None:
-        """Allow the memory to be overwritten. A later backward raises `BackwardRefused`."""
-        for one in self.left:
-            if (left := one()) is not None:
-                left.over = left.over or why
-
-
 @dataclass(slots=True)
 class Slot:
     """Hold the graphs of one `place` of the plan, and what they read and write.
 
     Attributes:
         inputs: tensors among the arguments.
+        pool: the memory pool of the graphs.
         shared: indices of inputs that are results of another slot and are read in place.
-        pools: the slot's own pool, then the pools of the slot with the shared results.
+        reads: the slot with the shared results, and the slots that it reads.
+        pending: forwards whose backward may read this memory.
         parameters: leaves that get gradients from the backward, after the inputs.
         nest: the structure that the callable returned; `results` are the tensors in it.
         differentiable: which results are differentiable.
-        wait_for_others: is called before each launch, because the program may use a different stream.
+        before_launch: is called before each launch.
         in_place: whether the tensors that the graphs read have their recorded addresses.
         mutated: tensors whose versions a forward increments; `mutated_back`: those of the backward.
         written_memory: memory that the forward writes.
@@ -84,10 +63,11 @@ class Slot:
     """
 
     place: Place
-    pools: Sequence[Pool]
+    pool: Any
     forward: Any
     inputs: CopiedInputs
     shared: Sequence[int]
+    reads: Sequence[Slot]
     parameters: list[torch.Tensor]
     nest: Any
     results: StaticResults
@@ -103,27 +83,29 @@ class Slot:
     depends: list[frozenset[int]] = field(default_factory=list)
     without_gradient: Sequence[int] = ()
     mutated_back: Sequence[torch.Tensor] = ()
-    wait_for_others: Callable[[], None] = lambda: None
+    before_launch: Callable[[], object] = lambda: None
     in_place: Callable[[], bool] = lambda: True
+    pending: list[weakref.ref[Pending]] = field(default_factory=list)
     forwards: int = 0
     backwards: int = 0
 
     @property
-    def name(self) -> str:
-        return f"callable {self.place.callable}"
+    def is_awaited(self) -> bool:
+        """Return whether a backward that reads this memory may still run."""
+        self.pending = [one for one in self.pending if (pending := one()) is not None and pending.over is None]
+        return bool(self.pending)
 
-    # Before a forward.
+    def give_up(self, why: str) -> None:
+        """Allow the memory to be overwritten. A later backward raises `BackwardRefused`."""
+        for one in self.pending:
+            if (pending := one()) is not None:
+                pending.over = pending.over or why
 
     def refused(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Return why the forward cannot be launched; None if it can. Move results that are still referenced."""
         if self.written_memory.holds_one_of(inputs):
             return ARGUMENT_WRITTEN
-        # Results of slots captured later may overlap intermediate tensors of this graph: that memory was free then.
-        own_and_later = itertools.dropwhile(lambda slot: slot is not self, self.pools[0].slots)
-        held = [slot.results for slot in own_and_later if slot is self or slot.results.out]
-        return None if all(one.move_out() for one in held) else RESULT_HELD
-
-    # A forward.
+        return None if self.results.move_out() else RESULT_HELD
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the results of the callable for these inputs, connected to autograd."""
@@ -138,22 +120,11 @@ class Slot:
             found[index] = found[first]
         return replaced(self.nest, iter(found))
 
-    def launch_forward(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Launch the forward for these inputs; return the graph's results."""
-        self.inputs.bind(inputs)
-        self.forward.replay()
-        self.forwards += 1
-        if self.mutated:
-            torch.autograd.graph.increment_version(self.mutated)
-        return self.results.over()
-
-    # A backward.
-
     def launch_backward(
         self, tangents: Sequence[torch.Tensor | None], nodes: Sequence[Any]
     ) -> list[torch.Tensor | None]:
         """Launch the backward; return gradients of inputs, then of parameters. `nodes`: their autograd nodes."""
-        self.wait_for_others()
+        self.before_launch()
         given = [tangent for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
         moved = [(to, of) for to, of in zip(self.tangents, given, strict=True) if of is not None]
         copy_all([to for to, _ in moved], [of for _, of in moved])
@@ -180,9 +151,7 @@ class Slot:
 
     def free(self) -> None:
         """Free the graphs."""
-        for pool in self.pools:
-            pool.give_up("comes after its graphs were freed; call close() after it")
-            pool.slots.clear()
+        self.give_up("comes after its graphs were freed; call close() after it")
         self.forward.reset()
         if self.backward is not None:
             self.backward.reset()
@@ -193,15 +162,13 @@ RESULT_HELD = (
     "a result of an earlier call is held through a view, or was resized; drop it before, clone what you keep or "
     "resize, or pass outputs='copied'; results are copied from now on"
 )
-
-
 RAN_BACKWARD = (
     "is called a second time, but its graph frees what it read, also with retain_graph=True; compute all "
     "gradients in one backward, as torch.autograd.backward([a, b]) does, or leave the callable out of graph_callables"
 )
 
 
-class Left:
+class Pending:
     """Record the state after a forward that its backward needs. Note [Between forward and backward].
 
     Attributes:
@@ -214,8 +181,8 @@ class Left:
         probes = [version_of(results[index]) for index in slot.results.read_back]
         probes += [version_of(inputs[index]) for index in slot.shared]
         self._versions = [(one, one._version) for one in [*slot.read_back, *probes]]
-        for pool in slot.pools:
-            pool.left.append(weakref.ref(self))
+        for one in (slot, *slot.reads):
+            one.pending.append(weakref.ref(self))
 
     def check(self) -> None:
         """Check, before the backward, that the tensors it reads are unchanged.
@@ -235,7 +202,7 @@ class Left:
                 "its forward and its backward; clone it before"
             )
         if why is not None:
-            raise BackwardRefused(f"the backward of {self._slot.name} {why}")
+            raise BackwardRefused(f"the backward of callable {self._slot.place.callable} {why}")
 
 
 class Graphed(torch.autograd.Function):
@@ -245,9 +212,14 @@ class Graphed(torch.autograd.Function):
     def forward(ctx: Any, slot: Slot, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.slot = slot
         ctx.set_materialize_grads(False)
-        found = slot.launch_forward(list(tensors[:count]))
+        slot.inputs.bind(tensors[:count])
+        slot.forward.replay()
+        slot.forwards += 1
+        if slot.mutated:
+            torch.autograd.graph.increment_version(slot.mutated)
+        found = slot.results.over()
         if any(slot.differentiable):
-            ctx.left = Left(slot, tensors, found)
+            ctx.pending = Pending(slot, tensors, found)
         ctx.mark_non_differentiable(
             *[tensor for tensor, takes in zip(found, slot.differentiable, strict=True) if not takes]
         )
@@ -257,13 +229,13 @@ class Graphed(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise BackwardRefused(
-                f"the backward of {ctx.slot.name} is a graph, whose gradients cannot be differentiated "
-                "(create_graph=True); compute such gradients inside of the callable, or leave it out of graph_callables"
+                f"the backward of callable {ctx.slot.place.callable} is a graph, whose gradients cannot be "
+                "differentiated (create_graph=True); compute such gradients inside of the callable, or leave it out of "
+                "graph_callables"
             )
-        ctx.left.check()
-        nodes = [node for node, _ in ctx.next_functions]
-        found = ctx.slot.launch_backward(tangents, nodes)
-        ctx.left.over = RAN_BACKWARD
+        ctx.pending.check()
+        found = ctx.slot.launch_backward(tangents, [node for node, _ in ctx.next_functions])
+        ctx.pending.over = RAN_BACKWARD
         return None, None, *found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,7 +37,6 @@ from optimizations.capture.step.observing import (
 )
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.tensor_marks import TensorMarks
-from optimizations.graph.memory import memory_of
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
 from optimizations.torch_internals.generator_identity import identity
@@ -51,7 +51,7 @@ class Member:
 
     Attributes:
         variant: the index of the sample.
-        function: the function that runs; `state` is the state that it reaches.
+        function: the function that runs; `state` is the state that it reaches, with `marks` of the tensors.
         draws_unused: the caller declared that random numbers drawn on the host have no effect.
         parameters: leaves whose gradients it computes; `leaves`: all leaves that were reached.
         saved: addresses of storages that its backward reads.
@@ -69,6 +69,7 @@ class Member:
     function: Callable[..., Any]
     sample: Sample
     state: HostState
+    marks: TensorMarks
     draws_unused: bool
     parameters: list[torch.Tensor] = field(default_factory=list)
     leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
@@ -94,8 +95,7 @@ def observing(
 ) -> Iterator[Observer]:
     """Observe a run of a member in the block. With `forbid` it is a capture: operators that cannot be captured raise.
 
-    After the block the observer's `refusals` list everything that a graph could not repeat. Metadata of tensors is
-    restored, and after a capture the Python state.
+    After the block the observer's `refusals` list everything that a graph could not repeat.
 
     Args:
         before_write: is called with each tensor that is about to be written.
@@ -109,26 +109,22 @@ def observing(
     queries = forbidden_calls.Queries(as_captured=member.as_captured)
     watched = forbidden_calls.watched(observer, queries, capturing=forbid, compiled=state.compiled)
     before, states = Generators(device, state), device.random_states()
-    snapshot, marks = state.snapshot(), TensorMarks(state.tensors, to_restore=True)
+    snapshot = state.snapshot()
     host_random = HostRandom(with_torch=device.has_own_random, generators=state.generators)
     try:
         with around, compilations.noticed(observer, forbid=forbid), watched, observer:
             yield observer
         found = observer.refusals  # the callable may catch exceptions
-        found += map(changed_itself, marks.changed())
+        found += map(changed_itself, member.marks.changed())
         if not member.draws_unused:
             found += [drawn_on_the_host(name, state, "call") for name in host_random.drawn()]
         if not forbid and (observer.draws or not all(map(torch.equal, states, device.random_states()))):
             found += [CHECKPOINT_DRAWS] if queries.random_state else before.refusals(observer)
         found += call_changes(state, snapshot, ())
     finally:
-        marks.restore()
         member.generators = observer.generators
         for generator, first in zip(observer.generators[len(known) :], observer.first_states, strict=True):
             member.first_states.setdefault(identity(generator), (generator, first))
-        if forbid:
-            host_random.restore()
-            state.restore(snapshot)
 
 
 def warm_up(device: Device, member: Member, times: int, training: bool, note: Callable[[torch.Tensor], None]) -> None:
@@ -159,11 +155,9 @@ def _observed_run(
     device: Device, member: Member, training: bool, note: Callable[[torch.Tensor], None]
 ) -> tuple[list[Refusal], bool]:
     """Return refusals of a run, and whether code was compiled or kernels were timed, which requires a further run."""
-    parameters = member.state.parameters()
-    gradients = _gradients(parameters)
     with observing(device, member, note, device.warming_up(), forbid=False) as observer:
         findings = _run_once(member, training, observer)
-    if any(a is not b or old != new for (a, old), (b, new) in zip(gradients, _gradients(parameters), strict=True)):
+    if any(parameter.grad is not None for parameter in member.state.parameters()):
         findings.append(OWN_BACKWARD)
     return [*findings, *observer.refusals], observer.set_up
 
@@ -203,28 +197,17 @@ def _run_once(member: Member, training: bool, observer: Observer) -> list[Refusa
     lasting = [*map(id, member.state.parameters()), *(id(leaf) for one in member.leaves if (leaf := one()) is not None)]
     member.parameters = [leaf for leaf in recorded.leaves if id(leaf) in lasting and id(leaf) not in arguments]
     member.leaves = list(map(weakref.ref, recorded.leaves))
-    member.saved, shared = recorded.saved, _overlapping(results)
+    member.saved = recorded.saved
+    # Autograd treats results that share memory as separate tensors: a write into one is not in the other's gradient.
+    places = Counter(storage(one) for one in {id(one): one for one in results if one.requires_grad}.values())
     member.saved_results = tuple(
-        index for index, one in enumerate(results) if index in shared or storage(one) in recorded.saved
+        index for index, one in enumerate(results) if places[storage(one)] > 1 or storage(one) in recorded.saved
     )
     found = gradients_of(outputs, marks, member.parameters, tangents)
     member.backward = observer.operations[middle:]
     if any(gradient is not None and gradient.layout is not torch.strided for gradient in found):
         findings.append(SPARSE)
     return findings
-
-
-def _overlapping(results: Sequence[torch.Tensor]) -> set[int]:
-    """Return the indices of differentiable results that overlap each other.
-
-    Autograd treats them as separate tensors, so a write into one would be missing in the gradient of the other.
-    """
-    found: set[int] = set()
-    there = [(index, one, memory_of(one)) for index, one in enumerate(results) if one.requires_grad and storage(one)]
-    for (index, one, memory), (other, another, others) in itertools.combinations(there, 2):
-        if one is not another and memory.overlaps(others):
-            found |= {index, other}
-    return found
 
 
 def _strange_results(results: Sequence[Any]) -> Iterator[Refusal]:
@@ -281,27 +264,14 @@ def inputs_like(sample: Sample, shared: dict[int, torch.Tensor] | None = None) -
     return inputs
 
 
-def _gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor | None, int]]:
-    found = [parameter.grad for parameter in parameters]
-    return [(gradient, -1 if gradient is None or gradient.is_inference() else gradient._version) for gradient in found]
-
-
 @contextlib.contextmanager
-def naming(number: int) -> Iterator[None]:
-    """Name the callable in refusals that are raised in the block."""
-    try:
-        yield
-    except StepRefused as error:
-        raise StepRefused(replace(error.refusal, reason=f"callable {number} {error.refusal.reason}")) from error
-
-
-@contextlib.contextmanager
-def putting_back(device: Device, states: Sequence[HostState]) -> Iterator[Callable[[torch.Tensor], None]]:
-    """Restore after the block the values of all reached tensors, gradients and random states.
+def putting_back(device: Device, members: Sequence[Member]) -> Iterator[Callable[[torch.Tensor], None]]:
+    """Restore after the block Python state, values of all reached tensors, gradients and random states.
 
     Yield a function to call with each tensor that is about to be written, so that only written ones are copied.
     """
-    random_states = device.random_states()
+    states = [member.state for member in members]
+    outset, random_states = [state.snapshot() for state in states], device.random_states()
     tensors = {id(one): one for state in states for one in state.tensors.values()}.values()
     # Inner tensors of wrapper subclasses are in this list themselves.
     plain = [tensor for tensor in tensors if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__]
@@ -316,15 +286,21 @@ def putting_back(device: Device, states: Sequence[HostState]) -> Iterator[Callab
     for one in plain:
         if not one.requires_grad:  # compiled code may write it unobserved
             note(one)
-    grads = [(parameter, parameter.grad) for state in states for parameter in state.parameters()]
+    parameters = {id(one): one for state in states for one in state.parameters()}.values()
+    gradients = [parameter.grad for parameter in parameters]
     own = {name: one for state in states for name, one in state.generators.items()}
     host_random = HostRandom(with_torch=device.has_own_random, generators=own)
     try:
+        for parameter in parameters:
+            parameter.grad = None
         yield note
     finally:
         for memory, content in saved.values():
             memory.copy_(content)
-        for parameter, gradient in grads:
+        for member, before in zip(members, outset, strict=True):
+            member.marks.restore()
+            member.state.restore(before)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         device.restore_random_states(random_states)
         host_random.restore()

@@ -185,15 +185,8 @@ class CpuDevice(Device):
         self._launched_on = self.stream
         return True
 
-    @property
-    def launched_on(self) -> int | None:
-        return self._launched_on
-
-    def wait_for(self, stream: int) -> None:
-        self.waits.append((self.stream, stream))
-
-    def hold(self, stream: int) -> None:
-        self.waits.append((stream, self.stream))
+    def is_on_other_stream(self) -> bool:
+        return self._launched_on not in (None, self.stream)
 
     def ready(self) -> bool:
         self.not_ready -= 1

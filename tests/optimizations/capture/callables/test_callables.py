@@ -247,7 +247,7 @@ def test_keyword_arguments_are_inputs_too() -> None:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a number as order": ({"order": 5}, r"order=5 has to be a list of whole numbers, such as \[1, 1, 2"),
     "one dict for all": ({"sample_kwargs": {"scale": 2}}, "sample_kwargs has to be a list with a dict of keyword"),
-    "a tensor as samples": ({"sample_args": torch.ones(3)}, "sample_args is a Tensor: give a list with a tuple of"),
+    "a tensor as samples": ({"sample_args": torch.ones(3)}, "sample_args has to be a list with a tuple of arguments"),
     "too few samples": ({"sample_args": [(torch.ones(3),)] * 2}, "sample_args has 2 entries for 1 callables"),
     "warm-up as text": ({"warm_up": "3"}, "warm_up='3' must be a whole number, not str"),
     "no warm-up": ({"warm_up": 0}, "warm_up=0: libraries must run once before a capture"),
@@ -257,6 +257,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "the sample arguments are on no GPU; put them, and the modules",
     ),
     "a number as callable": ({"callables": [3]}, "graph_callables needs modules and functions, not int"),
+    "a list of layers": (
+        {"callables": [nn.ModuleList()]},
+        "graph_callables needs modules and functions, not ModuleList",
+    ),
 }
 
 

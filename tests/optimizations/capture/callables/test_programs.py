@@ -211,7 +211,7 @@ def test_callables_without_an_order_do_not_wait_for_each_other() -> None:
         found.append(adversarial(*layers, seed=1))
     assert same(*found) and len(found[0]) == 4 * 5
     assert group.calls_without_graph == 0
-    assert [(one.replays, one.pool) for one in group.report()] == [(4, 0), (4, 0), (12, 1), (12, 1)]
+    assert [one.replays for one in group.report()] == [4, 4, 12, 12]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -442,7 +442,7 @@ def test_hooks_on_inner_modules_and_their_state_are_compared() -> None:
 def test_backward_hooks_on_inner_modules_are_refused() -> None:
     module = Normalized(lambda layer: layer)
     module.inner.register_full_backward_hook(lambda module, of_inputs, of_results: None)
-    with pytest.raises(StepRefused, match="callable 1 has hooks of the backward on inner"):
+    with pytest.raises(StepRefused, match=r"callable 1 has hooks of the backward on .*\.inner"):
         graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())
 
 
