@@ -1,57 +1,11 @@
-"""Small changes to a source file that a test should notice: operators, comparisons, constants, and some named ones.
-
-Text is changed token by token, so that comments and strings stay as they are.
-"""
+"""Small changes to source files that named tests must notice."""
 
 from __future__ import annotations
 
-import io
-import keyword
-import random
-import tokenize
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-_SWAPS = {
-    "<": "<=",
-    "<=": "<",
-    ">": ">=",
-    ">=": ">",
-    "==": "!=",
-    "!=": "==",
-    "+": "-",
-    "-": "+",
-    "*": "+",
-    "/": "*",
-    "//": "*",
-    "and": "or",
-    "or": "and",
-    "True": "False",
-    "False": "True",
-    "min": "max",
-    "max": "min",
-    "any": "all",
-    "all": "any",
-    "break": "pass",
-    "continue": "pass",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A file with one place changed. `line` is that place's, from 1."""
-
-    path: Path
-    line: int
-    old: str
-    new: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.path.relative_to(REPOSITORY)}:{self.line}: {self.old!r} -> {self.new!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +17,16 @@ class Named:
     new: str
     tests: tuple[str, ...]
 
-    def mutant(self) -> Mutant:
-        """
+    def text(self, repository: Path = REPOSITORY) -> str:
+        """Return the changed file.
+
         Raises:
             ValueError: the file does not hold `old` exactly once: the list is to be brought up to date.
         """
-        path = REPOSITORY / self.file
-        text = path.read_text(encoding="utf-8")
+        text = (repository / self.file).read_text(encoding="utf-8")
         if text.count(self.old) != 1:
             raise ValueError(f"{self.file} holds {self.old!r} {text.count(self.old)} times, not once")
-        line = text[: text.index(self.old)].count("\n") + 1
-        return Mutant(path, line, self.old, self.new, text.replace(self.old, self.new))
+        return text.replace(self.old, self.new)
 
 
 NAMED = (
@@ -189,39 +142,3 @@ NAMED = (
           "id(given[-1]) if only_root else tuple(map(id, given[first_root:]))", "id(given[-1])",
           ("tests/optimizations/calls/test_unbound.py",)),
 )  # fmt: skip
-
-
-def mutants(path: Path) -> Iterator[Mutant]:
-    """Every change to this file that this module knows, one at a time."""
-    text = path.read_text(encoding="utf-8")
-    lines = text.splitlines(keepends=True)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        new = _changed(token)
-        if new is None:
-            continue
-        row, column = token.start
-        line = lines[row - 1]
-        changed = line[:column] + new + line[column + len(token.string) :]
-        yield Mutant(path, row, token.string, new, "".join([*lines[: row - 1], changed, *lines[row:]]))
-
-
-def sample(paths: list[Path], count: int, seed: int) -> list[Mutant]:
-    """So many changes to these files, the same for the same seed; only such that still compile."""
-    found = [mutant for path in paths for mutant in mutants(path) if _compiles(mutant)]
-    return random.Random(seed).sample(found, min(count, len(found)))
-
-
-def _changed(token: tokenize.TokenInfo) -> str | None:
-    if token.type == tokenize.NUMBER:
-        return f"({token.string} + 1)"
-    if token.type == tokenize.OP or keyword.iskeyword(token.string) or token.string in ("min", "max", "any", "all"):
-        return _SWAPS.get(token.string)
-    return None
-
-
-def _compiles(mutant: Mutant) -> bool:
-    try:
-        compile(mutant.text, str(mutant.path), "exec")
-    except SyntaxError:
-        return False
-    return True

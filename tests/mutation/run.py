@@ -1,10 +1,7 @@
-"""Which small changes to the code no test notices.
+"""Which small changes to the code no test notices: `python tests/mutation/run.py`.
 
-    python tests/mutation/run.py                               # the named ones, each with the tests that must notice it
-    python tests/mutation/run.py --sample 40 suite/results/stats.py suite/measure optimizations
-
-Each change is made in a copy of the repository, and the tests of the changed module run there. Prints the survivors and
-exits with 1 if there is one.
+Each named change is made in a copy of the repository, and the tests that must notice it run there. Prints the survivors
+and exits with 1 if there is one.
 """
 
 from __future__ import annotations
@@ -15,52 +12,24 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from mutants import NAMED, REPOSITORY, Mutant, sample
+from mutants import NAMED, REPOSITORY, Named
 
 TIMEOUT_S = 600.0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="*", help="files and folders to change, relative to the repository")
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="N changes to PATHS in place of the named")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    if bool(options.paths) != bool(options.sample):
-        parser.error("give both paths and --sample N, or neither")
-    if options.sample:
-        files = sorted(path for name in options.paths for path in sources(REPOSITORY / name))
-        jobs = [(mutant, tests_of(mutant.path)) for mutant in sample(files, options.sample, options.seed)]
-    else:
-        jobs = [(named.mutant(), list(named.tests)) for named in NAMED]
+def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     survivors = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_of_repository(Path(folder) / "copy")
-        for number, (mutant, tests) in enumerate(jobs, start=1):
-            verdict = judge(copy, mutant, tests)
+        for number, named in enumerate(NAMED, start=1):
+            verdict = judge(copy, named)
             survivors += verdict != "killed"
-            print(f"{number} of {len(jobs)}: {verdict}: {mutant}", flush=True)
-    print(f"{survivors} of {len(jobs)} survived")
+            print(f"{number} of {len(NAMED)}: {verdict}: {named.file}: {named.old!r} -> {named.new!r}", flush=True)
+    print(f"{survivors} of {len(NAMED)} survived")
     return 1 if survivors else 0
-
-
-def sources(path: Path) -> list[Path]:
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
-
-
-def tests_of(path: Path) -> list[str]:
-    """Test files that import the module, those named after it first; the slow ones with real workloads left out."""
-    parts = path.relative_to(REPOSITORY).with_suffix("").parts
-    module, parent, stem = ".".join(parts), ".".join(parts[:-1]), parts[-1]
-    found = []
-    for test in sorted((REPOSITORY / "tests").rglob("test_*.py")):
-        text = test.read_text(encoding="utf-8")
-        if module in text or f"from {parent} import {stem}" in text or test.stem.endswith(f"_{stem}"):
-            found.append((not test.stem.endswith(stem), test.relative_to(REPOSITORY).as_posix()))
-    return [name for _, name in sorted(found)]
 
 
 def copy_of_repository(folder: Path) -> Path:
@@ -75,16 +44,14 @@ def copy_of_repository(folder: Path) -> Path:
     return folder
 
 
-def judge(copy: Path, mutant: Mutant, tests: Sequence[str]) -> str:
-    """ "killed", "survived", or "no tests"."""
-    if not tests:
-        return "no tests"
-    target = copy / mutant.path.relative_to(REPOSITORY)
+def judge(copy: Path, named: Named) -> str:
+    """Return "killed" or "survived"."""
+    target = copy / named.file
     original = target.read_text(encoding="utf-8")
-    target.write_text(mutant.text, encoding="utf-8")
+    target.write_text(named.text(copy), encoding="utf-8")
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *named.tests],
             cwd=copy,
             env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
