@@ -3,48 +3,13 @@
 Each runs eager, under stock and under Encore, and notes what it computes. They are the same on the CPU and on a GPU.
 """
 
-from kinds import (
-    around,
-    autograd,
-    between,
-    caches,
-    callers,
-    control_flow,
-    device_only,
-    function,
-    holders,
-    lifetimes,
-    modes,
-    modules,
-    outputs,
-    outside,
-    shapes,
-    subclasses,
-    weights,
-    wrapped,
-)
+import importlib
+import pkgutil
+
 from kinds.world import KINDS, Kind, World
 
-__all__ = [
-    "KINDS",
-    "Kind",
-    "World",
-    "around",
-    "autograd",
-    "between",
-    "caches",
-    "callers",
-    "control_flow",
-    "device_only",
-    "function",
-    "holders",
-    "lifetimes",
-    "modes",
-    "modules",
-    "outputs",
-    "outside",
-    "shapes",
-    "subclasses",
-    "weights",
-    "wrapped",
-]
+__all__ = ["KINDS", "Kind", "World"]
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("test_"):
+        importlib.import_module(f"{__name__}.{_module.name}")

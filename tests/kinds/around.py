@@ -45,10 +45,7 @@ def inner_loops_on_weights_of_their_own(world: World) -> None:
         for part in range(2):
             slopes = torch.autograd.grad(run(fast, world.values(3 * step + part)), list(fast.values()))
             fast = {name: p - 0.1 * slope for (name, p), slope in zip(fast.items(), slopes, strict=True)}
-        loss = run(fast, world.values(3 * step + 2))
-        loss.backward()
-        world.note(loss)
-        world.note_gradients(net)
+        world.train(run(fast, world.values(3 * step + 2)), net)
 
 
 @kind()
@@ -58,9 +55,8 @@ def checkpoints_around_compiled_modules(world: World) -> None:
     for step in range(STEPS):
         x = world.values(step, grad=True)
         y = checkpoint(run, checkpoint(run, x, use_reentrant=False), use_reentrant=False)
-        y.square().sum().backward()
-        world.note(y, x.grad)
-        world.note_gradients(net)
+        world.train(y, net)
+        world.note(x.grad)
 
 
 @kind()
@@ -86,9 +82,8 @@ def backwards_that_run_the_forward_again(world: World) -> None:
     for step in range(2 * STEPS):
         x = world.values(step, grad=True)
         y: Any = Again.apply(Again.apply(x))  # type: ignore[no-untyped-call]
-        y.square().sum().backward()
-        world.note(y, x.grad)
-        world.note_gradients(net)
+        world.train(y, net)
+        world.note(x.grad)
 
 
 @kind()
@@ -106,10 +101,7 @@ def functions_that_call_themselves(world: World) -> None:
         return run(x, depth)
 
     for step in range(2 * STEPS):
-        y = run(world.values(step), step % 3)
-        y.sum().backward()
-        world.note(y)
-        world.note_gradients(net)
+        world.train(run(world.values(step), step % 3), net)
 
 
 @kind()

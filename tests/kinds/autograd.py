@@ -142,15 +142,14 @@ def saved_tensors_packed_otherwise(world: World) -> None:
     for step in range(STEPS):
         x = world.values(step, grad=True)
         if step % 3 == 2:
-            run(x).square().sum().backward()
+            y = run(x)
         else:
             with torch.autograd.graph.saved_tensors_hooks(
                 lambda t: (t.device, t.to("cpu", copy=True)), lambda packed: packed[1].to(packed[0])
             ):
                 y = run(x)
-            y.square().sum().backward()
+        world.train(y, net)
         world.note(x.grad)
-        world.note_gradients(net)
 
 
 @kind()
@@ -175,9 +174,7 @@ def saved_tensors_packed_once(world: World) -> None:
         pack = by_tensor if step % 8 < 4 else by_attribute
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
             y = run(world.values(step))
-        y.square().sum().backward()
-        world.note(y)
-        world.note_gradients(net)
+        world.train(y, net)
         del y
 
 

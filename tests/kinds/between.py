@@ -29,11 +29,7 @@ def nested_regions(world: World) -> None:
 
     run = world.compile(program)
     for step in range(STEPS):
-        y = run(world.values(step))
-        y.square().sum().backward()
-        world.note(y)
-        for layer in layers:
-            world.note_gradients(layer)
+        world.train(run(world.values(step)), *layers)
         with torch.no_grad():
             world.note(run(world.values(step + 20)))
         table.add_(1)

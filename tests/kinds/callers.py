@@ -86,10 +86,7 @@ def parameters_swapped_and_converted(world: World) -> None:
     ]
     for change in changes:
         for step in range(4):
-            y = run(world.values(step))
-            y.square().sum().backward()
-            world.note(y)
-            world.note_gradients(net)
+            world.train(run(world.values(step)), net)
         change()
 
 
@@ -119,10 +116,7 @@ def lazy_and_tied_modules(world: World) -> None:
     net.dicts = nn.ParameterDict({"scale": nn.Parameter(world.values(95, 4))})
     run = world.compile(lambda x: net[2](net[1](net[0](x))) * net.dicts["scale"] + net.lists[0])
     for step in range(STEPS):
-        y = run(world.values(step))
-        y.square().sum().backward()
-        world.note(y)
-        world.note_gradients(net)
+        world.train(run(world.values(step)), net)
         if step == 3:
             net.lists[0] = nn.Parameter(world.values(96, 4))
 

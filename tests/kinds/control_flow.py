@@ -19,8 +19,7 @@ def branches_by_a_tensor(world: World) -> None:
         return torch.cond(x.sum() > 0, lambda x: x @ weight, lambda x: (x - 1).cos(), (x,)) + x
 
     run = world.compile(program)
-    for step in range(STEPS):
-        world.note(run(world.values(step)))
+    world.infer(run)
 
 
 @kind()
@@ -46,10 +45,7 @@ def branches_that_are_trained(world: World) -> None:
 
     run = world.compile(program)
     for step in range(STEPS):
-        loss = run(world.values(step))
-        loss.backward()
-        world.note(loss)
-        world.note_gradients(net)
+        world.train(run(world.values(step)), net)
 
 
 @kind(on_cpu=False)
@@ -72,9 +68,7 @@ def scans(world: World) -> None:
         return scan(lambda carry, row: (carry + row, carry * row), start, x, dim=0)
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step, 5, 4), world.values(step + 60, 4)))
+    world.infer(run, inputs=lambda step: (world.values(step, 5, 4), world.values(step + 60, 4)))
 
 
 @kind()
@@ -85,9 +79,7 @@ def scans_associatively(world: World) -> None:
         return associative_scan(lambda one, other: one * 0.5 + other, x, 0, combine_mode="generic") * 2
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step, 8, 4)))
+    world.infer(run, inputs=lambda step: (world.values(step, 8, 4),))
 
 
 @kind(on_cpu=False)
@@ -100,9 +92,7 @@ def maps_over_rows(world: World) -> None:
         return map_over(lambda row: row @ weight + row, x)
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step)))
+    world.infer(run)
 
 
 @kind(on_cpu=False)
@@ -169,11 +159,7 @@ def checkpoints(world: World) -> None:
     run = world.compile(program)
     for step in range(STEPS):
         torch.manual_seed(step)
-        loss = run(world.values(step))
-        loss.backward()
-        world.note(loss)
-        world.note_gradients(first)
-        world.note_gradients(second)
+        world.train(run(world.values(step)), first, second)
 
 
 @kind()
@@ -185,10 +171,8 @@ def compiled_blocks_in_reentrant_checkpoints(world: World) -> None:
         y = x * 1
         for run in runs:
             y = checkpoint(run, y, use_reentrant=True)
-        y.square().mean().backward()
+        world.train(y, *blocks)
         world.note(x.grad)
-        for block in blocks:
-            world.note_gradients(block)
 
 
 @kind()
@@ -201,8 +185,5 @@ def a_checkpoint_with_cpu_attributes(world: World) -> None:
 
     run = world.compile(program)
     for step in range(STEPS):
-        loss = run(world.values(step))
-        loss.backward()
-        world.note(loss)
-        world.note_gradients(linear)
+        world.train(run(world.values(step)), linear)
         table.add_(1)

@@ -64,10 +64,7 @@ def kernels_inside_operators(world: World) -> None:
         return scaled + 1
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step)))
-            table.add_(1)
+    world.infer(run, between=lambda: table.add_(1))
 
 
 @kind(on_cpu=False)
@@ -146,8 +143,4 @@ def alternating_graphs_of_stock_and_of_the_backend(world: World) -> None:
         with torch.no_grad():
             world.note(run(stock(world.values(step)).clone()), stock(run(world.values(step + 20)).clone()))
         torch.compiler.cudagraph_mark_step_begin()
-        loss = run(stock(world.values(step))).square().mean()
-        loss.backward()
-        world.note(loss)
-        world.note_gradients(first)
-        world.note_gradients(second)
+        world.train(run(stock(world.values(step))), first, second)

@@ -24,9 +24,7 @@ def vmap_grad_and_jvp(world: World) -> None:
         return rows, value, tangent
 
     run = world.compile(program)
-    for step in range(STEPS):
-        world.note(run(world.values(step)))
-        shift.mul_(1.5)
+    world.infer(run, between=lambda: shift.mul_(1.5))
 
 
 @kind()
@@ -101,10 +99,7 @@ def custom_operators_that_are_trained(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run = world.compile(lambda x: torch.ops.kinds_of_programs.scaled(net(x), 2.5).tanh().sum())
     for step in range(STEPS):
-        loss = run(world.values(step))
-        loss.backward()
-        world.note(loss)
-        world.note_gradients(net)
+        world.train(run(world.values(step)), net)
 
 
 @kind(captured=False, unlike_eager="AOTAutograd takes no custom operators that return views")
@@ -146,10 +141,7 @@ def custom_operators_next_to_cpu_tables(world: World) -> None:
         return torch.ops.kinds_of_programs.counted(x + table.to(x.device)) + on_cpu.to(x.device)
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step)))
-            table.add_(1)
+    world.infer(run, between=lambda: table.add_(1))
 
 
 _FAILING = [False]
@@ -182,9 +174,7 @@ def operators_that_fail_at_first(world: World) -> None:
                 _FAILING[0] = step == failing
                 y = run(world.values(step))
                 _FAILING[0] = step == failing + 2
-                y.square().sum().backward()
-                world.note(y)
-                world.note_gradients(net)
+                world.train(y, net)
             except MemoryError as error:
                 world.note(str(error))
             finally:

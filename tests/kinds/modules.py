@@ -45,9 +45,7 @@ def spectral_norm_with_its_iteration(world: World) -> None:
     _train(world, net)
     net.eval()
     run = world.compile(net)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step)))
+    world.infer(run)
     world.note(list(net.buffers()))
 
 
@@ -149,9 +147,7 @@ def exported_programs(world: World) -> None:
     rows = torch.export.Dim("rows", min=2, max=64)
     exported = torch.export.export(net, (world.values(0),), dynamic_shapes=({0: rows},))
     run = world.compile(exported.module())
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step, 3 + step % 2, 4)))
+    world.infer(run, inputs=lambda step: (world.values(step, 3 + step % 2, 4),))
 
 
 @kind()
@@ -199,10 +195,7 @@ def functions_that_call_compiled_ones(world: World) -> None:
 
     run = world.compile(program)
     for step in range(STEPS):
-        loss = run(world.values(step)).sum() + inner(world.values(step + 20)).sum()
-        loss.backward()
-        world.note(loss)
-        world.note_gradients(net)
+        world.train(run(world.values(step)).sum() + inner(world.values(step + 20)).sum(), net)
 
 
 @kind()
@@ -215,7 +208,4 @@ def dynamically_quantized_modules(world: World) -> None:
         return x @ ((whole - zero.to(x.device)).to(x.dtype) * scale)
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step)))
-            zero.add_(1)
+    world.infer(run, between=lambda: zero.add_(1))

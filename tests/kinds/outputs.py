@@ -208,10 +208,7 @@ def results_on_the_cpu(world: World) -> None:
         return y, on_cpu, on_cpu + table, table * 2
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step)))
-            table.add_(1)
+    world.infer(run, between=lambda: table.add_(1))
 
 
 @kind()

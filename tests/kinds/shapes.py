@@ -51,9 +51,7 @@ def items_that_break_the_graph(world: World) -> None:
         return y - float(y.max())
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            world.note(run(world.values(step)))
+    world.infer(run, 2 * STEPS)
 
 
 @kind(captured=False)
@@ -81,6 +79,4 @@ def more_shapes_than_are_compiled(world: World) -> None:
 def numbers_that_change(world: World) -> None:
     shift = torch.arange(4.0)
     run = world.compile(lambda x, scale, count: x * scale + shift.to(x.device) * count)
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            world.note(run(world.values(step), 0.5 * step, step))
+    world.infer(run, 2 * STEPS, inputs=lambda step: (world.values(step), 0.5 * step, step))

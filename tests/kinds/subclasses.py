@@ -217,10 +217,7 @@ def nested_tensors_that_are_trained(world: World) -> None:
     run = world.compile(program)
     for step in range(STEPS):
         offsets = world.moved(torch.tensor([0, 1 + step % 3, 5, 8]))
-        loss = run(world.values(step, 8, 4), offsets)
-        loss.backward()
-        world.note(loss)
-        world.note_gradients(net)
+        world.train(run(world.values(step, 8, 4), offsets), net)
 
 
 @kind(captured=False)

@@ -35,10 +35,7 @@ def weights_under_masks(world: World) -> None:
     prune.l1_unstructured(net[0], "weight", amount=0.5)
     run = world.compile(net)
     for step in range(2 * STEPS):
-        y = run(world.values(step))
-        y.square().sum().backward()
-        world.note(y)
-        world.note_gradients(net)
+        world.train(run(world.values(step)), net)
         if step == STEPS:
             prune.l1_unstructured(net[0], "weight", amount=0.2)
         if step == STEPS + 3:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,27 @@ class World:
     def note_gradients(self, module: torch.nn.Module) -> None:
         self.note([parameter.grad for parameter in module.parameters() if parameter.grad is not None])
         module.zero_grad()
+
+    def infer(
+        self,
+        run: Callable[..., Any],
+        steps: int = STEPS,
+        *,
+        inputs: Callable[[int], Sequence[Any]] | None = None,
+        between: Callable[[], Any] = lambda: None,
+    ) -> None:
+        """Note the results of calls without gradients, with these inputs or values of their own."""
+        with torch.no_grad():
+            for step in range(steps):
+                self.note(run(*(inputs(step) if inputs else [self.values(step)])))
+                between()
+
+    def train(self, result: torch.Tensor, *modules: torch.nn.Module) -> None:
+        """Run the backward of a result; note the result and the gradients of modules."""
+        result.square().sum().backward()
+        self.note(result)
+        for module in modules:
+            self.note_gradients(module)
 
 
 def _copied(value: Any) -> Any:

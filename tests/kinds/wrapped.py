@@ -78,10 +78,7 @@ def one_compiled_method_of_many_objects(world: World) -> None:
     nets = [world.module(_Decorated(float(i))) for i in range(3)]
     for step in range(2 * STEPS):
         net = nets[step % 3]
-        y = inner(net, world.values(step))
-        y.square().sum().backward()
-        world.note(y)
-        world.note_gradients(net)
+        world.train(inner(net, world.values(step)), net)
         if step == STEPS:
             nets[1] = world.module(_Decorated(7.0))
             nets[2].table.add_(2)
@@ -148,7 +145,5 @@ def recurrent_states_carried_on(world: World) -> None:
     for step in range(3 * STEPS):
         state = run(world.values(step), state)
         if step % 3 == 2:
-            state.square().sum().backward()
-            world.note(state)
-            world.note_gradients(cell)
+            world.train(state, cell)
             state = state.detach()

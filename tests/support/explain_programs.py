@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -17,39 +18,31 @@ Made = tuple[nn.Module, tuple[Any, ...]]
 WIDTH = 64
 
 
-class MaskAttribute(nn.Module):
+class WithLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
+
+
+class MaskAttribute(WithLayer):
+    def __init__(self) -> None:
+        super().__init__()
         self.mask = torch.ones(8, WIDTH).tril()
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.linear(x) + self.mask.to(x.device)).softmax(-1)
 
 
-def mask_attribute() -> Made:
-    return MaskAttribute(), (torch.randn(8, WIDTH),)
-
-
-class NumpyScalar(nn.Module):
+class NumpyScalar(WithLayer):
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
         self.temperature = numpy.power(WIDTH, 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x) / self.temperature
 
 
-def numpy_scalar() -> Made:
-    return NumpyScalar(), (torch.randn(8, WIDTH),)
-
-
-class StagedArgument(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
+class StagedArgument(WithLayer):
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x.to("cuda")).relu()
 
@@ -67,10 +60,6 @@ class CpuOutput(nn.Module):
         return x.cos(), self.table.sin()
 
 
-def cpu_output() -> Made:
-    return CpuOutput(), (torch.randn(8, WIDTH),)
-
-
 class CpuIndex(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -78,10 +67,6 @@ class CpuIndex(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.cos()[self.rows].sin()
-
-
-def cpu_index() -> Made:
-    return CpuIndex(), (torch.randn(8, WIDTH),)
 
 
 class MutatedCpuState(nn.Module):
@@ -94,18 +79,10 @@ class MutatedCpuState(nn.Module):
         return x * 2
 
 
-def mutated_cpu_state() -> Made:
-    return MutatedCpuState(), (torch.randn(8, WIDTH),)
-
-
 class ConstructorChain(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         angles = torch.arange(WIDTH) * 0.5
         return x + angles.sin().to(x.device)
-
-
-def constructor_chain() -> Made:
-    return ConstructorChain(), (torch.randn(8, WIDTH),)
 
 
 class LengthsReadByHost(nn.Module):
@@ -125,11 +102,7 @@ def lengths_read_by_host() -> Made:
     return LengthsReadByHost(), (torch.ones(2, WIDTH), torch.tensor([3, 5]))
 
 
-class WeightReadByHost(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
+class WeightReadByHost(WithLayer):
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear(x)
         if y.sum() > 0:
@@ -137,18 +110,10 @@ class WeightReadByHost(nn.Module):
         return y.sin()
 
 
-def weight_read_by_host() -> Made:
-    return WeightReadByHost(), (torch.randn(8, WIDTH),)
-
-
 class MutatedInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x.add_(1)
         return x.cos()
-
-
-def mutated_input() -> Made:
-    return MutatedInput(), (torch.randn(8, WIDTH),)
 
 
 def dropout() -> Made:
@@ -169,10 +134,6 @@ def _attention(dtype: torch.dtype, *, masked: bool = False) -> Made:
     return Attention(dtype, masked=masked), (torch.randn(2, 4, 24, 32, dtype=dtype),)
 
 
-def attention_bf16() -> Made:
-    return _attention(torch.bfloat16)
-
-
 class PermutedMask(nn.Module):
     """A mask whose rows are not contiguous, as T5 makes it of its biases."""
 
@@ -190,40 +151,14 @@ def attention_bf16_permuted_mask() -> Made:
     return PermutedMask(), (torch.randn(2, 4, 24, 32, dtype=torch.bfloat16),)
 
 
-def attention_bf16_masked() -> Made:
-    return _attention(torch.bfloat16, masked=True)
-
-
-def attention_fp32() -> Made:
-    return _attention(torch.float32)
-
-
-def attention_fp64() -> Made:
-    return _attention(torch.float64)
-
-
 class DeviceConstant(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.tensor([0.25] * WIDTH, device=x.device) + torch.full((WIDTH,), 2.0, device=x.device)
 
 
-def device_constant() -> Made:
-    return DeviceConstant(), (torch.randn(8, WIDTH),)
-
-
-class LayerNorm(nn.Module):
-    """So many rows that one kernel of its backward reduces along rows and columns at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x)
-
-
 def layer_norm() -> Made:
-    return LayerNorm(), (torch.randn(2**17, WIDTH, requires_grad=True),)
+    """Return so many rows that one kernel of the backward reduces along rows and columns at once."""
+    return nn.LayerNorm(WIDTH), (torch.randn(2**17, WIDTH, requires_grad=True),)
 
 
 @torch.library.custom_op("encore_explain::turned", mutates_args=())
@@ -246,17 +181,9 @@ class TurnedGradient(torch.autograd.Function):
         return turned(gradient)  # in the backward
 
 
-class Turned(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
+class Turned(WithLayer):
     def forward(self, x: Tensor) -> Tensor:
         return TurnedGradient.apply(self.linear(x))
-
-
-def operator_in_backward() -> Made:
-    return Turned(), (torch.randn(8, WIDTH),)
 
 
 class ScaledGradient(torch.autograd.Function):
@@ -271,18 +198,13 @@ class ScaledGradient(torch.autograd.Function):
         return gradient * scale.to(gradient.device), None
 
 
-class Scaled(nn.Module):
+class Scaled(WithLayer):
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
         self.scale = torch.ones(8, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return ScaledGradient.apply(self.linear(x), self.scale)
-
-
-def copy_in_backward() -> Made:
-    return Scaled(), (torch.randn(8, WIDTH),)
 
 
 def sparse_gradient() -> Made:
@@ -295,10 +217,6 @@ class GradientInForward(nn.Module):
         return torch.func.grad(lambda y: y.sin().sum())(x)  # its cosine
 
 
-def gradient_in_forward() -> Made:
-    return GradientInForward(), (torch.randn(8, WIDTH),)
-
-
 class NoGradientOf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -309,28 +227,16 @@ class NoGradientOf(torch.autograd.Function):
         return gradient.new_zeros(gradient.shape[0] + 1)  # of another shape than x
 
 
-class Undifferentiable(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
+class Undifferentiable(WithLayer):
     def forward(self, x: Tensor) -> Tensor:
         return NoGradientOf.apply(self.linear(x))
-
-
-def no_backward() -> Made:
-    return Undifferentiable(), (torch.randn(8, WIDTH),)
 
 
 TRAINED = ("layer_norm", "operator_in_backward", "copy_in_backward", "sparse_gradient", "no_backward")
 """Programs whose backward is of interest."""
 
 
-class WithExampleInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
+class WithExampleInputs(WithLayer):
     def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:
         y: Tensor = self.linear(x)
         return y if scale is None else y * scale
@@ -374,12 +280,30 @@ class BreaksInside(torch.nn.Module):
         return y.cos() + x
 
 
-def repeats() -> Made:
-    return Repeats(), (torch.randn(8, WIDTH),)
+def of(make: Callable[[], nn.Module]) -> Callable[[], Made]:
+    """Return the program that calls a module on 8 rows."""
+    return lambda: (make(), (torch.randn(8, WIDTH),))
 
 
-def raises() -> Made:
-    return Raises(), (torch.randn(8, WIDTH),)
+mask_attribute = of(MaskAttribute)
+numpy_scalar = of(NumpyScalar)
+cpu_output = of(CpuOutput)
+cpu_index = of(CpuIndex)
+mutated_cpu_state = of(MutatedCpuState)
+constructor_chain = of(ConstructorChain)
+weight_read_by_host = of(WeightReadByHost)
+mutated_input = of(MutatedInput)
+device_constant = of(DeviceConstant)
+operator_in_backward = of(Turned)
+copy_in_backward = of(Scaled)
+gradient_in_forward = of(GradientInForward)
+no_backward = of(Undifferentiable)
+repeats = of(Repeats)
+raises = of(Raises)
+attention_bf16 = functools.partial(_attention, torch.bfloat16)
+attention_bf16_masked = functools.partial(_attention, torch.bfloat16, masked=True)
+attention_fp32 = functools.partial(_attention, torch.float32)
+attention_fp64 = functools.partial(_attention, torch.float64)
 
 
 def dies() -> Made:

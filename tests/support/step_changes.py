@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 import torch
-from step_parts import CALLS, Program, batches, loop, loss_of, network, program, state_of, training_step
+from step_parts import CALLS, Program, batches, descend, loop, loss_of, network, program, state_of, training_step
 from torch import nn
 
 Batch = dict[str, torch.Tensor]
@@ -48,11 +48,7 @@ class Trainer:
         return 2 * self.weight
 
     def step(self, batch: Batch) -> torch.Tensor:
-        self.optimizer.zero_grad()
-        loss = self.scale * self.loss(batch)
-        loss.backward()
-        self.optimizer.step()
-        return loss
+        return descend(self.scale * self.loss(batch), self.optimizer)
 
     def loss(self, batch: Batch) -> torch.Tensor:
         noise = torch.randn(batch["x"].shape, generator=self.noise, device=batch["x"].device)
@@ -85,7 +81,7 @@ def layers_frozen_and_unfrozen(model: Any, train: Any) -> Any:
     return train, {"between": lambda index: model[0].requires_grad_(6 <= index < 13)}
 
 
-@loop(calls=16, lr=0.01, replays=3 + 3 + 3, recordings=3)
+@loop(calls=16, options={"lr": 0.01}, replays=3 + 3 + 3, recordings=3)
 def gradients_of_layers_that_were_frozen(model: Any, optimizer: torch.optim.Optimizer) -> Any:
     """They stay, and the optimizer goes on using them: they are not set to None."""
 
@@ -149,11 +145,8 @@ def activations_kept_in_attributes(device: str) -> Program:
 
     def step(batch: Batch) -> torch.Tensor:
         nonlocal last
-        optimizer.zero_grad()
-        last = loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
+        last = descend(loss_of(model, batch), optimizer)
+        return last
 
     def between(index: int) -> None:
         assert last is not None and model.hidden is not None
@@ -243,10 +236,8 @@ def inputs_that_are_the_same_tensors(device: str) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch: Batch, weights: torch.Tensor, factor: torch.Tensor) -> Any:
-        optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"], weight=weights) * factor
-        loss.backward()
-        optimizer.step()
+        descend(loss, optimizer)
         weights.mul_(0.9)
         return loss, weights
 

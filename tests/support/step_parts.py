@@ -6,9 +6,10 @@ A program makes everything from its own seed, so that two of a kind do the same.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -47,8 +48,8 @@ class Program:
 PROGRAMS: dict[str, Callable[[str], Program]] = {}
 
 
-def program(make: Callable[[str], Program]) -> Callable[[str], Program]:
-    PROGRAMS[make.__name__] = make
+def program(make: Callable[[str], Program], name: str | None = None) -> Callable[[str], Program]:
+    PROGRAMS[name or make.__name__] = make
     return make
 
 
@@ -74,6 +75,14 @@ def batches(device: str, count: int = CALLS, rows: int = 6) -> list[tuple[Any, .
 
 def loss_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return nn.functional.cross_entropy(model(batch["x"]).float(), batch["y"])
+
+
+def descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Update the parameters once: no gradients, backward, step. Return the loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 def training_step(
@@ -107,34 +116,37 @@ def made_of(make: Callable[..., Any], given: dict[str, Any]) -> tuple[Any, dict[
 
 
 def loop(
-    *, dropout: float = 0.0, norm: bool = False, calls: int = CALLS, lr: float = 0.1, **facts: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a loop around a network and plain SGD, and the `facts` of its `Program`.
+    *,
+    dropout: float = 0.0,
+    norm: bool = False,
+    calls: int = CALLS,
+    make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    options: Mapping[str, Any] = MappingProxyType({"lr": 0.1}),
+    **facts: Any,
+) -> Callable[[Callable[..., Any]], Callable[[str], Program]]:
+    """Register a loop around a network and an optimizer, plain SGD by default, and the `facts` of its `Program`.
 
     The parameters of its function name `device`, `model`, `optimizer`, and the plainest step to `train` it. It returns
     the step, or that and what else `Program` takes in a dict.
     """
 
-    def register(make: Callable[..., Any]) -> Callable[..., Any]:
+    def register(make: Callable[..., Any]) -> Callable[[str], Program]:
         def made(device: str) -> Program:
             model = network(device, dropout=dropout, norm=norm)
-            optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+            optimizer = make_optimizer(model.parameters(), **options)
             given = {"device": device, "model": model, "optimizer": optimizer, "train": training_step(model, optimizer)}
             step, more = made_of(make, given)
             of = {"batches": batches(device, calls), "state": lambda: state_of(model, optimizer), **facts, **more}
             return Program(step, **of)
 
-        PROGRAMS[make.__name__] = made
-        return make
+        return program(made, make.__name__)
 
     return register
 
 
-@program
-def sgd(device: str) -> Program:
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Program(training_step(model, optimizer), batches(device), lambda: state_of(model, optimizer))
+@loop()
+def sgd(train: Callable[..., Any]) -> Callable[..., Any]:
+    return train
 
 
 def outcome(made: Program, step: Callable[..., Any]) -> list[torch.Tensor]:

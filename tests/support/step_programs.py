@@ -1,7 +1,7 @@
 """Training loops as users write them, for the tests of whole-step captures on the CPU's graphs and on a GPU.
 
 Each is made for a device and gives its step, the batches of its calls, what happens between calls, and the tensors to
-be compared at the end. `PROGRAMS` holds them all, those of `step_changes` and `step_loops` included.
+be compared at the end. `PROGRAMS` holds them all, those of `step_changes` included.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from collections.abc import Callable
 from typing import Any
 
 import step_changes  # noqa: F401 - its programs are among them
-import step_loops  # noqa: F401 - and these
 import torch
 from step_parts import (
     CALLS,
     PROGRAMS,
     Program,
     batches,
+    descend,
+    loop,
     loss_of,
     network,
     program,
-    sgd,
     state_of,
     training_step,
 )
 from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+from torch.nn.utils import parametrizations
 
 __all__ = ["PROGRAMS"]
 
 
-@program
-def momentum_foreach_zeroed_at_the_end(device: str) -> Program:
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, foreach=True)
-
+@loop(options={"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "foreach": True})
+def momentum_foreach_zeroed_at_the_end(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     def step(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         loss = loss_of(model, batch)
         loss.backward()
@@ -41,32 +41,28 @@ def momentum_foreach_zeroed_at_the_end(device: str) -> Program:
         optimizer.zero_grad()
         return {"loss": loss.detach()}
 
-    return Program(step, batches(device), lambda: state_of(model, optimizer))
+    return step
 
 
-@program
-def gradients_zeroed_in_place(device: str) -> Program:
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def with_gradients(model: nn.Module) -> dict[str, Any]:
+    """Compare the gradients as well at the end."""
+    return {"state": lambda: [*state_of(model), *(p.grad for p in model.parameters())]}
 
+
+@loop()
+def gradients_zeroed_in_place(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     step = training_step(model, optimizer, zero=lambda: optimizer.zero_grad(set_to_none=False))
-    return Program(step, batches(device), lambda: [*state_of(model), *(p.grad for p in model.parameters())])
+    return step, with_gradients(model)
 
 
-@program
-def gradients_zeroed_outside(device: str) -> Program:
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    step = training_step(model, optimizer, zero=lambda: None)
-    return Program(step, batches(device), lambda: state_of(model), lambda index: optimizer.zero_grad())
+@loop()
+def gradients_zeroed_outside(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    return training_step(model, optimizer, zero=lambda: None), {"between": lambda index: optimizer.zero_grad()}
 
 
-@program
-def gradients_from_before_are_read_and_replaced(device: str) -> Program:
+@loop()
+def gradients_from_before_are_read_and_replaced(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """What the capture left in `.grad` was never computed, and must not get into those from before."""
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss_of(model, batches(device)[0][0]).backward()
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -78,14 +74,11 @@ def gradients_from_before_are_read_and_replaced(device: str) -> Program:
         optimizer.step()
         return loss.detach()
 
-    return Program(step, batches(device), lambda: [*state_of(model), *(p.grad for p in model.parameters())])
+    return step, with_gradients(model)
 
 
-@program
-def fused_adamw_with_clipping(device: str) -> Program:
-    model = network(device, dropout=0.2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-
+@loop(dropout=0.2, make_optimizer=torch.optim.AdamW, options={"lr": 0.01, "fused": True})
+def fused_adamw_with_clipping(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         optimizer.zero_grad()
         loss = loss_of(model, batch)
@@ -94,14 +87,12 @@ def fused_adamw_with_clipping(device: str) -> Program:
         optimizer.step()
         return loss, norm
 
-    return Program(step, batches(device), lambda: state_of(model, optimizer))
+    return step
 
 
-@program
-def numbers_assigned_to_parts_of_tensors(device: str) -> Program:
+@loop()
+def numbers_assigned_to_parts_of_tensors(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """On a GPU PyTorch takes each that is assigned from a tensor in CPU memory, a new one on every call."""
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         x, y = batch["x"].clone(), batch["y"].clone()
@@ -111,20 +102,13 @@ def numbers_assigned_to_parts_of_tensors(device: str) -> Program:
         x[:, 4:][:, x[0, 4:] < 0] = True
         x = torch.where(x > 1, 0.5, x).masked_fill(x < -1, -1) * torch.tensor(0.5, device=device)
         y[y == 0] = -100
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach(), x, y
+        return descend(nn.functional.cross_entropy(model(x), y), optimizer).detach(), x, y
 
-    return Program(step, batches(device), lambda: state_of(model))
+    return step
 
 
-@program
-def micro_batches_in_one_step(device: str) -> Program:
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
+@loop()
+def micro_batches_in_one_step(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     def step(*micro_batches: dict[str, torch.Tensor]) -> torch.Tensor:
         optimizer.zero_grad()
         total = torch.zeros((), device=device)
@@ -136,15 +120,12 @@ def micro_batches_in_one_step(device: str) -> Program:
         return total
 
     plain = [batch for (batch,) in batches(device, 3 * CALLS)]
-    groups = [tuple(plain[3 * index : 3 * index + 3]) for index in range(CALLS)]
-    return Program(step, groups, lambda: state_of(model))
+    return step, {"batches": [tuple(plain[3 * index : 3 * index + 3]) for index in range(CALLS)]}
 
 
-@program
-def accumulation_over_calls(device: str) -> Program:
+@loop(calls=15, replays=15 - 5, recordings=2)
+def accumulation_over_calls(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """Gradients are there in two of three calls: two recordings."""
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         loss = loss_of(model, batch) / 3
@@ -156,13 +137,11 @@ def accumulation_over_calls(device: str) -> Program:
             optimizer.step()
             optimizer.zero_grad()
 
-    return Program(step, batches(device, 15), lambda: state_of(model), between, replays=15 - 5, recordings=2)
+    return step, {"between": between}
 
 
-@program
-def scaler_that_overflows(device: str) -> Program:
-    model = network(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+@loop(make_optimizer=torch.optim.Adam, options={"lr": 0.01, "fused": True}, replays=9)
+def scaler_that_overflows(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     scaler = torch.amp.GradScaler(device, init_scale=2.0**14, growth_interval=2)
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -178,29 +157,21 @@ def scaler_that_overflows(device: str) -> Program:
     calls = batches(device, 12)
     calls[5][0]["x"] *= 1e30  # its gradients overflow: the step is skipped and the scale halved
     calls[9][0]["x"] *= 1e30
-    return Program(
-        step,
-        calls,
-        lambda: [*state_of(model, optimizer), torch.tensor(scaler.get_scale())],
-        replays=9,
-        extra={"scaler": scaler},
-    )
+    return step, {
+        "batches": calls,
+        "state": lambda: [*state_of(model, optimizer), torch.tensor(scaler.get_scale())],
+        "extra": {"scaler": scaler},
+    }
 
 
-@program
-def autocast_in_the_step(device: str) -> Program:
-    model = network(device, dropout=0.1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
+@loop(dropout=0.1)
+def autocast_in_the_step(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
         with torch.autocast(device, dtype=torch.bfloat16):
             loss = loss_of(model, batch) + loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(loss, optimizer)
 
-    return Program(step, batches(device), lambda: state_of(model))
+    return step
 
 
 @program
@@ -218,11 +189,7 @@ def views_of_one_tensor(device: str) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()), optimizer)
 
     text = torch.randint(16, (CALLS, 4, 9), generator=torch.Generator().manual_seed(2)).to(device)
     calls = [(rows[:, :-1], rows[:, 1:]) for rows in text]
@@ -237,12 +204,8 @@ def checkpointing(
     from torch.utils.checkpoint import checkpoint
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
         hidden = checkpoint(part, batch["x"], use_reentrant=False)
-        loss = nn.functional.cross_entropy(rest(hidden), batch["y"])
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(nn.functional.cross_entropy(rest(hidden), batch["y"]), optimizer)
 
     return step
 
@@ -270,48 +233,31 @@ def checkpointed_attention(device: str) -> Program:
     return Program(step, batches(device), lambda: [*state_of(project), *state_of(first)])
 
 
-@program
-def two_shapes(device: str) -> Program:
-    made = sgd(device)
-    small = batches(device, CALLS, rows=3)
-    mixed = [batch for pair in zip(batches(device), small, strict=True) for batch in pair]
-    return Program(made.step, mixed, made.state, replays=2 * CALLS - 5, recordings=2)
+@loop(replays=2 * CALLS - 5, recordings=2)
+def two_shapes(device: str, train: Any) -> Any:
+    pairs = zip(batches(device), batches(device, rows=3), strict=True)
+    return train, {"batches": [batch for pair in pairs for batch in pair]}
 
 
-@program
-def writes_into_its_batch(device: str) -> Program:
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
+@loop()
+def writes_into_its_batch(device: str, model: Any, train: Any) -> Any:
     def step(batch: dict[str, torch.Tensor]) -> Any:
-        optimizer.zero_grad()
         batch["x"].mul_(2)
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
+        loss = train(batch)
         return batch["y"], batch["x"][1:], model[0].weight, loss
 
     calls = batches(device)
-    return Program(step, calls, lambda: [*state_of(model), *(batch["x"] for (batch,) in calls)])
+    return step, {"batches": calls, "state": lambda: [*state_of(model), *(batch["x"] for (batch,) in calls)]}
 
 
-@program
-def model_and_optimizer_as_arguments(device: str) -> Program:
-    made = network(device)
-    given = torch.optim.SGD(made.parameters(), lr=0.1)
-
+@loop()
+def model_and_optimizer_as_arguments(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, *, batch: Any, factor: float) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch) * factor
-        loss.backward()
-        optimizer.step()
-        return loss
+        return descend(loss_of(model, batch) * factor, optimizer)
 
-    calls = [(made, given, batch, 0.5) for (batch,) in batches(device)]
-    return Program(
+    return (
         lambda model, optimizer, batch, factor: step(model, optimizer, batch=batch, factor=factor),
-        calls,
-        lambda: state_of(made),
+        {"batches": [(model, optimizer, batch, 0.5) for (batch,) in batches(device)]},
     )
 
 
@@ -331,10 +277,9 @@ class Accelerator:
         (loss * self.share).backward()
 
 
-@program
-def library_that_counts_around_the_step(device: str) -> Program:
-    model, accelerator = network(device), Accelerator()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+@loop(calls=3 * CALLS, replays=3 * CALLS - 6, recordings=2)
+def library_that_counts_around_the_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    accelerator = Accelerator()
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         loss = loss_of(model, batch)
@@ -344,11 +289,169 @@ def library_that_counts_around_the_step(device: str) -> Program:
             optimizer.zero_grad()
         return loss.detach()
 
+    return step, {"between": lambda index: accelerator.counts()}
+
+
+class Orthogonal(torch.optim.Optimizer):
+    """Updates that are made orthogonal, as Muon's."""
+
+    def __init__(self, parameters: Any, lr: float = 0.02, momentum: float = 0.95) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["average"] = torch.zeros_like(parameter)
+                average = state["average"].mul_(group["momentum"]).add_(parameter.grad)
+                update = average / (average.norm() + 1e-7)
+                for _ in range(3):
+                    square = update @ update.T
+                    update = 3.4445 * update + (-4.775 * square + 2.0315 * square @ square) @ update
+                parameter.add_(update, alpha=-group["lr"])
+
+
+@program
+def matrices_and_vectors_with_optimizers_of_their_own(device: str) -> Program:
+    """The momentum changes after the eighth call."""
+    model = network(device)
+    matrices = Orthogonal([p for p in model.parameters() if p.ndim == 2])
+    others = torch.optim.SGD([p for p in model.parameters() if p.ndim < 2], lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        loss.backward()
+        for optimizer in (matrices, others):
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    def between(index: int) -> None:
+        matrices.param_groups[0]["momentum"] = 0.95 if index < 7 else 0.9
+
+    return Program(step, batches(device, 14), lambda: state_of(model, matrices), between, replays=14 - 5, recordings=2)
+
+
+@program
+def optimizers_in_hooks_of_the_backward(device: str) -> Program:
+    """Each parameter has its own, which runs as soon as its gradient is there."""
+    model = network(device)
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1, momentum=0.9) for parameter in model.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None and parameter.grad.dim() > 1:
+            parameter.grad.sub_(parameter.grad.mean(1, keepdim=True))
+        optimizers[parameter].step()  # type: ignore[index]
+        optimizers[parameter].zero_grad()  # type: ignore[index]
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        loss.backward()
+        return loss.detach()
+
+    return Program(step, batches(device), lambda: state_of(model, *optimizers.values()))
+
+
+@loop()
+def gradients_of_each_sample(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Clipped one by one, as for privacy, and given to the optimizer as new tensors."""
+
+    def loss_of_one(weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(functional_call(model, weights, (x[None],)), y[None])
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        found = vmap(grad(loss_of_one), (None, 0, 0))(weights, batch["x"], batch["y"])
+        for name, parameter in model.named_parameters():
+            norm = found[name].flatten(1).norm(dim=1).clamp(min=1.0)
+            parameter.grad = torch.einsum("b...,b->...", found[name], 1 / norm) / len(norm)
+        optimizer.step()
+        return found["0.weight"].norm()
+
+    return step
+
+
+@program
+def weights_with_norms_of_their_own(device: str) -> Program:
+    """Spectral norms iterate in training; two calls are evaluations."""
+    torch.manual_seed(7)
+    first = parametrizations.spectral_norm(nn.Linear(8, 8))
+    model = nn.Sequential(first, nn.ReLU(), parametrizations.weight_norm(nn.Linear(8, 4))).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def between(index: int) -> None:
+        model.train(index not in (6, 7))
+
+    calls = batches(device, 14)
+    return Program(training_step(model, optimizer), calls, lambda: state_of(model), between, replays=14 - 3 - 2)
+
+
+@program
+def hyperparameters_that_change_one_by_one(device: str) -> Program:
+    model = network(device, dropout=0.2)
+    options: Any = {"fused": True, "capturable": device != "cpu"}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, **options)
+
+    def between(index: int) -> None:
+        group = optimizer.param_groups[0]
+        if index == 5:
+            group["betas"] = (0.8, 0.99)
+        if index == 9:
+            group["weight_decay"] = 0.0
+        if index == 13:
+            model[1].p = 0.5
+
+    step = training_step(model, optimizer)
     return Program(
-        step,
-        batches(device, 3 * CALLS),
-        lambda: state_of(model),
-        lambda index: accelerator.counts(),
-        replays=3 * CALLS - 6,
-        recordings=2,
+        step, batches(device, 18), lambda: state_of(model, optimizer), between, replays=3 + 3 * 2 + 0, recordings=4
     )
+
+
+@program
+def folds_with_a_network_and_an_optimizer_each(device: str) -> Program:
+    """As in cross-validation: the first call of each makes the states of its optimizer."""
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.begin()
+
+        def begin(self) -> None:
+            self.model = network(device)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return descend(loss_of(self.model, batch), self.optimizer).detach()
+
+    trainer, scores = Trainer(), list[torch.Tensor]()
+
+    def between(index: int) -> None:
+        if index % 9 == 8:
+            scores.append(loss_of(trainer.model, calls[0][0]).detach())
+            trainer.begin()
+
+    calls = batches(device, 4 * 9)
+    return Program(trainer.step, calls, lambda: [*scores, *state_of(trainer.model)], between, replays=31, recordings=2)
+
+
+@loop()
+def gradients_in_one_tensor(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Those of all parameters are views of it, as for a collective, and are never set to None."""
+    whole = torch.zeros(sum(parameter.numel() for parameter in model.parameters()), device=device)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    for parameter, part in zip(model.parameters(), whole.split(sizes), strict=True):
+        parameter.grad = part.view_as(parameter)
+
+    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        whole.zero_()
+        loss = loss_of(model, batch)
+        loss.backward()
+        whole.clamp_(-0.1, 0.1)
+        optimizer.step()
+        return loss.detach(), whole.norm()
+
+    return step, {"state": lambda: [*state_of(model), whole]}
