@@ -124,7 +124,6 @@ class EncoreManager(CUDAGraphTreeManager):
         self.held_in_generation: int | None = None
         self._held_iterations = 0
         self._checkpoint_due = False
-        self._forwards_are_copied_out = False
         self._ran_uncaptured = False
         self._runs_function = self._took_part = False
         self._pool: Pool | None = None
@@ -162,11 +161,12 @@ class EncoreManager(CUDAGraphTreeManager):
         """
         if resting():
             return self.ids_to_funcs[function_id].model(new_inputs)
-        if is_lent(self.turn):
-            return self._run_inside(new_inputs, function_id)
-        with self.turn:
+        inside = is_lent(self.turn)  # Note [Backwards inside of functions] in `calls.turns`
+        with contextlib.nullcontext() if inside else self.turn:
             if self._runs_function:  # Note [Functions inside of functions]
                 return self._function(function_id)(new_inputs)
+            if inside:
+                return self.run_without_graph(new_inputs, function_id, INSIDE_FUNCTION)
             if self.running:  # stock calls `run` recursively after it ended an iteration
                 return super().run(new_inputs, function_id)
             return self._run_in_turn(new_inputs, function_id)
@@ -196,7 +196,8 @@ class EncoreManager(CUDAGraphTreeManager):
         if refused is not None:
             return self.not_launched(refused, new_inputs, function_id)
         if not self._took_part:
-            function.ran_without_graph(self._left_by_stock(function_id))
+            too_often = self.exceed_rerecord_limit(self._get_node_id(), function_id)
+            function.ran_without_graph(RECORDED_TOO_OFTEN if too_often else WRITES_INPUT)  # by stock's code
         if not self._took_part or self._ran_uncaptured:
             self._mark_uncaptured(outputs, fixed)
             return outputs
@@ -206,18 +207,6 @@ class EncoreManager(CUDAGraphTreeManager):
         if function.kept_outputs and self.current_node is not None:
             return kept_copied(self.current_node, function, outputs)
         return outputs
-
-    def _run_inside(self, inputs: list[Any], function_id: Any) -> Any:
-        """Run a backward that another function calls. Note [Backwards inside of functions] in `calls.turns`."""
-        function = self._function(function_id)
-        if self._runs_function:
-            return function(inputs)
-        return self.run_without_graph(inputs, function_id, INSIDE_FUNCTION)
-
-    def _left_by_stock(self, function_id: Any) -> str:
-        """Return why stock's code just called a function without a graph."""
-        too_often = self.exceed_rerecord_limit(self._get_node_id(), function_id)
-        return RECORDED_TOO_OFTEN if too_often else WRITES_INPUT
 
     def execute_node(self, node: Any, new_inputs: list[Any]) -> Any:
         """Replay a node as stock does; the next call like this one may take the fast path."""
@@ -416,7 +405,9 @@ class EncoreManager(CUDAGraphTreeManager):
             self._recorded_after(self.current_node, function_id),
             self.ids_to_funcs[function_id].static_input_idxs,
             inputs,
-            forwards_are_copied_out=self._forwards_are_copied_out,
+            forwards_are_copied_out=any(
+                one.model.kept_outputs and one.model.direction == "forward" for one in self.ids_to_funcs.values()
+            ),
         )
         if reason is None:
             return None
@@ -535,7 +526,6 @@ class EncoreManager(CUDAGraphTreeManager):
             for place, reference in enumerate(node.outputs_weakrefs):
                 if reference is not None and reference.data_ptr() in addresses and trees.is_live(reference):
                     function.kept_outputs.add(place)
-                    self._forwards_are_copied_out |= function.direction == "forward"
 
     # The pool
 

@@ -91,10 +91,6 @@ class RecordedInputs(Sequence[Any]):
         }
         self._values = [None if index in self._metadata else value for index, value in enumerate(inputs)]
 
-    def is_tensor(self, index: int) -> bool:
-        """Return whether the input is a tensor; no tensor is made."""
-        return index in self._metadata
-
     def __getitem__(self, index: Any) -> Any:
         if self._values[index] is None and index in self._metadata:
             node = self._node()
@@ -292,13 +288,13 @@ class EncoreNode(CUDAGraphNode):
         self._copied = list(self.non_static_input_idx)
         mutated = set(self.wrapped_function.mutated_input_idxs)
         fixed = self.non_managed_static_input_idxs
-        tensors = [index for index in self.non_static_input_idx if self._seen.is_tensor(index)]
+        tensors = [index for index in self.non_static_input_idx if isinstance(self._seen[index], torch.Tensor)]
         self.copied_per_replay = sum(self._seen[index].nbytes for index in tensors)
         recorded = Recorded(
             graph=self.graph,
             inputs=self._seen,
             copied=sorted([*tensors, *self._without_placeholder]),
-            written=[index for index in fixed if index in mutated and self._seen.is_tensor(index)],
+            written=[index for index in fixed if index in mutated and isinstance(self._seen[index], torch.Tensor)],
             returned=frozenset(self.returned_inputs.values()),
             pool=self.cuda_graphs_pool,
             seconds=seconds,
@@ -444,12 +440,10 @@ class EncoreNode(CUDAGraphNode):
         Raises:
             NotImplementedError: an input that stock copies has a forward-mode derivative.
         """
-        in_place = {*self.non_managed_static_input_idxs, *self.cudagraph_managed_idxs}  # in stock
-        for index, value in enumerate(inputs):
-            if index not in in_place and isinstance(value, torch.Tensor):
-                derivative = _forward_mode.unpack_dual(value).tangent
-                if derivative is not None:
-                    torch_internals.foreach_copy_([torch.empty_like(derivative)], [value])
+        copied = [inputs[index] for index in (*self._copied, *self._without_placeholder)]
+        for value in copied:
+            if isinstance(value, torch.Tensor) and _forward_mode.unpack_dual(value).tangent is not None:
+                torch_internals.foreach_copy_([torch.empty_like(value)], [value])
 
     def moved_inputs(self, inputs: Sequence[Any]) -> list[int]:
         """Return the inputs whose address differs from the fixed address that the graph reads."""
@@ -608,7 +602,7 @@ class EncoreNode(CUDAGraphNode):
         takes_fast_path, self.takes_fast_path = self.takes_fast_path, False
         self.tracker.rest(copying)
         copied = self._copied if copying else [one for one in self._copied if one not in self._in_place]
-        self.copied_per_replay = sum(self._seen[index].nbytes for index in copied if self._seen.is_tensor(index))
+        self.copied_per_replay = sum(getattr(self._seen[index], "nbytes", 0) for index in copied)
         self.non_static_input_idx = copied
         self._copying = copying
         self.takes_fast_path = takes_fast_path

@@ -75,8 +75,8 @@ class Results:
         self._made: Sequence[int] = ()
         # Positions of outputs that are the same object as an earlier one. Note [Results that a backward reads].
         self._repeated: Sequence[tuple[int, int]] = ()
-        # Outputs that are one tensor without memory: positions and its factory. Note [Results without memory].
-        self._empty: Sequence[tuple[Sequence[int], Callable[[], torch.Tensor]]] = ()
+        # Factories of outputs without memory, by position. Note [Results without memory].
+        self._empty: dict[int, Callable[[], torch.Tensor]] = {}
         # Positions of outputs that are inputs which an earlier graph made.
         self._passed_on: Sequence[int] = ()
         self._copies_out: CopiesOut | None = None  # copies kept results; None while there are none
@@ -128,21 +128,12 @@ class Results:
     def _let_go_of_empty_results(self, static: list[torch.Tensor | None]) -> None:
         """Free results without bytes. Note [Results without memory]."""
         inputs = {one.output for one in self.returned.found if one.is_input}
-        found: dict[int, list[int]] = {}
         for place, output in enumerate(static):
             if output is not None and place not in inputs and not output.untyped_storage().data_ptr():
-                found.setdefault(id(output), []).append(place)
-        empty = []
-        for places in found.values():
-            output = static[places[0]]
-            assert output is not None
-            make = functools.partial(
-                torch.empty_strided, output.shape, output.stride(), dtype=output.dtype, device=output.device
-            )
-            empty.append((places, make))
-            for place in places:
+                make = self._empty[place] = functools.partial(
+                    torch.empty_strided, output.shape, output.stride(), dtype=output.dtype, device=output.device
+                )
                 static[place] = make()
-        self._empty = empty
 
     # Stock's cached tensors
 
@@ -211,10 +202,8 @@ class Results:
 
     def put_in_the_calls_own(self, results: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
         """Replace results that are inputs by the call's own (Notes in `returned`), and add results without memory."""
-        for places, make in self._empty:
-            made = make()
-            for place in places:
-                results[place] = made
+        for place, make in self._empty.items():
+            results[place] = make()
         self.returned.return_results(results, inputs)
         for place in self._passed_on:
             _is_now(self._node, place, results[place])
