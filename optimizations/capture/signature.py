@@ -237,33 +237,9 @@ def _with_members(nest: Any, members: list[Any]) -> Any:
     return made
 
 
-def names(nest: Any, prefix: str) -> Iterator[str]:
-    """Yield the expression by which a program refers to each tensor of `nest`, in the order of `flatten`."""
-    return (name for name, value, leaf in _parts(nest, prefix) if leaf and isinstance(value, torch.Tensor))
-
-
-def objects(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the objects in `nest` that are no tensors, numbers or containers, with the program's names for them."""
-    return (
-        (name, value)
-        for name, value, leaf in _parts(nest, prefix)
-        if leaf and type(value) not in PLAIN and not isinstance(value, torch.Tensor)
-    )
-
-
-def containers(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the containers in `nest`, itself included, with the program's names for them."""
-    return ((name, value) for name, value, leaf in _parts(nest, prefix) if not leaf)
-
-
-def plain_values(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the values of `PLAIN` types in `nest`, with the program's names for them."""
-    return ((name, value) for name, value, leaf in _parts(nest, prefix) if leaf and type(value) in PLAIN)
-
-
 def texts(nest: Any) -> Iterator[str]:
     """Yield the strings in `nest`, keys included."""
-    for _, value, _ in _parts(nest, ""):
+    for _, value, _ in parts(nest, ""):
         if isinstance(value, str):
             yield value
         elif isinstance(value, Mapping):
@@ -271,8 +247,8 @@ def texts(nest: Any) -> Iterator[str]:
                 yield from texts(key)
 
 
-def _parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, bool]]:
-    """Yield a name, the value, and whether it is a leaf, for all in `nest` in the order of `flatten`."""
+def parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, bool]]:
+    """Yield an expression, the value, and whether it is a leaf, for all in `nest` in the order of `flatten`."""
     if type(nest) in PLAIN or isinstance(nest, torch.Tensor):
         members = None
     elif isinstance(nest, Mapping):
@@ -289,7 +265,7 @@ def _parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tup
         members = None
     yield prefix, nest, members is None
     for name, member in members or ():
-        yield from _parts(member, name, inside)
+        yield from parts(member, name, inside)
 
 
 def copies(nest: Any) -> bool:

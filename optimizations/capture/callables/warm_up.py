@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from optimizations.capture.callables.arguments import Sample
 from optimizations.capture.callables.slot import Slot
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, with_classes_of
-from optimizations.capture.signature import flatten, objects, replaced
+from optimizations.capture.signature import PLAIN, flatten, parts, replaced
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
@@ -184,7 +184,7 @@ def _run_once(member: Member, training: bool, observer: Observer) -> list[Refusa
     findings = [*containers.changes(*given)]
     results: list[torch.Tensor] = []
     member.structure = flatten(returned, results)
-    findings += _strange_results([*results, *(one for _, one in objects(returned, ""))])
+    findings += _strange_results(one for _, one, is_leaf in parts(returned, "") if is_leaf and type(one) not in PLAIN)
     arguments = set(map(id, marks))
     outputs = [tensor for tensor in results if tensor.requires_grad and id(tensor) not in arguments]
     if not (training and outputs):
@@ -210,7 +210,7 @@ def _run_once(member: Member, training: bool, observer: Observer) -> list[Refusa
     return findings
 
 
-def _strange_results(results: Sequence[Any]) -> Iterator[Refusal]:
+def _strange_results(results: Iterable[Any]) -> Iterator[Refusal]:
     """Yield a refusal for each result that a graph cannot return."""
     for value in results:
         if not isinstance(value, torch.Tensor):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.signature import alias_pattern, copies, flatten, names, refused_tensor
+from optimizations.capture.signature import alias_pattern, copies, flatten, parts, refused_tensor
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import storage
@@ -122,8 +122,8 @@ class Call:
 
 def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], state: HostState) -> Call:
     """Return a `Call` with the current gradients."""
-    labels = [label for index, value in enumerate(args) for label in names(value, f"argument {index}")]
-    labels += [label for name, value in kwargs.items() for label in names(value, name)]
+    named = [*((f"argument {index}", value) for index, value in enumerate(args)), *kwargs.items()]
+    labels = [label for name, nest in named for label, one, _ in parts(nest, name) if isinstance(one, torch.Tensor)]
     parameters = state.parameters()
     first = {storage(tensor): path for path, tensor in state.tensors.items()}
     origins = [

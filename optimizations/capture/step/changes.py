@@ -12,7 +12,7 @@ import types
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from optimizations.capture.signature import exact, plain_values
+from optimizations.capture.signature import PLAIN, exact, parts
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.source_lines import STEPS, line_with
 from optimizations.capture.step.used_names import RanCode, UsedNames
@@ -159,4 +159,4 @@ def named_arguments(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 def plain_numbers(named: Iterable[tuple[str, Any]]) -> dict[str, Hashable]:
     """Return the numbers and strings among arguments."""
-    return {name: exact(value) for where, one in named for name, value in plain_values(one, where)}
+    return {name: exact(value) for where, one in named for name, value, _ in parts(one, where) if type(value) in PLAIN}

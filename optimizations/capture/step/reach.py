@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.signature import PLAIN, containers, objects
+from optimizations.capture.signature import PLAIN, parts
 from optimizations.capture.static_loader import StaticLoader
 from optimizations.capture.step.host_state import (
     KEPT_BY_MODULES,
@@ -74,9 +74,11 @@ def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) ->
 
 def of_argument(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield roots for `reach`: the objects in an argument, and the program's own classes of its containers."""
-    yield from objects(value, name)
-    kinds = {type(held): where for where, held in containers(value, name)}
-    yield from ((where, kind) for kind, where in kinds.items() if is_users(kind.__module__))
+    for where, one, is_leaf in parts(value, name):
+        if not is_leaf and is_users(type(one).__module__):
+            yield where, type(one)
+        elif is_leaf and type(one) not in PLAIN and not isinstance(one, torch.Tensor):
+            yield where, one
 
 
 _Member = tuple[str, Any, int]
