@@ -23,15 +23,24 @@ from optimizations.placement import Feeds, Placement, place, untouched
 from optimizations.report import ENTRIES, BindingReport, Entry
 from optimizations.stack_trace import one_line
 from optimizations.torch_internals.cpu_results import corrected, settings_for
-from optimizations.torch_internals.left_out import SPLITTING, with_operators_left_out
+from optimizations.torch_internals.left_out import left_out_with_its_operator, with_operators_left_out
 from optimizations.torch_internals.outcome import watched
-from optimizations.torch_internals.saved_conjugates import WITHOUT_FLAGS
+from optimizations.torch_internals.saved_conjugates import saving_without_flags
 from optimizations.torch_internals.wrappers import taking_a_list
 from optimizations.trees.hook import captured_by, resting
 from optimizations.weak_registry import WeakRegistry
 
 _FEEDS: WeakRegistry[Feeds] = WeakRegistry()
 """Run-time state of all graphs compiled in this process, for `reset`."""
+
+_CHANGED = torch_internals.Replacing(
+    {
+        "should_partition": left_out_with_its_operator,
+        "move_constructors_to_gpu": corrected,
+        "partition_fn": saving_without_flags,
+    }
+)
+"""Functions of Inductor that Encore changes while it compiles."""
 
 
 def compile_graph(
@@ -76,12 +85,12 @@ def _compiled(
 
     @functools.wraps(torch_internals.compile_fx_inner)
     def compile_inner(*arguments: Any, **settings: Any) -> Any:
-        with noted(), SPLITTING, corrected():  # a backward is compiled when it first runs, in a thread of its own
+        with noted(), _CHANGED:  # a backward is compiled when it first runs, in a thread of its own
             return torch_internals.compile_fx_inner(*arguments, **settings)
 
     lean = shortcuts(entry.note_shortcut) if settings.lean else contextlib.nullcontext()
     refused = contextlib.nullcontext() if maker is None else double_backwards_refused(maker.forward_returns)
-    with noted(), lean, refused, WITHOUT_FLAGS:
+    with noted(), lean, refused, _CHANGED:
         compiled = torch_internals.compile_fx.compile_fx(
             placement.graph_module, inputs, inner_compile=compile_inner, config_patches=inductor
         )

@@ -23,8 +23,7 @@ import torch
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import NotLaunched
 from optimizations.concurrency.branches import Branches
-from optimizations.concurrency.launch_log import LaunchLog
-from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF
+from optimizations.concurrency.launch_log import HAS_COLLECTIVES, SWITCHED_OFF, LaunchLog
 from optimizations.in_place.generated import COLLECTIVE_OPERATORS
 from optimizations.report.concurrency import ConcurrencyReport
 from optimizations.stack_trace import one_line
@@ -131,7 +130,7 @@ def capturing(device: Device, graph: Any, pool: Any, generators: Iterable[torch.
         with device.capturing(graph, pool, generators):
             yield
         return
-    log = device.launch_log(notes_memory=True)
+    log = device.launch_log()
     with device.capturing(graph.captured, pool, generators), log.noting(*loaded_modules()):
         yield
     graph.side_by_side = side_by_side(device, graph.captured, pool, log, ())

@@ -31,9 +31,21 @@ import torch
 from optimizations import torch_internals
 from optimizations.concurrency.order import Launch, Span
 from optimizations.graph.memory import memory_of, storage_of
+from optimizations.graph.pools import SmallSegments, used_blocks
+from optimizations.graph.read import captured_nodes
 from optimizations.stack_trace import one_line
 from optimizations.torch_internals.generated_modules import current_line
 from optimizations.written_operands import operands, tensors_in, written
+
+SWITCHED_OFF = "the option concurrency is 'off'"
+HAS_COLLECTIVES = "the function has collectives, which must run in the same order on all ranks"
+
+KEPT_SHARE = 0.02
+"""The share of PyTorch's reserved memory that a recording may keep from reuse, up to an eighth of the free device
+memory. Note [Memory that is kept]."""
+
+LARGEST_SEGMENT_BYTES = 20 << 20
+"""Memory is kept in segments of at most this size, which PyTorch's allocator takes for tensors of 1 to 10 MiB."""
 
 LEAST_KEPT = 8
 """At least this many tensors fit into the memory that is kept. Note [Memory that is kept]."""
@@ -91,7 +103,6 @@ class LaunchLog:
         may_be_kept: returns whether memory at an address may be kept.
         allocated_bytes: returns how much was ever allocated on the device.
         device_type: the type of the device whose memory counts.
-        notes_memory: whether memory is noted (reads, writes and live storages), which takes time.
 
     Attributes:
         logged: the launches so far.
@@ -110,7 +121,6 @@ class LaunchLog:
         may_be_kept: Callable[[int], bool] = lambda address: True,
         allocated_bytes: Callable[[], int] = lambda: 0,
         device_type: str = "cuda",
-        notes_memory: bool = True,
     ) -> None:
         self._count_nodes = count
         self._allocated_bytes = allocated_bytes
@@ -118,7 +128,6 @@ class LaunchLog:
         self._thread: int | None = None
         self._last = 0
         self._depth = 0
-        self._notes_memory = notes_memory
         self._all_given = given is None
         self._given = {one.untyped_storage()._cdata: _weak(one) for one in given or ()}
         self._moving = {one.untyped_storage()._cdata: (_weak(one), storage_of(one).span) for one in moving}
@@ -223,22 +232,20 @@ class LaunchLog:
         live: tuple[Span, ...] = ()
         freed: tuple[Span, ...] = ()
         before = 0
-        reads, writes = (list(reads), list(writes)) if self._notes_memory else ([], [])
+        reads, writes = list(reads), list(writes)
         with self._sparing_the_capture():
             self.note_others(f"before {name}")
             live = self._spans_of_live(chain(reads, writes)) if is_operator else ()
             freed = tuple(span for storage, span in self._moving.values() if storage.expired())
-            before = self._allocated_bytes() if is_operator and self._notes_memory else 0
+            before = self._allocated_bytes() if is_operator else 0
         self._depth += 1
         try:
             result = call()
         finally:
             self._depth -= 1
         with self._sparing_the_capture():
-            made = list(tensors_in(result)) if is_operator and self._notes_memory else []
-            own_bytes = None
-            if is_operator and self._notes_memory:
-                own_bytes = max(0, self._allocated_bytes() - before - self._new_bytes(made))
+            made = list(tensors_in(result)) if is_operator else []
+            own_bytes = max(0, self._allocated_bytes() - before - self._new_bytes(made)) if is_operator else None
             now = self._count()
             if now > self._last:
                 launch = Launch(
@@ -251,7 +258,7 @@ class LaunchLog:
                         *(span for one in made if (span := self._span(one, is_whole=True))),
                     ),
                     barrier,
-                    current_line() if self._notes_memory else None,
+                    current_line(),
                 )
                 self.logged.append(
                     Logged(
@@ -349,6 +356,45 @@ class LaunchLog:
             finally:
                 self._depth -= 1
             self._keep([taken])
+
+
+def log_of_capture(inputs: Sequence[Any], moving: Iterable[int], pool: Any, device: int, driver: Any) -> LaunchLog:
+    """Return a log for one capture.
+
+    Args:
+        inputs: the recording's inputs; `moving` are the positions of those that are not at fixed addresses.
+        pool: the handle of the memory pool of the capture.
+        device: the index of the CUDA device.
+        driver: the module `cuda.bindings.driver`.
+    """
+    return LaunchLog(
+        lambda: captured_nodes(driver, driver.CUstream(torch_internals.current_raw_stream(device))),
+        [one for one in inputs if _is_on(one, device)],
+        [inputs[index] for index in moving if _is_on(inputs[index], device)],
+        int(min(KEPT_SHARE * torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0] / 8)),
+        SmallSegments(pool, LARGEST_SEGMENT_BYTES).hold,
+        lambda: int(torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["allocated"]),
+    )
+
+
+def noted(log: LaunchLog, model: Callable[[list[Any]], Any], generated: Any, pool: Any) -> Callable[[list[Any]], Any]:
+    """Return a function that runs `model` and notes its launches. `generated` is the function that Inductor made."""
+    kernels: dict[str, Any] = getattr(getattr(generated, "__func__", generated), "__globals__", {})
+
+    def run(inputs: list[Any]) -> Any:
+        with log.noting(kernels):
+            outputs = model(inputs)
+        try:
+            log.never_freed = [one.span for one in used_blocks(pool)] if log.logged else ()
+        except Exception as error:
+            log.failure = log.failure or one_line(error)
+        return outputs
+
+    return run
+
+
+def _is_on(value: Any, device: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cuda and value.device.index == device
 
 
 class _NotingKernel:

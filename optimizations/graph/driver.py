@@ -43,19 +43,19 @@ class KernelUnavailable(RuntimeError):
     """Report that a kernel of Encore cannot be built here; the message has the compiler's or linker's error."""
 
 
-def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequence[str] = ()) -> bytes:
-    """Return the cubin of `source` for `target` (`sm_90`).
-
-    Args:
-        nvrtc: the module `cuda.bindings.nvrtc`.
-        name: the name of the source in messages.
+def compile_cubin(source: str, name: str, target: str, options: Sequence[str] = ()) -> bytes:
+    """Return the cubin of `source` for `target` (`sm_90`); `name` is the name of the source in messages.
 
     Raises:
-        KernelUnavailable: NVRTC did not compile it.
-        CudaCallFailed: another call failed.
+        KernelUnavailable: NVRTC is missing, or it refused the source or the target; the message has its log.
     """
+    try:
+        from cuda.bindings import nvrtc
+
+        program = check(nvrtc.nvrtcCreateProgram, source.encode(), name.encode(), 0, [], [])
+    except (ImportError, RuntimeError, OSError) as error:
+        raise KernelUnavailable(f"{name} needs NVRTC, which comes with torch's CUDA wheels ({error})") from error
     flags = [flag.encode() for flag in (f"--gpu-architecture={target}", "--std=c++17", *options)]
-    program = check(nvrtc.nvrtcCreateProgram, source.encode(), name.encode(), 0, [], [])
     try:
         try:
             check(nvrtc.nvrtcCompileProgram, program, len(flags), flags)

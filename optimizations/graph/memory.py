@@ -28,10 +28,6 @@ class MemoryRanges:
             else:
                 self.borders += [memory.address, end]
 
-    def joined(self, ranges: Iterable[MemoryRange]) -> MemoryRanges:
-        """Return the union of these ranges and those."""
-        return MemoryRanges([*self.ranges, *ranges])
-
     @property
     def ranges(self) -> tuple[MemoryRange, ...]:
         """Return the ranges, ascending, those that adjoin joined."""

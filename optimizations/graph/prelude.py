@@ -86,15 +86,15 @@ def build_prelude(target: str) -> bytes:
         KernelUnavailable: a library is missing, or it refused the target; the message has its log.
     """
     try:
-        from cuda.bindings import nvjitlink, nvrtc
+        from cuda.bindings import nvjitlink
         from cuda.pathfinder import find_static_lib
 
         device_runtime = Path(find_static_lib("cudadevrt"))
     except (ImportError, RuntimeError, OSError) as error:
         raise KernelUnavailable(
-            f"the prelude needs NVRTC, nvJitLink and libcudadevrt.a, which come with torch's CUDA wheels ({error})"
+            f"the prelude needs nvJitLink and libcudadevrt.a, which come with torch's CUDA wheels ({error})"
         ) from error
-    compiled = compile_cubin(nvrtc, SOURCE, f"{KERNEL_NAME}.cu", target, ("-rdc=true", "-default-device"))
+    compiled = compile_cubin(SOURCE, f"{KERNEL_NAME}.cu", target, ("-rdc=true", "-default-device"))
     return _linked(nvjitlink, compiled, device_runtime, target)
 
 

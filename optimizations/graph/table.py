@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from optimizations.graph.device import DeviceTools
-from optimizations.graph.driver import KernelUnavailable, compile_cubin
+from optimizations.graph.driver import compile_cubin
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.graph.host import AddressPlace, NodeUpdate
 from optimizations.graph.plan import Slot
@@ -50,20 +50,8 @@ _WORDS = 2
 
 
 def build_table_kernel(target: str, capacity: int) -> bytes:
-    """Return the cubin of the kernel that writes up to `capacity` words, for `target` (`sm_90`).
-
-    Raises:
-        KernelUnavailable: NVRTC is missing, or it refused the target; the message has its log.
-    """
-    try:
-        from cuda.bindings import nvrtc
-
-        source = SOURCE.format(capacity=capacity, name=KERNEL_NAME)
-        return compile_cubin(nvrtc, source, f"{KERNEL_NAME}.cu", target)
-    except (ImportError, RuntimeError, OSError) as error:
-        raise KernelUnavailable(
-            f"the pointer table needs NVRTC, which comes with torch's CUDA wheels ({error})"
-        ) from error
+    """Return the cubin of the kernel that writes up to `capacity` words, for `target` (`sm_90`)."""
+    return compile_cubin(SOURCE.format(capacity=capacity, name=KERNEL_NAME), f"{KERNEL_NAME}.cu", target)
 
 
 class PointerTable:

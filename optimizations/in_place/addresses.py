@@ -36,7 +36,6 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.graph.memory import MemoryRanges
-from optimizations.graph.records import MemoryRange
 
 Check = tuple[int, int, int | None, int]
 """An input to check: its index, the bits its address must not have, its placeholder, its size in bytes."""
@@ -73,9 +72,8 @@ class AddressTracker:
         inputs: the inputs that are read in place.
         recorded: by input, the address that the graph holds now; None for an input that is not read in place.
         pointers: changes the addresses.
-        owned: memory that the graph owns and writes.
+        overwritten: memory that the graph writes: its own, and that of inputs.
         fill: copies inputs (by index) into their placeholders; returns the addresses of placeholders that moved.
-        written: inputs that the graph writes, each with the memory that it is a view of.
 
     Attributes:
         indices: the inputs that are read in place, ascending.
@@ -91,16 +89,15 @@ class AddressTracker:
         inputs: Sequence[TrackedInput],
         recorded: Sequence[int | None],
         pointers: Pointers,
-        owned: MemoryRanges,
+        overwritten: MemoryRanges,
         fill: Callable[[Mapping[int, torch.Tensor]], Mapping[int, int] | None],
-        written: Mapping[int, MemoryRange] | None = None,
     ) -> None:
         inputs = sorted(inputs, key=lambda one: one.index)
         self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder, one.size_bytes) for one in inputs]
         self._all_checks = self._checks
         self._pointers = pointers
         self._data_ptrs_equal = torch_internals.data_ptrs_equal  # which a PyTorch without CUDA does not have
-        self._overwritten = owned.joined((written or {}).values())
+        self._overwritten = overwritten
         self._fill = fill
         # Note [What a launch has done]: addresses written for the next launch, and addresses that a launch has written.
         self.pending = False

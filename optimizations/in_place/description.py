@@ -67,7 +67,7 @@ def describe(
         fallbacks=_fallbacks(plan),
         off=session.off,
         stage=session.stage.value,
-        waiting=session.waits_for,
+        waiting=session.waiting,
         replays=counted.replays,
         steady_replays=counted.steady_replays,
         moves=tracker.moves if tracker is not None else 0,
@@ -111,7 +111,7 @@ def _reasons(value: Any, against: Sequence[str], session: Session) -> tuple[str,
         return (ineligible,)
     found = tuple(dict.fromkeys(against))
     if not found and session.waiting is not None:
-        found = (f"waiting for {session.waits_for}",)
+        found = (f"waiting for {session.waiting}",)
     return found or ((session.off,) if session.off is not None else ())
 
 

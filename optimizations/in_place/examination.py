@@ -11,6 +11,7 @@ There are two methods, and both return `Findings` with a plan:
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,29 +134,27 @@ class Examination:
         self._capture = capture
         self._tools_of = tools
         self._alone = alone
-        self._tools: DeviceTools | None = None
-        self._code: GeneratedCode | None = None
-        self._editable: EditableGraph | None = None
 
-    @property
+    @functools.cached_property
     def tools(self) -> DeviceTools:
         """Return the tools of the device."""
-        if self._tools is None:
-            self._tools = self._tools_of()
-        return self._tools
+        return self._tools_of()
 
-    @property
+    @functools.cached_property
     def code(self) -> GeneratedCode:
         """Return the facts from the generated function's source."""
-        if self._code is None:
-            self._code = self._code_of()
-        return self._code
+        return self._code_of()
 
-    @property
+    @functools.cached_property
     def editable(self) -> EditableGraph:
-        """Return the recorded graph, which must have been read."""
-        assert self._editable is not None
-        return self._editable
+        """Return the recorded graph as it was captured.
+
+        Raises:
+            CudaCallFailed: the graph cannot be read.
+        """
+        driver = self.tools.driver
+        raw = driver.CUgraph(self.recorded.graph.raw_cuda_graph())
+        return EditableGraph.of(driver, raw, read_graph(driver, raw))
 
     def candidates(self, indices: Iterable[int]) -> dict[int, MemoryRange]:
         """Return the memory that the graph reads of those inputs whose address may be replaced."""
@@ -172,7 +171,7 @@ class Examination:
         Raises:
             CudaCallFailed: the graph cannot be read.
         """
-        captured = self.read()
+        captured = self.editable.captured
         usable = self._available(captured)
         analysis = self._named_analysis(captured, candidates, usable, others)
         return self._findings(captured, analysis, choice, usable)
@@ -212,7 +211,7 @@ class Examination:
         Raises:
             torch.OutOfMemoryError, CudaCallFailed: no memory, or a graph that cannot be read.
         """
-        captured = self.read()
+        captured = self.editable.captured
         usable = self._available(captured)
         analysis = self._analysis(captured, candidates)
         if any(not verdict.indirect for verdict in analysis.verdicts):
@@ -233,20 +232,6 @@ class Examination:
         analysis = self._without_reused(limit(analysis, captured, aliased), candidates)
         plan = make_plan(captured, analysis, choice, available)
         return Findings(captured, analysis, plan, available, self._unused(analysis))
-
-    def read(self) -> CapturedGraph:
-        """Return the recorded graph as it was captured. It is read once.
-
-        Raises:
-            CudaCallFailed: the graph cannot be read.
-        """
-        if self._editable is not None:
-            return self._editable.captured
-        driver = self.tools.driver
-        raw = driver.CUgraph(self.recorded.graph.raw_cuda_graph())
-        captured = read_graph(driver, raw)
-        self._editable = EditableGraph.of(driver, raw, captured)
-        return captured
 
     def _without_reused(self, analysis: Analysis, candidates: Iterable[int]) -> Analysis:
         reused = {
@@ -320,13 +305,10 @@ class Examination:
         known = self.code.products.union(self.code.triton_uses)
         return [index for index in indices if index not in known]
 
-    def owned(self) -> MemoryRanges:
-        """Return the memory that the graph owns and writes."""
-        return MemoryRanges(pool_memory(self.recorded.pool))
-
-    def written(self) -> dict[int, MemoryRange]:
-        """Return the memory of each input that the function writes."""
-        return {index: storage_of(self.recorded.inputs[index]) for index in self.recorded.written}
+    def overwritten(self) -> MemoryRanges:
+        """Return the memory that the graph writes: its own, and that of the inputs that the function writes."""
+        written = (storage_of(self.recorded.inputs[index]) for index in self.recorded.written)
+        return MemoryRanges([*pool_memory(self.recorded.pool), *written])
 
     def tracked(self, findings: Findings) -> list[TrackedInput]:
         found = []

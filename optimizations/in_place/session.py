@@ -92,6 +92,7 @@ class Session:
         branches: the race of the graph's chain against branches; None if there is none.
 
     Attributes:
+        waiting: what the session waits for, as text; None if it does not wait.
         unusable: why the recording must not be replayed; None if it may. Note [What is changed once].
     """
 
@@ -131,11 +132,6 @@ class Session:
         self._applied: AppliedPlan | None = None
         self._selects = selects
         self._seen: list[dict[int, int]] = []
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the recording."""
-        return self.examination.tools.device
 
     # Calls of the program
 
@@ -186,21 +182,11 @@ class Session:
         return self.stage is not Stage.DONE and not is_about_memory(self.waiting)
 
     @property
-    def waits_for(self) -> str | None:
-        """Return what the session waits for, as text."""
-        return self.waiting
-
-    @property
     def kernels(self) -> int | None:
         """Return the number of kernels of the recorded graph; None if it was not read."""
         if self.findings is None:
             return None
         return sum(isinstance(node, KernelNode) for _, node in self.findings.captured.walk())
-
-    @property
-    def active(self) -> bool:
-        """Return whether the next call must use `run`."""
-        return self.stage is not Stage.DONE
 
     def still_read(self, stream: torch.cuda.Stream) -> None:
         """Keep the memory that launches on this stream read until they complete.
@@ -248,7 +234,7 @@ class Session:
         """Begin the race of the chain against branches, if launches can overlap."""
         try:
             pool = [one.span for one in pool_memory(self.recorded.pool)]
-            branches.prepare(self.examination.read(), pool)
+            branches.prepare(self.examination.editable.captured, pool)
         except Exception as error:
             branches.stop(one_line(error))
         if branches.is_racing:
@@ -381,7 +367,7 @@ class Session:
         if len(self._seen) < FEWEST_CALLS_SEEN:
             return {}
         examination = self.examination
-        overwritten = examination.owned().joined(examination.written().values())
+        overwritten = examination.overwritten()
         return {
             one.index: NOT_READABLE
             for one in examination.tracked(findings)
@@ -431,9 +417,7 @@ class Session:
         if findings.plan.slots:  # the pointer table is empty
             for one in tracked:
                 addresses[one.index] = 0
-        owned = self.examination.owned()
-        written = self.examination.written()
-        tracker = AddressTracker(tracked, addresses, applied, owned, self.host.fill, written)
+        tracker = AddressTracker(tracked, addresses, applied, self.examination.overwritten(), self.host.fill)
         self.in_place = frozenset(one.index for one in tracked)
         self._tracker = tracker
         self.host.use_tracker(tracker, findings.unused)

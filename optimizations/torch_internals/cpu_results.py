@@ -12,17 +12,14 @@ there and copied back.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.fx
 
 from optimizations import torch_internals
-from optimizations.torch_internals import Replacing
 
 SETTING = "post_grad_custom_post_pass"
 """Inductor's setting for a pass of the user's, which is part of the key of its cache."""
@@ -36,29 +33,14 @@ _MARK = "encore: CPU results stay, 1"
 def settings_for(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Return Inductor's settings for a graph of Dynamo. One with values on the CPU and elsewhere gets a mark.
 
-    Marked graphs are compiled with the corrected pass. Inductor's cache separates them from stock's graphs. If this
-    PyTorch has a different pass, no graph is marked, and everything works as in stock.
+    Marked graphs are compiled with the corrected pass. Inductor's cache separates them from stock's graphs.
     """
     values = [node.meta.get("example_value") for node in graph_module.graph.nodes if node.op != "output"]
     tensors = [one for one in torch_internals.pytree.tree_leaves([*inputs, *values]) if isinstance(one, torch.Tensor)]
     if len({one.device.type == "cpu" for one in tensors}) < 2:
         return settings
-    try:
-        corrected_mover()
-        theirs = settings.get(SETTING, getattr(torch_internals.inductor_config, SETTING))
-        return {**settings, SETTING: pass_after(theirs, _MARK)}
-    except (torch_internals.UnsupportedTorch, AttributeError):
-        return settings
-
-
-def _is_marked() -> bool:
-    """Return whether the graph that is compiled now has a mark."""
-    return bool(getattr(getattr(torch_internals.inductor_config, SETTING, None), "name", None) == _MARK)
-
-
-def corrected() -> AbstractContextManager[None]:
-    """Return a context in which a graph that has a mark is compiled with the corrected pass."""
-    return _CORRECTED if _is_marked() else contextlib.nullcontext()
+    theirs = settings.get(SETTING, getattr(torch_internals.inductor_config, SETTING))
+    return {**settings, SETTING: pass_after(theirs, _MARK)}
 
 
 @functools.cache
@@ -80,20 +62,18 @@ def corrected_mover() -> Any:
     return Mover
 
 
-def _corrected(stock: Callable[[torch.fx.Graph], None]) -> Callable[[torch.fx.Graph], None]:
+def corrected(stock: Callable[[torch.fx.Graph], None]) -> Callable[[torch.fx.Graph], None]:
+    """Return `move_constructors_to_gpu`, which uses the corrected pass for marked graphs."""
+
     @functools.wraps(stock)
     def move(graph: torch.fx.Graph) -> None:
-        if _is_marked():
-            config = torch_internals.inductor_config
+        config = torch_internals.inductor_config
+        if getattr(getattr(config, SETTING), "name", None) == _MARK:
             corrected_mover()("cuda", allow_inputs=bool(config.triton.cudagraphs and config.graph_partition))(graph)
         else:
             stock(graph)
 
     return move
-
-
-_CORRECTED = Replacing({"move_constructors_to_gpu": _corrected})
-"""In such a block, marked graphs are compiled with the corrected pass, and all others with stock's."""
 
 
 def pass_after(theirs: Any, name: str, own: GraphPass | None = None) -> Any:
@@ -104,8 +84,6 @@ def pass_after(theirs: Any, name: str, own: GraphPass | None = None) -> Any:
         name: name and version of this pass, for the key of Inductor's cache; an attribute of the returned pass.
         own: a module-level function, so that Inductor's compile processes find it; None for a pass that is a mark.
 
-    Raises:
-        UnsupportedTorch: Inductor has no such passes.
     """
     return _kind()(theirs, name, own)
 

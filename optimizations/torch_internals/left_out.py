@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from optimizations import torch_internals
-from optimizations.torch_internals import Replacing
 
 SETTING = "custom_should_partition_ops"
 
@@ -49,7 +48,9 @@ def uncapturable(called: str) -> str | None:
     return name if name in OPERATORS else None
 
 
-def _left_out_with_its_operator(stock: Callable[..., Any]) -> Callable[..., Any]:
+def left_out_with_its_operator(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `should_partition` as Note [Results of operators between graphs] says."""
+
     @functools.wraps(stock)
     def should_partition(scheduler: Any, node: Any) -> str | None:
         reason: str | None = stock(scheduler, node)
@@ -60,7 +61,3 @@ def _left_out_with_its_operator(stock: Callable[..., Any]) -> Callable[..., Any]
         return reason
 
     return should_partition
-
-
-SPLITTING = Replacing({"should_partition": _left_out_with_its_operator})
-"""In such a block graphs are split as Note [Results of operators between graphs] says."""

@@ -73,24 +73,17 @@ def watched(note: Note, *, every_thread: bool = False) -> Iterator[None]:
 def mutations_noted(note: Callable[[LeftOut], None]) -> Iterator[None]:
     """Give `note` each graph that is not captured because of mutated inputs, when it is first called."""
     logger = torch_internals.cudagraph_utils.cudagraphs_log
-    handler = _MutationHandler(note)
-    logger.addHandler(handler)
+
+    def seen(record: logging.LogRecord) -> bool:
+        if (message := record.getMessage()).startswith(MUTATED):  # other records have the other messages
+            note(in_words(message))
+        return True
+
+    logger.addFilter(seen)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-
-
-class _MutationHandler(logging.Handler):
-    """Pass on CUDAGraph Trees' messages about mutated inputs; other records have their other messages."""
-
-    def __init__(self, note: Callable[[LeftOut], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._note = note
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if (message := record.getMessage()).startswith(MUTATED):
-            self._note(in_words(message))
+        logger.removeFilter(seen)
 
 
 def _observing_post_compile(stock: Callable[..., Any]) -> Callable[..., Any]:

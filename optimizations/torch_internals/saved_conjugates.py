@@ -21,7 +21,6 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
-from optimizations.torch_internals import Replacing
 
 _VIEWS = (torch_internals.conj_operator, torch_internals.neg_operator)
 
@@ -39,9 +38,6 @@ def saving_without_flags(partition: Callable[..., Any]) -> Callable[..., Any]:
         return forward, backward
 
     return partition_fn
-
-
-WITHOUT_FLAGS = Replacing({"partition_fn": saving_without_flags})
 
 
 def _save_without_flags(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, results: int) -> None:

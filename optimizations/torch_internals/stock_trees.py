@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from types import FunctionType
@@ -70,17 +71,11 @@ def compared_inputs(node: Any) -> list[int]:
     return found
 
 
-def _copied_inputs(node: Any) -> list[int]:
-    found: list[int] = node.non_static_input_idx
-    return found
-
-
-def _copy_inputs(node: Any, inputs: list[int]) -> None:
-    node.non_static_input_idx = inputs
-
-
-INPUT_COPY_IDXS = property(_copied_inputs, _copy_inputs, doc="The inputs that a node copies, under their name of 2.15.")
-"""Stock's own list differs from `non_static_input_idx` only in inputs whose copying is switched off above."""
+INPUT_COPY_IDXS = property(
+    operator.attrgetter("non_static_input_idx"), lambda node, inputs: setattr(node, "non_static_input_idx", inputs)
+)
+"""The inputs that a node copies, under their name of 2.15. Stock's own list differs from `non_static_input_idx` only in
+inputs whose copying is switched off above."""
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from inspect import CO_VARARGS
+from inspect import CO_VARARGS, getclosurevars
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -74,7 +74,7 @@ def plain_function(function: Any) -> Plain | None:
     Its methods are PyTorch's, or stand for them and refuse second derivatives.
     """
     known = _codes(torch_internals.autograd_function_post_compile.__code__)
-    held = _closure(function.forward)
+    held = getclosurevars(function.forward).nonlocals
     metadata = function.metadata
     if function.forward.__code__ not in known or held.get("backward_state_indices") or not _is_plain(metadata):
         return None
@@ -122,11 +122,6 @@ def _is_plain(metadata: Any) -> bool:
     )
 
 
-def _closure(function: FunctionType) -> dict[str, Any]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells}
-
-
 def _codes(code: CodeType) -> Iterator[CodeType]:
     """Yield all code in it, however deep."""
     for constant in code.co_consts:
@@ -158,9 +153,9 @@ def taking_a_list(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     compiled = torch_internals.innermost_fn(compiled)
     makes_list = torch_internals.aot_module_simplified.__code__.co_consts
     if isinstance(compiled, FunctionType) and compiled.__code__ in makes_list:
-        held = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=True))
+        held = getclosurevars(compiled).nonlocals
         known = set(held) == {"compiled_fn", "params_buffers_flat"} and "runtime_args" in compiled.__code__.co_varnames
-        if known and compiled.__code__.co_flags & CO_VARARGS and not held["params_buffers_flat"].cell_contents:
-            inner: Callable[[list[Any]], Any] = held["compiled_fn"].cell_contents
+        if known and compiled.__code__.co_flags & CO_VARARGS and not held["params_buffers_flat"]:
+            inner: Callable[[list[Any]], Any] = held["compiled_fn"]
             return inner
     return lambda arguments: compiled(*arguments)

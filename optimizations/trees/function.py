@@ -208,7 +208,7 @@ class RecordableFunction:
         nodes = self._alive()
         replays = sum(one.replays for one in nodes)
         sessions = (one.session for one in nodes if not self.is_idle(one, replays))
-        return next((one.waits_for for one in sessions if one is not None and one.pending), None) if nodes else NO_GRAPH
+        return next((one.waiting for one in sessions if one is not None and one.pending), None) if nodes else NO_GRAPH
 
     @property
     def in_place(self) -> bool:

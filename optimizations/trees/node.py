@@ -31,8 +31,13 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.concurrency.branches import Branches
-from optimizations.concurrency.launch_log import LaunchLog
-from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF, log_of_capture, noted
+from optimizations.concurrency.launch_log import (
+    HAS_COLLECTIVES,
+    SWITCHED_OFF,
+    LaunchLog,
+    log_of_capture,
+    noted,
+)
 from optimizations.graph.memory import MemoryRanges, storage_of
 from optimizations.graph.plan import Choice
 from optimizations.graph.pools import in_order, pool_memory
@@ -424,7 +429,7 @@ class EncoreNode(CUDAGraphNode):
         self.copied_bytes += self.copied_per_replay
         returned = {one.input: new_inputs[one.input] for one in self.results.returned.found}
         session = self.session
-        if session is None or not session.active:
+        if session is None or session.stage is Stage.DONE:
             outputs = super().run(new_inputs)
         else:
             outputs = session.run(new_inputs, super().run)

@@ -29,7 +29,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.source_lines import called_from
-from optimizations.torch_internals import function_tables, replaced_attribute
+from optimizations.torch_internals import replaced_attribute
 
 _WAITS: tuple[tuple[Any, str], ...] = (
     (torch.cuda, "synchronize"),
@@ -124,7 +124,7 @@ def watched(observer: Observer, queries: Queries, *, capturing: bool, compiled: 
         queries.is_captured = queries.is_captured or not observers[0].refusals
         return queries.as_captured
 
-    function_tables.fill()
+    _fill_function_tables()
     nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
     cpu_is_gpu = observer.holds(nothing)
     graphs: Any = torch_internals.cuda_graphs
@@ -154,6 +154,20 @@ def watched(observer: Observer, queries: Queries, *, capturing: bool, compiled: 
         finally:
             over = True
             observers.clear()  # a replacement that such a module keeps must not reference the step
+
+
+def _fill_function_tables() -> None:
+    """Fill PyTorch's tables of functions, which are otherwise filled on first use.
+
+    One that is filled while other functions stand in for PyTorch's own would know those for as long as the process
+    runs: the compiler would no more know `torch.tensor`, and a default device would not reach it. The first mode that
+    sees operators imports the compiler, which empties its tables when it is reset.
+    """
+    torch_internals.torch_obj_rule_map()
+    torch_internals.tensor_method()
+    torch_internals.device_constructors()
+    torch.overrides.get_overridable_functions()
+    torch.overrides.is_tensor_method_or_property(torch.Tensor.add)
 
 
 def _qualified(owner: Any, name: str) -> str:

@@ -168,9 +168,8 @@ def writing_tracker(
         [TrackedInput(0, 16, PLACEHOLDER, size_bytes=size_bytes)],
         [PLACEHOLDER, None],
         pointers,
-        MemoryRanges([]),
+        MemoryRanges([memory(weight)]),
         filled.extend,
-        {1: memory(weight)},
     )
 
 

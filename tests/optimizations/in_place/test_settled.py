@@ -122,7 +122,7 @@ def test_program_settles_within_thirty_calls(
         call(step)
         # A recording that comes later is not there yet.
         settled_after = (settled_after or step + 1) if optimizations.settled() and decisions() else None
-    assert settled_after is not None, [node.session.waits_for for one in managers() for node in one.nodes()]
+    assert settled_after is not None, [node.session.waiting for one in managers() for node in one.nodes()]
     assert settled_after > FEWEST_REPLAYS
     before, captures = decisions(), sum(compiled_on_cpu.captures)
     if program in (inference, dynamic_shapes):  # what a forward saves is copied

@@ -94,16 +94,6 @@ def test_graph_with_cpu_and_gpu_values_is_marked(on: tuple[str, ...], marked: bo
     assert found["triton.cudagraphs"]
 
 
-@pytest.mark.parametrize("gone", ["ConstructorMoverPass", "CustomGraphPass"])
-def test_unknown_pass_marks_no_graph(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(torch_internals.NAMES, gone, "torch:NotThere")
-    monkeypatch.delitem(vars(torch_internals), gone, raising=False)
-    for made in (cpu_results.corrected_mover, cpu_results._kind):
-        made.cache_clear()
-    settings: dict[str, Any] = {}
-    assert cpu_results.settings_for(graph_module_of("cuda:0", "cpu"), (), settings) is settings
-
-
 class Pass(torch_internals.CustomGraphPass):  # type: ignore[misc,name-defined]
     def __init__(self) -> None:
         self.graphs: list[torch.fx.Graph] = []
@@ -142,7 +132,7 @@ def test_inductor_runs_the_corrected_pass_for_marked_graphs(marked: bool, monkey
     marked_settings = cpu_results.settings_for(graph_module_of("cuda:0", "cpu"), (), settings)
 
     def inner(*arguments: Any, **given: Any) -> Any:
-        with cpu_results.corrected():
+        with torch_internals.Replacing({"move_constructors_to_gpu": cpu_results.corrected}):
             return torch_internals.compile_fx_inner(*arguments, **given)
 
     with torch_internals.fresh_cache():
