@@ -47,11 +47,14 @@ def compare(
 ) -> None:
     """Decide whether a run is slower than another; exit 1 if it is, 3 if that cannot be decided."""
     from suite.report.compare import TimeKind
-    from suite.report.two_runs import compare_sides, find_side
+    from suite.report.runs import load_runs
+    from suite.report.two_runs.pairs import compare_runs
     from suite.report.two_runs.text import print_terminal, to_json
+    from suite.results.store import find_run
 
     share = parse_share(threshold, "--threshold")
-    made = compare_sides(find_side(base), find_side(new), TimeKind(metric.value), share)
+    older, newer = (load_runs([find_run(name) for name in names.split(",")]) for names in (base, new))
+    made = compare_runs(older, newer, TimeKind(metric.value), share)
     if as_json:
         print_json(to_json(made))
     else:

@@ -13,7 +13,7 @@ from suite.cli.console import print_json, say
 from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
 
 if TYPE_CHECKING:
-    from suite.report.build import Further, Report
+    from suite.report.build import Report
 
 
 def report(
@@ -74,14 +74,13 @@ def report(
     else:
         newest = store.newest_run(store.RUNS, store.RECORDED)
         found = [newest] if newest else []
-    further = further_results(micro, recorded=recorded)
     if only is not None:
-        _report_only(only, found, further, out or report_folder(found), figures, as_json=as_json)
+        _report_only(only, found, micro, out or report_folder(found), figures, recorded=recorded, as_json=as_json)
         return
     if recorded and not found and explanations is None:
         say(f"nothing is recorded in {store.describe(store.RECORDED)}, so there is no report")
         return
-    made = write_report(found, explanations, out, figures, readme, further, all_recorded=recorded)
+    made = write_report(found, explanations, out, figures, readme, micro, recorded=recorded)
     if as_json:
         print_json(made.model_dump(mode="json"))
     else:
@@ -103,20 +102,6 @@ def _check_fresh(readme: Path) -> NoReturn:
     raise typer.Exit(EXIT_FINDING if stale else EXIT_OK)
 
 
-def further_results(micro: Path | None = None, *, recorded: bool) -> Further:
-    """Return results next to runs: the given files, and with `recorded` the repository's for what is not given."""
-    from suite.report.build import Further
-    from suite.results.store import ENVIRONMENT, RECORDED
-
-    if not recorded:
-        return Further(micro)
-    nanogpt = max((path.parent for path in RECORDED.glob(f"nanogpt-*/*/{ENVIRONMENT}")), default=None)
-    programs = tuple(sorted(RECORDED.glob("programs-*/*.jsonl.gz")))
-    proofs = tuple(sorted(RECORDED.glob("concurrency-*/*.jsonl.gz")))
-    newest = max(RECORDED.glob("*/indirection.json*"), default=None)
-    return Further(micro or newest, nanogpt, programs, proofs)
-
-
 def report_folder(runs: Sequence[Path]) -> Path:
     """Return where a report of these runs is by default: in the folder of the one run, or of all results."""
     from suite.results.store import REPOSITORY
@@ -130,26 +115,23 @@ def write_report(
     out: Path | None = None,
     figures: Path | None = None,
     readme: Path | None = None,
-    further: Further | None = None,
+    micro: Path | None = None,
     *,
-    all_recorded: bool = False,
+    recorded: bool = False,
 ) -> Report:
     """Write a report, and print its steps and its warning; see `suite.report.build.build_report`."""
     from suite.cli.console import Progress
-    from suite.report import build
+    from suite.report.build import build_report
 
-    results = further or build.Further()
-    made = build.build_report(
-        runs, explanations, out or report_folder(runs), figures, readme, results, Progress("report"),
-        all_recorded=all_recorded,
-    )  # fmt: skip
+    folder = out or report_folder(runs)
+    made = build_report(runs, explanations, folder, figures, readme, micro, Progress("report"), recorded=recorded)
     if made.warning:
         say(f"encore: {made.warning}")
     return made
 
 
 def _report_only(
-    names: str, runs: list[Path], further: Further, out: Path, figures: Path | None, *, as_json: bool
+    names: str, runs: list[Path], micro: Path | None, out: Path, figures: Path | None, *, recorded: bool, as_json: bool
 ) -> None:
     """Write the figures and tables of these names, separated by commas, and print the tables as Markdown."""
     from suite.report.build import build_exhibits
@@ -159,7 +141,7 @@ def _report_only(
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise WrongUse(f"--only names nothing; known: {', '.join(EXHIBITS)}")
-    files, tables = build_exhibits(wanted, runs, out, figures, further)
+    files, tables = build_exhibits(wanted, runs, out, figures, micro, recorded=recorded)
     if as_json:
         print_json({"files": [str(path) for path in files]})
         return

@@ -6,23 +6,13 @@ import functools
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
 from suite.measure.metrics import metrics
 from suite.micro.records import read_micro_run
-from suite.report import (
-    cell_tables,
-    charts,
-    compare,
-    conclusion,
-    explain_tables,
-    paper,
-    provenance,
-    speedup_tables,
-)
+from suite.report import cell_tables, charts, conclusion, explain_tables, paper, provenance, speedup_tables
 from suite.report.chart import Chart, LineChart, draw, to_png, to_svg
 from suite.report.markdown_pages import generated_names, paper_part, update_page
 from suite.report.page import Page, PageFigure, Section, render
@@ -30,9 +20,10 @@ from suite.report.paper.costs import read_programs
 from suite.report.paper.speedups import read_proof
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
-from suite.report.runs import Run, load_explanations, load_recorded, load_run, load_runs
+from suite.report.runs import Run, load_explanations, load_run, load_runs
 from suite.report.start import start_table
 from suite.report.table import Table, to_csv, to_markdown
+from suite.results import store
 from suite.results.errors import WrongUse
 from suite.results.schema import Record
 from suite.results.store import CannotWrite, make_folder, write_atomically
@@ -50,8 +41,8 @@ class Report(Record):
     """Hold the files of a report, and data for messages.
 
     `run_id` names the run, or the runs, separated by commas. `warning` is set for a smoke run or tiny models, and for
-    errors in a run's files. `cells` counts those of runs, `failed_cells` those that did not pass, `superseded_cells`
-    failures that newer rows replace, `missing_cells` cells not yet run.
+    errors in a run's files. `cells` counts those of runs, `failed_cells` those that did not pass, `missing_cells`
+    cells not yet run.
     """
 
     html: Path
@@ -61,23 +52,8 @@ class Report(Record):
     explained: int
     cells: int
     failed_cells: int
-    superseded_cells: int
     missing_cells: int
     warning: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Further:
-    """Hold further results for the papers' exhibits.
-
-    These are the files of `encore micro indirection`, `tests/gpu/programs.py` and `tests/gpu/concurrency_proof.py`, and
-    the run of nanoGPT before it became workloads of the suite.
-    """
-
-    micro: Path | None = None
-    nanogpt: Path | None = None
-    programs: tuple[Path, ...] = ()
-    proofs: tuple[Path, ...] = ()
 
 
 def build_report(
@@ -86,10 +62,10 @@ def build_report(
     out: Path,
     figures_dir: Path | None = None,
     readme: Path | None = None,
-    further: Further = Further(),  # a frozen record
+    micro: Path | None = None,
     announce: Announce = lambda step: None,
     *,
-    all_recorded: bool = False,
+    recorded: bool = False,
 ) -> Report:
     """Write one report of runs, of explanations, or of both, into the folder `out`.
 
@@ -100,8 +76,9 @@ def build_report(
             removed.
         figures_dir: folder for the figures as PNG; None: they are in the page only.
         readme: a Markdown file whose generated parts are updated: "headline", and those of papers ("grace").
+        micro, recorded: see `read_results`. With `recorded`, runs that cannot be read or combined with the newest are
+            left out, with a warning.
         announce: called with the name of each step that may take seconds, before it begins.
-        all_recorded: leave out runs that cannot be read or combined with the newest, with a warning.
 
     Raises:
         WrongUse: neither a run nor explanations are given, the runs cannot be combined, `out` or
@@ -113,43 +90,42 @@ def build_report(
         raise WrongUse("nothing to report: give a run, or a folder of explanations (`encore explain --all --out DIR`)")
     announce(f"reading {len(runs)} runs")
     published = load_published()
-    run = (load_recorded(runs) if all_recorded else load_runs(runs)) if runs else None
+    run = load_runs(runs, leave_out=recorded) if runs else None
     explained = () if explanations is None else load_explanations(explanations)
     names = () if readme is None else _names_to_renew(readme, published, has_run=run is not None)
     announce("comparing modes")
-    ratios = compare.Ratios(run) if run else None
-    exhibits = _paper_sections(paper.EXHIBITS.values() if run else (), paper_results(ratios, further, published))
-    sections = [*(_run_sections(ratios, published) if ratios is not None else ())]
+    results = read_results(run, micro, recorded=recorded)
+    made = [(exhibit, exhibit.make(results)) for exhibit in paper.EXHIBITS.values() if run is not None]
+    sections = [] if run is None else _run_sections(results, run)
     if explained:
         found, origin = explain_tables.all_tables(explained, published), provenance.of_explanations(explained)
         title = "What stands in the way of CUDA graphs (analysis without a GPU)"
         sections.append(Section("explain", title, origin, (), found))
-    sections += [section for _, _, section in exhibits]
-    run_names = ", ".join(provenance.run_names(run)) if run else None
-    warnings = tuple(dict.fromkeys(each.provenance.warning for each in sections if each.provenance.warning))
-    throttled = cell_tables.throttling(run) if run else None
+    sections += [_paper_section(exhibit, one, published) for exhibit, one in made]
     for folder, option in ((out, "--out"), (out / "tables", "--out"), (figures_dir, "--figures")):
         if folder is not None:
             make_folder(folder, option)
+    smoke = tuple(dict.fromkeys(each.provenance.warning for each in sections if each.provenance.warning))
+    warnings, conclusions = list(smoke), [conclusion.of_explanations(explained)] if explained else []
+    subjects, title = [f"{len(explained)} models analysed without a GPU"] * bool(explained), "obstacles to CUDA graphs"
+    if run is not None:
+        throttled = cell_tables.throttling(run)
+        warnings += [*([throttled] if throttled else ()), *run.remarks]
+        conclusions.insert(0, conclusion.of_run(results.ratios, published))
+        title = f"run{'s' * (len(run.parts) > 1)} {', '.join(provenance.run_names(run))}"
+        subjects = [f"{run.device}, PyTorch {run.environment.torch}", _counts(results, run), *subjects]
     try:
         figures, written = _draw_all(sections, figures_dir, announce)
         announce("writing tables and the page")
-        page = Page(
-            title=f"Encore: run{'s' * (len(run.parts) > 1)} {run_names}" if run else "Encore: obstacles to CUDA graphs",
-            subject=_subject(run, len(explained)),
-            conclusion=conclusion.of_run(ratios, published) if ratios else conclusion.of_explanations(explained),
-            warnings=(*warnings, *([throttled] if throttled else ()), *(run.remarks if run else ())),
-            sections=tuple(sections),
-            figures=figures,
-            sources=tuple(published.sources.values()),
-            failed=run.failed if run else (),
-            environments=tuple(part.environment for part in run.parts or (run,)) if run else (),
-        )
+        page = Page(f"Encore: {title}", "; ".join(subjects), conclusions[0], smoke, warnings, sections, figures, run)
         tables = _write_tables(sections, out / "tables")
         html = out / "report.html"
-        write_atomically(html, render(page))
+        write_atomically(html, render(page, published.sources.values()))
         if readme is not None:
-            update_page(readme, {name: _page_part(name, sections, exhibits) for name in names})
+            headlines = [headline_part(one, s.provenance) for s in sections for one in s.tables if one.name == HEADLINE]
+            papers = {name: [pair for pair in made if pair[0].source == name] for name in names if name != HEADLINE}
+            parts = dict.fromkeys(names, headlines[0]) | {name: paper_part(own) for name, own in papers.items()}
+            update_page(readme, parts)
     except CannotWrite as error:
         message = f"cannot write the report: {error.__cause__}. The results it is made of are intact; make room."
         raise CannotWrite(message) from error
@@ -157,94 +133,83 @@ def build_report(
         html=html,
         tables=tables,
         figures=written,
-        run_id=run_names,
+        run_id=", ".join(provenance.run_names(run)) if run else None,
         explained=len(explained),
         cells=len(run.cells) if run else 0,
         failed_cells=len(run.failed) if run else 0,
-        superseded_cells=len(run.superseded) if run else 0,
         missing_cells=len(run.missing) if run else 0,
-        warning="; ".join((*warnings, *(run.remarks if run else ()))) or None,
+        warning="; ".join((*smoke, *(run.remarks if run else ()))) or None,
     )
 
 
-def _subject(run: Run | None, explained: int) -> str:
-    texts = []
-    if run:
-        again = f", {len(run.superseded)} that failed before were measured again" if run.superseded else ""
-        texts = [
-            f"{run.device}, PyTorch {run.environment.torch}",
-            f"{len(run.labels)} workloads in {len(run.modes)} modes: {len(run.cells) - len(run.failed)} cells passed, "
-            f"{len(run.failed)} failed, {len(run.missing)} not run{again}",
-        ]
-    return "; ".join([*texts, *([f"{explained} models analysed without a GPU"] if explained else ())])
+def _counts(results: paper.Results, run: Run) -> str:
+    failed, missing = len(run.failed), len(run.missing)
+    return (
+        f"{len(run.labels)} workloads in {len(results.ratios.modes)} modes: {len(run.cells) - failed} cells passed, "
+        f"{failed} failed, {missing} not run"
+    )
 
 
 _OUTLINE = (
-    ("speedup", "Speed-up", "over_", (HEADLINE, "overview", "over_graphs", "speedups")),
-    ("times", "Where the time goes", "time_split", ("times",)),
-    ("coverage", "Coverage", None, ("coverage", "not_captured")),
-    ("copies", "Copies", None, ("copies",)),
-    ("selection", "Selection", None, ("selection",)),
-    ("memory", "Memory", None, ("memory",)),
-    ("compile", "Compile time", None, ("compile_times",)),
-    ("start", "Start", None, ("start",)),
-    *((metric.name, metric.title, None, (metric.name,)) for metric in metrics()),
-    ("failed", "Cells without a result", None, ("failed", "superseded", "shortages")),
-    ("trust", "Correctness and conditions", None, ("same_program", "correctness", "conditions")),
+    ("speedup", "Speed-up", (HEADLINE, "overview", "over_graphs", "speedups")),
+    ("times", "Where the time goes", ("times",)),
+    ("coverage", "Coverage", ("coverage", "not_captured")),
+    ("copies", "Copies", ("copies",)),
+    ("selection", "Selection", ("selection",)),
+    ("memory", "Memory", ("memory",)),
+    ("compile", "Compile time", ("compile_times",)),
+    ("start", "Start", ("start",)),
+    *((metric.name, metric.title, (metric.name,)) for metric in metrics()),
+    ("failed", "Cells without a result", ("failed", "shortages")),
+    ("trust", "Correctness and conditions", ("same_program", "correctness", "conditions")),
 )
-"""Sections of a run: anchor, title, how the names of its figures begin, and its tables."""
+"""Sections of a run: anchor, title, and tables. The first has the figures."""
 
 
-def _run_sections(ratios: compare.Ratios, published: Published) -> tuple[Section, ...]:
-    """Make the sections of a run: each figure with the tables that belong to it."""
-    run = ratios.run
+def _run_sections(results: paper.Results, run: Run) -> list[Section]:
     origin = provenance.of_run(run)
-    drawn = charts.of_run(ratios, published)
     made = (
-        *speedup_tables.all_tables(ratios, published),
+        *speedup_tables.all_tables(results.ratios, results.published),
         *cell_tables.all_tables(run),
-        speedup_tables.same_program(ratios),
-        start_table(run),
+        start_table(results.ratios),
     )
-    tables = {table.name: table for table in made}
-    return tuple(
-        Section(
-            anchor,
-            title,
-            origin,
-            tuple(chart for chart in drawn if stem is not None and chart.name.startswith(stem)),
-            tuple(tables[name] for name in names),
-        )
-        for anchor, title, stem, names in _OUTLINE
-    )
+    tables, drawn = {table.name: table for table in made}, charts.of_run(results)
+    return [
+        Section(anchor, title, origin, () if place else drawn, tuple(tables[name] for name in names))
+        for place, (anchor, title, names) in enumerate(_OUTLINE)
+    ]
 
 
-def _paper_sections(
-    exhibits: Iterable[paper.Exhibit], results: paper.Results
-) -> list[tuple[paper.Exhibit, paper.Made, Section]]:
-    """Make these exhibits, each in a separate section."""
-    made = []
-    for exhibit in exhibits:
-        one = exhibit.make(results)
-        title = f"{results.published.sources[exhibit.source].label} {exhibit.number}"
-        charts = (one.chart,) if one.chart is not None else ()
-        made.append((exhibit, one, Section(exhibit.stem, title, one.provenance, charts, (one.table,))))
-    return made
+def _paper_section(exhibit: paper.Exhibit, made: paper.Made, published: Published) -> Section:
+    title = f"{published.sources[exhibit.source].label} {exhibit.number}"
+    drawn = (made.chart,) if made.chart is not None else ()
+    return Section(exhibit.stem, title, made.provenance, drawn, (made.table,))
 
 
-def paper_results(ratios: compare.Ratios | None, further: Further, published: Published) -> paper.Results:
+def read_results(run: Run | None, micro: Path | None = None, *, recorded: bool = False) -> paper.Results:
     """Collect the results for the papers' figures and tables.
+
+    Args:
+        micro: a file of `encore micro indirection`.
+        recorded: take what `results/recorded` has of that, unless it is given, of `tests/gpu/programs.py` and
+            `tests/gpu/concurrency_proof.py`, and of nanoGPT before it became workloads of the suite.
 
     Raises:
         WrongUse: a file cannot be read, or is not of its kind.
     """
+
+    def files(pattern: str) -> list[Path]:
+        return sorted(store.RECORDED.glob(pattern)) if recorded else []
+
+    newest = [micro] if micro is not None else files("*/indirection.json*")[-1:]
+    nanogpt = files(f"nanogpt-*/*/{store.ENVIRONMENT}")[-1:]
     return paper.Results(
-        published,
-        ratios,
-        None if further.micro is None else read_micro_run(further.micro),
-        None if further.nanogpt is None else load_run(further.nanogpt),
-        dict(map(read_programs, further.programs)),
-        {label: found for path in further.proofs for label, found in read_proof(path).items()},
+        load_published(),
+        run,
+        read_micro_run(newest[0]) if newest else None,
+        load_run(nanogpt[0].parent) if nanogpt else None,
+        dict(map(read_programs, files("programs-*/*.jsonl.gz"))),
+        {label: found for path in files("concurrency-*/*.jsonl.gz") for label, found in read_proof(path).items()},
     )
 
 
@@ -253,7 +218,9 @@ def build_exhibits(
     runs: Sequence[Path],
     out: Path,
     figures_dir: Path | None = None,
-    further: Further = Further(),  # a frozen record
+    micro: Path | None = None,
+    *,
+    recorded: bool = False,
 ) -> tuple[list[Path], str]:
     """Write only some of the papers' figures and tables; return the files, tables first, and the tables as Markdown.
 
@@ -261,7 +228,7 @@ def build_exhibits(
 
     Args:
         names: of `paper.EXHIBITS`.
-        runs, further: see `build_report`; values that are not in them are marked as missing.
+        runs, micro, recorded: see `build_report`; values that are not in them are marked as missing.
         out: folder for `tables/`, and for `figures/` unless `figures_dir` is given.
 
     Raises:
@@ -270,15 +237,13 @@ def build_exhibits(
         CannotWrite: the disk is full.
     """
     exhibits = paper.find_exhibits(names)
-    if not any(exhibit.needs_runs for exhibit in exhibits):
-        runs, further = (), Further()
-    recorded = load_runs(runs) if runs else None
-    if recorded is not None and not recorded.cells and further.micro is None and further.nanogpt is None:
-        raise WrongUse(f"nothing to draw: {'; '.join(recorded.remarks)}")
-    published = load_published()
-    ratios = None if recorded is None else compare.Ratios(recorded)
-    made = _paper_sections(exhibits, paper_results(ratios, further, published))
-    sections = [section for _, _, section in made]
+    results = paper.Results(load_published())
+    if any(exhibit.needs_runs for exhibit in exhibits):
+        run = load_runs(runs, leave_out=recorded) if runs else None
+        results = read_results(run, micro, recorded=recorded)
+        if run is not None and not run.cells and results.micro is None and results.nanogpt is None:
+            raise WrongUse(f"nothing to draw: {'; '.join(run.remarks)}")
+    sections = [_paper_section(exhibit, exhibit.make(results), results.published) for exhibit in exhibits]
     figures_dir = figures_dir or out / "figures"
     make_folder(out / "tables", "--out")
     make_folder(figures_dir, "--figures")
@@ -299,16 +264,6 @@ def _names_to_renew(readme: Path, published: Published, *, has_run: bool) -> tup
         known = ", ".join((HEADLINE, *published.sources))
         raise WrongUse(f"--readme {readme} has no generated part; write `<!-- generated: NAME -->`, NAME of: {known}")
     return names
-
-
-def _page_part(
-    name: str, sections: Iterable[Section], exhibits: Iterable[tuple[paper.Exhibit, paper.Made, Section]]
-) -> str:
-    """Return a generated part of a page: the README's table, or a paper's numbers."""
-    if name != HEADLINE:
-        return paper_part([(exhibit, made) for exhibit, made, _ in exhibits if exhibit.source == name])
-    tables = [(table, each.provenance) for each in sections for table in each.tables if table.name == HEADLINE]
-    return headline_part(*tables[0])
 
 
 def headline_part(table: Table, origin: Provenance) -> str:

@@ -44,7 +44,7 @@ def all_tables(run: Run) -> tuple[Table, ...]:
         for one in metrics()
     }
     made = [make_table(name, of.title, of.note, _rows(of, run)) for name, of in tables.items()]
-    return *made, conditions(run), failed(run), superseded(run)
+    return *made, conditions(run), failed(run)
 
 
 def _of_metric(metric: Metric, cell: Cell) -> Row:
@@ -286,15 +286,3 @@ def failed(run: Run) -> Table:
     rows += [{"workload": workload, "mode": mode, "status": "not run"} for workload, mode in run.missing]
     note = f"Cells that did not pass, with their error, and {meant}"
     return make_table("failed", "Failed, or not run", note, rows, columns=["workload", "mode", "status", "error"])
-
-
-def superseded(run: Run) -> Table:
-    """List failed cells that were measured again, so that the report does not hide earlier failures."""
-    rows = (
-        _named(each.cell)
-        | {"status": each.cell.status.value, "error": each.cell.error}
-        | {"failed_in": each.run_id, "replaced_by": each.by or "the same run"}
-        for each in run.superseded
-    )
-    note = "These rows are in no other table: the workload was measured again, later in the same run or in another one."
-    return make_table("superseded", "Failed before, measured again since", note, rows)

@@ -22,7 +22,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from optimizations.byte_units import format_bytes
 from suite.measure.modes import MODES
@@ -48,8 +48,7 @@ class Bar:
     """Describe one bar.
 
     Attributes:
-        interval: (low, high) of its whisker.
-        total: end of a second, lighter part that is stacked on it.
+        interval: (low, high) of its whisker; open where an end is infinite, and then not drawn.
         published: a value from a paper, marked next to it.
         failure: text in its place if there is no value.
         undecided: it is drawn as an outline, because it has no verdict.
@@ -58,7 +57,6 @@ class Bar:
 
     value: float | None = None
     interval: tuple[float, float] | None = None
-    total: float | None = None
     published: float | None = None
     failure: str | None = None
     undecided: bool = False
@@ -73,10 +71,9 @@ class Chart:
         name: stem of the file.
         title: one line; the setting and a warning are added when it is drawn.
         axis: label of the value axis, with unit.
-        groups: labels along the axis, one per workload; the last `summary_groups` are separated (means).
+        groups: labels along the axis, one per workload; the last one is separated if it is `GEOMEAN`.
         series: names of the bars within a group, in order; a series that is a mode has that mode's colour.
         bars: by (group, series); a missing key is an empty place.
-        parts: names of the solid and of the lighter part, where bars are stacked.
         published: source of the marked published values, if there are any.
         note: remarks for the caption.
         shown: range of the axis; longer bars are cut, with their value written in them.
@@ -89,8 +86,6 @@ class Chart:
     groups: tuple[str, ...]
     series: tuple[str, ...]
     bars: Mapping[tuple[str, str], Bar]
-    summary_groups: int = 0
-    parts: tuple[str, str] | None = None
     published: str | None = None
     note: str = ""
     shown: tuple[float, float] = (-math.inf, math.inf)
@@ -103,10 +98,8 @@ class Chart:
     def caption(self) -> tuple[str, ...]:
         """Return sentences that stand under the figure."""
         bars = self.bars.values()
-        ends = [end for bar in bars for end in (bar.value, bar.total) if end is not None]
-        low, high = self.shown
         sentences = [self.note] if self.note else []
-        if any(not low <= end <= high for end in ends):
+        if any(bar.value is not None and _cut(self, bar.value) != bar.value for bar in bars):
             sentences.append("Bars that would pass the axis are cut, with their value written in them.")
         if any(bar.undecided for bar in bars):
             sentences.append("A pale bar is a ratio without a verdict.")
@@ -115,42 +108,30 @@ class Chart:
         return tuple(sentences)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Describe one line: its name, its points in order of x, and whether it is a step function (a distribution).
-
-    `shade` selects a colour of the palette if the name is not a mode.
-    """
-
-    name: str
-    points: tuple[tuple[float, float], ...]
-    steps: bool = False
-    shade: int = 0
+Points = tuple[tuple[float, float], ...]
+"""Points of a line in order of x."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """Describe a figure of lines: one quantity against another, or the share of cases up to a value.
+    """Describe a figure of lines over a logarithmic axis.
 
     Attributes:
         name, title, note: as of `Chart`.
         x_axis, y_axis: labels with units.
-        x_log, y_log: whether an axis is logarithmic.
-        marks: vertical lines with a name: "no change" at 1.
+        lines: points by the line's name; a mode has its colour.
+        shares: the lines are distributions: steps, up to a share in percent, with a mark at 1 for "no change".
+            Otherwise both axes are logarithmic.
         published: points (x, y) from a paper with their description.
-        percent: the vertical axis is a share from 0 to 100.
     """
 
     name: str
     title: str
     x_axis: str
     y_axis: str
-    lines: tuple[Line, ...]
-    x_log: bool = False
-    y_log: bool = False
-    marks: tuple[tuple[float, str], ...] = ()
+    lines: Mapping[str, Points]
+    shares: bool = False
     published: tuple[tuple[float, float, str], ...] = ()
-    percent: bool = False
     note: str = ""
 
     @property
@@ -163,6 +144,8 @@ class LineChart:
         return (self.note,) if self.note else ()
 
 
+GEOMEAN = "geomean"
+"""The group of a chart that holds the means of the others."""
 WIDTH = 9.0
 """Inches. At 1,000 pixels a point is 1.5 pixels, so that text of 7 points is 11 pixels high."""
 LEAST_POINTS = 7.0
@@ -203,7 +186,6 @@ STYLE: dict[Any, Any] = {
 }
 _FINE_TICKS = (0.25, 0.35, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 4)
 _COARSE_TICKS = (0.01, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
-_LINE_TICKS = tuple(mantissa * 10.0**power for power in range(-3, 8) for mantissa in (1, 2, 5))
 _PUBLISHED: dict[str, Any] = {
     "linestyle": "",
     "marker": "D",
@@ -297,7 +279,7 @@ def _draw_panel(axis: Axes, chart: Chart, groups: tuple[str, ...]) -> None:
     for place, group in enumerate(groups):
         common = _common_failure(chart, group)
         if common is not None:
-            _write_failure(axis, common, place, _BASES[chart.scale])
+            _write_failure(axis, Bar(failure=common), place, _BASES[chart.scale])
         for position, series in enumerate(chart.series):
             bar = chart.bars.get((group, series))
             if bar is not None:
@@ -305,32 +287,21 @@ def _draw_panel(axis: Axes, chart: Chart, groups: tuple[str, ...]) -> None:
                 centre = place + (position - (len(chart.series) - 1) / 2) * width
                 _draw_bar(axis, chart, bar, centre, width, colour(chart, series))
     slanted = len(chart.groups) > 6
+    remarks = {group.partition(" (")[2] for group in chart.groups if group != GEOMEAN}
+    remark = f" ({next(iter(remarks))}" if len(remarks) == 1 else ""  # the title has what all share
+    names = [group.removesuffix(remark).replace(":", ":\n") for group in groups]  # a user's is module:callable
     axis.set_xticks(
-        range(len(groups)),
-        _tick_texts(chart, groups),
-        rotation=30 if slanted else 0,
-        rotation_mode="anchor",
-        fontsize=8,
-    )
-    for label in axis.get_xticklabels():
-        label.set_horizontalalignment("right" if slanted else "center")
+        range(len(groups)), names, rotation=30 if slanted else 0, rotation_mode="anchor",
+        ha="right" if slanted else "center", fontsize=8,
+    )  # fmt: skip
     axis.tick_params(axis="x", length=0)
     axis.set_ylabel(textwrap.fill(chart.axis, _AXIS_CHARACTERS))
     axis.grid(axis="y", color="#808080", alpha=0.3, linewidth=0.6)
     axis.set_axisbelow(True)
-    if chart.summary_groups and groups[-1] == chart.groups[-1]:
-        axis.axvline(len(groups) - chart.summary_groups - 0.5, color=INK, linewidth=0.8, linestyle=":")
+    if groups[-1:] == (GEOMEAN,):
+        axis.axvline(len(groups) - 1.5, color=INK, linewidth=0.8, linestyle=":")
     if chart.scale in (Scale.RATIO, Scale.LINEAR):
         axis.axhline(_BASES[chart.scale], color=INK, linewidth=0.9)
-
-
-def _tick_texts(chart: Chart, groups: tuple[str, ...]) -> list[str]:
-    """Return the names of groups, without a remark in brackets that all of them share, because the title has it."""
-    own = chart.groups[: len(chart.groups) - chart.summary_groups]
-    remarks = {group.partition(" (")[2] for group in own}
-    remark = f" ({remarks.pop()}" if len(remarks) == 1 else ""
-    own_names = [group.removesuffix(remark) if remark != " (" else group for group in groups]
-    return [name.replace(":", ":\n") for name in own_names]  # a program of the user's: module:callable
 
 
 def _common_failure(chart: Chart, group: str) -> str | None:
@@ -343,47 +314,60 @@ def _common_failure(chart: Chart, group: str) -> str | None:
 def _draw_bar(axis: Axes, chart: Chart, bar: Bar, centre: float, width: float, fill: str) -> None:
     base = _BASES[chart.scale]
     if bar.value is not None:
-        top = max(bar.value, base) if chart.scale is Scale.BYTES else _cut(chart, bar.value)
+        end = _cut(chart, max(bar.value, base) if _is_upward(chart) else bar.value)
         style: dict[str, Any] = {"color": fill, "linewidth": 0}
         if bar.undecided:
             style = {"facecolor": (fill, 0.3), "edgecolor": INK, "linewidth": 0.8}
-        axis.bar(centre, top - base, width * 0.94, bottom=base, **style)
-        end = bar.value
-        if bar.total is not None and bar.total > bar.value:
-            end = bar.total
-            axis.bar(centre, _cut(chart, end) - top, width * 0.94, bottom=top, color=fill, alpha=0.35, linewidth=0)
-        if _cut(chart, end) != end:
-            _write_at_cut(axis, chart, end, centre)
-        if bar.value == 0 and bar.total is None and bar.label is None:
-            _write_at_base(axis, "0", centre, *_past_mark(axis, bar, base, "0"), fill, rotation=0)
-        if bar.interval is not None and _cut(chart, bar.value) == bar.value:
-            below, above = bar.value - bar.interval[0], bar.interval[1] - bar.value
-            axis.errorbar(centre, bar.value, [[below], [above]], color=INK, linewidth=0.9, capsize=1.6)
-        if bar.label is not None and _cut(chart, bar.value) == bar.value:
-            _write_above(axis, chart, bar, centre)
+        axis.bar(centre, end - base, width * 0.94, bottom=base, **style)
+        if _cut(chart, bar.value) != bar.value:
+            _write_at_cut(axis, chart, bar.value, centre)
+            return
+        ends = [end]
+        if bar.interval is not None and all(map(math.isfinite, bar.interval)):
+            reach = [[bar.value - bar.interval[0]], [bar.interval[1] - bar.value]]
+            axis.errorbar(centre, bar.value, reach, color=INK, linewidth=0.9, capsize=1.6)
+            ends += bar.interval
+        if bar.value == 0 and bar.label is None:
+            _write_box(axis, "0", centre, base, bar, fill, rotation=0)
+        elif bar.label is not None:
+            down = not _is_upward(chart) and bar.value < base
+            place, away = _past_mark(axis, _cut(chart, (min if down else max)(ends)), bar, bar.label, down=down)
+            _write(axis, bar.label, centre, place, -away if down else away)
     elif bar.failure is not None:
-        _write_failure(axis, bar.failure, centre, *_past_mark(axis, bar, base, bar.failure))
+        _write_failure(axis, bar, centre, base)
     if bar.published is not None:
-        height = max(bar.published, base) if chart.scale is Scale.BYTES else bar.published
+        height = max(bar.published, base) if _is_upward(chart) else bar.published
         axis.plot(centre, height, zorder=5, **_PUBLISHED)
 
 
-def _past_mark(axis: Axes, bar: Bar, base: float, text: str) -> tuple[float, float]:
-    """Return the start of the text in place of a bar, and an offset in points that avoids a published value."""
-    if bar.published is None or not _is_near(axis, base, bar.published, text):
-        return base, 2
-    return max(base, bar.published), 6
+def _is_upward(chart: Chart) -> bool:
+    """Return whether all bars grow upwards, from the lower end of the axis."""
+    return chart.scale in (Scale.BYTES, Scale.PERCENT)
 
 
-def _write_failure(axis: Axes, failure: str, centre: float, base: float, away: float = 2) -> None:
-    failed = failure.rpartition(": ")[2] in _BAD_STATUSES
-    text = (f"\N{BALLOT X} {failure}" if failed else failure).replace(": ", ":\n")
-    _write_at_base(axis, text, centre, base, away, _FAILURE if failed else _NO_RESULT, rotation=90)
+def _past_mark(axis: Axes, end: float, bar: Bar, text: str, *, down: bool = False) -> tuple[float, float]:
+    """Return the start of upright text at an end, and an offset in points, so that it avoids a published value."""
+    mark = bar.published
+    if mark is None or (axis.get_yscale() == "log" and min(end, mark) <= 0):
+        return end, 3
+    places = (axis.transData + axis.transAxes.inverted()).transform([(0, end), (0, mark)])[:, 1]
+    if abs(places[1] - places[0]) >= 0.7 * _height(text):  # an axis is longer than its values
+        return end, 3
+    return (min if down else max)(end, mark), 6
 
 
-def _write_at_base(axis: Axes, text: str, centre: float, base: float, away: float, fill: str, rotation: int) -> None:
+def _write_failure(axis: Axes, bar: Bar, centre: float, base: float) -> None:
+    """Write the reason in place of a bar: red for a failure, grey for a value that was not measured."""
+    assert bar.failure is not None
+    failed = bar.failure.rpartition(": ")[2] in _BAD_STATUSES
+    text = (f"\N{BALLOT X} {bar.failure}" if failed else bar.failure).replace(": ", ":\n")
+    _write_box(axis, text, centre, base, bar, _FAILURE if failed else _NO_RESULT, rotation=90)
+
+
+def _write_box(axis: Axes, text: str, centre: float, base: float, bar: Bar, fill: str, rotation: int) -> None:
+    place, away = _past_mark(axis, base, bar, text)
     box = {"facecolor": fill, "alpha": 0.25, "pad": 0.6, "linewidth": 0}
-    _write(axis, text, centre, base, away, rotation=rotation, bbox=box)
+    _write(axis, text, centre, place, away, rotation=rotation, bbox=box)
 
 
 def _write(axis: Axes, text: str, centre: float, height: float, away: float, **style: Any) -> None:
@@ -392,27 +376,6 @@ def _write(axis: Axes, text: str, centre: float, height: float, away: float, **s
         text, (centre, height), xytext=(0, away), textcoords="offset points", fontsize=LEAST_POINTS, ha="center",
         va="bottom" if away > 0 else "top", **{"rotation": 90, "color": INK, **style},
     )  # fmt: skip
-
-
-def _write_above(axis: Axes, chart: Chart, bar: Bar, centre: float) -> None:
-    """Write a bar's label past its end, and past the end of its interval."""
-    assert bar.value is not None
-    ends = [end for end in (bar.value, bar.total, *(bar.interval or ())) if end is not None]
-    down = chart.scale in (Scale.RATIO, Scale.LINEAR) and bar.value < _BASES[chart.scale]
-    end = min(ends) if down else max(ends)
-    end = _cut(chart, max(end, _LOWEST_BYTES) if chart.scale is Scale.BYTES else end)
-    away = 3
-    if bar.published is not None and _is_near(axis, end, bar.published, bar.label or ""):
-        end, away = (min if down else max)(end, bar.published), 6
-    _write(axis, bar.label or "", centre, end, -away if down else away)
-
-
-def _is_near(axis: Axes, end: float, mark: float, text: str) -> bool:
-    """Return whether the mark of a published value would touch `text`, written upright at the end of a bar."""
-    if axis.get_yscale() == "log" and min(end, mark) <= 0:
-        return False
-    places = (axis.transData + axis.transAxes.inverted()).transform([(0, end), (0, mark)])[:, 1]
-    return bool(abs(places[1] - places[0]) < 0.7 * _height(text))  # an axis is longer than its values
 
 
 def _height(text: str) -> float:
@@ -475,7 +438,7 @@ def _drawn_values(chart: Chart) -> Iterator[float]:
     """Return the values that can be drawn on the axis; on a logarithmic one, those above 0."""
     signed = chart.scale is Scale.LINEAR
     for bar in chart.bars.values():
-        for value in (bar.value, bar.total, *(bar.interval or ())):
+        for value in (bar.value, *(bar.interval or ())):
             if value is not None and math.isfinite(value) and (signed or value > 0):
                 yield _cut(chart, value)
         if bar.published is not None and (signed or bar.published > 0):
@@ -484,8 +447,6 @@ def _drawn_values(chart: Chart) -> Iterator[float]:
 
 def _draw_legend(figure: Figure, chart: Chart) -> None:
     handles: list[Any] = [Patch(color=colour(chart, series), label=series) for series in chart.series]
-    if chart.parts is not None:
-        handles += [Patch(color=INK, label=chart.parts[0]), Patch(color=INK, alpha=0.35, label=chart.parts[1])]
     if chart.published is not None and any(bar.published is not None for bar in chart.bars.values()):
         handles.append(Line2D([], [], label="published", **_PUBLISHED))
     if any(bar.undecided for bar in chart.bars.values()):
@@ -503,44 +464,27 @@ def _write_legend(figure: Figure, handles: Sequence[Any]) -> None:
 def _draw_lines(chart: LineChart) -> Figure:
     figure = Figure(figsize=(WIDTH, 5.0), layout="constrained")
     axis = figure.subplots()
-    for line in chart.lines:
-        x, y = zip(*line.points, strict=True)
-        shade = _shade(line)
-        axis.plot(x, y, color=shade, linewidth=1.6, drawstyle="steps-post" if line.steps else "default")
-        if len(x) == 1 or not line.steps:
-            axis.plot(x, y, "o", color=shade, markersize=3.5)
-    _set_line_axes(axis, chart)
-    handles = [Line2D([], [], color=_shade(line), label=line.name) for line in chart.lines]
-    for place, height, name in chart.published:
-        axis.plot(place, height, zorder=5, **_PUBLISHED)
-        handles.append(Line2D([], [], label=name, **_PUBLISHED))
-    for place, name in chart.marks:
-        axis.axvline(place, color=INK, linewidth=0.9, linestyle=":")
+    handles = []
+    for place, (name, points) in enumerate(chart.lines.items()):
+        shade = COLOURS.get(name) or OTHER_COLOURS[place % len(OTHER_COLOURS)]
+        style: dict[str, Any] = {"drawstyle": "steps-post"} if chart.shares else {"marker": "o", "markersize": 3.5}
+        handles += axis.plot(*zip(*points, strict=True), color=shade, linewidth=1.6, label=name, **style)
+    for x, y, name in chart.published:
+        handles += axis.plot(x, y, zorder=5, label=name, **_PUBLISHED)
+    axis.set(xlabel=chart.x_axis, ylabel=chart.y_axis, xscale="log")
+    if chart.shares:
+        axis.set_ylim(0, 103)
+        axis.axvline(1, color=INK, linewidth=0.9, linestyle=":")
         axis.annotate(
-            name, (place, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3), textcoords="offset points",
+            "no change", (1, 1), xycoords=("data", "axes fraction"), xytext=(-3, -3), textcoords="offset points",
             rotation=90, fontsize=8, ha="right", va="top", color=INK,
         )  # fmt: skip
+    else:
+        axis.set_yscale("log")
+    for ruler in (axis.xaxis,) if chart.shares else (axis.xaxis, axis.yaxis):
+        ruler.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ruler.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ruler.set_minor_locator(NullLocator())
+    axis.grid(color="#808080", alpha=0.3, linewidth=0.6)
     _write_legend(figure, handles)
     return figure
-
-
-def _shade(line: Line) -> str:
-    return COLOURS.get(line.name) or OTHER_COLOURS[line.shade % len(OTHER_COLOURS)]
-
-
-def _set_line_axes(axis: Axes, chart: LineChart) -> None:
-    axis.set_xlabel(chart.x_axis)
-    axis.set_ylabel(chart.y_axis)
-    axis.grid(color="#808080", alpha=0.3, linewidth=0.6)
-    points = [point for line in chart.lines for point in line.points]
-    points += [(x, y) for x, y, _ in chart.published]
-    across = [x for x, _ in points] + [x for x, _ in chart.marks]
-    for log, values, name in ((chart.x_log, across, "x"), (chart.y_log, [y for _, y in points], "y")):
-        if log:
-            low, high = min(values) / 1.15, max(values) * 1.15
-            axis.set(**{f"{name}scale": "log", f"{name}lim": (low, high)})
-            ticks = _LINE_TICKS if math.log10(high / low) <= 2.5 else _LINE_TICKS[::3]
-            ruler = axis.xaxis if name == "x" else axis.yaxis
-            _set_ticks(ruler, [tick for tick in ticks if low <= tick <= high], lambda value, _: f"{value:g}")
-    if chart.percent:
-        axis.set_ylim(0, 103)

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from suite.measure.kernels import difference
 from suite.measure.modes import MODES, REFERENCE_MODE
-from suite.report.runs import Run, cell_label
+from suite.report.runs import cell_label, mode_order
 from suite.results import stats
 from suite.results.errors import EncoreError
 from suite.results.schema import Block, Cell, Grouping, Status
@@ -97,24 +97,36 @@ def baselines(cell: Cell) -> tuple[str, ...]:
 
 
 class Ratios(Iterable[Comparison]):
-    """Compute all ratios of a run, with their means and verdicts, each once.
+    """Compute all ratios of a run's cells, with their means and verdicts, each once.
 
     Iteration yields each cell over each of its baselines, in all kinds of time, in the order of the cells. Values are
     computed when they are used; a recorded time that is not positive then raises EncoreError.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, cells: Sequence[Cell] = ()) -> None:
+        self.cells = cells
+        self.modes = tuple(sorted({cell.mode for cell in cells}, key=mode_order))
+        """Modes that occur, in the order of `MODES`."""
         self._rows: dict[str, dict[str, Cell]] = {}
-        for cell in run.cells:
+        for cell in cells:
             self._rows.setdefault(cell_label(cell), {}).setdefault(cell.mode, cell)
+        self.labels = tuple(self._rows)
+        """Labels of rows, in the order of the cells."""
         self._spreads: dict[tuple[str, TimeKind], stats.Spread] = {}
         self._found: dict[tuple[int, str, TimeKind], Comparison] = {}
 
     def __iter__(self) -> Iterator[Comparison]:
-        for cell in self.run.cells:
+        for cell in self.cells:
             for baseline in baselines(cell):
                 yield from (self.against(cell, baseline, metric) for metric in TimeKind)
+
+    def cell(self, label: str, mode: str) -> Cell | None:
+        """Return the cell of a row in a mode, passed or not."""
+        return self._rows.get(label, {}).get(mode)
+
+    def row(self, label: str) -> tuple[Cell, ...]:
+        """Return the cells of a row."""
+        return tuple(self._rows.get(label, {}).values())
 
     def against(self, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY) -> Comparison:
         """Compare a cell with any other mode of its row."""
@@ -131,7 +143,7 @@ class Ratios(Iterable[Comparison]):
         self, label: str, mode: str, baseline: str = REFERENCE_MODE, metric: TimeKind = TimeKind.LATENCY
     ) -> Comparison | None:
         """Compare two modes of a row; None where `mode` was not run."""
-        cell = self._rows.get(label, {}).get(mode)
+        cell = self.cell(label, mode)
         return None if cell is None else self.against(cell, baseline, metric)
 
     def gain(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> stats.Ratio | None:

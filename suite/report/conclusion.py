@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from optimizations.byte_units import format_bytes
 from suite.explain.records import Explanation
@@ -24,37 +23,27 @@ from suite.results.stats import Verdict
 from suite.settings import recorded_plan
 
 
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """Hold the conclusion of a report. `baseline` is the mode that the sentence compares with, or None."""
-
-    sentence: str
-    baseline: str | None = None
-
-
-def of_run(ratios: Ratios, published: Published) -> Conclusion:
+def of_run(ratios: Ratios, published: Published) -> str:
     """Compare Encore with stock CUDA graphs in a run or, without rows of those, graphs with compiled code.
 
     It is about the run's first group of rows: GraCE's workloads where it has any.
     """
-    run = ratios.run
-    own = [mode for mode in run.modes if mode in MODES and MODES[mode].is_encores]
-    baseline = GRAPH_MODE if own and GRAPH_MODE in run.modes else REFERENCE_MODE
-    others = [mode for mode in run.modes if mode != baseline]
+    own = [mode for mode in ratios.modes if mode in MODES and MODES[mode].is_encores]
+    baseline = GRAPH_MODE if own and GRAPH_MODE in ratios.modes else REFERENCE_MODE
+    others = [mode for mode in ratios.modes if mode != baseline]
     graphs = [mode for mode in others if mode in MODES and MODES[mode].uses_cuda_graphs]
     modes = own or graphs or others
     # Whole steps and callables are captured only where a program does so, and measured for some workloads.
     usual = [mode for mode in modes if mode not in MODES or not MODES[mode].captures_more] or modes
-    mode = usual[-1] if usual else None
-    sentence = f"Nothing can be compared: the run has {len(run.cells)} cells in {len(run.modes)} modes."
-    if mode is not None:
-        labels = {cell_label(cell) for cell in run.cells if cell.mode == mode}
-        group = next(group for group in row_groups(run, published) if labels.intersection(group.labels))
-        sentence = _sentence(mode, baseline, ratios, group)
-    return Conclusion(sentence, None if mode is None else baseline)
+    if not usual:
+        return f"Nothing can be compared: the run has {len(ratios.cells)} cells in {len(ratios.modes)} modes."
+    mode = usual[-1]
+    labels = {cell_label(cell) for cell in ratios.cells if cell.mode == mode}
+    group = next(group for group in row_groups(ratios.labels, published) if labels.intersection(group.labels))
+    return _sentence(mode, baseline, ratios, group)
 
 
-def of_explanations(explanations: Sequence[Explanation]) -> Conclusion:
+def of_explanations(explanations: Sequence[Explanation]) -> str:
     """Summarize analyses without a GPU: how many models stock would capture entirely, without and with placement."""
     whole = {GRAPH_MODE: 0, PLACEMENT_MODE: 0}
     for explanation in explanations:
@@ -64,12 +53,11 @@ def of_explanations(explanations: Sequence[Explanation]) -> Conclusion:
     waits = sum(any(one.blocking_copies for one in lowerings_of(e, GRAPH_MODE)) for e in explanations)
     failed = sum(explanation.error is not None for explanation in explanations)
     rest = f" {failed} analyses failed." if failed else ""
-    sentence = (
+    return (
         f"Of {len(explanations)} models, stock CUDA graphs would hold all kernels of {whole[GRAPH_MODE]}, and of "
         f"{whole[PLACEMENT_MODE]} after Encore's placement; in {waits} the host waits for a copy in each call today."
         f"{rest}"
     )
-    return Conclusion(sentence)
 
 
 def _sentence(mode: str, baseline: str, ratios: Ratios, group: RowGroup) -> str:
@@ -126,7 +114,7 @@ def six_lines(run: Run, name: str) -> tuple[str, ...]:
     cells: dict[str, Cell | None] = dict.fromkeys((EAGER_MODE, REFERENCE_MODE, GRAPH_MODE, DEFAULT_MODE))
     cells |= {cell.mode: cell for cell in run.cells if cell.workload == name}
     ours = cells[DEFAULT_MODE]
-    ratios = Ratios(run)
+    ratios = Ratios(run.cells)
 
     def over(baseline: str) -> Comparison | None:
         return None if ours is None else ratios.against(ours, baseline)
@@ -135,7 +123,7 @@ def six_lines(run: Run, name: str) -> tuple[str, ...]:
         f"over compile: {_ratio(over(REFERENCE_MODE), REFERENCE_MODE, cells)}",
         f"over stock's graphs: {_ratio(over(GRAPH_MODE), GRAPH_MODE, cells)}",
         f"memory: {_memory(cells)}",
-        f"start: {_start(run, cells)}",
+        f"start: {_start(run, ratios, cells)}",
         f"not captured: {_not_captured(ours)}",
         f"what to do: {_advice(over(REFERENCE_MODE), over(GRAPH_MODE), cells)}",
     )
@@ -173,14 +161,14 @@ def _memory(cells: dict[str, Cell | None]) -> str:
     return f"{format_bytes(peak)} at most while replaying" + (f", {' and '.join(over)}" if over else "")
 
 
-def _start(run: Run, cells: dict[str, Cell | None]) -> str:
+def _start(run: Run, ratios: Ratios, cells: dict[str, Cell | None]) -> str:
     ours = cells[DEFAULT_MODE]
     if ours is None or ours.compile is None:
         return "not measured"
     times = ours.compile
     calls = (times.warm_up_calls or recorded_plan(run.environment).warm_up) + (times.settle_calls or 0)
     settled = f"settled after {calls} calls" if times.settled else f"not settled after {calls} calls"
-    start, other = start_of(ours), start_in(REFERENCE_MODE, ours, run)
+    start, other = start_of(ours), start_in(REFERENCE_MODE, ours, ratios)
     if start is None or other is None:
         pays = "when it pays for its start was not measured (--cold-compile-times does)"
     elif (paid := start.pays_after(other)) is not None:

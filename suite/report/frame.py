@@ -41,7 +41,7 @@ def rows_frame(run: Run) -> pd.DataFrame:
     Raises:
         EncoreError: a recorded time is not positive.
     """
-    ratios = Ratios(run)
+    ratios = Ratios(run.cells)
     return pd.DataFrame([_row(run, cell, ratios) for cell in run.cells])
 
 

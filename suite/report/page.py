@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,13 @@ from markupsafe import Markup
 
 from suite.measure.modes import MODES
 from suite.report.chart import Chart, LineChart
-from suite.report.conclusion import Conclusion
 from suite.report.provenance import Provenance, facts
 from suite.report.published import Source
-from suite.report.runs import cell_label
+from suite.report.runs import Run, cell_label
 from suite.report.table import Detailed, Table, printed_rows
 from suite.report.units import NOTHING, format_heading, is_missing
 from suite.results import stats
-from suite.results.schema import Cell, Environment, Status
+from suite.results.schema import Environment, Status
 
 _PAGE = Path(__file__).parent / "page"
 LONG_TABLE = 260
@@ -63,31 +62,25 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Hold the content of the page: `conclusion` and the figure of speed-ups, sections, and provenance.
+    """Hold the content of the page: conclusion, sections, and provenance.
 
-    `figures` are those of the sections' charts, by name. `warnings` are shown at the top, in the title and in the head;
-    there is one environment per run.
+    `warnings` are shown at the top and in the head; of these, `smoke` say that the numbers have no meaning for
+    performance, so that a tab's title says so too. `figures` are those of the sections' charts, by name.
     """
 
     title: str
     subject: str
-    conclusion: Conclusion
-    warnings: tuple[str, ...]
-    sections: tuple[Section, ...]
+    conclusion: str
+    smoke: Sequence[str]
+    warnings: Sequence[str]
+    sections: Sequence[Section]
     figures: Mapping[str, PageFigure]
-    sources: tuple[Source, ...]
-    failed: tuple[Cell, ...] = ()
-    environments: tuple[Environment, ...] = ()
+    run: Run | None
 
     @property
     def headline(self) -> str | None:
-        """Return the name of the figure below the conclusion: the first of speed-ups over its baseline."""
-        return next((name for name in self.figures if name.startswith(f"over_{self.conclusion.baseline}")), None)
-
-    @property
-    def is_smoke(self) -> bool:
-        """Return whether the numbers have no meaning for performance, for a warning even in a tab's title."""
-        return any(section.provenance.warning for section in self.sections)
+        """Return the name of the figure below the conclusion: the first of speed-ups."""
+        return next((name for name in self.figures if name.startswith("over_")), None)
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -103,12 +96,12 @@ class Page:
                 f"{cell_label(cell)}, {cell.mode}: {cell.status.value}",
                 "\n\n".join(text for text in (cell.error, cell.log_tail) if text) or "No error was recorded.",
             )
-            for cell in self.failed
+            for cell in (self.run.failed if self.run is not None else ())
         ]
 
 
-def render(page: Page) -> str:
-    """Return the page as HTML. The same page gives the same text."""
+def render(page: Page, sources: Iterable[Source]) -> str:
+    """Return the page as HTML, with the sources of published values. The same page gives the same text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGE),
         autoescape=True,
@@ -121,7 +114,8 @@ def render(page: Page) -> str:
     return environment.get_template("report.html.j2").render(
         page=page,
         sections=[(section, [_shown(table) for table in section.tables]) for section in page.sections],
-        environments=[environment_facts(one) for one in page.environments],
+        environments=[environment_facts(one.environment) for one in page.run.parts or (page.run,)] if page.run else [],
+        sources=sources,
         style=Markup((_PAGE / "report.css").read_text(encoding="utf-8")),
         script=Markup(embedded),
         script_digest=base64.b64encode(hashlib.sha256(embedded.encode()).digest()).decode(),

@@ -19,7 +19,7 @@ several hosts are named as well. Rows since 2026-11-26 also have the load of oth
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -37,31 +37,17 @@ FULL_SIZE = "full"
 
 
 @dataclass(frozen=True, slots=True)
-class Superseded:
-    """Hold a failed cell that the report leaves out because the workload was measured again.
-
-    This was later in the same run (`by` is None), or in the run `by`.
-    """
-
-    cell: Cell
-    run_id: str
-    by: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """Hold a run as the report shows it, or several joined (`suite.report.runs`): cells by workload, in order of modes.
 
-    `missing` are the planned (workload, mode) pairs without a row; `superseded` failures that newer rows replace.
-    `remarks` are errors in its files. `parts` are the joined runs, oldest first, each with its cells; `environment` is
-    then that of the newest.
+    `missing` are the planned (workload, mode) pairs without a row. `remarks` are errors in its files. `parts` are the
+    joined runs, oldest first, each with its cells; `environment` is then that of the newest.
     """
 
     environment: Environment
     cells: tuple[Cell, ...]
     missing: tuple[tuple[str, str], ...] = ()
     parts: tuple[Run, ...] = ()
-    superseded: tuple[Superseded, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property
@@ -76,18 +62,9 @@ class Run:
         return tuple(cell for cell in self.cells if cell.status is not Status.PASS)
 
     @property
-    def modes(self) -> tuple[str, ...]:
-        """Return modes that occur, in the order of `MODES`."""
-        return tuple(sorted({cell.mode for cell in self.cells}, key=mode_order))
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """Return the labels of the rows, each once, in the order of the cells."""
         return tuple(dict.fromkeys(cell_label(cell) for cell in self.cells))
-
-    def find(self, row: str, mode: str) -> Cell | None:
-        """Return the cell of the row with this label in this mode."""
-        return next((cell for cell in self.cells if cell.mode == mode and cell_label(cell) == row), None)
 
 
 def mode_order(mode: str) -> tuple[int, str]:
@@ -141,7 +118,6 @@ def run_of(recorded: RecordedRun) -> Run:
         recorded.environment,
         tuple(sorted(recorded.cells, key=cell_order)),
         tuple(recorded.missing()),
-        superseded=tuple(Superseded(cell, run_id, None) for cell in recorded.superseded),
         remarks=tuple(remarks),
     )
 
@@ -234,37 +210,34 @@ def said_of_others(run: Run) -> str:
     return text
 
 
-def load_runs(folders: Sequence[Path]) -> Run:
+def load_runs(folders: Sequence[Path], *, leave_out: bool = False) -> Run:
     """Return the run of one folder, or those of several joined by `join_runs`.
+
+    Args:
+        leave_out: leave out runs that cannot be read or combined with the newest; `remarks` name them.
 
     Raises:
         InvalidResults: see `load_run`.
-        WrongUse: see `join_runs`.
+        WrongUse: see `join_runs`; with `leave_out`, no run can be read.
     """
-    with uncollected():  # otherwise each run would trigger a collection over all earlier ones
-        runs = [load_run(folder) for folder in folders]
-    return join_runs(runs)
-
-
-def load_recorded(folders: Sequence[Path]) -> Run | None:
-    """Return the runs of these folders that can be read and combined with the newest, joined; `remarks` name others."""
     runs, remarks = [], []
-    with uncollected():
+    with uncollected():  # otherwise each run would trigger a collection over all earlier ones
         for folder in folders:
             try:
                 runs.append(load_run(folder))
             except InvalidResults as error:
+                if not leave_out:
+                    raise
                 remarks.append(f"left out: {error}")
     if not runs:
-        return None
-    newest = max(runs, key=_age)
-    differ = {id(run): _differences(run, newest) for run in runs}
-    remarks += [
-        f"left out: run {_called(run)} differs from {_called(newest)} in {', '.join(differ[id(run)])}"
-        for run in runs
-        if differ[id(run)]
-    ]
-    joined = join_runs([run for run in runs if not differ[id(run)]])
+        raise WrongUse(f"no run can be read; {'; '.join(remarks)}")
+    if leave_out:
+        newest = max(runs, key=_age)
+        for run in list(runs):
+            if differ := _differences(run, newest):
+                remarks.append(f"left out: run {_called(run)} differs from {_called(newest)} in {', '.join(differ)}")
+                runs.remove(run)
+    joined = join_runs(runs)
     return replace(joined, remarks=(*joined.remarks, *remarks))
 
 
@@ -286,20 +259,11 @@ def join_runs(runs: Sequence[Run]) -> Run:
         replace(run, cells=tuple(cell for cell in run.cells if taken[cell_label(cell)] == index))
         for index, run in enumerate(runs)
     )
-    superseded = [
-        *(each for run in runs for each in run.superseded),
-        *(
-            Superseded(cell, run.environment.run_id, runs[taken[cell_label(cell)]].environment.run_id)
-            for index, run in enumerate(runs)
-            for cell in run.failed
-            if taken[cell_label(cell)] != index
-        ),
-    ]
     measured = {cell.workload for run in runs for cell in run.cells}
     missing = dict.fromkeys(pair for run in runs for pair in run.missing if pair[0] not in measured)
     cells = sorted((cell for part in parts for cell in part.cells), key=cell_order)
     remarks = tuple(remark for run in runs for remark in run.remarks)
-    return Run(runs[-1].environment, tuple(cells), tuple(missing), parts, tuple(superseded), remarks)
+    return Run(runs[-1].environment, tuple(cells), tuple(missing), parts, remarks)
 
 
 def _taken(runs: Sequence[Run]) -> dict[str, int]:
@@ -394,13 +358,12 @@ class RowGroup:
         return self.suffix != "_gpus"
 
 
-def row_groups(run: Run, published: Published) -> tuple[RowGroup, ...]:
-    """Return the groups that the run has rows of: GraCE's workloads, others, with the optimizer, over several GPUs."""
+def row_groups(labels: Iterable[str], published: Published) -> tuple[RowGroup, ...]:
+    """Return the groups that have rows: GraCE's workloads, others, with the optimizer, over several GPUs."""
     of_grace = published.workloads["grace"]
     found: dict[str, list[str]] = {"": [], "_others": [], "_optimizer": [], "_gpus": []}
-    optimizer = {label for label in run.labels if label.endswith("with optimizer)")}
-    for label in run.labels:
-        split = "_gpus" if TP_MARK in label else "_optimizer" if label in optimizer else ""
+    for label in labels:
+        split = "_gpus" if TP_MARK in label else "_optimizer" if label.endswith("with optimizer)") else ""
         found[split or ("" if label in of_grace else "_others")].append(label)
     titles = {
         "": f"GraCE's {len(of_grace)} workloads",
@@ -408,4 +371,4 @@ def row_groups(run: Run, published: Published) -> tuple[RowGroup, ...]:
         "_optimizer": "training with the optimizer",
         "_gpus": "several GPUs",
     }
-    return tuple(RowGroup(name, titles[name], tuple(labels)) for name, labels in found.items() if labels)
+    return tuple(RowGroup(name, titles[name], tuple(rows)) for name, rows in found.items() if rows)

@@ -41,6 +41,7 @@ def all_tables(ratios: Ratios, published: Published) -> tuple[Table, ...]:
         headline(ratios, published),
         *(overview(ratios, published, baseline) for baseline in OVERVIEWS.values()),
         speedups(ratios),
+        same_program(ratios),
     )
 
 
@@ -50,13 +51,12 @@ OVERVIEWS = {"overview": REFERENCE_MODE, "over_graphs": GRAPH_MODE}
 
 def overview(ratios: Ratios, published: Published, baseline: str = REFERENCE_MODE) -> Table:
     """Set a mode's time and each other mode's speed-up over it side by side, a row for each workload."""
-    run = ratios.run
-    over = {cell.mode for cell in run.cells if baseline in baselines(cell)}
-    modes = [mode for mode in run.modes if mode in over or (mode != baseline and baseline == REFERENCE_MODE)]
+    over = {cell.mode for cell in ratios.cells if baseline in baselines(cell)}
+    modes = [mode for mode in ratios.modes if mode in over]
     time_column = f"{baseline}_us"
     rows = []
-    for label in run.labels if modes or baseline == REFERENCE_MODE else ():
-        reference = run.find(label, baseline)
+    for label in ratios.labels if modes or baseline == REFERENCE_MODE else ():
+        reference = ratios.cell(label, baseline)
         row: Row = {"workload": label}
         if reference is not None:
             passed = reference.status is Status.PASS
@@ -82,7 +82,7 @@ _MEANS_NOTE = "Geometric means go over the rows of one group that all of these m
 def _group_means(ratios: Ratios, published: Published, modes: Sequence[str], baseline: str) -> list[Row]:
     """Make a row of geometric means for each group of rows that has any."""
     rows: list[Row] = []
-    for group in row_groups(ratios.run, published):
+    for group in row_groups(ratios.labels, published):
         means = ratios.means(group.labels if group.has_means else (), [(mode, baseline) for mode in modes])
         if means:
             texts = {mode: _mean_cell(mean) for (mode, _), mean in means.items()}
@@ -95,18 +95,17 @@ def headline(ratios: Ratios, published: Published) -> Table:
 
     The last rows have the geometric means and the verdicts.
     """
-    run = ratios.run
     rows: list[Row] = []
-    groups = row_groups(run, published)
+    groups = row_groups(ratios.labels, published)
     for label in groups[0].labels if groups else ():
-        reference, cell = run.find(label, REFERENCE_MODE), run.find(label, DEFAULT_MODE)
+        reference, cell = ratios.cell(label, REFERENCE_MODE), ratios.cell(label, DEFAULT_MODE)
         if reference is None or cell is None or not (reference.status is cell.status is Status.PASS):
             continue
         row: Row = {"workload": label, f"{REFERENCE_MODE}_us": host_median_us(reference)}
         for baseline in _STOCK:
             row[f"over_{baseline}"] = ratio_text(ratios, label, DEFAULT_MODE, baseline)
         for mode in (GRAPH_MODE, DEFAULT_MODE):
-            own = run.find(label, mode)
+            own = ratios.cell(label, mode)
             row[f"{mode}_over_floor"] = own and floor.METRIC.of_row(own).get("over_floor_ratio")
         rows.append(row)
     labels = [str(row["workload"]) for row in rows]
@@ -192,22 +191,18 @@ def _speedup_row(item: Comparison) -> Row:
     }
 
 
-METRICS = (TimeKind.LATENCY, TimeKind.DEVICE)
-
-
 def same_program_pairs(ratios: Ratios) -> list[Comparison]:
     """Return comparisons of passed cells of one row that are the same program, in host and device time.
 
     Raises:
         EncoreError: a recorded time is not positive.
     """
-    passed = {(cell_label(cell), cell.mode): cell for cell in ratios.run.cells if cell.status is Status.PASS}
     found = []
-    for (label, mode), cell in passed.items():
-        for other in MODES[mode].same_as if mode in MODES else ():
-            reference = passed.get((label, other))
-            if reference is not None and same_work(cell, reference):
-                pairs = [ratios.against(cell, other, metric) for metric in METRICS]
+    for cell in ratios.cells:
+        for other in MODES[cell.mode].same_as if cell.mode in MODES else ():
+            reference = ratios.cell(cell_label(cell), other)
+            if reference is not None and cell.status is reference.status is Status.PASS and same_work(cell, reference):
+                pairs = [ratios.against(cell, other, metric) for metric in (TimeKind.LATENCY, TimeKind.DEVICE)]
                 found += [pair for pair in pairs if pair.kernels is Kernels.SAME]
     return found
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE
 from suite.report.cell_tables import compile_conditions, host_median_us
-from suite.report.runs import Run, cell_label
+from suite.report.compare import Ratios
+from suite.report.runs import cell_label
 from suite.report.table import Table, make_table
 from suite.results.schema import CALLS_OF_START, Cell
 
@@ -53,7 +54,7 @@ def start_of(cell: Cell) -> Start | None:
     return Start(cell.compile.calls_s, steady_us / 1e6)
 
 
-def start_table(run: Run) -> Table:
+def start_table(ratios: Ratios) -> Table:
     """Make the table of starts: a row for each cell whose first calls were noted."""
     return make_table(
         "start",
@@ -62,12 +63,12 @@ def start_table(run: Run) -> Table:
         f"calls: the first {CALLS_OF_START} with compilation, later ones at the steady time, and how many "
         "times as long as in another mode. pays after: from which call on all calls so far took no longer than in that "
         "mode; never: a call is slower in the steady state too. compiled: what was cached then.",
-        _rows(run),
+        _rows(ratios),
     )
 
 
-def _rows(run: Run) -> Iterator[dict[str, object]]:
-    for cell in run.cells:
+def _rows(ratios: Ratios) -> Iterator[dict[str, object]]:
+    for cell in ratios.cells:
         start, times = start_of(cell), cell.compile
         if start is None or times is None:
             continue
@@ -80,16 +81,16 @@ def _rows(run: Run) -> Iterator[dict[str, object]]:
             "first_calls_s": start.sum_s(CALLS_OF_START),
         }
         for mode in OVER:
-            other = start_in(mode, cell, run)
+            other = start_in(mode, cell, ratios)
             ratio = other and start.sum_s(CALLS_OF_START) / other.sum_s(CALLS_OF_START)
             row |= {f"first_calls_over_{mode}_ratio": ratio}
             row |= {f"pays_after_{mode}_calls": other and (start.pays_after(other) or NEVER)}
         yield row | {"compiled": compile_conditions(times)}
 
 
-def start_in(mode: str, cell: Cell, run: Run) -> Start | None:
+def start_in(mode: str, cell: Cell, ratios: Ratios) -> Start | None:
     """Return the start of a cell's program in another mode, if both were compiled with the same things cached."""
-    other = run.find(cell_label(cell), mode)
+    other = ratios.cell(cell_label(cell), mode)
     if other is None or mode == cell.mode or other.compile is None or cell.compile is None:
         return None
     return start_of(other) if other.compile.conditions == cell.compile.conditions else None

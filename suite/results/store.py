@@ -48,13 +48,12 @@ class CannotWrite(EncoreError):
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """Hold a run as read from disk. `cut_line`: an incomplete last line; `superseded`: failed cells that were rerun."""
+    """Hold a run as read from disk. `cut_line`: an incomplete last line."""
 
     path: Path
     environment: Environment
     cells: tuple[Cell, ...]
     cut_line: bytes | None
-    superseded: tuple[Cell, ...] = ()
 
     def missing(self) -> list[tuple[str, str]]:
         """Return the planned (workload, mode) pairs without a line."""
@@ -129,26 +128,22 @@ def read_run(run: Path) -> RecordedRun:
     environment = read_environment(run)
     path, text = _rows_of(run)
     whole, _, rest = text.rpartition(b"\n")
-    cells, superseded = _checked_rows(path, whole)
-    return RecordedRun(run, environment, tuple(cells), rest or None, tuple(superseded))
+    return RecordedRun(run, environment, _checked_rows(path, whole), rest or None)
 
 
 @uncollected()  # garbage collection would take four fifths of the time
-def _checked_rows(path: Path, text: bytes) -> tuple[Iterable[Cell], list[Cell]]:
-    """Return the last row of each cell in these lines, and those of failed cells before them."""
+def _checked_rows(path: Path, text: bytes) -> tuple[Cell, ...]:
+    """Return the last row of each cell in these lines: those before it failed."""
     cells: dict[tuple[str, str, str, str], Cell] = {}
-    superseded = []
     for number, line in enumerate(text.split(b"\n") if text else (), start=1):
         place = f"{describe(path)} line {number}"
         cell = _parse(Cell, line, place)
         _check_version(cell, place)
-        if (before := cells.pop(cell.key, None)) is not None:
-            if before.status is Status.PASS:
-                raise InvalidResults(f"{place}: {'/'.join(cell.key)} is in the file already, and has passed there")
-            superseded.append(before)
+        if (before := cells.pop(cell.key, None)) is not None and before.status is Status.PASS:
+            raise InvalidResults(f"{place}: {'/'.join(cell.key)} is in the file already, and has passed there")
         _check_blocks(cell, place)
         cells[cell.key] = cell
-    return cells.values(), superseded
+    return tuple(cells.values())
 
 
 def _content(path: Path) -> bytes:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from fixtures.report_pages import undrawn  # noqa: F401  # a fixture is used by its name
 from fixtures.synthetic_results import cell, write_run
-from recorded_runs import comparisons
+from recorded_runs import joined
 
-from suite.cli.report import further_results
-from suite.report.build import build_report, paper_results
+from suite.report.build import build_report, read_results
 from suite.report.markdown_pages import generated_names, generated_part, paper_part
 from suite.report.paper import EXHIBITS, Exhibit, Made
 from suite.report.published import load_published
@@ -24,7 +23,7 @@ MOST_WORDS = 3000
 
 @pytest.fixture(scope="module")
 def made() -> list[tuple[Exhibit, Made]]:
-    results = paper_results(comparisons(), further_results(recorded=True), PUBLISHED)
+    results = read_results(joined(), recorded=True)
     return [(exhibit, exhibit.make(results)) for exhibit in EXHIBITS.values()]
 
 

@@ -61,4 +61,4 @@ def joined() -> Run:
 @functools.cache
 def comparisons() -> Ratios:
     """Of all cells of `joined`."""
-    return Ratios(joined())
+    return Ratios(joined().cells)

@@ -15,7 +15,7 @@ from suite.measure.modes import (
     UNPARTITIONED_MODE,
 )
 from suite.report.paper import costs, counts, nanogpt, speedups
-from suite.report.paper.exhibit import Exhibit, Made, Point, Results
+from suite.report.paper.exhibit import Exhibit, Made, Results
 from suite.results.errors import WrongUse
 
 _MOVED = (
@@ -158,7 +158,7 @@ EXHIBITS: dict[str, Exhibit] = {
 }
 """Exhibits by name: GraCE's are called as in the paper ("fig10"), others have the source in front ("pygraph-fig7")."""
 
-__all__ = ["EXHIBITS", "Exhibit", "Made", "Point", "Results", "find_exhibits"]
+__all__ = ["EXHIBITS", "Exhibit", "Made", "Results", "find_exhibits"]
 
 
 def find_exhibits(names: Iterable[str]) -> tuple[Exhibit, ...]:

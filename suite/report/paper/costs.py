@@ -11,8 +11,9 @@ from statistics import median
 from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
 from suite.micro.records import VARIANTS
 from suite.report.cell_tables import compile_conditions
-from suite.report.chart import Bar, Line, LineChart, Scale
-from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Grid, Made, Point, Results, Series, known, plain_mean
+from suite.report.chart import Bar, LineChart, Scale
+from suite.report.grid import NOT_MEASURED, Grid, Point, Series, known, plain_mean
+from suite.report.paper.exhibit import Exhibit, Made, Results
 from suite.report.provenance import of_environment
 from suite.results.errors import WrongUse
 from suite.results.stats import Ratio
@@ -167,13 +168,7 @@ def latency(exhibit: Exhibit, results: Results) -> Made:
         exhibit.title(results.published),
         "inputs that moved",
         "time per replay, \N{MICRO SIGN}s (median)",
-        tuple(
-            Line(variant, tuple(sorted(found[variant].items())), shade=place)
-            for place, variant in enumerate(VARIANTS)
-            if variant in found
-        ),
-        x_log=True,
-        y_log=True,
+        {variant: tuple(sorted(found[variant].items())) for variant in VARIANTS if variant in found},
     )
     published = exhibit.headline(results)["indirection_prelude_us"]
     most = counts[-1] if counts else 0

@@ -21,8 +21,9 @@ from suite.measure.modes import (
     REFERENCE_MODE,
     UNPARTITIONED_MODE,
 )
-from suite.report.chart import Bar, Line, LineChart, Scale
-from suite.report.paper.exhibit import NOT_HELD, NOT_MEASURED, Exhibit, Grid, Made, Point, Results, Series, known
+from suite.report.chart import Bar, LineChart, Scale
+from suite.report.grid import NOT_MEASURED, Grid, Point, Series, known
+from suite.report.paper.exhibit import NOT_HELD, Exhibit, Made, Results
 from suite.report.selected import judged_groups, selected_functions
 from suite.report.table import Row
 
@@ -39,7 +40,7 @@ def workloads(exhibit: Exhibit, results: Results) -> Made:
         row |= {f"published_{name}": paper[name] for name in ("name", "task", "batch")}
         row["parameters"] = own and own.parameters
         row["differs"] = (", ".join(differs) or "nothing listed") if own else "not in the suite"
-        rows.append(row | ({"measured": label in results.labels} if results.run is not None else {}))
+        rows.append(row | ({"measured": label in results.ratios.labels} if results.run is not None else {}))
     there = sum(row["differs"] == "nothing listed" for row in rows)
     measured = f"{there} in the suite, {sum(bool(row.get('measured')) for row in rows)} measured"
     origin = results.provenance(exhibit.labels(results))
@@ -209,7 +210,10 @@ def _gains(results: Results) -> _Gains:
     of_graphs = _of_graphs(results)
     if any(of_graphs.by_mode.values()):
         return of_graphs
-    found = {mode: results.gains(results.labels, mode) for mode in (UNPARTITIONED_MODE, GRAPH_MODE, results.whole_mode)}
+    found = {
+        mode: results.gains(results.ratios.labels, mode)
+        for mode in (UNPARTITIONED_MODE, GRAPH_MODE, results.whole_mode)
+    }
     measured = [set(own) for own in found.values() if own]
     common = _once(set.intersection(*measured)) if measured else set()
     by_mode = {mode: sorted((own[label], label) for label in own.keys() & common) for mode, own in found.items()}
@@ -223,7 +227,7 @@ def _of_graphs(results: Results) -> _Gains:
     only a part of it, such as two graphs among hundreds.
     """
     timed: dict[str, list[tuple[float, float | None, str]]] = {}
-    for label in results.labels:
+    for label in results.ratios.labels:
         for number, group in enumerate(judged_groups(results.passed(label, DEFAULT_MODE))):
             if (stock := group.gain("copy")) is not None:
                 timed.setdefault(label, []).append((stock, group.gain(group.kept), f"{label} {number}"))
@@ -257,7 +261,7 @@ def distribution(exhibit: Exhibit, results: Results) -> Made:
     """Show share of workloads up to a ratio over compile, for stock's graphs and for Encore."""
     gains = _gains(results)
     published = str(exhibit.headline(results)["graphs_slower_share"])
-    lines, points = [], []
+    lines, points = {}, []
     rows: list[Row] = []
     for mode, found in gains.by_mode.items():
         shares = [100 * (place + 1) / len(found) for place in range(len(found))]
@@ -280,7 +284,7 @@ def distribution(exhibit: Exhibit, results: Results) -> Made:
         points.append(Point(f"slower in {mode}", paper, measured))
         if found:
             steps = zip((value for value, _ in found), shares, strict=True)
-            lines.append(Line(mode, ((found[0][0], 0.0), *steps), steps=True))
+            lines[mode] = ((found[0][0], 0.0), *steps)
     slower_papers, _, whole = published.partition(" of ")
     share = 100 * float(slower_papers) / float(whole.split()[0])
     chart = LineChart(
@@ -288,10 +292,8 @@ def distribution(exhibit: Exhibit, results: Results) -> Made:
         exhibit.title(results.published),
         f"times faster than {REFERENCE_MODE}" if gains.unit == "workloads" else "times faster than without a graph",
         f"% of {gains.unit} up to that",
-        tuple(lines),
-        x_log=True,
-        marks=((1.0, "no change"),),
-        percent=True,
+        lines,
+        shares=True,
         published=((1.0, share, f"published: {share:.0f} % of CUDA graphs are slower"),),
         note=f"Left of the dotted line CUDA graphs cost more than they save. {gains.note}",
     )
@@ -302,7 +304,7 @@ def mixed(exhibit: Exhibit, results: Results) -> Made:
     """Count the applications with several graphs where some are faster than without and others slower."""
     rows: list[Row] = []
     count = 0
-    for label in sorted(_once(results.labels)):
+    for label in sorted(_once(results.ratios.labels)):
         groups = judged_groups(results.passed(label, DEFAULT_MODE))
         gains = [gain for group in groups if (gain := group.gain("copy")) is not None]
         if len(gains) > 1:

@@ -14,8 +14,8 @@ from functools import partial
 from models.nanogpt.configurations import NAMED, SWEEP, Configuration
 from suite.measure.modes import EAGER_MODE, GRAPH_MODE
 from suite.report.chart import Bar, Scale
-from suite.report.compare import Ratios
-from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Grid, Made, Point, Results, Series
+from suite.report.grid import NOT_MEASURED, Grid, Point, Series
+from suite.report.paper.exhibit import NOTHING, Exhibit, Made, Results
 from suite.report.provenance import Provenance
 from suite.report.runs import cell_label, mode_order
 from suite.report.table import Detailed
@@ -119,7 +119,9 @@ def costs(exhibit: Exhibit, results: Results) -> Made:
     results = _with_rows(results)
     label = _label(results, AMORTISED) or AMORTISED.workload
     whole = {mode: _decode(results, AMORTISED, mode).get("generation_us") for mode in _modes(results)}
-    warm = {mode: cell.compile.first_call_s for mode in whole if (cell := results.cell(label, mode)) and cell.compile}
+    warm = {
+        mode: cell.compile.first_call_s for mode in whole if (cell := results.ratios.cell(label, mode)) and cell.compile
+    }
     rows: list[dict[str, object]] = []
     points = []
     for mode, own_us in whole.items():
@@ -146,7 +148,7 @@ def _with_rows(results: Results) -> Results:
     wanted = {one.workload for one in _ALL}
     if results.run is not None and any(cell.workload in wanted for cell in results.run.cells):
         return results
-    return replace(results, ratios=None if results.nanogpt is None else Ratios(results.nanogpt))
+    return replace(results, run=results.nanogpt)
 
 
 def _label(results: Results, one: Configuration) -> str | None:

@@ -22,21 +22,8 @@ from suite.measure.modes import (
 from suite.report.cell_tables import host_median_us
 from suite.report.chart import Bar, Scale
 from suite.report.compare import TimeKind, samples_by_process
-from suite.report.paper.exhibit import (
-    NOT_HELD,
-    NOT_MEASURED,
-    WHISKERS,
-    Exhibit,
-    Grid,
-    Point,
-    Proved,
-    Results,
-    Series,
-    count_note,
-    known,
-    plain_mean,
-    ratio_series,
-)
+from suite.report.grid import NOT_MEASURED, WHISKERS, Grid, Point, Series, count_note, known, plain_mean
+from suite.report.paper.exhibit import NOT_HELD, Exhibit, Proved, Results, ratio_series
 from suite.report.runs import row_label
 from suite.results import stats
 from suite.results.errors import EncoreError, WrongUse
@@ -96,7 +83,7 @@ def steps(exhibit: Exhibit, results: Results) -> Grid:
     """Show bars over compile, and in the table what each step gains over the one before."""
     labels, source = exhibit.labels(results), exhibit.source
     modes = (UNPARTITIONED_MODE, *(mode for _, mode, _, _ in _STEPS))
-    measured = tuple(mode for mode in modes if results.run is not None and mode in results.run.modes)
+    measured = tuple(mode for mode in modes if mode in results.ratios.modes)
     rows = results.published.speedups.get(source, {})
 
     def paper(label: str, ratio: str) -> float | None:
@@ -239,7 +226,7 @@ GRAPHS = "graphs alone"
 def concurrency(exhibit: Exhibit, results: Results) -> Grid:
     """Show for each workload whole iterations with branches over those without, and the graphs alone."""
     published, proved = exhibit.labels(results), results.proved
-    further = [one for one in results.labels if one not in published and results.cell(one, LANES_MODE) is not None]
+    further = [one for one in results.ratios.labels if one not in published and results.ratios.cell(one, LANES_MODE)]
     labels = (*published, *dict.fromkeys([*further, *(one for one in proved if one not in published)]))
 
     def of_graphs(label: str) -> Bar:

@@ -15,20 +15,12 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from suite.measure.modes import EAGER_MODE, GRAPH_MODE, REFERENCE_MODE
-from suite.report.compare import (
-    Kernels,
-    TimeKind,
-    baselines,
-    compare_kernels,
-    has_settled,
-    ratios_by_process,
-)
-from suite.report.runs import Run, cell_label
+from suite.report.compare import Kernels, Ratios, TimeKind, baselines, ratios_by_process
 from suite.results import stats
-from suite.results.schema import Status
+from suite.results.schema import Cell
 from suite.results.stats import LogRatios, Ratio
 
 BASELINES = (GRAPH_MODE, REFERENCE_MODE, EAGER_MODE)
@@ -38,30 +30,19 @@ NOT_SETTLED = "not settled when it was timed"
 OTHER_KERNELS = "other kernels than"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Hold a change with its baseline and the ratios over it in BASE and in NEW.
-
-    `reason` is set if there is no change.
-    """
-
-    change: Ratio | None
-    baseline: str | None = None
-    ratios: tuple[float, ...] = ()
-    reason: str | None = None
-
-
 class WithinRuns:
     """Hold log ratios of all rows of two runs over baselines of the same run, each computed once."""
 
-    def __init__(self, base: Run, new: Run, metric: TimeKind) -> None:
-        self._rows = [{(cell_label(cell), cell.mode): cell for cell in run.cells} for run in (base, new)]
+    def __init__(self, base: Sequence[Cell], new: Sequence[Cell], metric: TimeKind) -> None:
+        self._runs = (Ratios(base), Ratios(new))
         self.metric = metric
         self._of_run = functools.cache(self._ratios_of_run)
         self._spread = functools.cache(self._spread_of_both)
 
-    def change(self, label: str, mode: str) -> Found:
-        """Return the change of a row in this mode, over the first baseline that both runs have.
+    def change(self, label: str, mode: str) -> tuple[Ratio | None, str | None, tuple[float, ...], str | None]:
+        """Return the change of a row in this mode, its baseline, the ratios over it, and why there is no change.
+
+        The baseline is the first one that both runs have.
 
         Raises:
             EncoreError: a recorded time is not positive.
@@ -69,39 +50,36 @@ class WithinRuns:
         whys = []
         for baseline in BASELINES[BASELINES.index(mode) + 1 :] if mode in BASELINES else BASELINES:
             base, new = self._of_run(0, label, mode, baseline), self._of_run(1, label, mode, baseline)
-            if isinstance(base, str) or isinstance(new, str):
-                named = {name: side for side, name in ((base, "BASE"), (new, "NEW")) if isinstance(side, str)}
-                whys += (
-                    [f"{base} in both"]
-                    if len(named) == 2 and len(set(named.values())) == 1
-                    else [f"{why} in {name}" for name, why in named.items()]
-                )
-                continue
-            change = stats.ratio_of_processes(float(new.mean() - base.mean()), [base, new], self._spread(label))
-            ratios = (math.exp(base.mean()), math.exp(new.mean()))
-            return Found(change, baseline, ratios, None if change else ONE_PROCESS)
-        return Found(None, reason="; ".join(dict.fromkeys(whys)) or "other modes are compared with it")
+            if not isinstance(base, str) and not isinstance(new, str):
+                change = stats.ratio_of_processes(float(new.mean() - base.mean()), [base, new], self._spread(label))
+                ratios = (math.exp(base.mean()), math.exp(new.mean()))
+                return change, baseline, ratios, None if change else ONE_PROCESS
+            if isinstance(base, str) and isinstance(new, str) and base == new:
+                whys.append(f"{base} in both")
+            else:
+                whys += [f"{why} in {name}" for why, name in ((base, "BASE"), (new, "NEW")) if isinstance(why, str)]
+        return None, None, (), "; ".join(dict.fromkeys(whys)) or "other modes are compared with it"
 
     def _ratios_of_run(self, side: int, label: str, mode: str, baseline: str) -> LogRatios | str:
         """Return the log ratios of the processes of one run, or the reason why there are none."""
-        cell, reference = self._rows[side].get((label, mode)), self._rows[side].get((label, baseline))
-        if cell is None or reference is None:
-            return f"{baseline} was not measured"
-        if not cell.status is reference.status is Status.PASS:
-            return f"{baseline}: {reference.status.value}"
-        if not (has_settled(cell) and has_settled(reference)):
+        run = self._runs[side]
+        item, reference = run.find(label, mode, baseline, self.metric), run.cell(label, baseline)
+        if item is None or reference is None:
+            return f"{baseline}: not run"
+        if item.missing is not None:
+            return item.missing
+        if not item.settled:
             return NOT_SETTLED
-        ratios = ratios_by_process(cell, reference, self.metric)
-        if ratios is None:
-            return f"no {self.metric.value} samples"
-        if compare_kernels(cell, reference) is Kernels.RETUNED:
+        if item.kernels is Kernels.RETUNED:
             return f"{OTHER_KERNELS} {baseline}"
-        return ratios
+        found = ratios_by_process(item.cell, reference, self.metric)
+        assert found is not None, "a ratio has samples"
+        return found
 
     def _spread_of_both(self, label: str) -> stats.Spread:
         """Estimate the variance between processes from all ratios of a workload: see Note [Both intervals]."""
         pairs, modes = [], set()
-        for cell in (cell for (name, _), cell in self._rows[0].items() if name == label):
+        for cell in self._runs[0].row(label):
             for baseline in baselines(cell):
                 found = [self._of_run(side, label, cell.mode, baseline) for side in (0, 1)]
                 sides = [side for side in found if not isinstance(side, str)]

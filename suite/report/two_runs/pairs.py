@@ -18,17 +18,16 @@ agree within 1 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
-from typing import NamedTuple
 
 from suite.measure.kernels import difference
 from suite.measure.modes import GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report.compare import SAMPLES, TimeKind
-from suite.report.provenance import facts, of_run
-from suite.report.runs import Run, cell_label, load_runs, mode_order
+from suite.report.provenance import facts, of_run, run_names
+from suite.report.runs import Run, cell_label, mode_order
 from suite.report.two_runs.change import (
     BASELINES,
     NOT_SETTLED,
@@ -37,52 +36,22 @@ from suite.report.two_runs.change import (
     WithinRuns,
 )
 from suite.results.errors import EXIT_FINDING, EXIT_OK, EXIT_UNDECIDED, WrongUse
-from suite.results.schema import Cell, Status
+from suite.results.schema import Cell, Environment, Status
 from suite.results.stats import Ratio, geometric_mean
-from suite.results.store import find_run
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """Hold one side of a comparison: a run, and the user's name for it."""
-
-    name: str
-    run: Run
-
-
-def find_side(names: str) -> Side:
-    """Find the run of this name or folder; of several names separated by commas, such as shards, join the runs.
-
-    Raises:
-        WrongUse: there is no such run, or the runs do not belong together; the message names the nearest ones.
-        InvalidResults: a file of a run has wrong fields.
-    """
-    return Side(names, load_runs([find_run(name) for name in names.split(",")]))
-
 
 STOCK_SOFTWARE = ("PyTorch", "CUDA of PyTorch", "cuDNN", "driver", "Python", "package triton")
 """Software that must be equal for a mode without Encore to be the same program in both runs."""
 _NOT_SETTINGS = ("workloads", "modes", "shard")
 
 
-class Difference(NamedTuple):
-    """Describe one difference of two runs, as text."""
-
-    what: str
-    base: str
-    new: str
-
-
-def differences(base: Run, new: Run) -> tuple[Difference, ...]:
-    """List all differences in the records of two runs, the most important first."""
-    ours, theirs = _facts(base), _facts(new)
-    names = [*ours, *(name for name in theirs if name not in ours)]
-    pairs = ((name, ours.get(name, "none"), theirs.get(name, "none")) for name in names)
-    return tuple(Difference(*pair) for pair in pairs if pair[1] != pair[2])
+def differences(base: Run, new: Run) -> list[dict[str, str]]:
+    """List all differences in the records of two runs, the most important first: "what", and its text in each."""
+    ours, theirs = _facts(base.environment), _facts(new.environment)
+    named = ((name, ours.get(name, "none"), theirs.get(name, "none")) for name in ours | theirs)
+    return [{"what": name, "base": old, "new": now} for name, old, now in named if old != now]
 
 
-def _facts(run: Run) -> dict[str, str]:
-    environment = run.environment
+def _facts(environment: Environment) -> dict[str, str]:
     settings = {f"setting {name}": value for name, value in environment.settings.items() if name not in _NOT_SETTINGS}
     packages = {f"package {name}": value for name, value in environment.packages.items()}
     return facts(environment) | {name: str(value) for name, value in (settings | packages).items()}
@@ -148,9 +117,9 @@ class Comparison:
     new: str
     metric: TimeKind
     threshold: float
-    differences: tuple[Difference, ...]
-    remarks: tuple[str, ...]
-    pairs: tuple[Pair, ...]
+    differences: Sequence[Mapping[str, str]]
+    remarks: Sequence[str]
+    pairs: Sequence[Pair]
     means: Mapping[str, Mean]
     advice: tuple[str, ...]
 
@@ -170,14 +139,14 @@ class Comparison:
         return EXIT_OK if any(outcome in DECIDED for outcome in outcomes) else EXIT_UNDECIDED
 
 
-def compare_sides(
-    base: Side, new: Side, metric: TimeKind = TimeKind.LATENCY, threshold: float = DEFAULT_THRESHOLD
+def compare_runs(
+    base: Run, new: Run, metric: TimeKind = TimeKind.LATENCY, threshold: float = DEFAULT_THRESHOLD
 ) -> Comparison:
     """Compare two runs mode by mode, and decide.
 
     Args:
-        base: the older side.
-        new: the side in question; changes above 1 mean that it is faster.
+        base: the older run, or several joined.
+        new: the run in question; changes above 1 mean that it is faster.
         metric: time of one iteration to completion, or per iteration of iterations issued back to back.
         threshold: smallest slowdown of a row that is a regression, 0.05 = 5 %; see Note [Decision].
 
@@ -188,35 +157,36 @@ def compare_sides(
     """
     if not (math.isfinite(threshold) and 0 <= threshold < 1):
         raise WrongUse(f"--threshold {threshold:g} is not a share between 0 and 1; 0.05 is 5 %")
-    if _identity(base.run) == _identity(new.run):
-        raise WrongUse(f"{base.name} and {new.name} are the same run; name two")
-    if base.run.device != new.run.device:
+    names = [", ".join(run_names(run)) for run in (base, new)]
+    if base.environment == new.environment:
+        raise WrongUse(f"{names[0]} is BASE and NEW; name two runs")
+    if base.device != new.device:
         raise WrongUse(
-            f"{base.name} was measured on {base.run.device} and {new.name} on {new.run.device}: times of different "
-            "devices say nothing about the code. Make a report of each: encore report RUN --out DIR"
+            f"{names[0]} was measured on {base.device} and {names[1]} on {new.device}: times of different devices say "
+            "nothing about the code. Make a report of each: encore report RUN --out DIR"
         )
-    matched = list(_matched(base, new))
-    if not any(ours and theirs for _, ours, theirs in matched):
-        raise WrongUse(_nothing_in_common(base, new))
-    differ = differences(base.run, new.run)
-    other_programs = [each.what for each in differ if each.what in STOCK_SOFTWARE]
+    sides = [{(cell_label(cell), cell.mode): cell for cell in run.cells} for run in (base, new)]
+    if not sides[0].keys() & sides[1].keys():
+        raise WrongUse(f"{names[0]} and {names[1]} have no row in common: {_named('BASE', base)}, {_named('NEW', new)}")
+    keys = sorted(sides[0].keys() | sides[1].keys(), key=lambda key: (key[0], mode_order(key[1])))
+    matched = [(label, sides[0].get((label, mode)), sides[1].get((label, mode))) for label, mode in keys]
+    differ = differences(base, new)
+    other_programs = [each["what"] for each in differ if each["what"] in STOCK_SOFTWARE]
     controls = {mode for mode in MODES if not other_programs and not MODES[mode].is_encores}
     drift = [_kernel_change(ours, theirs) for _, ours, theirs in matched if ours and theirs and ours.mode in controls]
     kernel_drift = median([each for each in drift if each is not None] or [1.0])
-    within = WithinRuns(base.run, new.run, metric)
+    within = WithinRuns(base.cells, new.cells, metric)
     pairs = [
         _pair(within, ours, theirs, threshold, kernel_drift, control=ours.mode in controls)
-        if ours and theirs and _comparable(ours, theirs)
+        if ours and theirs and ours.status is theirs.status is Status.PASS and not _shape_differences(ours, theirs)
         else _without_ratio(label, base, new, ours, theirs)
         for label, ours, theirs in matched
     ]
-    means = _means(pairs, threshold)
-    remarks = [*_about_side("BASE", base), *_about_side("NEW", new)]
+    remarks = [*_about_run("BASE", base), *_about_run("NEW", new)]
     if other_programs:
         remarks.append(f"{', '.join(other_programs)} differ, so no mode is known to be the same program in both runs")
-    return Comparison(
-        base.name, new.name, metric, threshold, differ, tuple(remarks), tuple(pairs), means, _advice(pairs, threshold)
-    )
+    means, advice = _means(pairs, threshold), _advice(pairs, threshold)
+    return Comparison(names[0], names[1], metric, threshold, differ, remarks, pairs, means, advice)
 
 
 def _pair(
@@ -224,8 +194,8 @@ def _pair(
 ) -> Pair:
     """Compare a row of BASE with that of NEW, which both passed. `control`: see Note [Controls]."""
     label = cell_label(ours)
-    found = within.change(label, ours.mode)
-    outcome, reason = _outcome(found.change, threshold), found.reason
+    change, baseline, ratios, reason = within.change(label, ours.mode)
+    outcome = _outcome(change, threshold)
     kernels = _kernel_change(ours, theirs)
     kernels = kernels and kernels / kernel_drift
     if control:
@@ -233,11 +203,10 @@ def _pair(
     elif kernels is not None and kernels < 1 / (1 + threshold):
         outcome, reason = Outcome.REGRESSION, f"the same kernels take {1 / kernels - 1:.0%} longer"
     base_us, new_us = (_median_us(cell, within.metric) for cell in (ours, theirs))
-    return Pair(
-        label, ours.mode, outcome, found.baseline, found.ratios, found.change, kernels, base_us, new_us,
-        reason,
-        _remarks(ours, theirs),
-    )  # fmt: skip
+    checked = [cell.correctness for cell in (ours, theirs) if cell.correctness and cell.correctness.deterministic]
+    other_bits = len(checked) == 2 and ours.seed == theirs.seed and checked[0].digests != checked[1].digests
+    remarks = ("other bits",) if other_bits else ()
+    return Pair(label, ours.mode, outcome, baseline, ratios, change, kernels, base_us, new_us, reason, remarks)
 
 
 def _outcome(change: Ratio | None, threshold: float) -> Outcome:
@@ -289,7 +258,7 @@ def _advice(pairs: Sequence[Pair], threshold: float) -> tuple[str, ...]:
     for words, what in (
         (ONE_PROCESS, "one process in each run: measure with --processes 3."),
         (
-            f"{BASELINES[0]} was not",
+            f"{BASELINES[0]}: not run",
             f"no common baseline: measure with --modes {REFERENCE_MODE},{GRAPH_MODE},MODE.",
         ),
         (NOT_SETTLED, "no ratio, because Encore had not settled: measure again, with more time (--timeout)."),
@@ -318,38 +287,20 @@ def _median_us(cell: Cell, metric: TimeKind) -> float | None:
     return median(samples) if samples else None
 
 
-def _identity(run: Run) -> tuple[str, str]:
-    return run.environment.run_id, run.environment.created_at
-
-
-def _about_side(side: str, of: Side) -> list[str]:
+def _about_run(side: str, run: Run) -> list[str]:
     """Return remarks on a smoke run, errors in its files, and missing cells."""
-    remarks = [f"{side} is a {warning}"] if (warning := of_run(of.run).warning) else []
-    remarks += [f"{side}: {remark}" for remark in of.run.remarks]
+    remarks = [f"{side} is a {warning}"] if (warning := of_run(run).warning) else []
+    remarks += [f"{side}: {remark}" for remark in run.remarks]
     missing: dict[str, list[str]] = {}
-    for workload, mode in of.run.missing:
+    for workload, mode in run.missing:
         missing.setdefault(workload, []).append(mode)
-    if missing:
-        names = "; ".join(f"{workload} in {', '.join(modes)}" for workload, modes in missing.items())
-        remarks.append(f"{side} is not finished; not run yet: {names}")
-    return remarks
+    names = "; ".join(f"{workload} in {', '.join(modes)}" for workload, modes in missing.items())
+    return [*remarks, f"{side} is not finished; not run yet: {names}"] if names else remarks
 
 
-def _nothing_in_common(base: Side, new: Side) -> str:
-    rows = [sorted({cell_label(cell) for cell in side.run.cells}) for side in (base, new)]
-    modes = [sorted({cell.mode for cell in side.run.cells}, key=mode_order) for side in (base, new)]
-    return (
-        f"{base.name} and {new.name} have no row in common: BASE has {', '.join(rows[0]) or 'no workload'} in "
-        f"{', '.join(modes[0]) or 'no mode'}, NEW has {', '.join(rows[1]) or 'no workload'} in "
-        f"{', '.join(modes[1]) or 'no mode'}"
-    )
-
-
-def _matched(base: Side, new: Side) -> Iterator[tuple[str, Cell | None, Cell | None]]:
-    """Yield (label, row of BASE, row of NEW) for every workload and mode that either side has, in their order."""
-    by_key = [{(cell_label(cell), cell.mode): cell for cell in side.run.cells} for side in (base, new)]
-    for key in sorted(by_key[0].keys() | by_key[1].keys(), key=lambda key: (key[0], mode_order(key[1]))):
-        yield key[0], by_key[0].get(key), by_key[1].get(key)
+def _named(side: str, run: Run) -> str:
+    modes = sorted({cell.mode for cell in run.cells}, key=mode_order)
+    return f"{side} has {', '.join(run.labels) or 'no workload'} in {', '.join(modes) or 'no mode'}"
 
 
 def _shape_differences(ours: Cell, theirs: Cell) -> list[str]:
@@ -361,23 +312,13 @@ def _shape_differences(ours: Cell, theirs: Cell) -> list[str]:
     ]
 
 
-def _comparable(ours: Cell, theirs: Cell) -> bool:
-    return ours.status is theirs.status is Status.PASS and not _shape_differences(ours, theirs)
-
-
-def _remarks(ours: Cell, theirs: Cell) -> tuple[str, ...]:
-    checked = [cell.correctness for cell in (ours, theirs) if cell.correctness and cell.correctness.deterministic]
-    other_bits = len(checked) == 2 and ours.seed == theirs.seed and checked[0].digests != checked[1].digests
-    return ("other bits",) if other_bits else ()
-
-
-def _without_ratio(label: str, base: Side, new: Side, ours: Cell | None, theirs: Cell | None) -> Pair:
+def _without_ratio(label: str, base: Run, new: Run, ours: Cell | None, theirs: Cell | None) -> Pair:
     either = ours or theirs
     assert either is not None, "a row is matched because a side has it"
     outcome = Outcome.NOT_COMPARABLE
     if ours is None or theirs is None:
         here, lacking = ("BASE", new) if theirs is None else ("NEW", base)
-        planned = (either.workload, either.mode) in lacking.run.missing
+        planned = (either.workload, either.mode) in lacking.missing
         reason = f"only in {here}{', not run yet in the other' if planned else ''}"
     elif shape := _shape_differences(ours, theirs):
         reason = "; ".join(shape)

@@ -66,7 +66,7 @@ def to_json(comparison: Comparison) -> dict[str, JsonValue]:
         "exit_code": comparison.exit_code,
         "regressions": list(comparison.regressions),
         "advice": list(comparison.advice),
-        "differences": [each._asdict() for each in comparison.differences],
+        "differences": [dict(each) for each in comparison.differences],
         "remarks": list(comparison.remarks),
         "cells": [_pair_json(pair) for pair in comparison.pairs],
         "geomeans": [
@@ -93,7 +93,7 @@ def print_terminal(comparison: Comparison, console: Console) -> None:
 
     parts: list[Table | Text] = [Text(f"BASE {comparison.base}, NEW {comparison.new}, by {comparison.metric.value}")]
     for each in comparison.differences[:_SHOWN_DIFFERENCES]:
-        parts.append(Text(f"differs: {each.what}: {each.base} in BASE, {each.new} in NEW"))
+        parts.append(Text(f"differs: {each['what']}: {each['base']} in BASE, {each['new']} in NEW"))
     if (more := len(comparison.differences) - _SHOWN_DIFFERENCES) > 0:
         parts.append(Text(f"differs: {more} more; --json has all"))
     parts += [Text(remark) for remark in comparison.remarks] + [Text(_HOW)]

@@ -45,7 +45,7 @@ def test_report_names_its_written_files(both):
     report, _ = both
     assert (report.run_id, report.explained, report.failed_cells, report.warning) == ("synthetic", 2, 1, None)
     drawn = {path.stem for path in report.figures}
-    assert {"over_compile", "time_split", "paper_fig4", "paper_pygraph_fig2"} <= drawn
+    assert {"over_compile", "paper_fig4", "paper_pygraph_fig2"} <= drawn
     assert {path.suffix for path in report.figures} == {".png"}
     assert all(path.is_file() and path.stat().st_size > 0 for path in (report.html, *report.tables, *report.figures))
     written = {path for path in report.html.parent.rglob("*") if path.is_file()}
@@ -156,30 +156,6 @@ def test_same_results_give_the_same_bytes_whatever_their_order(tmp_path):
         for report in reports
     )
     assert first == second
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_failures_replaced_by_newer_rows_are_listed(tmp_path):
-    runs = []
-    for day, cells in (
-        (1, [cell("EOS", "compile"), failed_cell("EOS", "graph", Status.OOM, "too large"), cell("ST", "compile")]),
-        (2, [cell("EOS", "compile"), cell("EOS", "graph")]),
-    ):
-        of = environment(run_id=f"run-{day}", created_at=f"2026-01-0{day}T00:00:00+00:00")
-        runs.append(write_run(tmp_path / f"run-{day}", cells, of))
-    retried = failed_cell("ST", "compile", Status.CRASH, "died")
-    rows = runs[0] / "cells.jsonl"
-    rows.write_text(retried.model_dump_json() + "\n" + rows.read_text())
-    report = build_report(runs, None, tmp_path / "out")
-    assert (report.failed_cells, report.superseded_cells) == (0, 2)
-    rows = list(csv.DictReader((tmp_path / "out" / "tables" / "superseded.csv").open()))
-    assert [(row["workload"], row["mode"], row["status"], row["failed_in"], row["replaced_by"]) for row in rows] == [
-        ("ST", "compile", "crash", "run-1", "the same run"),
-        ("EOS", "graph", "oom", "run-1", "run-2"),
-    ]
-    page = Outline(report.html.read_text())
-    assert "too large" in page.texts["td"]
-    assert any("2 that failed before were measured again" in text for text in page.texts["p"])
 
 
 @pytest.mark.usefixtures("undrawn")

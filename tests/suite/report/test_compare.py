@@ -36,7 +36,7 @@ def test_ratio_is_of_the_undisturbed_half_of_each_process():
     run = run_of(
         cell(mode="compile", **steady([100, 100, 100, 190, 200])), cell(mode="graph", **steady([50, 50, 50, 50, 95]))
     )
-    item = only(compare.Ratios(run), "graph", "compile")
+    item = only(compare.Ratios(run.cells), "graph", "compile")
     assert (item.ratio.value, item.ratio.low, item.ratio.processes) == (pytest.approx(2), pytest.approx(2, rel=0.4), 3)
     assert item.alternating
     assert item.verdict is stats.Verdict.FAST
@@ -66,7 +66,7 @@ def test_processes_are_compared_with_simultaneous_ones():
         cell(mode="compile", blocks=[*steady([100] * 6, processes=1)["blocks"], *slower]),
         cell(mode="graph", blocks=[*steady([50] * 6, processes=1)["blocks"], *slow, *alone]),
     )
-    item = only(compare.Ratios(run), "graph", "compile")
+    item = only(compare.Ratios(run.cells), "graph", "compile")
     assert (item.ratio.value, item.ratio.processes) == (pytest.approx(2), 2)
     assert item.verdict is stats.Verdict.AMBG, "two processes do not decide"
 
@@ -89,12 +89,12 @@ def test_processes_that_agree_by_chance_do_not_decide(passed: bool):
         cell(mode="placement", workload="ALNET", **in_three(96.0, 98.2, 94.4)),
     )
     placement = run.cells[4]
-    item = compare.Ratios(run).find("EOS", "placement", "graph")
+    item = compare.Ratios(run.cells).find("EOS", "placement", "graph")
     assert item is not None and item.ratio.value == pytest.approx(1.043, rel=1e-3)
     assert item.verdict is (stats.Verdict.AMBG if passed else stats.Verdict.FAST)
-    alone = compare.Ratios(run).find("ALNET", "placement", "graph")
+    alone = compare.Ratios(run.cells).find("ALNET", "placement", "graph")
     assert alone is not None and alone.verdict is stats.Verdict.FAST, "another workload's modes tell nothing of it"
-    assert compare.Ratios(run).against(placement, "graph").ratio == item.ratio
+    assert compare.Ratios(run.cells).against(placement, "graph").ratio == item.ratio
 
 
 def test_paired_modes_use_the_baselines_blocks_of_their_pair():
@@ -108,7 +108,7 @@ def test_paired_modes_use_the_baselines_blocks_of_their_pair():
             **steady([50] * 6),
         ),
     )
-    item = only(compare.Ratios(run), "graph", "compile")
+    item = only(compare.Ratios(run.cells), "graph", "compile")
     assert item.ratio.value == pytest.approx(2)
     assert item.alternating
 
@@ -125,7 +125,7 @@ def test_modes_of_a_half_are_compared_over_blocks_of_that_half():
     )
     found = {
         (item.cell.mode, item.baseline): (item.ratio.value, item.alternating)
-        for item in compare.Ratios(run)
+        for item in compare.Ratios(run.cells)
         if item.metric is TimeKind.LATENCY
     }
     assert found == {
@@ -152,7 +152,7 @@ def test_row_replaces_a_baseline_without_samples():
             **steady([50] * 6),
         ),
     )
-    item = only(compare.Ratios(run), "graph", "compile")
+    item = only(compare.Ratios(run.cells), "graph", "compile")
     assert (item.ratio.value, item.alternating) == (pytest.approx(2), False)
 
 
@@ -163,11 +163,15 @@ def short_of_memory(mode, phase):
 def test_sequential_modes_are_compared_over_common_blocks():
     """One ran out of memory in its third block, in all processes; later blocks of the others are in no ratio."""
     ours, theirs = steady([50, 50], shortages=short_of_memory("graph", "measure")), steady([100, 100, 400, 400, 400])
-    item = only(compare.Ratios(run_of(cell(mode="compile", **theirs), cell(mode="graph", **ours))), "graph", "compile")
+    item = only(
+        compare.Ratios(run_of(cell(mode="compile", **theirs), cell(mode="graph", **ours)).cells), "graph", "compile"
+    )
     assert (item.ratio.value, item.ratio.processes, item.alternating) == (pytest.approx(2), 3, True)
     apart = steady([100, 100, 400, 400, 400], grouping=Grouping.SEQUENTIAL)
     ours["grouping"] = Grouping.SEQUENTIAL
-    item = only(compare.Ratios(run_of(cell(mode="compile", **apart), cell(mode="graph", **ours))), "graph", "compile")
+    item = only(
+        compare.Ratios(run_of(cell(mode="compile", **apart), cell(mode="graph", **ours)).cells), "graph", "compile"
+    )
     assert item.ratio.value > 2.1, "blocks of one index have nothing in common there"
 
 
@@ -190,7 +194,7 @@ def test_unprofiled_process_leaves_its_ratios_without_verdict(
         cell(mode=mode, metrics=known, **steady([us, us, us, us]), **changes[mode])
         for mode, us in (("compile", 100), ("graph", 50))
     )
-    item = only(compare.Ratios(run_of(*cells)), "graph", "compile")
+    item = only(compare.Ratios(run_of(*cells).cells), "graph", "compile")
     assert (item.kernels, item.verdict, item.is_gain) == (kernels, verdict, verdict is not None)
     assert item.ratio.value == pytest.approx(2), "the samples stand"
 
@@ -205,14 +209,14 @@ def test_unprofiled_process_leaves_its_ratios_without_verdict(
     ],
 )
 def test_without_two_good_cells_there_is_a_reason_and_no_ratio(cells, missing):
-    item = only(compare.Ratios(run_of(*cells)), "graph", "compile")
+    item = only(compare.Ratios(run_of(*cells).cells), "graph", "compile")
     assert (item.ratio, item.verdict, item.missing) == (None, None, missing)
 
 
 def test_invalid_time_is_an_error_naming_the_cell():
     run = run_of(cell(mode="compile"), cell(mode="graph", **steady([50, 0, 50, 50, 50, 50])))
     with pytest.raises(EncoreError, match=r"EOS graph over compile.*block 1"):
-        list(compare.Ratios(run))
+        list(compare.Ratios(run.cells))
 
 
 def workloads_run(*, lacking: str | None = None):
@@ -235,16 +239,16 @@ def shared(comparisons, *modes, labels="ABC"):
 
 
 def test_geometric_means_count_their_workloads():
-    found = shared(compare.Ratios(workloads_run()), "eager", "graph")
+    found = shared(compare.Ratios(workloads_run().cells), "eager", "graph")
     assert found.keys() == {"eager", "graph"}
     assert found["graph"].value == pytest.approx(4)
     assert found["graph"].count == 3
-    assert shared(compare.Ratios(workloads_run()), "graph", labels=["A"])["graph"].value == pytest.approx(2)
+    assert shared(compare.Ratios(workloads_run().cells), "graph", labels=["A"])["graph"].value == pytest.approx(2)
 
 
 def test_means_go_over_the_rows_that_all_modes_have():
     """Means over different workloads cannot be set side by side."""
-    found = shared(compare.Ratios(workloads_run(lacking="C")), "eager", "graph")
+    found = shared(compare.Ratios(workloads_run(lacking="C").cells), "eager", "graph")
     assert {mode: mean.count for mode, mean in found.items()} == {"eager": 2, "graph": 2}
     assert found["graph"].value == pytest.approx(8**0.5)
 
@@ -254,7 +258,7 @@ def test_step_of_one_workload_does_not_narrow_the_means():
     step = [cell(name, "step", **steady([100] * 6)) for name in "ABC"]
 
     def counts(*more):
-        found = shared(compare.Ratios(run_of(*cells, *more)), "eager", "graph", "step")
+        found = shared(compare.Ratios(run_of(*cells, *more).cells), "eager", "graph", "step")
         return {mode: mean.count for mode, mean in found.items()}
 
     assert counts(step[0]) == {"eager": 2, "graph": 2}
@@ -279,7 +283,7 @@ def test_ratio_of_other_kernels_has_no_verdict_and_no_mean(ours, kernels, verdic
         cell(mode="compile", **steady([100] * 6), **with_kernels("gemm 8 128")),
         cell(mode="graph", **steady([50] * 6), **ours),
     )
-    comparisons = compare.Ratios(run)
+    comparisons = compare.Ratios(run.cells)
     item = only(comparisons, "graph", "compile")
     assert (item.kernels, item.verdict) == (kernels, verdict)
     assert item.ratio.value == pytest.approx(2)
@@ -291,11 +295,11 @@ def test_processes_with_own_kernels_have_no_verdict(side):
     """A later process of one of the two may run different kernels after tuning."""
     modes = {"compile": steady([100] * 6), "graph": steady([50] * 6)}
     cells = [cell(mode=mode, **times, other_kernels=[1] * (mode == side)) for mode, times in modes.items()]
-    item = only(compare.Ratios(run_of(*cells)), "graph", "compile")
+    item = only(compare.Ratios(run_of(*cells).cells), "graph", "compile")
     assert (item.kernels, item.verdict) == (Kernels.RETUNED, None)
 
 
 def test_eager_runs_other_kernels_by_nature():
     run = run_of(cell(mode="eager", **steady([200] * 6), **with_kernels("other 1 1")), cell(mode="compile"))
-    item = only(compare.Ratios(run), "eager", "compile")
+    item = only(compare.Ratios(run.cells), "eager", "compile")
     assert (item.kernels, item.verdict) == (Kernels.EAGER, stats.Verdict.SLOW)

@@ -11,7 +11,7 @@ import pytest
 from fixtures.synthetic_results import cell
 
 from suite.report.chart import Chart, draw
-from suite.report.paper.exhibit import NOT_MEASURED
+from suite.report.grid import NOT_MEASURED
 from suite.report.paper.speedups import read_proof
 from suite.results.errors import WrongUse
 from tests.suite.report.test_paper import made, results, row

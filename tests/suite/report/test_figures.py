@@ -15,11 +15,12 @@ from fixtures.synthetic_results import (
 )
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
-from recorded_runs import comparisons
+from recorded_runs import joined
 
 from suite.measure.modes import MODES
-from suite.report import charts, compare
-from suite.report.chart import Bar, Chart, Line, LineChart, Scale, colour, draw, to_png, to_svg
+from suite.report import charts
+from suite.report.chart import Bar, Chart, LineChart, Scale, colour, draw, to_png, to_svg
+from suite.report.paper import Results
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
 from suite.report.runs import Run
@@ -30,8 +31,7 @@ ORIGIN = Provenance("run synthetic", "SYNTHETIC GPU", "0123456789", "0.0", None)
 
 
 def charts_of(*cells):
-    run = Run(environment(), cells)
-    return {chart.name: chart for chart in charts.of_run(compare.Ratios(run), PUBLISHED)}
+    return {chart.name: chart for chart in charts.of_run(Results(PUBLISHED, Run(environment(), cells)))}
 
 
 def chart_of(bars, scale=Scale.LINEAR, **changes):
@@ -58,7 +58,7 @@ def test_speed_up_bars_are_ratios_with_intervals_and_geomean():
     assert bar.interval == pytest.approx((2.0, 2.0))
     assert bar.published == 0.85
     assert chart.bars["geomean", "graph"].value == pytest.approx(2.0)
-    assert "of the 1 workloads that all modes have" in chart.note
+    assert "the 1 workloads that all modes have" in chart.note
     assert chart.series == ("graph",)
 
 
@@ -80,7 +80,6 @@ def test_speed_ups_of_each_group_have_figures_of_their_own():
         )
     }  # fmt: skip
     assert found["over_graph"].series == ("encore",) and found["over_compile"].series == ("graph", "encore")
-    assert found["time_split"].groups == ("EOS",), "times are of the first group"
     texts_of = [tick.get_text() for tick in draw(found["over_graph_optimizer"], ORIGIN).axes[0].get_xticklabels()]
     assert texts_of == ["DCGAN", "geomean"]
 
@@ -107,8 +106,7 @@ def test_bars_that_are_not_decided_are_pale():
     [
         (Scale.RATIO, (0.125, 8), Bar(0.04, (0.03, 0.05)), "0.04\N{MULTIPLICATION SIGN}", [(1.0, 0.125)]),
         (Scale.RATIO, (0.125, 8), Bar(32.0), "32.00\N{MULTIPLICATION SIGN}", [(1.0, 8.0)]),
-        (Scale.LINEAR, (0, 200), Bar(120.0, total=2301.0), "2,301", [(0.0, 120.0), (120.0, 200.0)]),
-        (Scale.LINEAR, (0, 200), Bar(620.0, total=2301.0), "2,301", [(0.0, 200.0), (200.0, 200.0)]),
+        (Scale.LINEAR, (0, 200), Bar(2301.0), "2,301", [(0.0, 200.0)]),
     ],
 )
 def test_bar_that_dwarfs_the_others_is_cut_with_its_value(scale, shown, bar, text, drawn):
@@ -129,18 +127,10 @@ def test_tick_is_near_both_ends_of_a_ratio_axis(values):
     assert min(axes.get_yticks()) < 2 * low and max(axes.get_yticks()) > high / 2
 
 
-def test_time_split_is_relative_to_the_reference():
-    chart = charts_of(cell("EOS", "compile", 100.0), cell("EOS", "graph", 80.0))["time_split"]
-    # kernels 40 us in both, of compile's 100 us
-    assert (chart.bars["EOS", "graph"].value, chart.bars["EOS", "graph"].total) == (40.0, 80.0)
-    assert (chart.bars["EOS", "compile"].value, chart.bars["EOS", "compile"].total) == (40.0, 100.0)
-
-
 def test_failed_cells_are_bars_with_their_status():
-    charts = charts_of(cell("EOS", "compile"), cell("EOS", "graph"), failed_cell("ST", "graph", Status.OOM))
-    for name in ("time_split", "over_compile"):
-        assert charts[name].bars["ST", "graph"].failure == "oom", name
-    assert "oom" in texts(draw(charts["time_split"], ORIGIN))
+    chart = charts_of(cell("EOS", "compile"), cell("EOS", "graph"), failed_cell("ST", "graph", Status.OOM))
+    assert chart["over_compile"].bars["ST", "graph"].failure == "oom"
+    assert "oom" in texts(draw(chart["over_compile"], ORIGIN))
 
 
 def test_failed_cell_has_a_colour_of_its_own():
@@ -186,7 +176,7 @@ def test_published_marks_are_drawn_only_where_there_are_some():
 
 def test_workloads_in_many_modes_do_not_overlap():
     groups, series = [f"W{number}" for number in range(13)], ("eager", "compile", "graph", "placement", "encore")
-    figure = draw(chart_of({(group, mode): Bar(50.0, total=90.0) for group in groups for mode in series}), ORIGIN)
+    figure = draw(chart_of({(group, mode): Bar(50.0) for group in groups for mode in series}), ORIGIN)
     figure.draw_without_rendering()
     for axes in figure.axes:
         edges = sorted({(patch.get_x(), patch.get_x() + patch.get_width()) for patch in axes.patches})
@@ -199,7 +189,7 @@ def test_workloads_in_many_modes_do_not_overlap():
 
 def test_text_of_a_wide_figure_is_legible_at_a_thousand_pixels():
     """Where a page shows it so wide, the smallest letters are ten pixels high."""
-    for chart in charts.of_run(comparisons(), PUBLISHED)[:2]:
+    for chart in charts.of_run(Results(PUBLISHED, joined()))[:2]:
         figure = draw(chart, ORIGIN)
         sizes = [
             text.get_fontsize()
@@ -301,8 +291,7 @@ def test_reason_shared_by_a_group_is_written_once() -> None:
 
 def test_lines_are_in_the_legend_and_ratios_logarithmic() -> None:
     steps = LineChart(
-        "test", "Title", "x", "y", (Line("graph", ((1, 0), (2, 100)), steps=True),), x_log=True,
-        marks=((1, "no change"),), percent=True, published=((1, 25, "published"),),
+        "test", "Title", "x", "y", {"graph": ((1, 0), (2, 100))}, shares=True, published=((1, 25, "published"),),
     )  # fmt: skip
     figure = draw(steps, ORIGIN)
     assert [text.get_text() for text in figure.axes[0].texts] == ["no change"]

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell, metrics, write_run
-from recorded_runs import comparisons
+from recorded_runs import joined
 
 from models import registry
 from suite.cli.main import main
 from suite.micro.records import read_micro_run
-from suite.report.build import Further, build_exhibits
+from suite.report.build import build_exhibits
 from suite.report.chart import Chart, draw
-from suite.report.compare import Ratios
+from suite.report.grid import NOT_MEASURED
 from suite.report.paper import EXHIBITS, Results, find_exhibits
 from suite.report.paper.costs import read_programs
-from suite.report.paper.exhibit import NOT_MEASURED, Made
+from suite.report.paper.exhibit import Made
 from suite.report.paper.speedups import read_proof
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
@@ -44,7 +44,7 @@ def made(name: str, results: Results) -> Made:
 
 
 def results(*cells: Cell) -> Results:
-    return Results(PUBLISHED, Ratios(Run(environment(), cells)))
+    return Results(PUBLISHED, Run(environment(), cells))
 
 
 def row(table: Made, label: str, column: str = "workload") -> dict[str, object]:
@@ -54,7 +54,7 @@ def row(table: Made, label: str, column: str = "workload") -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def recorded() -> Results:
-    return Results(PUBLISHED, comparisons(), read_micro_run(MICRO), proved=read_proof(PROOF))
+    return Results(PUBLISHED, joined(), read_micro_run(MICRO), proved=read_proof(PROOF))
 
 
 def test_exhibits_equal_those_of_the_papers() -> None:
@@ -368,7 +368,7 @@ def test_selected_exhibits_are_written_alone(tmp_path: Path, capsys: pytest.Capt
 
 def test_table_of_workloads_reads_no_results(tmp_path: Path) -> None:
     nothing = tmp_path / "none"
-    files, _ = build_exhibits(["table1"], [nothing], tmp_path / "out", further=Further(nothing, nothing, (nothing,)))
+    files, _ = build_exhibits(["table1"], [nothing], tmp_path / "out", micro=nothing)
     assert [path.name for path in files] == ["paper_table1.csv"]
 
 

@@ -23,9 +23,9 @@ def test_distributions_and_classes_count_workloads() -> None:
     assert stock["faster"].published == pytest.approx(45.9, abs=0.02)
     done = made("fig4", results(*cells))
     assert isinstance(done.chart, LineChart)
-    (line,) = done.chart.lines
-    assert [round(y) for _, y in line.points] == [0, 33, 67, 100]
-    assert [x for x, _ in line.points[1:]] == pytest.approx([0.5, 1.005, 2], abs=0.001)
+    (points,) = done.chart.lines.values()
+    assert [round(y) for _, y in points] == [0, 33, 67, 100]
+    assert [x for x, _ in points[1:]] == pytest.approx([0.5, 1.005, 2], abs=0.001)
     assert any("slower: 1 of 3" in str(text) for text in done.table.frame["workload"])
 
 

@@ -31,12 +31,12 @@ def test_verdict_between_equal_programs_is_a_false_finding():
         cell("B", "graph", **steady([100] * 3)),
         cell("B", "placement", **steady([80] * 3)),
     )
-    pairs = same_program_pairs(Ratios(run))
+    pairs = same_program_pairs(Ratios(run.cells))
     assert [(pair.cell.workload, pair.baseline, pair.metric) for pair in pairs] == [
         (workload, "graph", metric) for workload in "AB" for metric in ("latency", "device")
     ]
     assert {pair.cell.workload for pair in false_findings(pairs)} == {"B"}
-    note = same_program(Ratios(run)).note
+    note = same_program(Ratios(run.cells)).note
     assert "2 of 4 verdicts (50.0 %)" in note
 
 
@@ -52,7 +52,7 @@ def test_verdict_between_equal_programs_is_a_false_finding():
 )
 def test_modes_with_other_launches_or_copies_are_not_one_program(other):
     run = run_of(cell("A", "graph"), cell("A", "placement", metrics=other))
-    assert same_program_pairs(Ratios(run)) == []
+    assert same_program_pairs(Ratios(run.cells)) == []
 
 
 def test_failed_and_undeclared_modes_are_no_pairs():
@@ -63,10 +63,10 @@ def test_failed_and_undeclared_modes_are_no_pairs():
         failed_cell("A", "placement", Status.OOM),
         cell("A", "indirection"),
     )
-    assert same_program_pairs(Ratios(run)) == []
+    assert same_program_pairs(Ratios(run.cells)) == []
 
 
 def test_run_without_pairs_is_reported():
-    table = same_program(Ratios(run_of(cell("A", "compile", **steady([100])))))
+    table = same_program(Ratios((cell("A", "compile", **steady([100])),)))
     assert len(table.frame) == 0
     assert "0 of 0 verdicts on modes" in table.note

@@ -6,9 +6,9 @@ import itertools
 from typing import Any
 
 import pytest
-from fixtures.synthetic_results import block, cell, environment
+from fixtures.synthetic_results import block, cell
 
-from suite.report.runs import Run
+from suite.report.compare import Ratios
 from suite.report.start import NEVER, Start, start_table
 from suite.results.schema import CompileConditions, CompileTimes
 
@@ -62,7 +62,7 @@ def measured(mode: str, calls_s: tuple[float, ...], steady_us: float, **more: An
 
 
 def rows(*cells: Any) -> dict[str, dict[str, Any]]:
-    found = start_table(Run(environment(), tuple(cells))).frame.to_dict("records")
+    found = start_table(Ratios(tuple(cells))).frame.to_dict("records")
     return {row["mode"]: row for row in found}
 
 

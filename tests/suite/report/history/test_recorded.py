@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from recorded_runs import read_recorded
 
-from suite.cli.report import further_results
-from suite.micro.records import read_micro_run
+from suite.report.build import read_results
 from suite.report.history.recording import PAGE, PART, listing
 from suite.report.markdown_pages import generated_part
-from suite.report.runs import load_explanations, load_runs
+from suite.report.runs import load_explanations
 from suite.results.schema import Status
 from suite.results.store import ENVIRONMENT, PACKED, RECORDED, read_unpacked
 
@@ -57,10 +56,9 @@ def test_recorded_explanations_are_read_and_without_error() -> None:
 
 
 def test_recorded_files_of_other_commands_are_read() -> None:
-    further = further_results(recorded=True)
-    assert further.micro is not None and read_micro_run(further.micro).points
-    nanogpt = further.nanogpt
-    assert nanogpt is not None and {cell.suite for cell in load_runs([nanogpt]).cells} == {"nanogpt"}
+    found = read_results(None, recorded=True)
+    assert found.micro is not None and found.micro.points and found.programs and found.proved
+    assert found.nanogpt is not None and {cell.suite for cell in found.nanogpt.cells} == {"nanogpt"}
 
 
 def test_recorded_programs_are_read_and_say_where_they_ran() -> None:

@@ -15,7 +15,8 @@ from suite.cli.compare import parse_share
 from suite.cli.main import main
 from suite.measure.kernels import kernel_key
 from suite.report.compare import TimeKind
-from suite.report.two_runs import Comparison, Outcome, Pair, compare_sides, find_side
+from suite.report.runs import load_runs
+from suite.report.two_runs.pairs import Comparison, Outcome, Pair, compare_runs
 from suite.results.errors import EXIT_FINDING, EXIT_OK, EXIT_UNDECIDED, EXIT_WRONG_USE, WrongUse
 from suite.results.schema import Cell, Environment, Status
 
@@ -39,7 +40,7 @@ def compare(tmp_path: Path) -> Compare:
     def work(base: Iterable[Cell], new: Iterable[Cell], of: Environment | None = None, **options: Any) -> Comparison:
         write_run(tmp_path / "base", base, environment(run_id="base"))
         write_run(tmp_path / "new", new, of or environment(run_id="new"))
-        return compare_sides(find_side(str(tmp_path / "base")), find_side(str(tmp_path / "new")), **options)
+        return compare_runs(*(load_runs([tmp_path / name]) for name in ("base", "new")), **options)
 
     return work
 
@@ -82,7 +83,7 @@ def test_stock_modes_are_judged_with_other_software(compare: Compare, changes: d
     made = compare(cells(), cells({"graph-unpartitioned": 1.3}), environment(run_id="new", **changes))
     assert made.regressions == ("EOS graph-unpartitioned",)
     assert any(remark.startswith(what) for remark in made.remarks)
-    assert what in [each.what for each in made.differences]
+    assert what in [each["what"] for each in made.differences]
 
 
 def test_mean_decides_what_no_row_decides(compare: Compare) -> None:
@@ -143,7 +144,7 @@ def test_other_kernels_within_a_run_are_not_decided(compare: Compare, side: str)
     left = pair(made, "placement")
     assert (left.outcome, left.change) == (Outcome.UNDECIDED, None)
     assert left.reason == (
-        f"other kernels than graph in {side}; other kernels than compile in {side}; eager was not measured in both"
+        f"other kernels than graph in {side}; other kernels than compile in {side}; eager: not run in both"
     )
     assert "placement" not in made.means and made.exit_code == EXIT_UNDECIDED
 
@@ -198,7 +199,7 @@ def test_all_differences_of_the_environment_are_named(compare: Compare) -> None:
     cpu = environment().cpu.model_copy(update={"governor": "powersave"})
     other = environment(run_id="new", cpu=cpu, git_commit="f" * 40, settings={"samples": 50}, packages={"numpy": "2"})
     made = compare(cells(), cells(), other)
-    found = {each.what: (each.base, each.new) for each in made.differences}
+    found = {each["what"]: (each["base"], each["new"]) for each in made.differences}
     assert found == {
         "commit": (environment().git_commit, "f" * 40),
         "governor": ("performance", "powersave"),
@@ -206,9 +207,9 @@ def test_all_differences_of_the_environment_are_named(compare: Compare) -> None:
         "package torch": ("0.0", "none"),
         "package numpy": ("0.0", "2"),
     }
-    assert compare(cells(), cells()).differences == ()
+    assert compare(cells(), cells()).differences == []
     (difference,) = compare(cells(), cells(), environment(run_id="new", code="c" * 64)).differences
-    assert (difference.what, difference.base, difference.new) == ("code", "unknown", "cccccccccccc")
+    assert tuple(difference.values()) == ("code", "unknown", "cccccccccccc")
 
 
 def test_row_that_fails_now_is_a_regression(compare: Compare) -> None:
@@ -282,10 +283,8 @@ def test_ratios_are_compared_by_process(compare: Compare, factors: Sequence[floa
 
 def test_wrong_sides_are_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", cells())
-    with pytest.raises(WrongUse, match="unknown run"):
-        find_side("nowhere")
-    with pytest.raises(WrongUse, match="are the same run"):
-        compare_sides(find_side(str(run)), find_side(str(run)))
+    with pytest.raises(WrongUse, match="synthetic is BASE and NEW; name two runs"):
+        compare_runs(load_runs([run]), load_runs([run]))
 
 
 def test_shards_of_a_run_are_compared_together(tmp_path: Path) -> None:
@@ -294,8 +293,8 @@ def test_shards_of_a_run_are_compared_together(tmp_path: Path) -> None:
         for side, factors in (("base", None), ("new", {"placement": 1.3}))
         for name in ("EOS", "ST")
     ]
-    base, new = (find_side(f"{first},{second}") for first, second in (runs[:2], runs[2:]))
-    assert compare_sides(base, new).regressions == ("EOS placement", "ST placement")
+    base, new = (load_runs(names) for names in (runs[:2], runs[2:]))
+    assert compare_runs(base, new).regressions == ("EOS placement", "ST placement")
 
 
 def test_throughput_is_compared_on_request(compare: Compare) -> None:

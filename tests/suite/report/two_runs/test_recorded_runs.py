@@ -15,7 +15,7 @@ import pytest
 from recorded_runs import load_recorded
 
 from suite.report.runs import Run, cell_label
-from suite.report.two_runs import Comparison, Outcome, Pair, Side, compare_sides
+from suite.report.two_runs.pairs import Comparison, Outcome, Pair, compare_runs
 from suite.results.errors import EXIT_FINDING
 from suite.results.schema import Block, Cell
 from suite.results.store import RECORDED
@@ -67,7 +67,7 @@ def halves(name: str, split: tuple[int, ...]) -> tuple[Run, Run]:
 
 
 def compared(base: Run, new: Run) -> Comparison:
-    return compare_sides(Side("base", base), Side("new", new))
+    return compare_runs(base, new)
 
 
 @functools.cache
