@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import Compiled, Model, check, nodes, values
+from simulated_gpu.trees import Compiled, Model, Training, check, nodes, values
 from torch.autograd import forward_ad
 
 from optimizations import torch_internals
@@ -42,26 +42,15 @@ def on_fast_path(cuda: CudaOnCpu, slow_calls: list[Any], **keywords: Any) -> Com
     compiled = Compiled(Model(cuda), **keywords)
     check(compiled, W, calls=8)
     slow_calls.clear()
-    compiled.functions[0]._slow_calls.clear()
+    compiled.slow_reasons()
     return compiled
 
 
-def slow_reasons(compiled: Compiled) -> list[str]:
-    """Return why calls took the slow path since `on_fast_path`."""
-    return [way.reason for way in compiled.functions[0].slow_calls()]
-
-
 def call(compiled: Compiled, w: torch.Tensor = W, start: float = 3) -> None:
-    x, y = values(start), values(-2 * start)
-    assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
+    compiled.checked(values(start), values(-2 * start), w)
 
 
 VALUES_OF_Y = values(5)
-
-
-def serve(compiled: Compiled, start: float, y: torch.Tensor, w: torch.Tensor) -> None:
-    x = values(start)
-    assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
 
 
 def test_fast_path_skips_stocks_run(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
@@ -73,7 +62,7 @@ def test_fast_path_skips_stocks_run(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any
     (node,) = nodes()
     assert compiled.reports[0].replays == node.replays == 26
     assert compiled.reports[0].steady_replays == 25
-    assert slow_reasons(compiled) == []
+    assert compiled.slow_reasons() == []
 
 
 def test_table_is_written_once_after_an_input_moved(
@@ -109,22 +98,20 @@ def test_lean_off_uses_stocks_run(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any])
     compiled = on_fast_path(cuda_on_cpu, slow_calls, lean=False)
     check(compiled, W, calls=4)
     assert len(slow_calls) >= 4
-    assert slow_reasons(compiled) == [], "no option requested the fast path"
+    assert compiled.slow_reasons() == [], "no option requested the fast path"
     assert not any(node.takes_fast_path for node in nodes())
     assert compiled.reports[0].steady_replays == 0
 
 
 def test_second_call_is_slow_while_the_first_result_is_live(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     compiled = on_fast_path(cuda_on_cpu, slow_calls)
-    torch.compiler.cudagraph_mark_step_begin()
     x, y = values(1), values(2)
-    (held,) = compiled.function([x, y, W])
+    (held,) = compiled.checked(x, y, W)
     assert slow_calls == []
-    (out,) = compiled.function([y, x, W])
+    compiled.checked(y, x, W, mark=False)
     assert torch.equal(held, 2 * x + y * W)
-    assert torch.equal(out, 2 * y + x * W)
     assert slow_calls
-    assert slow_reasons(compiled) == [reasons.RESULTS_HELD]
+    assert compiled.slow_reasons() == [reasons.RESULTS_HELD]
     assert len(list(nodes())) == 2
 
 
@@ -138,8 +125,7 @@ def test_loop_without_live_results_takes_the_fast_path(cuda_on_cpu: CudaOnCpu, s
         for place in range(rounds):
             for compiled in (first, second):
                 x, y = values(start + place), values(start - 2 * place)
-                (result,) = compiled.function([x, y, W])
-                assert torch.equal(result, 2 * x + y * W)
+                (result,) = compiled.checked(x, y, W, mark=False)
                 if place == keep:
                     kept.append((result, 2 * x + y * W))
                 del result
@@ -162,7 +148,7 @@ def test_moved_parameter_takes_the_slow_path(cuda_on_cpu: CudaOnCpu, slow_calls:
     compiled = on_fast_path(cuda_on_cpu, slow_calls)
     call(compiled, values(5))
     assert slow_calls
-    assert slow_reasons(compiled) == [reasons.FIXED_INPUT_MOVED]
+    assert compiled.slow_reasons() == [reasons.FIXED_INPUT_MOVED]
 
 
 def test_recordings_of_two_parameter_sets_alternate_fast(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
@@ -182,13 +168,11 @@ def test_ordinary_parameters_are_replayed_on_the_fast_path(cuda_on_cpu: CudaOnCp
     for hides_y, static in ((True, (1, 2)), (False, (2,))):
         compiled = Compiled(Model(cuda_on_cpu, hides_y=hides_y), static_inputs=static)
         parameters = [values(3 * swap) for swap in range(12)]
-        for step in range(240):
+        for step in range(264):
+            if step == 240:
+                slow_calls.clear()
             parameter = parameters[step % 12]
-            serve(compiled, step, *((parameter, W) if hides_y else (W, parameter)))
-        slow_calls.clear()
-        for step in range(24):
-            parameter = parameters[step % 12]
-            serve(compiled, step, *((parameter, W) if hides_y else (W, parameter)))
+            compiled.checked(values(step), *((parameter, W) if hides_y else (W, parameter)))
         assert slow_calls == []
         assert len(compiled.reports) == 3
 
@@ -204,7 +188,7 @@ def test_pending_work_takes_the_slow_path(
     check(compiled, W, calls=20)
     assert compiled.reports[0].copied_bytes == 0
     assert len(slow_calls) > waited
-    assert reasons.WORK_IS_DUE in slow_reasons(compiled)
+    assert reasons.WORK_IS_DUE in compiled.slow_reasons()
 
 
 @pytest.mark.parametrize("option", ["fast_path_cudagraph_asserts", "force_cudagraph_sync", "force_cudagraphs_warmup"])
@@ -218,19 +202,6 @@ def test_inductors_debugging_options_disable_the_fast_path(cuda_on_cpu: CudaOnCp
     assert not node.takes_fast_path
 
 
-def test_functions_that_return_inputs_have_no_fast_path(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled = Compiled(Model(cuda_on_cpu))
-    check(compiled, W)
-    (node,) = nodes()
-    node.function.returned_inputs = {0: 0}
-    node.expect_again()
-    assert not node.takes_fast_path
-
-
-def _nothing(_: Any) -> None:
-    return None
-
-
 def _leave_pool(_: Any) -> None:
     for one in managers():
         one.leave_pool()
@@ -242,42 +213,29 @@ def _change_state(_: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reasons_given"),
-    [(_nothing, []), (_leave_pool, [reasons.NOT_EXECUTING]), (_change_state, [reasons.NOT_RECORDED])],
+    ("change", "reason"),
+    [(_leave_pool, reasons.NOT_EXECUTING), (_change_state, reasons.NOT_RECORDED)],
 )
 def test_changed_recording_takes_the_slow_path(
-    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], change: Callable[[Any], None], reasons_given: list[str]
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], change: Callable[[Any], None], reason: str
 ) -> None:
     compiled = on_fast_path(cuda_on_cpu, slow_calls)
     change(compiled)
     call(compiled)
-    assert slow_reasons(compiled) == reasons_given
-    assert bool(slow_calls) == bool(reasons_given)
+    assert compiled.slow_reasons() == [reason]
+    assert slow_calls
 
 
-class Training:
-    """A forward and a backward that share memory, as one step of a training loop."""
-
-    def __init__(self, cuda: CudaOnCpu) -> None:
-        self.forward = Compiled(Model(cuda), is_inference=False)
-        self.backward = Compiled(Model(cuda), is_inference=False, is_backward=True)
-
-    def step(self, start: float, *, backward: bool = True, mark: bool = True) -> None:
-        if mark:
-            torch.compiler.cudagraph_mark_step_begin()
-        x, y, tangent = values(start), values(start + 1), values(start + 2)
-        (saved,) = self.forward.function([x, y, W])
-        expected = 2 * x + y * W
-        assert torch.equal(saved, expected)
-        if backward:
-            (grad,) = self.backward.function([tangent, saved, W])
-            assert torch.equal(grad, 2 * tangent + expected * W)
+def training_of(cuda: CudaOnCpu) -> Training:
+    """A training loop whose next step takes the fast path."""
+    training = Training(Model(cuda), Model(cuda))
+    for step in range(12):
+        training.step(step)
+    return training
 
 
 def test_forward_and_backward_take_the_fast_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    training = Training(cuda_on_cpu)
-    for step in range(12):
-        training.step(step)
+    training = training_of(cuda_on_cpu)
     slow_calls.clear()
     for step in range(12):
         training.step(step)
@@ -285,14 +243,12 @@ def test_forward_and_backward_take_the_fast_path(cuda_on_cpu: CudaOnCpu, slow_ca
 
 
 def test_forward_without_backward_is_slow_without_step_marks(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    training = Training(cuda_on_cpu)
-    for step in range(12):
-        training.step(step)
+    training = training_of(cuda_on_cpu)
     training.step(1, backward=False)
     slow_calls.clear()
     training.step(2, mark=False)
     assert slow_calls
-    assert reasons.OTHER_ORDER in slow_reasons(training.forward), "no iteration began"
+    assert reasons.OTHER_ORDER in training.forward.slow_reasons(), "no iteration began"
 
 
 def test_forward_with_pending_backward_is_slow(
@@ -300,7 +256,7 @@ def test_forward_with_pending_backward_is_slow(
 ) -> None:
     trees = torch_internals.cudagraph_trees
     monkeypatch.setattr(trees.MarkStepBox, "mark_step_counter", 0)
-    training = Training(cuda_on_cpu)
+    training = Training(Model(cuda_on_cpu), Model(cuda_on_cpu))
 
     def step(start: float, *, backward: bool = True) -> None:
         trees.GenerationTracker.generation += 1
@@ -314,23 +270,18 @@ def test_forward_with_pending_backward_is_slow(
     assert slow_calls == []
     step(14)
     assert slow_calls
-    assert reasons.BACKWARD_PENDING in slow_reasons(training.forward)
+    assert reasons.BACKWARD_PENDING in training.forward.slow_reasons()
 
 
 def test_live_saved_result_after_the_backward_is_slow(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    training = Training(cuda_on_cpu)
-    for step in range(12):
-        training.step(step)
+    training = training_of(cuda_on_cpu)
     slow_calls.clear()
-    torch.compiler.cudagraph_mark_step_begin()
-    x, y, tangent = values(1), values(2), values(3)
-    (saved,) = training.forward.function([x, y, W])
-    training.backward.function([tangent, saved, W])
-    expected = 2 * x + y * W
+    (saved,) = training.step(1, look=list)
+    expected = 2 * values(1) + values(2) * W
     assert slow_calls == []
     training.step(4)
     assert training.forward.functions[0].uncaptured(), "the next step ran without graphs"
-    assert reasons.RESULTS_HELD in slow_reasons(training.forward)
+    assert reasons.RESULTS_HELD in training.forward.slow_reasons()
     assert torch.equal(saved, expected)
 
 
@@ -349,7 +300,7 @@ def test_forward_mode_derivative_is_refused_as_by_stock(
                 compiled(*inputs)
         assert cuda_on_cpu.replays == replays
         call(compiled)  # inputs without one
-    assert slow_reasons(compiled) == ([reasons.FORWARD_MODE] if lean_on else [])
+    assert compiled.slow_reasons() == ([reasons.FORWARD_MODE] if lean_on else [])
     slow_calls.clear()
     check(compiled, W, calls=4)
     assert not slow_calls or not lean_on

@@ -14,7 +14,7 @@ from simulated_gpu.trees import Compiled, Model, check, nodes, values
 from optimizations.calls import turns
 from optimizations.torch_internals import thread_state
 from optimizations.trees import hook, reasons, streams
-from tests.optimizations.trees.test_fast_path import Training, W, call, on_fast_path, slow_calls, slow_reasons
+from tests.optimizations.trees.test_fast_path import W, call, on_fast_path, slow_calls, training_of
 from tests.optimizations.trees.test_outliving_results import Outer
 
 __all__ = ["slow_calls"]
@@ -66,15 +66,13 @@ def test_first_fast_call_of_a_thread_sets_the_context(
 
 def test_autograd_thread_is_a_known_caller(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Autograd's threads do not count as callers. If several threads call, nothing is captured again in between."""
-    training = Training(cuda_on_cpu)
-    for step in range(12):
-        training.step(step)
+    training = training_of(cuda_on_cpu)
     slow_calls.clear()
     callers: list[int] = []
 
     def backward_then_step() -> None:
         saved = training.forward.functions[0].callers
-        (gradient,) = training.backward.function([values(3), forward.pop(), W])
+        (gradient,) = training.backward.function([values(3), forward.pop(), training.w])
         assert torch.equal(gradient, 2 * values(3) + (2 * values(1) + values(2) * W) * W)
         del gradient
         callers.append(len(saved))
@@ -82,7 +80,7 @@ def test_autograd_thread_is_a_known_caller(cuda_on_cpu: CudaOnCpu, slow_calls: l
         callers.append(len(saved))
 
     torch.compiler.cudagraph_mark_step_begin()
-    forward = training.forward.function([values(1), values(2), W])
+    forward = training.forward.function([values(1), values(2), training.w])
     in_a_thread(backward_then_step)
     assert slow_calls == []
     assert callers == [1, 2]
@@ -113,7 +111,7 @@ def test_fast_path_runs_no_graph_inside_a_capture(
     else:
         in_a_thread(lambda: call(compiled))
     assert cuda_on_cpu.replays == replays
-    assert slow_reasons(compiled) == [reasons.CAPTURED]
+    assert compiled.slow_reasons() == [reasons.CAPTURED]
     assert [one.reason for one in compiled.functions[0].uncaptured()] == [reasons.INSIDE_CAPTURE]
     cuda_on_cpu.stream, cuda_on_cpu.inside_capture = stream, False
     slow_calls.clear()

@@ -13,7 +13,7 @@ from simulated_gpu.trees import COUNT, Compiled, Model, check, nodes, values
 from optimizations.in_place import budget
 from optimizations.trees import reasons
 from optimizations.trees.containers import managers
-from tests.optimizations.trees.test_fast_path import Training, W, on_fast_path, slow_calls, slow_reasons
+from tests.optimizations.trees.test_fast_path import W, on_fast_path, slow_calls, training_of
 
 __all__ = ["slow_calls"]
 
@@ -49,17 +49,14 @@ def test_live_result_in_written_memory_is_not_overwritten(cuda_on_cpu: CudaOnCpu
     first, second = Compiled(WithAnother(cuda_on_cpu), outputs=2), Compiled(reusing)
 
     def iteration(start: int, *, hold: bool = False) -> None:
-        torch.compiler.cudagraph_mark_step_begin()
         x, y = values(start), values(-2 * start)
-        one, other = first.function([x, y, W])
+        one, other = first.checked(x, y, W)
         expected = 2 * x + y * W
-        assert torch.equal(one, expected)
         if start == 1:
             reusing.memory = at_address(one.data_ptr(), COUNT * 4, torch.float32)
         held = one if hold else None
         del one
-        (result,) = second.function([y, x, W])
-        assert torch.equal(result, 2 * y + x * W)
+        second.checked(y, x, W, mark=False)
         assert held is None or torch.equal(held, expected)
         del other
 
@@ -70,35 +67,28 @@ def test_live_result_in_written_memory_is_not_overwritten(cuda_on_cpu: CudaOnCpu
     slow_calls.clear()
     iteration(40)
     assert slow_calls == []
-    second.functions[0]._slow_calls.clear()
+    second.slow_reasons()
     iteration(41, hold=True)
-    assert slow_reasons(second) == [reasons.EARLIER_RESULT_HELD]
+    assert second.slow_reasons() == [reasons.EARLIER_RESULT_HELD]
 
 
 def test_live_result_at_the_start_slows_the_next_call(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Only the slow path checks, and ends the path that began with the live result once that is released."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
 
-    def serve(compiled: Compiled, start: int) -> torch.Tensor:
-        x, y = values(start), values(-2 * start)
-        (result,) = compiled.function([x, y, W])
-        assert torch.equal(result, 2 * x + y * W)
-        return result
-
     def iteration(start: int, *, let_go_of: list[torch.Tensor]) -> torch.Tensor:
-        torch.compiler.cudagraph_mark_step_begin()
-        serve(first, start)
+        first.checked(values(start), values(-2 * start), W)
         let_go_of.clear()
-        return serve(second, start + 1)
+        return second.checked(values(start + 1), values(-2 * start), W, mark=False)[0]
 
     for start in range(40):
         iteration(start, let_go_of=[])
     slow_calls.clear()
     held = [iteration(40, let_go_of=[])]
     assert slow_calls == []
-    second.functions[0]._slow_calls.clear()
+    second.slow_reasons()
     iteration(41, let_go_of=held)
-    assert slow_reasons(second) == [reasons.RESULTS_HELD]
+    assert second.slow_reasons() == [reasons.RESULTS_HELD]
     assert [(one.reason, one.calls) for one in first.functions[0].uncaptured()] == [(reasons.KEPT, 1)]
     assert not second.functions[0].uncaptured()
     (one,) = managers()
@@ -124,7 +114,7 @@ def called_once_and_twice(cuda: CudaOnCpu, *, steady: bool) -> tuple[Compiled, l
 
     for start in range(30):
         iteration(start, 2)
-    compiled.functions[0]._slow_calls.clear()
+    compiled.slow_reasons()
     before = [node.replays for node in nodes()]
     for start in range(12):
         iteration(start, 2 if start % 5 == 0 else 1)
@@ -140,7 +130,7 @@ def test_second_call_in_iteration_replays_stocks_recording(
     del stocks
     compiled, found = called_once_and_twice(cuda_on_cpu, steady=True)
     assert found == by_stock
-    assert slow_reasons(compiled) == [reasons.ANOTHER_FOLLOWS]
+    assert compiled.slow_reasons() == [reasons.ANOTHER_FOLLOWS]
 
 
 class Two(Model):
@@ -177,14 +167,14 @@ def test_live_result_survives_another_losing_its_history(cuda_on_cpu: CudaOnCpu,
 
     for start in range(40):
         iteration(start)
-    compiled.functions[0]._slow_calls.clear()
+    compiled.slow_reasons()
     slow_calls.clear()
     held, expected = iteration(40)
     assert slow_calls == []
     for start in range(41, 44):
         iteration(start)
         assert torch.equal(held, expected)
-    assert reasons.RESULTS_HELD in slow_reasons(compiled)
+    assert reasons.RESULTS_HELD in compiled.slow_reasons()
 
 
 def test_different_result_of_a_graph_takes_the_slow_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
@@ -192,21 +182,17 @@ def test_different_result_of_a_graph_takes_the_slow_path(cuda_on_cpu: CudaOnCpu,
     first, second = Compiled(Two(cuda_on_cpu), outputs=2), Compiled(Model(cuda_on_cpu))
 
     def iteration(start: int, which: int) -> None:
-        torch.compiler.cudagraph_mark_step_begin()
         x, y = values(start), values(-2 * start)
-        results = first.function([x, y, W])
-        expected = [2 * x + y * W, 2 * y + x * W]
-        (found,) = second.function([results[which], y, W])
-        assert torch.equal(found, 2 * expected[which] + y * W)
+        second.checked(first.checked(x, y, W)[which], y, W, mark=False)
 
     for start in range(40):
         iteration(start, 0)
-    second.functions[0]._slow_calls.clear()
+    second.slow_reasons()
     slow_calls.clear()
     iteration(40, 0)
     assert slow_calls == []
     iteration(41, 1)
-    assert slow_reasons(second) == [reasons.FIXED_INPUT_MOVED]
+    assert second.slow_reasons() == [reasons.FIXED_INPUT_MOVED]
 
 
 def test_result_passed_on_is_the_callers_tensor(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
@@ -214,13 +200,10 @@ def test_result_passed_on_is_the_callers_tensor(cuda_on_cpu: CudaOnCpu, slow_cal
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu, returns_x=True), outputs=2)
 
     def iteration(start: int) -> None:
-        torch.compiler.cudagraph_mark_step_begin()
         x, y = values(start), values(-2 * start)
-        (made,) = first.function([x, y, W])
-        result, same = second.function([made, y, W])
-        assert same is made
+        (made,) = first.checked(x, y, W)
+        assert second.checked(made, y, W, mark=False)[1] is made
         assert torch.equal(made, 2 * x + y * W)
-        assert torch.equal(result, 2 * made + y * W)
 
     for start in range(40):
         iteration(start)
@@ -263,9 +246,7 @@ def test_bytes_copied_by_fast_calls_are_counted(cuda_on_cpu: CudaOnCpu, slow_cal
 
 def test_forwards_without_backward_are_fast_with_step_marks(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """With marks an iteration begins although the previous backward never ran."""
-    training = Training(cuda_on_cpu)
-    for step in range(12):
-        training.step(step)
+    training = training_of(cuda_on_cpu)
     slow_calls.clear()
     replays = cuda_on_cpu.replays
     for step in range(6):

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import COUNT, Compiled, Model, nodes, values
+from simulated_gpu.trees import COUNT, Compiled, Model, Training, nodes, values
 
 from optimizations.trees import liveness, reasons
 from optimizations.trees.containers import managers
 
-W = values(7)
 RESULTS = liveness.MANY + 3
 
 
@@ -34,47 +33,27 @@ class Backward(Model):
         return super().__call__(inputs)
 
 
-class Training:
-    def __init__(self, cuda: CudaOnCpu) -> None:
-        forward = Compiled(Forward(cuda), outputs=RESULTS, is_inference=False)
-        backward = Compiled(Backward(cuda), inputs=2 + RESULTS, is_inference=False, is_backward=True)
-        self.forward, self.backward = forward.function, backward.function
-        self.compiled = forward, backward
-        for start in range(40):  # until all inputs are proven
-            self.step(start)
-        self.ways()
+def training_of(cuda: CudaOnCpu) -> Training:
+    """A training loop with many saved results, after all inputs are proven."""
+    training = Training(Forward(cuda), Backward(cuda), saved=RESULTS)
+    for start in range(40):
+        training.step(start)
+    slow_reasons(training)
+    return training
 
-    def step(self, start: float, look: Callable[[list[torch.Tensor]], Any] = lambda saved: None) -> Any:
-        """Run a training step and return what `look` gives for the saved results."""
-        torch.compiler.cudagraph_mark_step_begin()
-        x, y, tangent = values(start), values(start + 1), values(start + 2)
-        saved = self.forward([x, y, W])
-        expected = 2 * x + y * W
-        assert torch.equal(saved[0], expected)
-        seen = look(saved)
-        given = [tangent, saved[0], W, *saved[1:]]
-        saved.clear()
-        (gradient,) = self.backward(given)
-        assert torch.equal(gradient, 2 * tangent + expected * W)
-        return seen
 
-    def ways(self) -> list[str]:
-        """Return why calls took the slow path since the last query."""
-        functions = [function for one in self.compiled for function in one.functions]
-        found = [way.reason for function in functions for way in function.slow_calls()]
-        for function in functions:
-            function._slow_calls.clear()
-        return found
+def slow_reasons(training: Training) -> list[str]:
+    return [*training.forward.slow_reasons(), *training.backward.slow_reasons()]
 
 
 def test_dead_results_are_not_checked_one_by_one(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Training(cuda_on_cpu)
+    training = training_of(cuda_on_cpu)
     asked: list[int] = []
     references = liveness._references
     monkeypatch.setattr(liveness, "_references", lambda values, at: (asked.append(at), references(values, at))[1])
     for start in range(4):
         training.step(start)
-    assert training.ways() == []
+    assert slow_reasons(training) == []
     assert set(asked) <= {0}, "the gradient, the only result of the backward, is asked about alone"
 
 
@@ -89,33 +68,33 @@ HOLDS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
 
 @pytest.mark.parametrize("held", sorted(HOLDS))
 def test_one_live_result_of_many_takes_the_slow_path(cuda_on_cpu: CudaOnCpu, held: str) -> None:
-    training = Training(cuda_on_cpu)
-    seen = training.step(1, HOLDS[held])
-    assert reasons.INPUT_STILL_HELD in training.ways(), "the backward would write over it"
+    training = training_of(cuda_on_cpu)
+    seen = training.step(1, look=HOLDS[held])
+    assert reasons.INPUT_STILL_HELD in slow_reasons(training), "the backward would write over it"
     del seen
     for start in range(8):
         training.step(start)
-    training.ways()
+    slow_reasons(training)
     for start in range(4):
         training.step(start)
-    assert training.ways() == []
+    assert slow_reasons(training) == []
 
 
 def test_recreated_result_is_checked_with_the_others(cuda_on_cpu: CudaOnCpu) -> None:
-    training = Training(cuda_on_cpu)
-    training.step(1, lambda saved: saved[3].unsqueeze_(0).dim())
-    training.ways()
-    assert training.step(2, lambda saved: saved[3].shape) == (COUNT,)
+    training = training_of(cuda_on_cpu)
+    training.step(1, look=lambda saved: saved[3].unsqueeze_(0).dim())
+    slow_reasons(training)
+    assert training.step(2, look=lambda saved: saved[3].shape) == (COUNT,)
     for start in range(4):
         training.step(start)
-    assert training.ways() == []
-    seen = training.step(1, lambda saved: saved[3])
-    assert reasons.INPUT_STILL_HELD in training.ways() and seen.shape == (COUNT,)
+    assert slow_reasons(training) == []
+    seen = training.step(1, look=lambda saved: saved[3])
+    assert reasons.INPUT_STILL_HELD in slow_reasons(training) and seen.shape == (COUNT,)
 
 
 def test_reference_counts_match_stocks_current_references(cuda_on_cpu: CudaOnCpu) -> None:
-    training = Training(cuda_on_cpu)
-    node = next(one for one in nodes() if one.function is training.compiled[0].functions[0])
+    training = training_of(cuda_on_cpu)
+    node = next(one for one in nodes() if one.function is training.forward.functions[0])
     references = node.references([(0, place) for place in range(RESULTS)])
     assert type(references) is liveness.Many
     assert not liveness.any_alive(references) and references.idle()
@@ -201,8 +180,7 @@ def test_random_programs_compute_what_eager_does(cuda_on_cpu: CudaOnCpu, seed: i
     for index in range(STEPS):
         program.step(steady=index % 30 >= 15)
     steady = sum(report.steady_replays for one in program.functions for report in one.reports)
-    full = sum(way.calls for one in program.functions for way in one.functions[0].slow_calls())
+    slow = [calls for one in program.functions for calls in one.functions[0].slow_calls()]
     assert steady > STEPS / 4, "the fast path was tried, and left"
-    assert full > STEPS / 8
-    reasons = {way.reason for one in program.functions for way in one.functions[0].slow_calls()}
-    assert len(reasons) >= 4, reasons
+    assert sum(one.calls for one in slow) > STEPS / 8
+    assert len({one.reason for one in slow}) >= 4, slow

@@ -7,9 +7,8 @@ import threading
 import weakref
 from typing import Any
 
-import torch
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import Compiled, Model, check, nodes, values
+from simulated_gpu.trees import Compiled, Model, Training, check, nodes, values
 
 from optimizations import torch_internals
 from optimizations.trees import graphed_function, manager
@@ -17,22 +16,12 @@ from optimizations.trees.containers import free_all, managers, others_have_manag
 
 
 def test_forward_and_backward_share_a_manager_and_their_trees(cuda_on_cpu: CudaOnCpu) -> None:
-    forward_model, backward_model, w = Model(cuda_on_cpu), Model(cuda_on_cpu), values(7)
-    forward = Compiled(forward_model, is_inference=False)
-    backward = Compiled(backward_model, is_inference=False, is_backward=True)
-    kept = []
+    training = Training(Model(cuda_on_cpu), Model(cuda_on_cpu))
     for step in range(6):
-        torch.compiler.cudagraph_mark_step_begin()
-        x, y, tangent = values(step), values(step + 1), values(step + 2)
-        kept.append((x, y, tangent))
-        (saved,) = forward.function([x, y, w])
-        expected = 2 * x + y * w
-        assert torch.equal(saved, expected), step
-        (grad,) = backward.function([tangent, saved, w])
-        assert torch.equal(grad, 2 * tangent + expected * w), step
-        del saved, grad
+        training.step(step)
     assert len(managers()) == 1
-    assert [report.direction for report in (*forward.reports, *backward.reports)] == ["forward", "backward"]
+    reports = *training.forward.reports, *training.backward.reports
+    assert [report.direction for report in reports] == ["forward", "backward"]
 
 
 def test_stocks_container_is_unchanged(cuda_on_cpu: CudaOnCpu) -> None:

@@ -137,6 +137,50 @@ class Compiled:
         torch.compiler.cudagraph_mark_step_begin()
         return [result.clone() for result in self.function(list(inputs))]
 
+    def checked(self, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, *, mark: bool = True) -> list[torch.Tensor]:
+        """The results of a call, of a new iteration if it is marked. The first is as a `Model` computes it."""
+        if mark:
+            torch.compiler.cudagraph_mark_step_begin()
+        expected = 2 * x + y * w
+        results: list[torch.Tensor] = self.function([x, y, w])
+        assert torch.equal(results[0], expected)
+        return results
+
+    def slow_reasons(self) -> list[str]:
+        """Why calls took the slow path since the last query."""
+        found = [one.reason for function in self.functions for one in function.slow_calls()]
+        for function in self.functions:
+            function._slow_calls.clear()
+        return found
+
+
+class Training:
+    """A forward and a backward that share memory, as one step of training. The backward reads `saved` results."""
+
+    def __init__(self, forward: Any, backward: Any, *, saved: int = 1, lean: bool = True) -> None:
+        self.w = values(7)
+        self.forward = Compiled(forward, outputs=saved, is_inference=False, lean=lean)
+        self.backward = Compiled(backward, inputs=2 + saved, is_inference=False, is_backward=True, lean=lean)
+
+    def step(
+        self,
+        start: float,
+        *,
+        backward: bool = True,
+        mark: bool = True,
+        look: Callable[[list[torch.Tensor]], Any] = lambda saved: None,
+    ) -> Any:
+        """What `look` gives for the results of the forward."""
+        x, y, tangent = values(start), values(start + 1), values(start + 2)
+        saved = self.forward.checked(x, y, self.w, mark=mark)
+        expected, seen = 2 * x + y * self.w, look(saved)
+        if backward:
+            given = [tangent, saved[0], self.w, *saved[1:]]
+            saved.clear()
+            (gradient,) = self.backward.function(given)
+            assert torch.equal(gradient, 2 * tangent + expected * self.w)
+        return seen
+
 
 def nodes() -> list[EncoreNode]:
     return [node for one in managers() for node in one.nodes()]
