@@ -49,8 +49,7 @@ def test_unmoved_inputs_update_no_node(cuda_on_cpu: CudaOnCpu) -> None:
         compiled(x, y, w)
     cuda_on_cpu.driver.calls.clear()
     x.fill_(4.0)
-    (result,) = compiled(x, y, w)
-    assert torch.equal(result, 2 * x + y * w)
+    compiled.checked(x, y, w)
     assert cuda_on_cpu.driver.calls == []
 
 
@@ -72,9 +71,7 @@ def test_input_that_is_returned_is_copied(cuda_on_cpu: CudaOnCpu, several: bool)
     for step in range(10):
         x, y = values(step), values(2 * step)
         kept.append((x, y))
-        torch.compiler.cudagraph_mark_step_begin()
-        out, same = compiled.function([x, y, w])
-        assert torch.equal(out, 2 * x + y * w)
+        out, same = compiled.checked(x, y, w)
         assert torch.equal(same, x)
         for function in compiled.functions:
             function.is_one_of_several = several
@@ -98,9 +95,7 @@ def test_input_memory_that_became_a_result_is_returned(cuda_on_cpu: CudaOnCpu, r
     for step in range(10):
         x, y = values(step), values(2 * step)
         kept.append((x, y))
-        torch.compiler.cudagraph_mark_step_begin()
-        out, result = compiled.function([x, y, w])
-        assert torch.equal(out, 2 * values(step) + y * w), step
+        out, result = compiled.checked(x, y, w)
         assert torch.equal(result, values(step) + 1), step
         for function in compiled.functions:
             function.is_one_of_several = True
@@ -109,12 +104,7 @@ def test_input_memory_that_became_a_result_is_returned(cuda_on_cpu: CudaOnCpu, r
 
 def test_output_in_memory_of_a_dead_input_is_not_the_input(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu, reuses_x=True)), values(7)
-    kept = []
-    for step in range(10):
-        x, y = values(step), values(3 * step)
-        kept.append((x, y))
-        (out,) = compiled(x, y, w)
-        assert torch.equal(out, 2 * x + y * w), step
+    check(compiled, w, calls=10)
 
 
 def test_retained_results_stay_valid_and_are_copied(cuda_on_cpu: CudaOnCpu) -> None:
@@ -123,9 +113,7 @@ def test_retained_results_stay_valid_and_are_copied(cuda_on_cpu: CudaOnCpu) -> N
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     for step in range(30):
         x, y = values(step), values(2 * step)
-        torch.compiler.cudagraph_mark_step_begin()
-        (out,) = compiled.function([x, y, w])
-        kept.append((out, 2 * x + y * w))
+        kept.append((compiled.checked(x, y, w)[0], 2 * x + y * w))
     assert all(torch.equal(out, expected) for out, expected in kept)
     (function,) = compiled.functions
     report = function.kept()
@@ -138,9 +126,7 @@ def test_retained_results_stay_valid_and_are_copied(cuda_on_cpu: CudaOnCpu) -> N
 def test_live_result_of_a_replay_moves_to_a_new_pool(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
-    x, y = values(1), values(2)
-    torch.compiler.cudagraph_mark_step_begin()
-    held = compiled.function([x, y, w])[0]
+    held = compiled.checked(values(1), values(2), w)[0]
     expected = held.clone()
     pools = {tuple(one.cuda_graphs_thread_pool) for one in managers()}
     check(compiled, w, calls=10)
@@ -160,9 +146,8 @@ def test_failed_recording_costs_only_the_graph(cuda_on_cpu: CudaOnCpu) -> None:
 
     compiled = Compiled(fails)
     for step in range(5):
-        x, y, before = values(step), values(2 * step), w.clone()
-        (out,) = compiled(x, y, w)
-        assert torch.equal(out, 2 * x + y * before), step
+        before = w.clone()
+        compiled.checked(values(step), values(2 * step), w)
         assert torch.equal(w, before + 1), "once a call"
     (calls,) = compiled.functions[0].uncaptured()
     assert calls.calls == 4
@@ -187,9 +172,8 @@ def test_failed_pool_check_costs_only_the_graph(
     held = None
     with torch_internals.inductor_config.patch("triton.slow_path_cudagraph_asserts", True):
         for step in range(6):
-            x, y, before = values(step), values(2 * step), w.clone()
-            (out,) = compiled(x, y, w)
-            assert torch.equal(out, 2 * x + y * before), step
+            before = w.clone()
+            out = compiled.checked(values(step), values(2 * step), w)[0].clone()
             assert torch.equal(w, before + 1), "once a call"
             held = (out, out.clone()) if step == 0 else held
     assert held is not None
@@ -247,9 +231,8 @@ def test_parameter_that_is_written_is_never_copied(cuda_on_cpu: CudaOnCpu, share
         both = aligned(2 * COUNT).copy_(torch.arange(2 * COUNT) + step)
         w, y = both[:COUNT], both[COUNT:] if shared else values(3 * step)
         kept.append((w, y))
-        x, before = values(step), w.clone()
-        (out,) = compiled(x, y, w)
-        assert torch.equal(out, 2 * x + y * before), step
+        before = w.clone()
+        compiled.checked(values(step), y, w)
         assert torch.equal(w, before + 1), step
     assert len(compiled.reports) == moved_inputs.MOST_RECORDINGS
     assert all(2 not in {one.index for one in report.inputs} for report in compiled.reports)
@@ -324,12 +307,8 @@ def test_threads_share_a_model_and_get_their_own_results(cuda_on_cpu: CudaOnCpu)
     def serve(start: int) -> None:
         try:
             for step in range(50):
-                x, y = values(start + step), values(start - step)
-                torch.compiler.cudagraph_mark_step_begin()
-                (out,) = compiled.function([x, y, w])
-                if not torch.equal(out, 2 * x + y * w):
-                    wrong.append((start, step))
-        except Exception as error:
+                compiled.checked(values(start + step), values(start - step), w)
+        except BaseException as error:
             wrong.append(error)
 
     threads = [threading.Thread(target=serve, args=(100 * number,)) for number in range(8)]
@@ -379,8 +358,7 @@ def test_input_that_is_never_aligned_is_copied(cuda_on_cpu: CudaOnCpu) -> None:
     (node,) = nodes()
     node.session.use.replays = -8  # work begins after some calls
     for step in range(40):
-        x, y = values(step, offset=1), values(-step)
-        assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
+        compiled.checked(values(step, offset=1), values(-step), w)
     (report,) = compiled.reports
     assert (report.stage, report.off, report.waiting) == ("done", None, None)
     assert [one.indirect for one in report.inputs] == [False, True]

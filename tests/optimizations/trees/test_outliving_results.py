@@ -47,7 +47,7 @@ def test_function_may_call_another_one(cuda_on_cpu: CudaOnCpu, lean: bool, known
     for step in range(8):
         x, y = values(step), values(-3 * step)
         assert torch.equal(outer(x, y, w)[0], 2 * (2 * x + y * w) + y * w), step
-        assert torch.equal(inner(y, x, w)[0], 2 * y + x * w), step
+        inner.checked(y, x, w)
     for compiled in (outer, inner):
         assert [report.direction for report in compiled.reports] == ["inference"]
         assert not compiled.functions[0].uncaptured()
@@ -140,9 +140,7 @@ def test_results_referenced_by_threads_do_not_end_graphs(cuda_on_cpu: CudaOnCpu)
     def serve(number: int) -> None:
         for step in range(number, number + (10 if number else 1)):
             x, y = values(step), values(2 * step)
-            torch.compiler.cudagraph_mark_step_begin()
-            (out,) = compiled.function([x, y, w])
-            kept.append((out, 2 * x + y * w))
+            kept.append((compiled.checked(x, y, w)[0], 2 * x + y * w))
 
     serve(0)
     for number in range(1, 6):
@@ -196,8 +194,7 @@ def held_after(cuda: CudaOnCpu, calls: int) -> tuple[Any, Compiled]:
     compiled, w, result = Compiled(Model(cuda)), values(7), None
     for step in range(calls):
         del result
-        torch.compiler.cudagraph_mark_step_begin()
-        (result,) = compiled.function([values(step), values(step + 1), w])
+        (result,) = compiled.checked(values(step), values(step + 1), w)
     return result, compiled
 
 

@@ -61,13 +61,11 @@ def test_write_to_a_result_of_another_graph_is_kept(cuda_on_cpu: CudaOnCpu, hide
     for step in range(40):
         x, y = values(step), parameters[step % 4] if moving else values(2 * step)
         kept.append((x, y))
-        torch.compiler.cudagraph_mark_step_begin()
-        (result,) = first.function([x, values(3 * step), WEIGHT])
-        expected = 2 * x + values(3 * step) * WEIGHT
-        (out,) = second.function([x, y, result])
-        assert torch.equal(out, 2 * x + y * expected), step
-        assert torch.equal(result, expected + y), step
-        del result, out
+        (result,) = first.checked(x, values(3 * step), WEIGHT)
+        expected = result + y
+        second.checked(x, y, result, mark=False)
+        assert torch.equal(result, expected), step
+        del result
 
 
 def test_write_is_not_lost_with_a_recording_that_fails(cuda_on_cpu: CudaOnCpu) -> None:
@@ -75,13 +73,11 @@ def test_write_is_not_lost_with_a_recording_that_fails(cuda_on_cpu: CudaOnCpu) -
     second = Compiled(Adding(cuda_on_cpu, captured=False), static_inputs=(), mutated_input_idxs=WRITTEN)
     for step in range(6):
         x, y = values(step), values(2 * step)
-        torch.compiler.cudagraph_mark_step_begin()
-        (result,) = first.function([x, y, WEIGHT])
-        expected = 2 * x + y * WEIGHT
-        (out,) = second.function([x, y, result])
-        assert torch.equal(out, 2 * x + y * expected), step
-        assert torch.equal(result, expected + y), step
-        del result, out
+        (result,) = first.checked(x, y, WEIGHT)
+        expected = result + y
+        second.checked(x, y, result, mark=False)
+        assert torch.equal(result, expected), step
+        del result
     assert any("could not be recorded" in one.reason for function in second.functions for one in function.uncaptured())
 
 
@@ -91,12 +87,12 @@ def test_failed_recording_of_several_ranks_raises(cuda_on_cpu: CudaOnCpu, monkey
     model = Adding(cuda_on_cpu, captured=False)
     model.code = GeneratedCode("it takes part in a collective", collective=True)
     compiled = Compiled(model)
-    compiled(values(0), values(1), values(7))
+    compiled(values(0), values(1), WEIGHT)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="not permitted"):
             compiled(values(0), values(1), values(7))
     model.captured = True
-    assert torch.equal(compiled(values(0), values(1), values(7))[0], 2 * values(0) + values(1) * values(7))
+    compiled.checked(values(0), values(1), values(7))
     assert compiled.functions[0].uncaptured() == []
 
 
@@ -126,12 +122,8 @@ def test_stream_is_waited_for_while_results_are_read(cuda_on_cpu: CudaOnCpu) -> 
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, WEIGHT, calls=20)
 
-    def call(stream: int) -> tuple[torch.Tensor, set[int], int]:
-        cuda_on_cpu.stream = stream
-        torch.compiler.cudagraph_mark_step_begin()
-        waits, replays = len(cuda_on_cpu.waits), cuda_on_cpu.replays
-        (result,) = compiled.function([values(1), values(2), WEIGHT])
-        return result, set(cuda_on_cpu.waits[waits:]), cuda_on_cpu.replays - replays
+    def call(stream: int) -> tuple[Any, set[int], int]:
+        return called_on(cuda_on_cpu, stream, lambda: compiled.checked(values(1), values(2), WEIGHT))
 
     first, second = 11, 12
     call(first)
@@ -148,8 +140,8 @@ def test_stream_is_waited_for_while_results_are_read(cuda_on_cpu: CudaOnCpu) -> 
 def called_on(cuda: CudaOnCpu, stream: int, call: Callable[[], Any]) -> tuple[Any, set[int], int]:
     """Return its result, the streams it waits for, and its number of replays."""
     cuda.stream = stream
-    waits, replays = len(cuda.waits), cuda.replays
     torch.compiler.cudagraph_mark_step_begin()
+    waits, replays = len(cuda.waits), cuda.replays
     returned = call()
     return returned, set(cuda.waits[waits:]), cuda.replays - replays
 
@@ -158,13 +150,10 @@ def test_permanently_live_results_get_their_own_pool(cuda_on_cpu: CudaOnCpu) -> 
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, WEIGHT, calls=20)
 
-    def call(stream: int) -> tuple[torch.Tensor, set[int], int]:
-        made, waited, replays = called_on(
-            cuda_on_cpu, stream, lambda: compiled.function([values(1), values(2), WEIGHT])
-        )
-        return made[0], waited, replays
+    def call(stream: int) -> tuple[Any, set[int], int]:
+        return called_on(cuda_on_cpu, stream, lambda: compiled.checked(values(1), values(2), WEIGHT))
 
-    kept, _, _ = call(11)
+    (kept,), _, _ = call(11)
     for _ in range(PATIENCE):
         assert call(12)[1:] == ({11}, 0)
     assert call(12)[1] == {11}, "the pool is left in this call"
