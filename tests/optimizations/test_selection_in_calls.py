@@ -42,16 +42,12 @@ def run(compiled: Compiled, calls: int, *, moving: bool = True) -> None:
             kept.append((x, y))
         else:
             x.fill_(step)
-        assert torch.equal(compiled(x, y, W)[0], 2 * x + y * W), step
+        compiled.checked(x, y, W)
 
 
 def selection_of(compiled: Compiled) -> SelectionReport:
     found: SelectionReport = compiled.functions[-1].selection()
     return found
-
-
-def reasons(compiled: Compiled) -> dict[str, int]:
-    return {one.reason: one.calls for one in compiled.functions[-1].uncaptured()}
 
 
 def test_tiny_inference_is_never_recorded(cuda_on_cpu: CudaOnCpu) -> None:
@@ -63,7 +59,7 @@ def test_tiny_inference_is_never_recorded(cuda_on_cpu: CudaOnCpu) -> None:
     kernels = selection.MOST_TINY_KERNELS
     why = f"launching a graph costs more than launching its kernels ({kernels})"
     assert selection_of(compiled) == SelectionReport("inference", "no graph", why, kernels, None, 0)
-    assert reasons(compiled) == {f"selection: {why}": 5}
+    assert compiled.uncaptured() == {f"selection: {why}": 5}
     assert optimizations.settled()
 
 
@@ -232,7 +228,7 @@ def test_race_ends_after_a_bounded_number_of_calls(measure: Measure) -> None:
     assert not optimizations.settled()
     run(compiled, 3 * (CALLS + 1) + 1)
     assert optimizations.settled()
-    assert reasons(compiled)[TRIED_WITHOUT_GRAPH] == CALLS + 2, "one when it has won"
+    assert compiled.uncaptured()[TRIED_WITHOUT_GRAPH] == CALLS + 2, "one when it has won"
 
 
 def test_training_is_never_measured_without_a_graph(measure: Measure) -> None:
@@ -264,9 +260,7 @@ def test_referenced_results_stay_valid_during_a_race(measure: Measure) -> None:
     _model, compiled = measure(0.5, 1.0, 0.0)
     held = []
     for step in range(60):
-        x, y = values(step), values(2 * step)
-        torch.compiler.cudagraph_mark_step_begin()
-        (result,) = compiled.function([x, y, W])
-        held.append((result, 2 * x + y * W))
+        (result,) = compiled.checked(values(step), values(2 * step), W)
+        held.append((result, result.clone()))
         del held[:-3]
         assert all(torch.equal(one, expected) for one, expected in held), step

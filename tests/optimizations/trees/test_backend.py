@@ -10,44 +10,19 @@ import torch
 from simulated_gpu.compiler import FakeMaker, program
 
 import optimizations
-from optimizations.graph.plan import Choice
 from optimizations.options import Options
-from optimizations.report.recordings import RecordingReport
 from optimizations.trees import containers
 from optimizations.trees import maker as maker_module
 
 
-class FakeFunction:
-    """`report.ReportedFunction` with one recording."""
-
-    def __init__(self, recording: RecordingReport) -> None:
-        self._recording = recording
-
-    def recordings(self) -> list[RecordingReport]:
-        return [self._recording]
-
-    def kept(self) -> None:
-        return None
-
-    def uncaptured(self) -> list[Any]:
-        return []
-
-    def selection(self) -> None:
-        return None
-
-    def slow_calls(self) -> list[Any]:
-        return []
-
-
 class FakeEncore(FakeMaker):
-    """Replace `EncoreMaker`: store its arguments and report one recording."""
+    """Replace `EncoreMaker`, and note the option it is made with."""
 
     made_with: ClassVar[list[Any]] = []
 
     def __init__(self, options: Options, report: Callable[[Any], None]) -> None:
         super().__init__()
         self.made_with.append(options.indirection)
-        report(FakeFunction(RecordingReport("inference", 3, 2, (), 0, 16, (), None)))
 
 
 @pytest.fixture
@@ -67,11 +42,22 @@ def call(options: Mapping[str, Any]) -> None:
     assert torch.equal(compiled(x), program(x))
 
 
-def test_indirection_off_uses_stock_graphs(encore: FakeMaker) -> None:
-    assert Options().indirection == "auto", "what a user gets who says nothing"
-    call({"indirection": "off"})
-    assert FakeEncore.made_with == []
-    assert encore.directions == ["inference"]
+@pytest.mark.parametrize(
+    ("options", "made_with", "directions"),
+    [
+        ({}, ["auto"], []),
+        ({"indirection": "host"}, ["host"], []),
+        ({"indirection": "prelude"}, ["prelude"], []),
+        ({"indirection": "off"}, [], ["inference"]),
+        ({"inductor": {"triton.cudagraph_trees": False}}, [], ["inference"]),
+        ({"inductor": {"triton.cudagraphs": False}}, [], []),
+    ],
+)
+def test_options_choose_encores_or_stocks_graphs(
+    encore: FakeMaker, options: Mapping[str, Any], made_with: list[str], directions: list[str]
+) -> None:
+    call(options)
+    assert (FakeEncore.made_with, encore.directions) == (made_with, directions)
 
 
 def test_reset_of_the_compiler_frees_graphs_and_keeps_reports(
@@ -88,24 +74,6 @@ def test_reset_of_the_compiler_frees_graphs_and_keeps_reports(
     monkeypatch.setattr(containers, "others_have_managers", lambda: True)
     torch.compiler.reset()
     assert freed == ["recordings"], "another thread may be in the middle of a replay"
-
-
-@pytest.mark.parametrize("choice", ["auto", "host", "prelude"])
-def test_indirection_on_uses_encores_graphs_and_reports(encore: FakeMaker, choice: str) -> None:
-    call({"indirection": choice})
-    assert FakeEncore.made_with == [Choice(choice)]
-    assert encore.made == []
-    (graph,) = optimizations.report()
-    assert [recording.pointer_bytes for recording in graph.recordings] == [16]
-
-
-@pytest.mark.parametrize(
-    ("inductor", "stock_is_asked"), [({"triton.cudagraphs": False}, False), ({"triton.cudagraph_trees": False}, True)]
-)
-def test_disabled_cuda_graphs_use_stock(encore: FakeMaker, inductor: Mapping[str, Any], stock_is_asked: bool) -> None:
-    call({"indirection": "auto", "inductor": inductor})
-    assert FakeEncore.made_with == []
-    assert bool(encore.made) == stock_is_asked
 
 
 def test_reset_frees_all_memory(encore: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> None:

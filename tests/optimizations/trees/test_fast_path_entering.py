@@ -112,7 +112,7 @@ def test_fast_path_runs_no_graph_inside_a_capture(
         in_a_thread(lambda: call(compiled))
     assert cuda_on_cpu.replays == replays
     assert compiled.slow_reasons() == [reasons.CAPTURED]
-    assert [one.reason for one in compiled.functions[0].uncaptured()] == [reasons.INSIDE_CAPTURE]
+    assert list(compiled.uncaptured()) == [reasons.INSIDE_CAPTURE]
     cuda_on_cpu.stream, cuda_on_cpu.inside_capture = stream, False
     slow_calls.clear()
     check(compiled, W, calls=4)
@@ -147,7 +147,7 @@ def test_backward_in_another_thread_does_not_wait(cuda_on_cpu: CudaOnCpu, slow_c
 
         in_a_thread(backward)
     assert cuda_on_cpu.replays == replays
-    assert [one.reason for one in compiled.functions[0].uncaptured()] == [reasons.INSIDE_FUNCTION]
+    assert list(compiled.uncaptured()) == [reasons.INSIDE_FUNCTION]
     call(compiled)
     assert cuda_on_cpu.replays == replays + 1
 

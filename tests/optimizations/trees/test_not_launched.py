@@ -57,8 +57,7 @@ def test_unchanged_addresses_disable_indirection(cuda_on_cpu: CudaOnCpu, which: 
     assert report.replays >= 10 and report.off is not None
     assert "an address in its graph could not be changed: CudaCallFailed: cuGraphExecKernelNodeSetP" in report.off
     assert [in_place(compiled) for compiled in functions] == [index != which for index in range(2)]
-    (uncaptured,) = functions[which].functions[0].uncaptured()
-    assert (uncaptured.reason, uncaptured.calls) == (report.off, 1)
+    assert functions[which].uncaptured() == {report.off: 1}
 
 
 def after_an_end_while_the_graph_is_changed(cuda_on_cpu: CudaOnCpu, lean: bool, ended: list[str]) -> None:
@@ -209,8 +208,7 @@ def test_functions_run_without_graphs_in_the_programs_capture(cuda_on_cpu: CudaO
     for number in range(10, 14):
         step(number)
     assert (cuda_on_cpu.replays - replays, len(forward.runs) - runs) == (10, 2)
-    uncaptured = [one for function in training.forward.functions for one in function.uncaptured()]
-    assert sum(one.calls for one in uncaptured if one.reason == INSIDE_CAPTURE) == 10
+    assert training.forward.uncaptured()[INSIDE_CAPTURE] == 10
 
 
 FILES = (*FILES_OF_A_CALL, "/shortcut.py", "/pyfunctorch.py", "/contextlib.py")

@@ -126,8 +126,7 @@ def test_operator_may_run_a_backward_of_another_function(
     assert done == list(range(6))
     assert thread.ident not in model.threads
     assert [report.direction for report in inner.reports] == ["backward"]
-    uncaptured = {one.reason: one.calls for one in inner.functions[0].uncaptured()}
-    assert uncaptured == ({reasons.INSIDE_FUNCTION: 3} if without_graph else {})
+    assert inner.uncaptured() == ({reasons.INSIDE_FUNCTION: 3} if without_graph else {})
     assert set() == turns.LENT
 
 
@@ -148,8 +147,7 @@ def test_results_referenced_by_threads_do_not_end_graphs(cuda_on_cpu: CudaOnCpu)
         thread.start()
         thread.join()
     assert all(torch.equal(out, expected) for out, expected in kept)
-    (uncaptured,) = compiled.functions[0].uncaptured()
-    assert (uncaptured.reason, uncaptured.calls) == (reasons.KEPT, manager.PATIENCE_OF_THREADS)
+    assert compiled.uncaptured() == {reasons.KEPT: manager.PATIENCE_OF_THREADS}
 
 
 def test_reports_are_made_while_other_threads_record(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:

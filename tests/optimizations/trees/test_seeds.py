@@ -71,12 +71,9 @@ class Training:
         self.backward = Compiled(backward, is_inference=False, is_backward=True, static_inputs=static, lean=lean)
 
     def run_forward(self, start: float) -> tuple[torch.Tensor, torch.Tensor]:
-        torch.compiler.cudagraph_mark_step_begin()
         x, y = values(start), values(start + 1)
-        (saved,) = self.forward.function([x, y, W])
-        expected = 2 * x + y * W
-        assert torch.equal(saved, expected)
-        return saved, expected
+        (saved,) = self.forward.checked(x, y, W)
+        return saved, 2 * x + y * W
 
     def run_backward(self, start: float, saved: torch.Tensor, expected: torch.Tensor) -> None:
         tangent = values(start + 2)
@@ -93,9 +90,6 @@ class Training:
 
     def without_graph(self, which: str, reason: str | None) -> None:
         getattr(self, which).functions[0].without_graph = reason
-
-    def reasons(self) -> dict[str, int]:
-        return {one.reason: one.calls for one in self.backward.functions[0].uncaptured()}
 
 
 @pytest.fixture
@@ -140,12 +134,12 @@ def test_backward_of_uncaptured_forward_runs_without_graph(
     training.without_graph("forward", "for this test")
     for step in range(3):
         training.step(step)
-    assert training.reasons()[reasons.FORWARD_UNCAPTURED] == 3
+    assert training.backward.uncaptured()[reasons.FORWARD_UNCAPTURED] == 3
     training.without_graph("forward", None)
-    calls = sum(training.reasons().values())
+    calls = sum(training.backward.uncaptured().values())
     for step in range(3):
         training.step(step)
-    assert sum(training.reasons().values()) == calls, "graphs serve them again"
+    assert sum(training.backward.uncaptured().values()) == calls, "graphs serve them again"
     assert len(nodes()) == recordings
 
 
@@ -156,7 +150,7 @@ def test_seeds_on_the_host_are_never_captured(cuda_on_cpu: CudaOnCpu, host: Host
     for step in range(12):
         training.step(step, on_host=True)
     assert "captured" not in training.models[1].runs
-    assert training.reasons()[reasons.FORWARD_UNCAPTURED] == 11
+    assert training.backward.uncaptured()[reasons.FORWARD_UNCAPTURED] == 11
     for step in range(12):
         training.step(step)
     runs = list(training.models[1].runs)
@@ -179,25 +173,21 @@ def test_backward_depends_on_its_own_forward_only(cuda_on_cpu: CudaOnCpu) -> Non
     later = Compiled(second, is_inference=False, outputs=2)
 
     def step(start: float) -> None:
-        torch.compiler.cudagraph_mark_step_begin()
         x, y = values(start), values(start + 1)
-        (hidden,) = first.function([x, y, W])
-        out, saved = later.function([hidden, y, W])
-        (grad,) = later_back.function([values(start), out, W])
-        assert torch.equal(grad, 2 * values(start) + out * W)
-        del grad, out, saved
-        (last,) = back.function([values(start), hidden, W])
-        assert torch.equal(last, 2 * values(start) + hidden * W)
+        (hidden,) = first.checked(x, y, W)
+        out, saved = later.checked(hidden, y, W, mark=False)
+        later_back.checked(values(start), out, W, mark=False)
+        del out, saved
+        back.checked(values(start), hidden, W, mark=False)
 
     for number in range(8):
         step(number)
     later.functions[0].without_graph = "for this test"
-    before = sum(one.calls for one in back.functions[0].uncaptured())
+    before = back.uncaptured()
     for number in range(4):
         step(number)
-    given = {one.reason: one.calls for one in later_back.functions[0].uncaptured()}
-    assert given[reasons.FORWARD_UNCAPTURED] == 4
-    assert sum(one.calls for one in back.functions[0].uncaptured()) == before
+    assert later_back.uncaptured()[reasons.FORWARD_UNCAPTURED] == 4
+    assert back.uncaptured() == before
 
 
 def test_forward_that_saves_only_its_input_is_recognized(cuda_on_cpu: CudaOnCpu) -> None:
@@ -205,11 +195,10 @@ def test_forward_that_saves_only_its_input_is_recognized(cuda_on_cpu: CudaOnCpu)
     backward = Compiled(Model(cuda_on_cpu), is_inference=False, is_backward=True, static_inputs=(1, 2))
 
     def step(start: float) -> None:
-        torch.compiler.cudagraph_mark_step_begin()
         x = values(start)
-        _, saved = forward.function([x, values(1), W])
-        (grad,) = backward.function([values(2), saved, W])
-        assert torch.equal(grad, 2 * values(2) + x * W)
+        _, saved = forward.checked(x, values(1), W)
+        assert torch.equal(saved, x)
+        backward.checked(values(2), saved, W, mark=False)
 
     for number in range(6):
         step(number)

@@ -43,17 +43,13 @@ def check(compiled: Compiled, buffers: Sequence[torch.Tensor], calls: int, first
         assert torch.equal(x, before + 1), step
 
 
-def reasons(compiled: Compiled) -> dict[str, int]:
-    return {one.reason: one.calls for function in compiled.functions for one in function.uncaptured()}
-
-
 def test_fixed_buffer_is_written_in_place(cuda_on_cpu: CudaOnCpu) -> None:
     model, compiled = writing(cuda_on_cpu, UNKNOWN)
     check(compiled, [values(1)], calls=20)
     (node,) = nodes()
     assert node.replays == 18
     assert node.copied_per_replay == 4 * COUNT, "what else moves is copied: it could only be tried out"
-    assert reasons(compiled) == {}
+    assert compiled.uncaptured() == {}
     assert model.runs.count("plain") < 5
     (report,) = compiled.reports
     assert report.steady_replays > 10
@@ -76,7 +72,7 @@ def test_new_buffers_stop_being_recorded(cuda_on_cpu: CudaOnCpu) -> None:
     buffers = [values(number) for number in range(calls)]
     check(compiled, buffers, calls=calls)
     assert len(compiled.reports) == MOST_RECORDINGS
-    assert reasons(compiled)[INPUT_KEEPS_MOVING] > MOST_MISFITS
+    assert compiled.uncaptured()[INPUT_KEEPS_MOVING] > MOST_MISFITS
     assert compiled.functions[0].without_graph == INPUT_KEEPS_MOVING
     assert not nodes(), "stock has no memory for its graphs either"
 
@@ -84,7 +80,7 @@ def test_new_buffers_stop_being_recorded(cuda_on_cpu: CudaOnCpu) -> None:
 def test_unaligned_first_buffer_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
     _, compiled = writing(cuda_on_cpu)
     check(compiled, [values(1, offset=1)], calls=8)
-    assert set(reasons(compiled)) == {WRITES_INPUT}
+    assert set(compiled.uncaptured()) == {WRITES_INPUT}
 
 
 @pytest.mark.parametrize("which", ["backward", "several partitions", "not by Inductor"])
@@ -98,7 +94,7 @@ def test_unsupported_functions_are_left_to_stock(
         settings.update(code=dataclasses.replace(KNOWN, written=frozenset({0})), mutated_input_idxs=())
     model, compiled = writing(cuda_on_cpu, **settings)
     check(compiled, [values(1)], calls=8)
-    assert set(reasons(compiled)) == {WRITES_INPUT}
+    assert set(compiled.uncaptured()) == {WRITES_INPUT}
     assert set(model.runs) == {"plain"}
 
 

@@ -146,6 +146,10 @@ class Compiled:
         assert torch.equal(results[0], expected)
         return results
 
+    def uncaptured(self) -> dict[str, int]:
+        """How often it ran without a graph, by reason."""
+        return {one.reason: one.calls for function in self.functions for one in function.uncaptured()}
+
     def slow_reasons(self) -> list[str]:
         """Why calls took the slow path since the last query."""
         found = [one.reason for function in self.functions for one in function.slow_calls()]
