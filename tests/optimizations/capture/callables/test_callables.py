@@ -364,26 +364,6 @@ def test_two_tensors_in_place_of_one_are_distinguished() -> None:
     assert ["passed twice" in reason for reason in forward.without_graph] == [True]
 
 
-def test_code_may_compare_arguments_by_identity() -> None:
-    """Attention compares queries and keys by identity."""
-    weight = nn.Parameter(torch.randn(3))
-
-    def function(query: torch.Tensor, key: torch.Tensor, more: dict[str, torch.Tensor]) -> torch.Tensor:
-        return query * weight if query is key is more["value"] else query * key
-
-    sample = torch.randn(2, 3, requires_grad=True)
-    call = graph_callables(function, [(sample, sample, {"value": sample})], device=CpuDevice())
-    for _ in range(3):
-        x = torch.randn(2, 3, requires_grad=True)
-        weight.grad = None
-        found = call[0](x, x, {"value": x})
-        assert torch.equal(found, x * weight)
-        found.square().sum().backward()
-        assert x.grad is not None and torch.equal(x.grad, 2 * x * weight * weight)
-        assert torch.equal(weight.grad, (2 * x * weight * x).sum(0))
-    assert call.calls_without_graph == 0
-
-
 def test_warning_is_given_if_the_first_call_does_not_match() -> None:
     """A smaller batch is expected at times; a sample that matches no call is an error of the program."""
     modules = [nn.Linear(3, 3), nn.Linear(3, 3)]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from callable_parts import same
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
 from optimizations.capture.step.observer import StepRefused
 from tests.optimizations.capture.callables.test_callables import Stage, steps
-from tests.optimizations.capture.callables.test_differentiation import same
 
 SCHEDULES = {
     "GPipe": [1, 1, 1, 2, 2, 2, -2, -2, -2, -1, -1, -1],

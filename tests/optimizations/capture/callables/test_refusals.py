@@ -12,14 +12,13 @@ from unittest import mock
 import numpy
 import pytest
 import torch
+from callable_parts import Scaled, batches, graphed, same
 from step_refusals import Store
 from torch import nn
 from torch.nn import functional
 
 from optimizations.capture.callables.graph_callables import WrongOrder
 from optimizations.capture.step.observer import StepRefused
-from tests.optimizations.capture.callables.test_differentiation import batches, graphed, same
-from tests.optimizations.capture.callables.test_programs import Scaled
 
 
 def pops(x: torch.Tensor, batch: Any) -> torch.Tensor:
@@ -124,6 +123,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
     ),
     "a value is read on the host": (lambda: lambda x: x * x.sum().item(), (), "reads a value of the GPU on the host"),
     "hooks on itself": (lambda: hooked(), (), "callable 1 has hooks on itself"),
+    "hooks of the backward inside": (lambda: hooked_inside(), (), r"has hooks of the backward on .*\.0"),
     "compiled in place": (lambda: in_place(), (), "is compiled in place"),
 }
 
@@ -159,6 +159,12 @@ class Older(nn.Module):
 def hooked() -> nn.Module:
     module = nn.Linear(3, 3)
     module.register_forward_hook(lambda module, args, out: out)
+    return module
+
+
+def hooked_inside() -> nn.Module:
+    module = nn.Sequential(nn.Linear(3, 3))
+    module[0].register_full_backward_hook(lambda module, of_inputs, of_results: None)
     return module
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import copy
-import dataclasses
 import functools
 import gc
 import io
@@ -15,25 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from callable_parts import Buffered, Halves, batches, gradients, graphed, same
 from simulated_gpu.operators import CpuDevice
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutput
 
 from optimizations.capture.callables.graph_callables import graph_callables
-from tests.optimizations.capture.callables.test_differentiation import batches, gradients, graphed, same
 
 
 def test_written_shared_memory_makes_a_call_run_uncaptured() -> None:
-    class Counts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("count", torch.zeros(3))
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            self.count.add_(1)
-            return x * y
-
-    module = Counts()
+    module = Buffered()
     call = graphed(module, [(torch.randn(3, requires_grad=True), torch.zeros(3))])
     x = torch.randn(3, requires_grad=True)
     assert torch.equal(module(x, module.count), x)
@@ -130,56 +118,6 @@ def test_graphed_functions_are_copied_as_functions() -> None:
     assert isinstance(other, functools.partial)
 
 
-Pair = collections.namedtuple("Pair", "first second")
-
-
-@dataclasses.dataclass
-class Result:
-    first: torch.Tensor
-    rest: Any = None
-    number: int = 3
-
-
-class Structured(nn.Module):
-    """Returns all kinds of things, with gradients and without."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        y = self.linear(x)
-        return {
-            "output": BaseModelOutput(last_hidden_state=y, hidden_states=(y, x)),
-            "pair": Pair(y * 2, None),
-            "result": Result(y + 1, [y, {"x": x.detach()}]),
-            "mask": y > 0,
-            "index": y.argmax(-1),
-            "text": "text",
-            "list": [],
-        }
-
-
-def test_results_of_any_structure_are_new_on_every_call() -> None:
-    module = Structured()
-    reference = copy.deepcopy(module)
-    call = graphed(module, batches(1))
-    for x in batches(3):
-        for one in (module, reference):
-            found = one(x)
-            found["list"].append(1)
-            assert found["list"] == [1]
-            assert (found["text"], found["result"].number, found["pair"].second) == ("text", 3, None)
-            assert found["mask"].dtype == torch.bool
-            assert not found["index"].requires_grad
-            parts = found["output"], found["pair"].first, found["result"].rest[0], found["result"].first.exp()
-            (
-                parts[0].last_hidden_state + parts[0].hidden_states[0].square() + parts[1] + parts[2] + parts[3]
-            ).sum().backward()
-    assert same(gradients(module), gradients(reference))
-    assert call.calls_without_graph == 0
-
-
 class GivesItsWeight(nn.Linear):
     def forward(self, x: torch.Tensor) -> Any:
         return super().forward(x), self.weight, self.weight.detach()[0]
@@ -201,24 +139,6 @@ def test_results_in_memory_of_the_program_are_not_copied(outputs: str) -> None:
         assert torch.equal(weight, module.weight)
         assert torch.equal(row, module.weight[0])
     assert call.calls_without_graph == 0
-
-
-@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
-@pytest.mark.parametrize("order", [None, [1, 1, -1, -1]])
-def test_view_referenced_by_a_loop_variable_costs_one_call(order: list[int] | None) -> None:
-    module, eager = nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())
-    eager.load_state_dict(module.state_dict())
-    call = graphed(module, batches(1), order=order)
-    count = 1 if order is None else 2
-    found, expected = [torch.empty(0)] * count, [torch.empty(0)] * count
-    for _ in range(8):
-        for index, x in enumerate(batches(count)):
-            found[index], expected[index] = module(x).squeeze(-1), eager(x).squeeze(-1)
-        assert same(found, expected)
-        for one in (*found, *expected):
-            one.square().sum().backward()
-        assert same(found, expected) and same(gradients(module), gradients(eager))
-    assert call.calls_without_graph == count
 
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
@@ -246,64 +166,6 @@ def plain_linear(module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.linear(x, module.weight, module.bias).detach()
 
 
-class Unused(nn.Module):
-    """One of its parameters and one of its arguments have no part in the result."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.used(x) + y.detach()  # type: ignore[no-any-return]
-
-
-def test_hooks_without_a_gradient_are_not_called() -> None:
-    module = Unused()
-    reference = copy.deepcopy(module)
-    call = graphed(module, [tuple(batches(2, requires_grad=True))])
-    found = []
-    for one in (module, reference):
-        torch.manual_seed(2)
-        kept: list[Any] = []
-        one.unused.weight.register_hook(kept.append)
-        for _ in range(2):
-            x, y = batches(2, requires_grad=True)
-            y.register_hook(kept.append)
-            one(x, y).square().sum().backward()
-            assert y.grad is None
-        assert kept == []
-        found.append(gradients(one))
-    assert same(*found)
-    assert call.calls_without_graph == 0
-
-
-class Views(nn.Linear):
-    def forward(self, x: torch.Tensor) -> Any:
-        result = super().forward(x)
-        return result, result[0], result
-
-
-def test_result_returned_twice_is_one_tensor() -> None:
-    module = Views(3, 3)
-    call = graphed(module, batches(1))
-    for x in batches(2):
-        result, _, again = module(x)
-        assert result is again
-        again.sum().backward()
-    assert call.report()[0].replays == 1
-
-
-def test_write_into_a_shared_result_is_an_error_of_the_backward() -> None:
-    """Autograd records the views that a callable makes in eager, but not views of a graph's memory."""
-    module = Views(3, 3)
-    graphed(module, batches(1))
-    result, row, _ = module(torch.randn(2, 3))
-    with torch.no_grad():
-        row.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        (result.sum() + row.sum()).backward()
-
-
 def test_call_on_another_stream_runs_uncaptured() -> None:
     """The first stream may still read a result whose last reference on the host is gone."""
     device = CpuDevice()
@@ -318,44 +180,6 @@ def test_call_on_another_stream_runs_uncaptured() -> None:
         assert ["on another stream" in str(one.message) for one in found] == [True] * (stream == 12)
         assert group.calls_without_graph == without
     assert not device.waits
-
-
-class Halves(nn.Module):
-    """Two results, of which one depends on all parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self.first(x)
-        return hidden, self.second(hidden) * y
-
-
-def test_inputs_of_unused_results_get_no_gradient() -> None:
-    """An optimizer leaves such a parameter as it is, weight decay and momentum included."""
-    found = []
-    for is_graphed in (False, True):
-        torch.manual_seed(3)
-        module = Halves()
-        call: Any = module
-        if is_graphed:
-            sample = tuple(torch.randn(2, 3, requires_grad=True, generator=torch.Generator()) for _ in range(2))
-            call = graph_callables(module, [sample], device=CpuDevice())[0]
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-        for uses in ([0], [1], [0], [0, 1], [0]):
-            x, y = (torch.randn(2, 3, requires_grad=True) for _ in range(2))
-            optimizer.zero_grad()
-            results = call(x, y)
-            sum(results[index].square().sum() for index in uses).backward()
-            optimizer.step()
-            leaves = [x, y, *module.parameters()]
-            found += [None if leaf.grad is None else leaf.grad.clone() for leaf in leaves]
-        found += [parameter.detach().clone() for parameter in module.parameters()]
-    half = len(found) // 2
-    for mine, theirs in zip(found[half:], found[:half], strict=True):
-        assert (mine is None) is (theirs is None)
-        assert mine is None or theirs is None or torch.equal(mine, theirs)
 
 
 def test_hooks_of_parameters_of_unused_results_get_zeros() -> None:
@@ -393,41 +217,3 @@ def test_graph_with_a_resized_result_is_not_launched() -> None:
             again = call[0](batch := torch.randn(4))
     assert torch.equal(again, batch.exp())
     assert (call.calls_without_graph, call.report()[0].replays) == (1, 1)
-
-
-class Skips(nn.Module):
-    """Gives its argument back, next to a result or alone."""
-
-    def __init__(self, *, alone: bool) -> None:
-        super().__init__()
-        self.linear, self.alone = nn.Linear(3, 3), alone
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return x if self.alone else (x, self.linear(x), x.detach())
-
-
-@pytest.mark.parametrize("outputs", ["static", "copied"])
-@pytest.mark.parametrize("alone", [False, True])
-def test_returned_argument_is_the_callers_with_gradients(alone: bool, outputs: Any) -> None:
-    torch.manual_seed(0)
-    module = Skips(alone=alone)
-    reference = copy.deepcopy(module)
-    sample = torch.randn(2, 3, requires_grad=True)
-    call = graph_callables(module, [sample], outputs=outputs, device=CpuDevice())
-    for leaf in torch.randn(3, 2, 3):
-        found = []
-        for one in (module, reference):
-            start = leaf.clone().requires_grad_()
-            x = start * 2
-            returned = one(x)
-            same_one = returned if alone else returned[0]
-            assert same_one is x
-            loss = (x * 3).sum() if alone else (returned[1] * x.detach()).sum() + x.square().sum()
-            if alone:
-                same_one.mul_(2)
-                loss = loss + (x * same_one).sum()
-            loss.backward()
-            assert start.grad is not None
-            found.append([x.detach(), start.grad, *(weight.grad for weight in one.parameters() if not alone)])
-        assert all(map(torch.equal, *found))
-    assert call.calls_without_graph == 0

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from callable_parts import gradients, same
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.callables.slot import BackwardRefused
-from tests.optimizations.capture.callables.test_differentiation import gradients, same
 
 
 def layers(count: int = 3) -> list[nn.Module]:
