@@ -14,8 +14,10 @@ program, which stock runs without a graph: there may be a new cache in each call
 
 Note [Inputs that cannot be copied]. If the graph writes an input, it would write the copy instead. If the graph writes
 memory through another input, it would read a stale copy. Results in graph memory move as other results live or die. And
-copies need memory. Such an input stays at its fixed address: at most `MOST_RECORDINGS` are made, and calls that fit
-none of them run without a graph.
+copies need memory. Such an input stays at its fixed address: `MOST_RECORDINGS` are made, and calls that fit none of
+them run without a graph. More are made, up to stock's own limit, while each is replayed several times on average: text
+is generated with a new cache for each prompt, which is read and written once for each token, and whose memory the
+allocator soon provides again.
 """
 
 from __future__ import annotations
@@ -51,6 +53,10 @@ MOST_RECORDINGS = 8
 that writes an input may have as many for each of its calls in an iteration, at all nodes together: each call's buffer
 may be chosen independently, so the number of nodes would multiply.
 """
+
+REPLAYS_OF_USEFUL_RECORDINGS = 4
+"""Replays of each recording on average, with which more than `MOST_RECORDINGS` are made where stock makes them, too.
+Note [Inputs that cannot be copied]."""
 
 MOST_MISFITS = 64
 """Consecutive iterations in which a function's calls fit no recording because an input keeps moving, before the
@@ -92,7 +98,7 @@ def against_one_more_recording(
         return INPUT_KEEPS_MOVING
     fixed = set(static)
     away = [one for one in siblings if not fixed.isdisjoint(one.moved_inputs(inputs)) and has_moved_away(one)]
-    if len(away) >= MOST_RECORDINGS:
+    if len(away) >= MOST_RECORDINGS and sum(one.replays for one in away) < REPLAYS_OF_USEFUL_RECORDINGS * len(away):
         return INPUT_KEEPS_MOVING
     copied_out = function.direction == "backward" and forwards_are_copied_out
     most = MOST_USELESS_BACKWARDS if copied_out else MOST_USELESS_RECORDINGS

@@ -51,7 +51,7 @@ def test_recording_takes_at_most_a_tenth_longer_than_stocks() -> None:
     assert encore <= 1.1 * stock
 
 
-SIZES = (8, 24, 40)
+ROWS = (8, 24, 40)
 
 
 def _boxes(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,7 +66,7 @@ def test_changing_sizes_are_correct_and_not_recorded_again(monkeypatch: pytest.M
     call = torch.compile(_boxes, backend="encore", dynamic=True, options={"selection": selection})
     with torch.no_grad():
         for step in range(300):
-            x = torch.full((SIZES[step % 3], 16), float(step), device="cuda")
+            x = torch.full((ROWS[step % 3], 16), float(step), device="cuda")
             y = torch.full_like(x, 1.0 - step)
             results = call(x, y)
             for found, expected in zip(results, _boxes(x, y), strict=True):

@@ -259,7 +259,10 @@ def test_launch_overhead_is_within_its_limit() -> None:
 @pytest.mark.parametrize("zeroes", ["first", "last"])
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_memory_stays_near_eagers_while_gradients_dominate(zeroes: str, backend: str) -> None:
-    """2 GiB of weights, as much of gradients, and little else. The peak is that of all calls, from the first."""
+    """2 GiB of weights, as much of gradients, and little else. The peak is that of all calls, from the first.
+
+    Earlier gradients stay while a step is recorded: there are some if `zero_grad()` is not at its end.
+    """
 
     def peak(graphed: bool) -> tuple[int, torch.Tensor]:
         gc.collect()
@@ -294,4 +297,4 @@ def test_memory_stays_near_eagers_while_gradients_dominate(zeroes: str, backend:
     (eager, expected), (graphed, found) = peak(False), peak(True)
     print(f"reserved, zeroes {zeroes}: eager {eager / 2**20:.0f} MiB, one graph {graphed / 2**20:.0f} MiB")
     assert torch.equal(found, expected)
-    assert graphed <= 1.1 * eager
+    assert graphed <= 1.1 * eager + (2**31 if zeroes == "first" else 0)

@@ -240,6 +240,29 @@ def test_parameter_that_is_written_is_never_copied(cuda_on_cpu: CudaOnCpu, share
     assert set(compiled.uncaptured()) == {reasons.INPUT_KEEPS_MOVING}
 
 
+@pytest.mark.usefixtures("weights_let_go")
+def test_written_parameter_is_recorded_while_replays_pay(cuda_on_cpu: CudaOnCpu) -> None:
+    """A new cache for each prompt is read and written once for each token; a later prompt's may lie where one lay."""
+    model = Model(cuda_on_cpu, writes_w=True)
+    compiled = Compiled(model, mutated_input_idxs=(2,), static_inputs=(1, 2))
+    y, caches = values(1), [values(2 + number) for number in range(moved_inputs.MOST_RECORDINGS + 6)]
+
+    def generate(cache: torch.Tensor) -> None:
+        for token in range(moved_inputs.REPLAYS_OF_USEFUL_RECORDINGS + 2):
+            x, before = values(token), cache.clone()
+            (out,) = compiled(x, y, cache)
+            assert torch.equal(out, 2 * x + y * before) and torch.equal(cache, before + 1)
+
+    for cache in caches:
+        generate(cache)
+    recorded = model.runs.count("captured")
+    assert len(compiled.reports) == len(caches)
+    for cache in caches:
+        generate(cache)
+    assert model.runs.count("captured") == recorded
+    assert not compiled.functions[0].uncaptured()
+
+
 def test_parameter_is_not_copied_where_memory_is_short(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(cuda_on_cpu.tools), "free_bytes", lambda tools: 4 * COUNT)
     compiled = Compiled(Model(cuda_on_cpu))
