@@ -51,10 +51,24 @@ def describe(
     in_place = set(tracker.indices) if tracker is not None else set()
     if tracker is not None:
         against = {**against, **dict.fromkeys(tracker.resting, (RESTING,))}
-    replayed = tuple(
-        _input(index, recorded.inputs[index], names, mutated, uses[index], planned, in_place, against, session)
-        for index in recorded.copied
-    )
+
+    def input_report(index: int) -> ReplayedInput:
+        value, indirect = recorded.inputs[index], index in in_place
+        updaters = {planned[use.node].updater.value for use in uses[index] if use.node in planned}
+        return ReplayedInput(
+            index=index,
+            name=names[index] if index < len(names) else f"input {index}",
+            data_bytes=size_bytes(value),
+            indirect=indirect,
+            mutated=index in mutated,
+            nodes=len({use.node for use in uses[index]}),
+            pointers=len(uses[index]),
+            updaters=tuple(sorted(updaters)) if indirect else (),
+            reasons=() if indirect else _reasons(value, against.get(index, ()), session),
+            has_placeholder=index not in recorded.without_placeholder,
+        )
+
+    replayed = tuple(map(input_report, recorded.copied))
     nodes = list(findings.captured.walk()) if findings is not None else None
     pointers = [use for one in replayed if one.indirect for use in uses[one.index]]
     return RecordingReport(
@@ -74,34 +88,6 @@ def describe(
         total_copied_bytes=counted.copied_bytes + (tracker.placeholder_bytes if tracker is not None else 0),
         total_pointer_bytes=tracker.pointer_bytes if tracker is not None else 0,
         concurrency=session.branches.report() if session.branches is not None else ConcurrencyReport("chain", chain),
-    )
-
-
-def _input(
-    index: int,
-    value: Any,
-    names: Sequence[str],
-    mutated: frozenset[int],
-    uses: Sequence[PointerUse],
-    planned: Mapping[NodePath, PlannedNode],
-    in_place: set[int],
-    against: Mapping[int, tuple[str, ...]],
-    session: Session,
-) -> ReplayedInput:
-    indirect = index in in_place
-    return ReplayedInput(
-        index=index,
-        name=names[index] if index < len(names) else f"input {index}",
-        data_bytes=size_bytes(value),
-        indirect=indirect,
-        mutated=index in mutated,
-        nodes=len({use.node for use in uses}),
-        pointers=len(uses),
-        updaters=tuple(sorted({planned[use.node].updater.value for use in uses if use.node in planned}))
-        if indirect
-        else (),
-        reasons=() if indirect else _reasons(value, against.get(index, ()), session),
-        has_placeholder=index not in session.recorded.without_placeholder,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from optimizations.concurrency.branches import Graph
 from optimizations.graph.device import DeviceTools
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.memory import MemoryRanges, memory_of, size_bytes, storage_of
@@ -40,12 +41,8 @@ SHIFT_BYTES = 4096
 """The distance by which all inputs move once more for the last capture; it keeps their alignment."""
 
 
-class KeptGraph(Protocol):
+class KeptGraph(Graph, Protocol):
     """Define the methods used of a `torch.cuda.CUDAGraph` that was captured with `keep_graph=True`."""
-
-    def raw_cuda_graph(self) -> int: ...
-
-    def instantiate(self) -> None: ...
 
     def raw_cuda_graph_exec(self) -> int: ...
 
@@ -98,7 +95,6 @@ class Findings:
     captured: CapturedGraph
     analysis: Analysis
     plan: Plan
-    available: Available
     unused: frozenset[int]
 
     @property
@@ -171,20 +167,17 @@ class Examination:
         Raises:
             CudaCallFailed: the graph cannot be read.
         """
-        captured = self.editable.captured
-        usable = self._available(captured)
-        analysis = self._named_analysis(captured, candidates, usable, others)
-        return self._findings(captured, analysis, choice, usable)
+        return self._findings(self._named_analysis(candidates, others), choice)
 
-    def _available(self, captured: CapturedGraph) -> Available:
-        return available(self.tools, captured, self.code.triton_kernels)
+    @functools.cached_property
+    def available(self) -> Available:
+        """Return the updaters that the nodes of the recorded graph may have."""
+        return available(self.tools, self.editable.captured, self.code.triton_kernels)
 
-    def _named_analysis(
-        self, captured: CapturedGraph, candidates: Mapping[int, MemoryRange], available: Available, others: str
-    ) -> Analysis:
-        recorded = Capture(graph=captured, placeholders=_placeholders(candidates))
+    def _named_analysis(self, candidates: Mapping[int, MemoryRange], others: str) -> Analysis:
+        recorded = Capture(graph=self.editable.captured, placeholders=_placeholders(candidates))
         launches = [(launch.kernel, launch.inputs) for launch in self.code.launches]
-        return find_named_uses(recorded, launches, self.code.triton_uses, available.triton, others)
+        return find_named_uses(recorded, launches, self.code.triton_uses, self.available.triton, others)
 
     # By comparison
 
@@ -211,11 +204,9 @@ class Examination:
         Raises:
             torch.OutOfMemoryError, CudaCallFailed: no memory, or a graph that cannot be read.
         """
-        captured = self.editable.captured
-        usable = self._available(captured)
-        analysis = self._analysis(captured, candidates)
+        analysis = self._analysis(candidates)
         if any(not verdict.indirect for verdict in analysis.verdicts):
-            named = self._named_analysis(captured, candidates, usable, "it has other uses")
+            named = self._named_analysis(candidates, "it has other uses")
             analysis = replace(
                 analysis,
                 verdicts=tuple(
@@ -223,81 +214,55 @@ class Examination:
                     for one, other in zip(analysis.verdicts, named.verdicts, strict=True)
                 ),
             )
-        return self._findings(captured, analysis, choice, usable)
+        return self._findings(analysis, choice)
 
-    def _findings(self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available) -> Findings:
+    def _findings(self, analysis: Analysis, choice: Choice) -> Findings:
         """Return the findings that follow from an analysis, with reasons against inputs that must be copied."""
-        candidates = [verdict.input for verdict in analysis.verdicts]
-        aliased = [index for index in candidates if index in self.recorded.returned]
-        analysis = self._without_reused(limit(analysis, captured, aliased), candidates)
-        plan = make_plan(captured, analysis, choice, available)
-        return Findings(captured, analysis, plan, available, self._unused(analysis))
+        captured, code = self.editable.captured, self.code
+        analysis = limit(analysis, captured, self.recorded.returned)
+        reused = dict.fromkeys(code.reused or (), "the function takes its memory for something else once it is dead")
+        analysis = with_reasons(analysis, ReasonCode.OUTPUT_ALIAS, reused)
+        verdicts = analysis.verdicts
+        unused = frozenset(one.input for one in verdicts if not one.uses and code.triton_uses.get(one.input) == 0)
+        return Findings(captured, analysis, make_plan(captured, analysis, choice, self.available), unused)
 
-    def _without_reused(self, analysis: Analysis, candidates: Iterable[int]) -> Analysis:
-        reused = {
-            index: "the function takes its memory for something else once it is dead"
-            for index in candidates
-            if index in (self.code.reused or ())
-        }
-        return with_reasons(analysis, ReasonCode.OUTPUT_ALIAS, reused)
-
-    def _unused(self, analysis: Analysis) -> frozenset[int]:
-        named = self.code.triton_uses
-        return frozenset(one.input for one in analysis.verdicts if not one.uses and named.get(one.input) == 0)
-
-    def _analysis(self, captured: CapturedGraph, candidates: Mapping[int, MemoryRange]) -> Analysis:
+    def _analysis(self, candidates: Mapping[int, MemoryRange]) -> Analysis:
         device = self.tools.device
         buffer = torch.empty(buffer_bytes(candidates) + 512 + 2 * SHIFT_BYTES, dtype=torch.uint8, device=device)
         start = -(-buffer.data_ptr() // 512) * 512
         offsets = displace(candidates, start)
         recorded = self.recorded.inputs
-        first = Capture(graph=captured, placeholders=_placeholders(candidates), owned=pool_memory(self.recorded.pool))
+        owned = pool_memory(self.recorded.pool)
+        first = Capture(graph=self.editable.captured, placeholders=_placeholders(candidates), owned=owned)
 
-        def capture_at(shift: int) -> Capture:
-            elsewhere = {index: start + offset + shift for index, offset in offsets.items()}
-            made = self._capture(
-                [
-                    self._host.at_address(index, elsewhere[index]) if index in elsewhere else value
-                    for index, value in enumerate(recorded)
-                ]
-            )
-            moved = {
-                index: MemoryRange(address=elsewhere[index], size_bytes=one.size_bytes)
+        def capture_at(shift: int | None) -> Capture:
+            """Capture with the candidates at displaced addresses, or at their own (None)."""
+            places = {
+                index: one.address if shift is None else start + offsets[index] + shift
                 for index, one in candidates.items()
             }
+            inputs = enumerate(recorded)
+            made = self._capture(
+                [self._host.at_address(index, places[index]) if index in places else one for index, one in inputs]
+            )
+            moved = {index: one.model_copy(update={"address": places[index]}) for index, one in candidates.items()}
             return Capture(graph=made.graph, placeholders=_placeholders(moved), owned=made.owned)
 
-        def capture_again() -> Capture:
-            same = [
-                self._host.at_address(index, value.data_ptr()) if isinstance(value, torch.Tensor) else value
-                for index, value in enumerate(recorded)
-            ]
-            made = self._capture(same)
-            return Capture(graph=made.graph, placeholders=_placeholders(candidates), owned=made.owned)
-
         started = time.perf_counter()
-        second = capture_at(0)
+        second, more = capture_at(0), list[Capture]()
         # Each further capture is made only if the earlier ones are inconclusive.
-        doubts: list[Callable[[], Capture]] = [
-            capture_again,
-            lambda: capture_at(0),
-            lambda: capture_at(SHIFT_BYTES),
-            capture_again,
-            lambda: capture_at(0),
-            lambda: capture_at(2 * SHIFT_BYTES),
-        ]
-        more: list[Capture] = []
+        doubts = (None, 0, SHIFT_BYTES, None, 0, 2 * SHIFT_BYTES)
         while True:
             analysis = find_pointer_uses(first, second, further=more, replace_address=self.tools.replace_address)
             spent_s = time.perf_counter() - started
             too_long = spent_s * (2 + len(more)) / (1 + len(more)) > budget.MOST_WORK * self.recorded.seconds
             if not analysis.doubtful or len(more) == len(doubts) or too_long:
                 return analysis
-            more.append(doubts[len(more)]())
+            more.append(capture_at(doubts[len(more)]))
 
     def planned(self, findings: Findings, analysis: Analysis, choice: Choice) -> Findings:
         """Return the findings with another analysis, and the plan that follows from it."""
-        plan = make_plan(findings.captured, analysis, choice, findings.available)
+        plan = make_plan(findings.captured, analysis, choice, self.available)
         return replace(findings, analysis=analysis, plan=plan)
 
     def unproven(self, indices: Iterable[int]) -> list[int]:

@@ -97,18 +97,11 @@ _VIEWS = frozenset(("view", "to"))
 """Methods of tensors in generated code whose results may share the tensor's memory."""
 
 
-def written_through_views(definition: ast.FunctionDef, inputs: Mapping[str, int]) -> Memory:
-    """Return the positions of inputs that operators write, in a function's syntax tree.
-
-    `inputs` are the positions by name.
-    """
-    writes = _Writes(inputs)
-    writes.visit(definition)
-    return frozenset(writes.written)
-
-
 class _Writes(ast.NodeVisitor):
-    """Track which values share memory with inputs. `written` holds the inputs that are written so far."""
+    """Track which values share memory with inputs. `written` holds the inputs that operators have written so far.
+
+    Note [Writes through views].
+    """
 
     def __init__(self, inputs: Mapping[str, int]) -> None:
         self.written: set[int] = set()
@@ -120,9 +113,10 @@ class _Writes(ast.NodeVisitor):
         value = node.value
         if isinstance(value, ast.Name) and value.id == "args":
             return
-        # Note [Memory that is taken over]
+        # Note [Memory that is taken over], also in another shape
         taken_over = isinstance(value, ast.Name) and value.id in self._inputs
-        memory = _NONE if taken_over or _is_other_memory(value) else self._memory_of(value)
+        taken_over = taken_over or (isinstance(value, ast.Call) and dotted(value.func) == "reinterpret_tensor")
+        memory = _NONE if taken_over else self._memory_of(value)
         for target in node.targets:
             for name in ast.walk(target):
                 if isinstance(name, ast.Name):
@@ -149,11 +143,6 @@ class _Writes(ast.NodeVisitor):
             shared = [one for parameter, one in _given(value) if parameter.alias_info is not None]
             return _NONE.union(*map(self._memory_of, shared))
         return _NONE
-
-
-def _is_other_memory(value: ast.expr) -> bool:
-    """Return whether the expression gives a dead buffer another shape, for a result."""
-    return isinstance(value, ast.Call) and dotted(value.func) == "reinterpret_tensor"
 
 
 def _given(call: ast.Call) -> Iterator[tuple[Any, ast.expr]]:
@@ -341,27 +330,27 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
     inputs = input_names(definition)
     if inputs is None:
         return GeneratedCode("its source does not begin by naming its inputs", reused=None)
-    calls = _call_nodes(definition)
-    names = dict.fromkeys(dotted(call.func) for call in calls)
-    opaque = next(filter(None, (_objection(call.func, kernels) for call in calls)), None)
-    uses = _Uses(kernels, inputs)
+    calls = called_by(definition)
+    names = dict(calls)
+    opaque = next(filter(None, (_objection(name, call.func, kernels) for name, call in calls)), None)
+    uses, writes = _Uses(kernels, inputs), _Writes(inputs)
     uses.visit(definition)
+    writes.visit(definition)
     reused = frozenset(inputs[name] for name in uses.reused if name in inputs)
     random = any(_RANDOM.search(name) for name in names)
     launches = tuple(
         Launch(
-            kernels[dotted(call.func).rpartition(".")[0]],
+            kernels[name.rpartition(".")[0]],
             tuple(inputs[one.id] for one in call.args if isinstance(one, ast.Name) and one.id in inputs),
         )
-        for call in calls
-        if _is_launch(dotted(call.func), kernels)
+        for name, call in calls
+        if _is_launch(name, kernels)
     )
     known = {
         position: sum(launch.inputs.count(position) for launch in launches)
         for name, position in inputs.items()
         if name not in uses.unknown
     }
-    written = written_through_views(definition, inputs)
     products = frozenset(position for name, position in inputs.items() if name not in uses.elsewhere)
     return GeneratedCode(
         opaque,
@@ -370,10 +359,10 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
         known,
         reused,
         launches,
-        written,
+        frozenset(writes.written),
         products,
-        find_seeds(called_by(definition), inputs),
-        sum(_kernels(call.func, kernels) for call in calls),
+        find_seeds(calls, inputs),
+        sum(_kernels(name, call.func, kernels) for name, call in calls),
         next(filter(None, map(uncapturable, names)), None),
     )
 
@@ -394,12 +383,12 @@ class _WithoutAlignment(ast.NodeTransformer):
 
 def called_by(definition: ast.FunctionDef) -> list[tuple[str, ast.Call]]:
     """Return the calls of a function in the order of the source, each with its dotted name."""
-    return [(dotted(call.func), call) for call in _call_nodes(definition)]
+    calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
+    return [(dotted(call.func), call) for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset))]
 
 
-def _kernels(called: ast.expr, kernels: Collection[str]) -> int:
+def _kernels(name: str, called: ast.expr, kernels: Collection[str]) -> int:
     """Return how many kernels a call launches."""
-    name = dotted(called)
     if name in _PURE_CALLS:
         return 0
     if isinstance(called, ast.Attribute) and called.attr in _METHODS and _is_tensor(called.value):
@@ -428,12 +417,6 @@ def input_names(definition: ast.FunctionDef) -> dict[str, int] | None:
     return None
 
 
-def _call_nodes(definition: ast.FunctionDef) -> list[ast.Call]:
-    """Return everything that is called, in the order of the source."""
-    calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
-    return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
-
-
 def _is_collective(name: str, kernels: Collection[str]) -> bool:
     """Return whether a call of this function involves other processes."""
     parts = name.split(".")
@@ -445,9 +428,8 @@ def _is_collective(name: str, kernels: Collection[str]) -> bool:
     return name in COLLECTIVE_CALLS
 
 
-def _objection(called: ast.expr, kernels: Collection[str]) -> str | None:
-    """Return why calling `called` makes the function opaque; None if it does not."""
-    name = dotted(called)
+def _objection(name: str, called: ast.expr, kernels: Collection[str]) -> str | None:
+    """Return why calling `called`, of this dotted name, makes the function opaque; None if it does not."""
     if name in COLLECTIVE_CALLS:
         return f"it takes part in a collective, {name}"
     if name in _PURE_CALLS or name.startswith("extern_kernels.") or name.startswith("aten."):
