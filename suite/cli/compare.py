@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import re
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from suite.cli.choices import JsonOption
-from suite.cli.console import console, print_json
+from suite.cli.console import JsonOption, console, print_json
 from suite.results.errors import WrongUse
-
-
-class MetricName(StrEnum):
-    latency = "latency"
-    throughput = "throughput"
 
 
 def parse_share(text: str, option: str) -> float:
@@ -41,8 +34,9 @@ def compare(
         ),
     ] = "5%",
     metric: Annotated[
-        MetricName, typer.Option(help="Time of one iteration to completion, or of iterations back to back.")
-    ] = MetricName.latency,
+        Literal["latency", "throughput"],
+        typer.Option(help="Time of one iteration to completion, or of iterations back to back."),
+    ] = "latency",
     as_json: JsonOption = False,
 ) -> None:
     """Decide whether a run is slower than another; exit 1 if it is, 3 if that cannot be decided."""
@@ -54,7 +48,7 @@ def compare(
 
     share = parse_share(threshold, "--threshold")
     older, newer = (load_runs([find_run(name) for name in names.split(",")]) for names in (base, new))
-    made = compare_runs(older, newer, TimeKind(metric.value), share)
+    made = compare_runs(older, newer, TimeKind(metric), share)
     if as_json:
         print_json(to_json(made))
     else:

@@ -1,4 +1,4 @@
-"""Print for commands: tables, which keep their full width outside of a terminal, JSON, and remarks."""
+"""Define what commands share: options, remarks, and tables, which keep their full width outside of a terminal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from suite.results.errors import WrongUse
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+SizeOption = Annotated[Literal["full", "tiny"], typer.Option(help="Published size, or one small enough for tests.")]
 
 UNLIMITED = 100_000
 """Columns of what is not a terminal: rich would cut tables to 80, and a file or a pipe has no edge."""
@@ -57,3 +65,21 @@ class Progress:
 def say(text: str) -> None:
     """Print a remark or an error, a line on stderr."""
     print(text, file=sys.stderr)
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Return whether an option was written on the command line: a resumed run's own settings are kept otherwise."""
+    source = context.get_parameter_source(name) if name in context.params else None
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse options that are given as `--out ''` or `--out=`: pathlib takes no name for the working directory.
+
+    Raises:
+        WrongUse: there is one.
+    """
+    for before, argument in pairwise(["encore", *arguments]):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            named = argument.rstrip("=") or before
+            raise WrongUse(f"{named} '' names nothing; give it a value (. is the working directory), or leave it out")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.cli.choices import JsonOption, Size
-from suite.cli.console import print_json, say
+from suite.cli.console import JsonOption, Progress, SizeOption, print_json, say
 from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
 
 if TYPE_CHECKING:
-    from suite.draw.records import DrawnGraph
+    pass
 
 app = typer.Typer(no_args_is_help=True, help="Draw what a workload's CUDA graphs do.")
 
@@ -41,7 +41,7 @@ def graph(
     ] = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the graphs as JSON, for --from.")] = None,
     variant: Annotated[str | None, typer.Option(help="Variant of the workload.")] = None,
-    size: Annotated[Size, typer.Option(help="Published size, or one small enough for tests.")] = Size.full,
+    size: SizeOption = "full",
     seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,14 +52,20 @@ def graph(
     """
     from suite.draw import svg, text
     from suite.draw.records import as_json as saved_text
+    from suite.draw.records import read_graphs
     from suite.draw.timeline import timeline
     from suite.results.store import describe, write_atomically
 
-    if (workload is None) == (saved is None):
+    if workload is None and saved is not None:
+        if variant is not None:
+            raise WrongUse("--variant is for workloads; a saved file has the graphs that were saved")
+        graphs: Sequence[DrawnGraph] = read_graphs(saved)
+    elif workload is not None and saved is None:
+        from suite.draw.measured import measured_graphs
+
+        graphs = measured_graphs(workload, variant=variant, size=size, seed=seed, say=Progress(workload))
+    else:
         raise WrongUse("name a workload (`encore list --workloads` shows them), or give --from FILE")
-    if saved is not None and variant is not None:
-        raise WrongUse("--variant is for workloads; a saved file has the graphs that were saved")
-    graphs = _graphs(workload, saved, variant, size, seed)
     if number is not None:
         if number > len(graphs):
             raise WrongUse(f"--number {number}: there {'is' if len(graphs) == 1 else 'are'} {_count(len(graphs))}")
@@ -81,20 +87,6 @@ def graph(
     if not graphs:
         say("encore: no CUDA graph was recorded")
     raise typer.Exit(EXIT_OK if any(one.concurrency.order for one in graphs) else EXIT_FINDING)
-
-
-def _graphs(workload: str | None, saved: Path | None, variant: str | None, size: Size, seed: int) -> list[DrawnGraph]:
-    if saved is not None:
-        from suite.draw.records import read_graphs
-
-        return list(read_graphs(saved))
-    assert workload is not None
-    from suite.cli.console import Progress
-    from suite.draw.measured import measured_graphs
-
-    return measured_graphs(
-        workload, variant=variant, size="tiny" if size is Size.tiny else "full", seed=seed, say=Progress(workload)
-    )
 
 
 def _count(graphs: int) -> str:

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from suite.cli.choices import JsonOption
-from suite.cli.console import console, print_json
+from suite.cli.console import JsonOption, console, print_json
 from suite.results.errors import WrongUse
 
 

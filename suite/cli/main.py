@@ -20,8 +20,7 @@ from suite.cli import history as cli_history
 from suite.cli import micro as cli_micro
 from suite.cli import report as cli_report
 from suite.cli import run as cli_run
-from suite.cli.choices import JsonOption, Size, refuse_empty
-from suite.cli.console import console, print_json, say
+from suite.cli.console import JsonOption, SizeOption, console, print_json, refuse_empty, say
 from suite.results.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG_USE, EncoreError, WrongUse
 from suite.run.supervise import Interrupted, interruptible, kill_children
 
@@ -117,7 +116,7 @@ def explain(
         str | None, typer.Option("--set", metavar="SET", help="The same for the workloads of a set, such as grace.")
     ] = None,
     variant: Annotated[str | None, typer.Option(help="Variant of the workloads.")] = None,
-    size: Annotated[Size, typer.Option(help="Published size, or one small enough for tests.")] = Size.full,
+    size: SizeOption = "full",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for one JSON file per target, for `encore report`.")
     ] = None,
@@ -140,7 +139,7 @@ def explain(
     if reuse and out is None:
         raise WrongUse("--reuse needs --out DIR, the folder it may find explanations in")
     timeout_s = parse_duration(timeout, "--timeout")
-    wanted = find_targets(targets or (), variant=variant, size=size.value, workload_set=workload_set)
+    wanted = find_targets(targets or (), variant=variant, size=size, workload_set=workload_set)
     kept = reusable(wanted, out) if reuse and out else {}
     if kept and out:
         say(f"{len(kept)} of {len(wanted)} are explained in {describe(out)} already, by this very commit")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from suite.cli.choices import JsonOption
-from suite.cli.console import print_json, say
+from suite.cli.console import JsonOption, print_json, say
 from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
 
 if TYPE_CHECKING:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from suite.cli.choices import Device, JsonOption, Size, was_given
-from suite.cli.console import console, print_json, say
+from suite.cli.console import JsonOption, SizeOption, console, print_json, say, was_given
 from suite.cli.report import write_report
 from suite.results.errors import WrongUse
 from suite.settings import FULL, format_duration
@@ -72,10 +71,10 @@ def run(
             help="Keep compiled kernels for later runs; without it each workload compiles and tunes afresh.",
         ),
     ] = False,
-    device: Annotated[Device, typer.Option(help="Where to run; on a CPU nothing about CUDA graphs is measured.")] = (
-        Device.cuda
-    ),
-    size: Annotated[Size, typer.Option(help="Published size, or one small enough for tests.")] = Size.full,
+    device: Annotated[
+        Literal["cuda", "cpu"], typer.Option(help="Where to run; on a CPU nothing about CUDA graphs is measured.")
+    ] = "cuda",
+    size: SizeOption = "full",
     variant: Annotated[
         str | None, typer.Option(help="Variant of the workloads that have it; default: each one's first.")
     ] = None,
