@@ -51,8 +51,8 @@ def graph(
     numbers of nodes.
     """
     from suite.draw import svg, text
+    from suite.draw.records import DrawnGraph, read_graphs
     from suite.draw.records import as_json as saved_text
-    from suite.draw.records import read_graphs
     from suite.draw.timeline import timeline
     from suite.results.store import describe, write_atomically
 
