@@ -20,7 +20,7 @@ from suite.results.schema import CompileConditions
 INDUCTOR = "inductor"
 TRITON = "triton"
 JUDGED = "judged"
-"""The folder where processes store verdicts on results (`suite.worker.eager_comparison`)."""
+"""The folder where processes store verdicts on results (`suite.worker.judge`)."""
 
 
 def user_cache() -> Path:

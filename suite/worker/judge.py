@@ -1,5 +1,10 @@
 """Check the results of a cell: run eager as the reference, compile a trial, and check the measured program.
 
+The modes of a workload compute the same on the same inputs, most of them with the same kernels. A comparison takes
+seconds, and minutes where eager is no reference in its dtype and the program is also compiled in higher precision. So
+one process compares at a time, and the first whose results pass stores their digest with the verdict; processes with
+equal results use it.
+
 A stochastic workload is compiled once for trial, so that eager's random numbers are drawn
 (`suite.measure.eager_random`), and that is compared. The real compilation has another random stream, so its values
 cannot be compared. A mode's later processes have neither a reference nor a trial: they check that their digests equal
@@ -25,10 +30,13 @@ graphs with its mode's name, a later one afterwards; so the graphs of trials hav
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +45,19 @@ import torch
 from models.instance import Instance
 from models.registry import Inputs
 from optimizations import torch_internals
+from optimizations.atomic_file import write_atomically
 from optimizations.torch_internals.tuning import graphs_marked
 from suite.measure.compare import largest_spread, norms
-from suite.measure.correctness import Agreement, compute_dtype, loss_scales, tolerance_of
+from suite.measure.correctness import (
+    Agreement,
+    combine,
+    compare_widened,
+    compare_with_eager,
+    compute_dtype,
+    loss_scales,
+    refused_of_other_inputs,
+    tolerance_of,
+)
 from suite.measure.eager_random import attention_that_drops_alike, eager_random_numbers
 from suite.measure.fingerprint import sketched_error
 from suite.measure.iteration import Iterate, iteration
@@ -47,15 +65,38 @@ from suite.measure.memory import release
 from suite.measure.results import Results, State, bits_of_run, digest_of, run_checked, run_unchecked
 from suite.results.schema import Correctness
 from suite.worker.cell_program import CellProgram
-from suite.worker.compilation import Compilation
-from suite.worker.compile_cache import INDUCTOR, TRITON
-from suite.worker.eager_comparison import EagerComparison
-from suite.worker.protocol import Inaccurate
+from suite.worker.compilation import CALLS_TO_REPLAY, Compilation
+from suite.worker.compile_cache import INDUCTOR, JUDGED, TRITON
+from suite.worker.protocol import WAITING, Inaccurate
 from suite.worker.rank_group import RankGroup
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedResults:
+    """Store verdicts in a folder that all processes of a workload share. One process at a time reads and adds."""
+
+    folder: Path
+
+    def add(self, results: Sequence[Results], verdict: Agreement) -> None:
+        """Add a verdict for other processes; if it cannot be written, they compare by themselves."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._file(results), json.dumps(asdict(verdict)).encode())
+        except OSError as error:
+            print(f"the verdict is not stored for other processes: {error}")
+
+    def verdict(self, results: Sequence[Results]) -> Agreement | None:
+        """Return the stored verdict on results with these bits, one for each input set, or None."""
+        file = self._file(results)
+        return Agreement(**json.loads(file.read_bytes())) if file.exists() else None
+
+    def _file(self, results: Sequence[Results]) -> Path:
+        digests = " ".join(one.digest() for one in results)
+        return self.folder / f"{hashlib.sha256(digests.encode()).hexdigest()}.json"
+
+
 class Judge:
-    """Check the results of a compiled program.
+    """Check the results of a compiled program. `announce` is called before waiting for the lock, and after taking it.
 
     Attributes:
         eager: eager's results, in host memory; None before eager has run.
@@ -65,7 +106,7 @@ class Judge:
     def __init__(self, program: CellProgram, compilation: Compilation, announce: Callable[[str], None]) -> None:
         self._program = program
         self._compilation = compilation
-        self._comparison = EagerComparison(program, compilation, announce)
+        self._announce = announce
         self.eager: list[Results] | None = None
         self.trial_verdict: Agreement | None = None
 
@@ -138,7 +179,7 @@ class Judge:
                     run_unchecked(self._program.instance, iterate, inputs, state, self._program.spec.seed)
                 compiled = self._results(iterate)
             self._compilation.forget_trial()
-            verdict, _ = self._comparison.verdict("trial", compiled, eager)
+            verdict, _ = self._verdict("trial", compiled, eager)
         if not verdict.passed:
             raise Inaccurate(self._record(verdict))
         return verdict
@@ -163,7 +204,7 @@ class Judge:
         bits = [one.all_bits() for one in compiled] or [self._bits_of_run(*each)[0] for each in self._each_checked()]
         if verdict is None:
             assert self.eager is not None, "eager ran before"
-            verdict, forgotten = self._comparison.verdict("real", compiled, self.eager)
+            verdict, forgotten = self._verdict("real", compiled, self.eager)
         if verdict.undecided and verdict.widened_error is None:
             verdict = replace(verdict, passed=False)  # of ranks: a split module cannot be widened
         if forgotten:
@@ -174,6 +215,54 @@ class Judge:
         if not correctness.passed:
             raise Inaccurate(correctness)
         return correctness
+
+    def _verdict(self, kind: str, compiled: list[Results], eager: list[Results]) -> tuple[Agreement, bool]:
+        """Return the verdict by comparison with eager, and whether the compiled code was dropped to obtain it.
+
+        Results that are bitwise equal to results of this kind in another process get their stored verdict.
+        """
+        program = self._program
+        if isinstance(program.ranks, RankGroup):
+            return self._compared(compiled, eager), False
+        shared = JudgedResults(Path(program.spec.cache_dir) / JUDGED / kind)
+        release(program.instance.device)
+        # A comparison may run and compile the program in a precision that needs several times the memory, so only one
+        # process compares at a time. The runner limits the time of that process; the others wait without a limit.
+        self._announce(WAITING)
+        with program.turns.alone(math.inf):
+            self._announce("compare")
+            if (known := shared.verdict(compiled)) is not None:
+                return known, False
+            verdict = self._compared(compiled, eager)
+            if forgotten := verdict.undecided:
+                verdict = self._widened(verdict)
+            if verdict.passed:
+                shared.add(compiled, verdict)
+            release(program.instance.device)
+        return verdict, forgotten
+
+    def _compared(self, compiled: list[Results], eager: list[Results]) -> Agreement:
+        seed = self._program.spec.seed
+        with self._program.whole() as (whole, states):
+            pairs = zip(compiled, eager, self._program.checked, states, strict=True)
+            verdict = combine(
+                [compare_with_eager(one, other, whole, inputs, state, seed) for one, other, inputs, state in pairs]
+            )
+        return refused_of_other_inputs(verdict, compiled, eager, device=self._program.instance.device)
+
+    def _widened(self, verdict: Agreement) -> Agreement:
+        """Return the verdict in higher precision, where the own dtype decides nothing; drop the compiled code."""
+        wide = compare_widened(
+            self._compilation.callable_for,
+            self._program.instance,
+            *self._each_checked()[0],
+            self._program.spec.seed,
+            marks_steps=self._program.marks_steps,
+            calls=CALLS_TO_REPLAY,
+            forget=self._compilation.forget,
+        )
+        self._compilation.forget()
+        return replace(verdict, passed=verdict.passed and wide.passed, widened_error=wide.max_relative_error)
 
     def _across_ranks(self, correctness: Correctness, compiled: list[Results]) -> Correctness:
         """Return the correctness, extended by a comparison of all ranks' digests and norms of tensors."""

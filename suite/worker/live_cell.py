@@ -135,14 +135,8 @@ class LiveCell:
             self._compilation.iterate,
             self._program.input_sets,
             self._program.timer,
-            index=command.index,
-            turn=command.turn,
-            samples=command.samples,
-            throughput_iterations=command.throughput_iterations,
             read_gpu=self._program.read_gpu,
-            lead_in=command.lead_in,
-            process=command.process,
-            core=command.core,
+            **command.model_dump(exclude={"do"}),
         )
 
     @property

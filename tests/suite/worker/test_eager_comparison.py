@@ -10,13 +10,13 @@ import pytest
 import torch
 from tiny_cells import Mlp, cell, replaced_call
 
-import suite.worker.eager_comparison
 import suite.worker.gpu_turns
+import suite.worker.judge
 from suite.measure.correctness import Agreement
 from suite.measure.results import Results
 from suite.results.schema import Status
-from suite.worker.eager_comparison import JudgedResults
 from suite.worker.gpu_turns import TURNS, GpuTurns
+from suite.worker.judge import JudgedResults
 from suite.worker.main import failure
 from suite.worker.protocol import Inaccurate
 
@@ -80,7 +80,7 @@ def test_known_bits_reuse_the_verdict(cell, monkeypatch):
     """Comparing takes as long as compiling where it needs a program in higher precision."""
     first = cell(Mlp, task="training").prepare().correctness
     refuse = unittest.mock.Mock(side_effect=AssertionError("compared again"))
-    monkeypatch.setattr(suite.worker.eager_comparison, "compare_with_eager", refuse)
+    monkeypatch.setattr(suite.worker.judge, "compare_with_eager", refuse)
     assert cell(Mlp, task="training").prepare().correctness == first
     replaced_call(monkeypatch, lambda module, x: module(x) * (1 + 1e-6))
     with pytest.raises(AssertionError, match="compared again"):

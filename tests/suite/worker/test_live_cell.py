@@ -8,7 +8,6 @@ import pytest
 from tiny_cells import Mlp, cell, replaced_call
 
 import suite.worker.compilation
-import suite.worker.eager_comparison
 import suite.worker.gpu_turns
 import suite.worker.judge
 import suite.worker.live_cell
@@ -51,10 +50,10 @@ def test_all_processes_free_memory_of_checks(cell, monkeypatch, tmp_path):
             events.append("judged")
         return compare(*arguments, **named)
 
-    compare = suite.worker.eager_comparison.compare_with_eager
-    for module in (suite.worker.compilation, suite.worker.eager_comparison, suite.worker.judge):
+    compare = suite.worker.judge.compare_with_eager
+    for module in (suite.worker.compilation, suite.worker.judge):
         monkeypatch.setattr(module, "release", lambda device: events.append("release"))
-    monkeypatch.setattr(suite.worker.eager_comparison, "compare_with_eager", judged)
+    monkeypatch.setattr(suite.worker.judge, "compare_with_eager", judged)
     replaced_call(monkeypatch, lambda module, x: (events.append("call"), module(x))[1])
     live = cell(lambda: Mlp(0.5), "encore", task="training", stochastic=True, spec={"cache_dir": str(tmp_path)})
     live.build()
@@ -78,9 +77,9 @@ def test_cell_judges_alone_on_the_gpu(cell, monkeypatch, tmp_path):
             others._take(fcntl.LOCK_UN)
         return tuple(found)
 
-    compare = suite.worker.eager_comparison.compare_with_eager
+    compare = suite.worker.judge.compare_with_eager
     monkeypatch.setattr(
-        suite.worker.eager_comparison,
+        suite.worker.judge,
         "compare_with_eager",
         lambda *rest, **named: (seen.append(("judge", free())), compare(*rest, **named))[1],
     )

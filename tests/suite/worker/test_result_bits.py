@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_cells import Mlp, cell, replaced_call
 
-import suite.worker.eager_comparison
+import suite.worker.judge
 from suite.measure.fingerprint import SKETCH
 from suite.worker.protocol import Inaccurate
 
@@ -44,9 +44,7 @@ def known(digests):
 def test_later_process_with_known_bits_is_not_compared(cell, monkeypatch):
     digests = cell(Mlp).prepare().correctness.digests
     compared = []
-    monkeypatch.setattr(
-        suite.worker.eager_comparison, "compare_with_eager", lambda *arguments: compared.append(arguments)
-    )
+    monkeypatch.setattr(suite.worker.judge, "compare_with_eager", lambda *arguments: compared.append(arguments))
     prepared = cell(Mlp, spec=known(digests)).prepare()
     assert prepared.correctness is None
     assert compared == []
