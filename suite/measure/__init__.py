@@ -2,5 +2,5 @@
 
 Before timing: `results` (what an iteration computed), `compare` and `correctness` (is it what eager computes).
 While compiling: `compile_times`, `graphs` (partitions, reasons).
-Blocks: `timing`, `gpu_state`. After them: `memory`, `copies` (into placeholders), `metrics` and `profiling`.
+Blocks: `timing`, `gpu`. After them: `memory`, `copies` (into placeholders), `metrics` and `profiling`.
 """

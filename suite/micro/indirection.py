@@ -28,7 +28,7 @@ from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import GRANULE_BYTES, buffer_bytes, displace
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
-from suite.measure.gpu_state import gpu_reader
+from suite.measure.gpu import gpu_reader
 from suite.micro.records import INPUT_BYTES, MEASURED, MeasuredPoint, Series, Variant
 from suite.results.errors import EncoreError
 

@@ -19,7 +19,7 @@ import torch
 
 from models.instance import Instance, instantiate
 from models.registry import Inputs, find
-from suite.measure.gpu_state import gpu_reader
+from suite.measure.gpu import gpu_reader
 from suite.measure.iteration import set_numerics
 from suite.measure.memory import release
 from suite.measure.results import State

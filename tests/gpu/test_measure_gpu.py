@@ -8,7 +8,7 @@ from tiny_workloads import WholeCell, normal_inputs, workload_of
 
 from models import registry
 from models.registry import Inputs
-from suite.measure.gpu_state import gpu_reader
+from suite.measure.gpu import gpu_reader
 from suite.measure.launches import least_graph
 from suite.measure.profiling import PROFILED_ITERATIONS, profile_iterations
 from suite.measure.timing import CudaTimer, measure_block

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from suite.measure.gpu_state import GpuMonitor, gpu_reader, reason_names
+from suite.measure.gpu import gpu_reader, reason_names
 
 
 def test_reasons_have_nvmls_names_and_idle_is_none():
@@ -48,7 +48,8 @@ def test_reading_has_the_units_of_its_fields(nvml):
 def test_values_the_gpu_does_not_report_are_none(nvml):
     for query in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature", "nvmlDeviceGetCurrentClocksEventReasons"):
         nvml[query] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    state = GpuMonitor("GPU-1234").read()
+    state = gpu_reader("GPU-1234")()
+    assert state is not None
     assert (state.power_w, state.temperature_c, state.throttle_reasons) == (None, None, [])
     assert state.sm_clock_mhz == 1980
 
