@@ -280,7 +280,7 @@ def _lowering(setting: str, graph: LoweredGraph, staging_copies: int = 0) -> Low
     return Lowering(
         setting=setting,
         target=TARGET,
-        partitions=len(graph.recorded),
+        partitions=graph.graphs,
         kernels_in_graphs=inside.gpu_kernels,
         kernels_outside=outside.gpu_kernels,
         cpu_kernels=outside.cpu_kernels,

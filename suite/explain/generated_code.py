@@ -50,28 +50,17 @@ class Body:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedModule:
-    """Hold the function bodies of a generated module: `call`, and the partitions in order."""
-
-    call: Body
-    partitions: tuple[Body, ...]
-
-
-def read_module(source: str) -> GeneratedModule:
-    """Count the launches and copies of each function of a generated module. An empty source has none."""
+def read_module(source: str) -> list[Body]:
+    """Count the launches and copies of each function of a generated module: partitions in order, and `call` last."""
     tree = ast.parse(source)
     kernels = {name: call.func.attr for name, call in definitions(tree) if isinstance(call.func, ast.Attribute)}
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    partitions = sorted(
-        (name for name in functions if _partition_number(name) is not None),
-        key=lambda name: _partition_number(name) or 0,
-    )
-    return GeneratedModule(
-        call=_body(functions[CALL].body, kernels, on_gpu=False) if CALL in functions else Body(),
-        # All values of a partition are on the GPU; copies in it are between GPU tensors.
-        partitions=tuple(Body(_body(functions[name].body, kernels, on_gpu=True).gpu_kernels) for name in partitions),
-    )
+    numbers = {number: name for name in functions if (number := _partition_number(name)) is not None}
+    # All values of a partition are on the GPU; copies in it are between GPU tensors.
+    partitions = [
+        Body(_body(functions[name].body, kernels, on_gpu=True).gpu_kernels) for _, name in sorted(numbers.items())
+    ]
+    return [*partitions, _body(functions[CALL].body, kernels, on_gpu=False) if CALL in functions else Body()]
 
 
 def definitions(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:

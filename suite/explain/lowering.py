@@ -25,7 +25,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.report import CompiledGraph
 from optimizations.torch_internals import outcome
-from suite.explain.generated_code import Body, GeneratedModule, read_module
+from suite.explain.generated_code import Body, read_module
 from suite.explain.gradients import without_engine
 from suite.measure.source_line import Reasons, line_of_frame
 from suite.results.schema import NotCaptured
@@ -45,33 +45,19 @@ class LoweredGraph:
 
     Attributes:
         source: the generated module; "" where Inductor had nothing to generate (a graph of views).
-        module: the launches of that module, by partition.
-        recorded: the places in `module.partitions` (or -1 for the whole of `call`) that stock PyTorch would record as
-            CUDA graphs.
+        graphs: how many of its partitions, or all of it, stock PyTorch would record as CUDA graphs.
+        in_graphs, outside: the launches of the generated code inside of these, and outside.
         not_captured: Inductor's reasons for the rest.
         takes_cpu_tensors: user's lines of operations in partitions that read a CPU tensor with dimensions. Inductor
             allows them; only a GPU shows whether they can be recorded.
     """
 
     source: str
-    module: GeneratedModule
-    recorded: tuple[int, ...]
+    graphs: int
+    in_graphs: Body
+    outside: Body
     not_captured: tuple[NotCaptured, ...]
     takes_cpu_tensors: tuple[str, ...]
-
-    @property
-    def in_graphs(self) -> Body:
-        """Return the launches inside CUDA graphs."""
-        return sum((self._pieces()[place] for place in self.recorded), Body())
-
-    @property
-    def outside(self) -> Body:
-        """Return the launches outside of CUDA graphs."""
-        pieces = self._pieces()
-        return sum((body for place, body in pieces.items() if place not in self.recorded), Body())
-
-    def _pieces(self) -> dict[int, Body]:
-        return {-1: self.module.call, **dict(enumerate(self.module.partitions))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +220,14 @@ class _Seen:
         return model
 
     def lowered(self) -> LoweredGraph:
+        source = "\n".join(self.sources)
+        bodies = read_module(source)
+        inside = {place % len(bodies) for place in self.recorded}  # -1 is the whole of `call`
         return LoweredGraph(
-            source="\n".join(self.sources),
-            module=read_module("\n".join(self.sources)),
-            recorded=tuple(self.recorded),
+            source=source,
+            graphs=len(self.recorded),
+            in_graphs=sum((bodies[place] for place in inside), Body()),
+            outside=sum((body for place, body in enumerate(bodies) if place not in inside), Body()),
             not_captured=tuple(self.reasons.records()),
             takes_cpu_tensors=tuple(self.takes_cpu_tensors),
         )
