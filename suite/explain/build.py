@@ -9,25 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from models.instance import instantiate
 from models.nests import tensors_of
-from models.own_program import Called, Made, WrongProgram, load
+from models.own_program import Called, Made
 from models.parts import CompiledInParts
 from models.registry import Size, Workload
 from optimizations import torch_internals
 from suite.explain.pretended_gpu import named_gpu
 from suite.measure.iteration import set_numerics
 from suite.measure.known_values import KnownValuesMode
-from suite.results.errors import WrongUse
 
 SEED = 1337
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +71,6 @@ def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Pr
         surroundings=instance.autocast,
         differentiates=workload.gradients_in_inference,
     )
-
-
-def load_program(name: str) -> Callable[[], Made]:
-    """Return the callable of `module:callable`, wrapped so that what it returns is checked.
-
-    Raises:
-        WrongUse: there is no such module or callable, or the module cannot be imported.
-    """
-
-    def wrong_use(call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except WrongProgram as error:
-            raise WrongUse(str(error)) from error
-
-    make = wrong_use(lambda: load(name))
-    return lambda: wrong_use(make)
 
 
 def build_program(make: Callable[[], Made]) -> Program:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from encore.own_packages import give_way
 from models import registry
-from suite.explain.build import Program, build_program, build_workload, load_program
+from models.own_program import WrongProgram, load
+from suite.explain.build import Program, build_program, build_workload
 from suite.explain.capture import TracedCall, capture, user_place
 from suite.explain.records import WorkerAnswer
 from suite.explain.targets import Target, unexplained
@@ -23,7 +24,7 @@ def explain(target: Target) -> WorkerAnswer:
         program = _build(target)
         found = capture(program)
         training = program.training and (not program.is_step or found.differentiated)
-    except WrongUse as error:
+    except (WrongUse, WrongProgram) as error:
         return WorkerAnswer(wrong_use=str(error))
     except Exception as failure:
         found = TracedCall(failure=failure)
@@ -44,7 +45,7 @@ def _describe(failure: Exception) -> str:
 def _build(target: Target) -> Program:
     if target.is_program:
         give_way()
-        return build_program(load_program(target.name))
+        return build_program(load(target.name))
     return build_workload(registry.find(target.name), variant=target.variant, size=target.size)
 
 

@@ -13,19 +13,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 import optimizations
 from optimizations import torch_internals
-
-
-class RecordedGraph(Protocol):
-    """Define what is read of a recording: which inputs are copied, and over which dimensions they are expanded."""
-
-    non_static_input_idx: Sequence[int]
-    expanded_dims: Sequence[Sequence[int]]
 
 
 @dataclass(slots=True)
@@ -45,15 +38,6 @@ def copied_bytes(tensor: torch.Tensor, expanded_dims: Sequence[int]) -> int:
     return elements * tensor.element_size()
 
 
-def add_copies(count: CopyCount, graph: RecordedGraph, sources: Sequence[Any]) -> None:
-    """Add what one call of the copying method is about to move from `sources`, the inputs of one replay."""
-    for index in graph.non_static_input_idx:
-        source = sources[index]
-        if isinstance(source, torch.Tensor):
-            count.copied_bytes += copied_bytes(source, graph.expanded_dims[index])
-            count.tensors += 1
-
-
 @contextlib.contextmanager
 def counting(node_class: type | None = None) -> Iterator[CopyCount]:
     """Count the copies into placeholders of all replays inside the block. `node_class`: for tests, the stock class."""
@@ -61,9 +45,12 @@ def counting(node_class: type | None = None) -> Iterator[CopyCount]:
     stock = target._copy_inputs_and_remove_from_src
     count = CopyCount()
 
-    def counted(self: RecordedGraph, destinations: list[Any], sources: list[Any]) -> None:
-        add_copies(count, self, sources)
-        stock(self, destinations, sources)
+    def counted(graph: Any, destinations: list[Any], sources: list[Any]) -> None:
+        for index in graph.non_static_input_idx:
+            if isinstance(source := sources[index], torch.Tensor):
+                count.copied_bytes += copied_bytes(source, graph.expanded_dims[index])
+                count.tensors += 1
+        stock(graph, destinations, sources)
 
     target._copy_inputs_and_remove_from_src = counted
     before = pointer_bytes()

@@ -12,7 +12,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 import torch
 
@@ -22,28 +21,20 @@ from suite.measure.iteration import Iterate
 from suite.results.schema import Block, GpuState
 
 
-class DeviceTimer(Protocol):
-    """Define how to synchronize with a device and measure its time."""
+class DeviceTimer:
+    """Synchronize with a device and measure its time. This one is a CPU's: calls are synchronous, and host time is all.
 
-    def synchronize(self) -> None: ...
+    `elapsed_us` returns microseconds of device time from `start` to `stop`, after `synchronize`; None without a device.
+    `before_start` is called at the beginning of each `start`: ranks start together.
+    """
 
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def elapsed_us(self) -> float | None:
-        """Return microseconds of device time from `start` to `stop`, after `synchronize`; None without a device."""
-        ...
-
-
-class HostTimer:
-    """Time workloads on the CPU, where calls are synchronous and only host time is measured."""
+    before_start: Callable[[], None] = staticmethod(lambda: None)
 
     def synchronize(self) -> None:
         return
 
     def start(self) -> None:
-        return
+        self.before_start()
 
     def stop(self) -> None:
         return
@@ -52,7 +43,7 @@ class HostTimer:
         return None
 
 
-class CudaTimer:
+class CudaTimer(DeviceTimer):
     """Time by two CUDA events on the current stream, including time in which the device is idle."""
 
     def __init__(self) -> None:
@@ -63,6 +54,7 @@ class CudaTimer:
         torch.cuda.synchronize()
 
     def start(self) -> None:
+        self.before_start()
         self._start.record()
 
     def stop(self) -> None:
@@ -73,7 +65,7 @@ class CudaTimer:
 
 
 def timer_for(device: torch.device) -> DeviceTimer:
-    return CudaTimer() if device.type == "cuda" else HostTimer()
+    return CudaTimer() if device.type == "cuda" else DeviceTimer()
 
 
 class InputsShareMemory(ValueError):

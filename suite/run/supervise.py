@@ -100,13 +100,9 @@ class Supervised:
 
     def cpu_seconds(self) -> float:
         """Return the processor time of the process and its children, 0 once it has ended."""
-        total = 0.0
         with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(self.pid)
-            for each in (process, *process.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):
-                    total += sum(each.cpu_times()[:4])
-        return total
+            return tree_cpu_s(psutil.Process(self.pid))
+        return 0.0
 
     def was_killed(self) -> bool:
         info = self._exit_info()
@@ -185,6 +181,15 @@ def await_exit(processes: Iterable[Supervised], grace_s: float) -> None:
         while selector.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 selector.unregister(key.fileobj)
+
+
+def tree_cpu_s(process: psutil.Process) -> float:
+    """Return processor time of a process and its children, including children that have ended."""
+    seconds = 0.0
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            seconds += sum(each.cpu_times()[:4])  # the last two are those of children that have ended
+    return seconds
 
 
 def kill_children() -> None:

@@ -67,7 +67,9 @@ class CellProgram:
         require_distinct_addresses(self.input_sets)
         self.checked = self.input_sets[: spec.check_inputs]
         self.states = [State(self.instance.module, inputs) for inputs in self.checked]
-        self.timer = self.ranks.timer(timer_for(self.instance.device))
+        self.timer = timer_for(self.instance.device)
+        if isinstance(self.ranks, RankGroup):
+            self.timer.before_start = self.ranks.start_together
         self.read_gpu = gpu_reader(_gpu_uuid(self.instance.device))
 
     @property

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from suite.measure.timing import DeviceTimer
 from suite.worker.protocol import CellSpec
 
 START_MARGIN_NS = 300_000
@@ -37,10 +36,6 @@ class Alone:
     def largest(self, value: float) -> float:
         """Return the largest of the ranks' values."""
         return max(self.all(value))
-
-    def timer(self, timer: DeviceTimer) -> DeviceTimer:
-        """Return the timer, whose `start` all ranks leave at the same time."""
-        return timer
 
 
 class RankGroup(Alone):
@@ -83,37 +78,15 @@ class RankGroup(Alone):
         torch.distributed.all_gather_object(said, value, group=self._hosts)
         return said
 
-    def timer(self, timer: DeviceTimer) -> DeviceTimer:
-        """Return the timer as a `TimedTogether`."""
-        return TimedTogether(timer, self)
-
     def start_together(self) -> None:
-        """Return at the same time on all ranks: the clock of a host is that of all its processes."""
+        """Return at the same time on all ranks, so that the slowest rank's time is that of the whole program.
+
+        The clock of a host is that of all its processes.
+        """
         start = torch.tensor([time.perf_counter_ns() + START_MARGIN_NS])
         torch.distributed.all_reduce(start, torch.distributed.ReduceOp.MAX, group=self._hosts)
         while time.perf_counter_ns() < int(start):
             pass
-
-
-class TimedTogether:
-    """Start a timer when all ranks do, so that the slowest rank's time is that of the whole program."""
-
-    def __init__(self, timer: DeviceTimer, ranks: RankGroup) -> None:
-        self._timer = timer
-        self._ranks = ranks
-
-    def synchronize(self) -> None:
-        self._timer.synchronize()
-
-    def start(self) -> None:
-        self._ranks.start_together()
-        self._timer.start()
-
-    def stop(self) -> None:
-        self._timer.stop()
-
-    def elapsed_us(self) -> float | None:
-        return self._timer.elapsed_us()
 
 
 def join(spec: CellSpec) -> Alone:

@@ -15,7 +15,8 @@ from typing import Any
 import explain_programs
 import torch
 
-from suite.explain.build import build_program, load_program
+from models.own_program import load
+from suite.explain.build import build_program
 from suite.explain.capture import SETTINGS, capture
 
 FAILS_BACKWARD = "/fails_backward"
@@ -29,7 +30,7 @@ def main(answer: Path, names: list[str]) -> None:
 
 def _capture(name: str) -> dict[str, Any]:
     function = name.removesuffix(FAILS_BACKWARD)
-    program = build_program(load_program(f"{explain_programs.__name__}:{function}"))
+    program = build_program(load(f"{explain_programs.__name__}:{function}"))
     program = dataclasses.replace(program, training=function in explain_programs.TRAINED)
     more = {"post_grad_custom_post_pass": _fail_at_backward} if function != name else {}
     found = capture(program, {setting: {**options, **more} for setting, options in SETTINGS.items()})

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from models.own_program import load
 from suite.explain import lowering
-from suite.explain.build import build_program, load_program
+from suite.explain.build import build_program
 from suite.explain.capture import SETTINGS, capture
 from suite.measure.modes import GRAPH_MODE
 
@@ -61,7 +62,7 @@ def main(answer: Path) -> None:
         return compile_to_module_lines
 
     lowering._Observer._load_nothing = noting  # type: ignore[method-assign]
-    program = dataclasses.replace(build_program(load_program("generated_lines:towers")), training=True)
+    program = dataclasses.replace(build_program(load("generated_lines:towers")), training=True)
     found = capture(program, {GRAPH_MODE: SETTINGS[GRAPH_MODE]})
     assert found.failure is None, found.failure
     answer.write_text(json.dumps(modules))

@@ -12,7 +12,9 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
         self.now_ns = 0
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter_ns=lambda: self.now_ns))
+        monkeypatch.setattr(
+            module, "time", SimpleNamespace(perf_counter_ns=lambda: self.now_ns, monotonic=lambda: self.now_ns / 1e9)
+        )
 
     def pass_us(self, us: int) -> None:
         self.now_ns += 1000 * us

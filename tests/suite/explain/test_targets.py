@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from models import registry
-from suite.explain.build import load_program
+from models.own_program import WrongProgram, load
 from suite.explain.targets import Target, find_targets
 from suite.results.errors import WrongUse
 
@@ -64,15 +64,15 @@ def test_size_is_for_workloads_and_a_program_has_its_own() -> None:
     ],
 )
 def test_programs_that_cannot_be_loaded_are_refused(name: str, message: str) -> None:
-    with pytest.raises(WrongUse, match=message):
-        load_program(name)
+    with pytest.raises(WrongProgram, match=message):
+        load(name)
 
 
 def test_failing_import_of_a_module_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_program.py").write_text("import no_such_dependency\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(WrongUse, match="importing broken_program failed: No module named 'no_such_dependency'"):
-        load_program("broken_program:make")
+    with pytest.raises(WrongProgram, match="importing broken_program failed: No module named 'no_such_dependency'"):
+        load("broken_program:make")
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_failing_import_of_a_module_is_reported(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_programs_that_return_something_else_are_refused(name: str, message: str) -> None:
-    with pytest.raises(WrongUse, match=message):
-        load_program(name)()
+    with pytest.raises(WrongProgram, match=message):
+        load(name)()
 
 
 def test_program_may_return_allowed_types() -> None:
@@ -93,6 +93,6 @@ def test_program_may_return_allowed_types() -> None:
         ("WithExampleInputs", 1, set()),
         ("with_keywords", 1, {"scale"}),
     ):
-        made = load_program(f"explain_programs:{name}")()
+        made = load(f"explain_programs:{name}")()
         assert callable(made.call)
         assert [(len(inputs.args), set(inputs.kwargs)) for inputs in made.sets] == [(arguments, keywords)]

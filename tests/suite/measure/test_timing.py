@@ -13,7 +13,7 @@ from models.registry import Inputs
 from suite.measure import timing
 from suite.measure.iteration import IterationOutput
 from suite.measure.timing import (
-    HostTimer,
+    DeviceTimer,
     InputsShareMemory,
     iteration_us,
     measure_block,
@@ -56,7 +56,7 @@ def block_of(iterate, input_sets, *, index=0, samples=5, throughput_iterations=0
     return measure_block(
         iterate,
         input_sets,
-        timer or HostTimer(),
+        timer or DeviceTimer(),
         index=index,
         turn=index,
         samples=samples,
@@ -163,7 +163,7 @@ def test_block_runs_on_its_core_and_releases_it():
         return IterationOutput(None, None)
 
     block = measure_block(
-        iterate, sets(2), HostTimer(), index=0, turn=0, samples=1, throughput_iterations=1,
+        iterate, sets(2), DeviceTimer(), index=0, turn=0, samples=1, throughput_iterations=1,
         read_gpu=lambda: None, core=core, process=2,
     )  # fmt: skip
     assert seen == [{core}, {core}]
@@ -177,7 +177,7 @@ def test_unavailable_core_is_not_recorded(monkeypatch):
 
     monkeypatch.setattr(os, "sched_setaffinity", refused)
     block = measure_block(
-        lambda inputs: IterationOutput(None, None), sets(2), HostTimer(), index=0, turn=0, samples=1,
+        lambda inputs: IterationOutput(None, None), sets(2), DeviceTimer(), index=0, turn=0, samples=1,
         throughput_iterations=0, read_gpu=lambda: None, core=0,
     )  # fmt: skip
     assert block.core is None
@@ -190,4 +190,4 @@ def test_time_of_an_iteration_is_the_typical_one(clock):
         clock.pass_us(next(took_us))
         return IterationOutput(None, None)
 
-    assert iteration_us(iterate, sets(2), HostTimer()) == 2_000
+    assert iteration_us(iterate, sets(2), DeviceTimer()) == 2_000
