@@ -143,7 +143,7 @@ def test_later_process_begins_with_an_uncompiled_call_too(cell, task):
     first = cell(Keeping, "compile", task=task)
     digests = first.prepare().correctness.digests
     module = Keeping()
-    live = cell(lambda: module, "compile", task=task, spec={"known_digests": digests, "later": True})
+    live = cell(lambda: module, "compile", task=task, spec={"known_digests": digests})
     live.build()
     assert module.made_compiled == [False]
     assert all(parameter.grad is None for parameter in module.parameters())
