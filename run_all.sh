@@ -127,15 +127,12 @@ case $status in
 2)
     set -- ${torchbench:+--with-torchbench} "$@"
     echo "${gpu%%. Without*}: showing the recorded runs, analysing workloads${1:+ (options have no effect: $*)}" >&2
-    recorded="$root/results/recorded/explained"
-    [ -d "$recorded" ] || recorded=
-    encore report --recorded ${recorded:+--explanations "$recorded"} --out "$root/results/report"
+    encore report --recorded --out "$root/results/report"
     # Three in which placement removes something, and one that stock captures as it is.
     status=0
     encore explain EOS MMC XLNET-I ST || status=$?
     if [ -n "$everything" ] && [ "$status" -le 1 ]; then
         encore explain --set grace --reuse --out "$root/results/explained" || status=$?
-        [ "$status" -gt 1 ] || encore report --recorded --explanations "$root/results/explained" --out "$root/results/report"
     fi
     exit "$status"
     ;;

@@ -117,9 +117,7 @@ def explain(
     ] = None,
     variant: Annotated[str | None, typer.Option(help="Variant of the workloads.")] = None,
     size: SizeOption = "full",
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for one JSON file per target, for `encore report`.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for one JSON file per target.")] = None,
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Keep what this commit has explained in the folder of --out before.")
     ] = False,

@@ -25,12 +25,7 @@ def report(
             show_default=False,
         ),
     ] = None,
-    recorded: Annotated[
-        bool, typer.Option("--recorded", help="All runs in results/recorded; where there are none, explanations alone.")
-    ] = False,
-    explanations: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What `encore explain --out DIR` wrote.")
-    ] = None,
+    recorded: Annotated[bool, typer.Option("--recorded", help="All runs in results/recorded.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where to write; default: `report` in the run; of several: in results."),
@@ -76,16 +71,16 @@ def report(
     if only is not None:
         _report_only(only, found, micro, out or report_folder(found), figures, recorded=recorded, as_json=as_json)
         return
-    if recorded and not found and explanations is None:
+    if recorded and not found:
         say(f"nothing is recorded in {store.describe(store.RECORDED)}, so there is no report")
         return
-    made = write_report(found, explanations, out, figures, readme, micro, recorded=recorded)
+    made = write_report(found, out, figures, readme, micro, recorded=recorded)
     if as_json:
         print_json(made.model_dump(mode="json"))
     else:
         print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
     # What is missing is in the report; a program that goes on by the exit code must not take it for results.
-    raise typer.Exit(EXIT_FINDING if made.run_id is not None and not made.cells else EXIT_OK)
+    raise typer.Exit(EXIT_OK if made.cells else EXIT_FINDING)
 
 
 def _check_fresh(readme: Path) -> NoReturn:
@@ -110,7 +105,6 @@ def report_folder(runs: Sequence[Path]) -> Path:
 
 def write_report(
     runs: Sequence[Path],
-    explanations: Path | None = None,
     out: Path | None = None,
     figures: Path | None = None,
     readme: Path | None = None,
@@ -123,7 +117,7 @@ def write_report(
     from suite.report.build import build_report
 
     folder = out or report_folder(runs)
-    made = build_report(runs, explanations, folder, figures, readme, micro, Progress("report"), recorded=recorded)
+    made = build_report(runs, folder, figures, readme, micro, Progress("report"), recorded=recorded)
     if made.warning:
         say(f"encore: {made.warning}")
     return made

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from suite.measure.metrics import metrics
 from suite.micro.records import read_micro_run
-from suite.report import cell_tables, charts, conclusion, explain_tables, paper, provenance, speedup_tables
+from suite.report import cell_tables, charts, conclusion, paper, provenance, speedup_tables
 from suite.report.chart import Chart, LineChart, draw, to_png, to_svg
 from suite.report.markdown_pages import generated_names, paper_part, update_page
 from suite.report.page import Page, PageFigure, Section, render
@@ -20,7 +20,7 @@ from suite.report.paper.costs import read_programs
 from suite.report.paper.speedups import read_proof
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
-from suite.report.runs import Run, load_explanations, load_run, load_runs
+from suite.report.runs import Run, load_run, load_runs
 from suite.report.start import start_table
 from suite.report.table import Table, to_csv, to_markdown
 from suite.results import store
@@ -40,16 +40,15 @@ Announce = Callable[[str], None]
 class Report(Record):
     """Hold the files of a report, and data for messages.
 
-    `run_id` names the run, or the runs, separated by commas. `warning` is set for a smoke run or tiny models, and for
-    errors in a run's files. `cells` counts those of runs, `failed_cells` those that did not pass, `missing_cells`
-    cells not yet run.
+    `run_id` names the run, or the runs, separated by commas. `warning` is set for a smoke run, and for errors in a
+    run's files. `cells` counts those of runs, `failed_cells` those that did not pass, `missing_cells` those not yet
+    run.
     """
 
     html: Path
     tables: list[Path]
     figures: list[Path]
-    run_id: str | None
-    explained: int
+    run_id: str
     cells: int
     failed_cells: int
     missing_cells: int
@@ -58,7 +57,6 @@ class Report(Record):
 
 def build_report(
     runs: Sequence[Path],
-    explanations: Path | None,
     out: Path,
     figures_dir: Path | None = None,
     readme: Path | None = None,
@@ -67,11 +65,10 @@ def build_report(
     *,
     recorded: bool = False,
 ) -> Report:
-    """Write one report of runs, of explanations, or of both, into the folder `out`.
+    """Write one report of runs into the folder `out`.
 
     Args:
         runs: folders of runs; if several measured a workload, its rows are those of one of them (`join_runs`).
-        explanations: folder of `<name>.json` files that `encore explain --out` wrote.
         out: folder for `report.html` and `tables/`; created if needed. Files of the same name are replaced, none is
             removed.
         figures_dir: folder for the figures as PNG; None: they are in the page only.
@@ -81,43 +78,40 @@ def build_report(
         announce: called with the name of each step that may take seconds, before it begins.
 
     Raises:
-        WrongUse: neither a run nor explanations are given, the runs cannot be combined, `out` or
-            `figures_dir` cannot be written to, or `readme` has no such parts.
+        WrongUse: no run is given, the runs cannot be combined, `out` or `figures_dir` cannot be written to, or
+            `readme` has no such parts.
         InvalidResults: a file has wrong fields.
         CannotWrite: the disk is full.
     """
-    if not runs and explanations is None:
-        raise WrongUse("nothing to report: give a run, or a folder of explanations (`encore explain --all --out DIR`)")
+    if not runs:
+        raise WrongUse("nothing to report: no run is measured yet; `encore run --quick` makes one")
     announce(f"reading {len(runs)} runs")
     published = load_published()
-    run = load_runs(runs, leave_out=recorded) if runs else None
-    explained = () if explanations is None else load_explanations(explanations)
-    names = () if readme is None else _names_to_renew(readme, published, has_run=run is not None)
+    run = load_runs(runs, leave_out=recorded)
+    names = () if readme is None else _names_to_renew(readme, published)
     announce("comparing modes")
     results = read_results(run, micro, recorded=recorded)
-    made = [(exhibit, exhibit.make(results)) for exhibit in paper.EXHIBITS.values() if run is not None]
-    sections = [] if run is None else _run_sections(results, run)
-    if explained:
-        found, origin = explain_tables.all_tables(explained, published), provenance.of_explanations(explained)
-        title = "What stands in the way of CUDA graphs (analysis without a GPU)"
-        sections.append(Section("explain", title, origin, (), found))
-    sections += [_paper_section(exhibit, one, published) for exhibit, one in made]
+    made = [(exhibit, exhibit.make(results)) for exhibit in paper.EXHIBITS.values()]
+    sections = [*_run_sections(results, run), *(_paper_section(exhibit, one, published) for exhibit, one in made)]
     for folder, option in ((out, "--out"), (out / "tables", "--out"), (figures_dir, "--figures")):
         if folder is not None:
             make_folder(folder, option)
     smoke = tuple(dict.fromkeys(each.provenance.warning for each in sections if each.provenance.warning))
-    warnings, conclusions = list(smoke), [conclusion.of_explanations(explained)] if explained else []
-    subjects, title = [f"{len(explained)} models analysed without a GPU"] * bool(explained), "obstacles to CUDA graphs"
-    if run is not None:
-        throttled = cell_tables.throttling(run)
-        warnings += [*([throttled] if throttled else ()), *run.remarks]
-        conclusions.insert(0, conclusion.of_run(results.ratios, published))
-        title = f"run{'s' * (len(run.parts) > 1)} {', '.join(provenance.run_names(run))}"
-        subjects = [f"{run.device}, PyTorch {run.environment.torch}", _counts(results, run), *subjects]
+    throttled, run_id = cell_tables.throttling(run), ", ".join(provenance.run_names(run))
+    warnings = [*smoke, *([throttled] if throttled else ()), *run.remarks]
     try:
         figures, written = _draw_all(sections, figures_dir, announce)
         announce("writing tables and the page")
-        page = Page(f"Encore: {title}", "; ".join(subjects), conclusions[0], smoke, warnings, sections, figures, run)
+        page = Page(
+            f"Encore: run{'s' * (len(run.parts) > 1)} {run_id}",
+            f"{run.device}, PyTorch {run.environment.torch}; {_counts(results, run)}",
+            conclusion.of_run(results.ratios, published),
+            smoke,
+            warnings,
+            sections,
+            figures,
+            run,
+        )
         tables = _write_tables(sections, out / "tables")
         html = out / "report.html"
         write_atomically(html, render(page, published.sources.values()))
@@ -133,12 +127,11 @@ def build_report(
         html=html,
         tables=tables,
         figures=written,
-        run_id=", ".join(provenance.run_names(run)) if run else None,
-        explained=len(explained),
-        cells=len(run.cells) if run else 0,
-        failed_cells=len(run.failed) if run else 0,
-        missing_cells=len(run.missing) if run else 0,
-        warning="; ".join((*smoke, *(run.remarks if run else ()))) or None,
+        run_id=run_id,
+        cells=len(run.cells),
+        failed_cells=len(run.failed),
+        missing_cells=len(run.missing),
+        warning="; ".join((*smoke, *run.remarks)) or None,
     )
 
 
@@ -251,15 +244,13 @@ def build_exhibits(
     return [*_write_tables(sections, out / "tables"), *_draw_all(sections, figures_dir)[1]], shown
 
 
-def _names_to_renew(readme: Path, published: Published, *, has_run: bool) -> tuple[str, ...]:
+def _names_to_renew(readme: Path, published: Published) -> tuple[str, ...]:
     """Return the names of the generated parts of a file that a report of runs updates.
 
     Raises:
-        WrongUse: there is no run, or the file has no such part, or a part twice.
+        WrongUse: the file has no such part, or a part twice.
     """
     names = tuple(name for name in generated_names(readme) if name == HEADLINE or name in published.sources)
-    if not has_run:
-        raise WrongUse(f"--readme {readme}: its tables are made from runs; name a run, or give --recorded")
     if not names:
         known = ", ".join((HEADLINE, *published.sources))
         raise WrongUse(f"--readme {readme} has no generated part; write `<!-- generated: NAME -->`, NAME of: {known}")

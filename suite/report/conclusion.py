@@ -7,14 +7,11 @@ speed, memory, start, parts that were not captured, and advice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from optimizations.byte_units import format_bytes
-from suite.explain.records import Explanation
-from suite.measure.modes import DEFAULT_MODE, EAGER_MODE, GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
+from suite.measure.modes import DEFAULT_MODE, EAGER_MODE, GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes
 from suite.report.compare import Comparison, Kernels, Ratios
-from suite.report.explain_tables import lowerings_of
 from suite.report.published import Published
 from suite.report.runs import RowGroup, Run, cell_label, row_groups
 from suite.report.start import start_in, start_of
@@ -41,23 +38,6 @@ def of_run(ratios: Ratios, published: Published) -> str:
     labels = {cell_label(cell) for cell in ratios.cells if cell.mode == mode}
     group = next(group for group in row_groups(ratios.labels, published) if labels.intersection(group.labels))
     return _sentence(mode, baseline, ratios, group)
-
-
-def of_explanations(explanations: Sequence[Explanation]) -> str:
-    """Summarize analyses without a GPU: how many models stock would capture entirely, without and with placement."""
-    whole = {GRAPH_MODE: 0, PLACEMENT_MODE: 0}
-    for explanation in explanations:
-        for setting in whole:
-            parts = lowerings_of(explanation, setting)
-            whole[setting] += bool(parts) and not any(one.kernels_outside or one.cpu_kernels for one in parts)
-    waits = sum(any(one.blocking_copies for one in lowerings_of(e, GRAPH_MODE)) for e in explanations)
-    failed = sum(explanation.error is not None for explanation in explanations)
-    rest = f" {failed} analyses failed." if failed else ""
-    return (
-        f"Of {len(explanations)} models, stock CUDA graphs would hold all kernels of {whole[GRAPH_MODE]}, and of "
-        f"{whole[PLACEMENT_MODE]} after Encore's placement; in {waits} the host waits for a copy in each call today."
-        f"{rest}"
-    )
 
 
 def _sentence(mode: str, baseline: str, ratios: Ratios, group: RowGroup) -> str:

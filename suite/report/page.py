@@ -75,7 +75,7 @@ class Page:
     warnings: Sequence[str]
     sections: Sequence[Section]
     figures: Mapping[str, PageFigure]
-    run: Run | None
+    run: Run
 
     @property
     def headline(self) -> str | None:
@@ -96,7 +96,7 @@ class Page:
                 f"{cell_label(cell)}, {cell.mode}: {cell.status.value}",
                 "\n\n".join(text for text in (cell.error, cell.log_tail) if text) or "No error was recorded.",
             )
-            for cell in (self.run.failed if self.run is not None else ())
+            for cell in self.run.failed
         ]
 
 
@@ -114,7 +114,7 @@ def render(page: Page, sources: Iterable[Source]) -> str:
     return environment.get_template("report.html.j2").render(
         page=page,
         sections=[(section, [_shown(table) for table in section.tables]) for section in page.sections],
-        environments=[environment_facts(one.environment) for one in page.run.parts or (page.run,)] if page.run else [],
+        environments=[environment_facts(one.environment) for one in page.run.parts or (page.run,)],
         sources=sources,
         style=Markup((_PAGE / "report.css").read_text(encoding="utf-8")),
         script=Markup(embedded),

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from optimizations.byte_units import format_bytes
-from suite.explain.records import Explanation
 from suite.measure.checkout import shown_code
 from suite.report.runs import FULL_SIZE, Run
 from suite.results.schema import Environment
@@ -17,8 +16,8 @@ class Provenance:
     """Hold the origin of a table or figure, or of one of its rows.
 
     Attributes:
-        run_id: the run or runs, or "offline analysis".
-        device: GPU name, or the CPU's model for a run without one, or the target of an offline analysis.
+        run_id: the run or runs.
+        device: GPU name, or the CPU's model for a run without one.
         commit: short git commit, "+ changes" where the tree was dirty, and the code's id where there is one; None where
             no commit was recorded.
         torch: PyTorch version.
@@ -111,18 +110,6 @@ def run_names(run: Run) -> tuple[str, ...]:
         run_id if ids.count(run_id) == 1 else f"{run_id} of {environment.created_at[:19]}"
         for run_id, environment in zip(ids, environments, strict=True)
     )
-
-
-def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
-    """Return the provenance of results of `encore explain`, which are counts without a GPU, and no times."""
-    targets = {lowering.target for item in explanations for graph in item.graphs for lowering in graph.lowerings}
-    device = f"lowered for {', '.join(sorted(targets))}" if targets else "FX graphs on fake CUDA tensors"
-    versions = ", ".join(sorted({explanation.torch for explanation in explanations}))
-    tiny = any(explanation.size != FULL_SIZE for explanation in explanations)
-    warning = "TINY MODELS: these counts say nothing about the published sizes" if tiny else None
-    commits = {_short(explanation.commit, explanation.dirty) or "unknown" for explanation in explanations}
-    commit = None if commits == {"unknown"} else ", ".join(sorted(commits))
-    return Provenance("offline analysis without a GPU: counts, no times", device, commit, versions, warning, count=0)
 
 
 def facts(environment: Environment) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Read runs and explanations strictly, join several runs into one report, and sort their rows into groups.
+"""Read runs strictly, join several runs into one report, and sort their rows into groups.
 
 Note [Alone]: host times are longer if other workloads are measured on other GPUs of the host at the same time, or other
 programs run there. This affects `compile` most, so that speed-ups over it are overestimated. So such rows do not
@@ -26,12 +26,11 @@ from pathlib import Path
 
 from models.registry import TP_MARK
 from optimizations.uncollected import uncollected
-from suite.explain.records import Explanation
 from suite.measure.modes import MODES
 from suite.report.published import PUBLISHED_VARIANT, Published
 from suite.results.errors import WrongUse
-from suite.results.schema import EXPLANATION_VERSION, Cell, Environment, Status
-from suite.results.store import InvalidResults, RecordedRun, describe, read_record, read_run
+from suite.results.schema import Cell, Environment, Status
+from suite.results.store import InvalidResults, RecordedRun, describe, read_run
 
 FULL_SIZE = "full"
 
@@ -120,34 +119,6 @@ def run_of(recorded: RecordedRun) -> Run:
         tuple(recorded.missing()),
         remarks=tuple(remarks),
     )
-
-
-def load_explanations(folder: Path) -> tuple[Explanation, ...]:
-    """Return explanations from a folder of `<name>.json` files, by target and variant.
-
-    Raises:
-        WrongUse: there is no such folder, or no explanation in it.
-        InvalidResults: a file has wrong fields, or two are of the same target and variant.
-    """
-    if folder.is_file():
-        raise WrongUse(f"--explanations {folder} is a file; give the folder that `encore explain --out DIR` wrote")
-    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
-    if not files:
-        raise WrongUse(f"{describe(folder)} holds no explanations; `encore explain --all --out {folder}` makes them")
-    found: dict[tuple[str, str, str], Explanation] = {}
-    for path in files:
-        explanation = read_record(Explanation, path, "an explanation", "make it again with `encore explain`")
-        if explanation.schema_version != EXPLANATION_VERSION:
-            raise InvalidResults(
-                f"{describe(path)}: schema version {explanation.schema_version}, this Encore reads "
-                f"{EXPLANATION_VERSION}; make it again with `encore explain`"
-            )
-        key = (explanation.target, explanation.variant or "", explanation.size)
-        if key in found:
-            twice = row_label(explanation.target, explanation.variant, explanation.size)
-            raise InvalidResults(f"{describe(path)}: {twice} is explained in another file of this folder too")
-        found[key] = explanation
-    return tuple(explanation for _, explanation in sorted(found.items()))
 
 
 ROUNDING = timedelta(seconds=1)

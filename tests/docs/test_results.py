@@ -50,7 +50,7 @@ def test_report_renews_the_parts_that_a_page_has(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n<!-- generated: grace -->\nold\n<!-- end: grace -->\n")
     run = write_run(tmp_path / "run", [cell("ST", "compile"), cell("ST", "graph", 50)])
-    build_report([run], None, tmp_path / "out", readme=page)
+    build_report([run], tmp_path / "out", readme=page)
     text = page.read_text()
     assert "| **Fig. 10** `fig10` | over stock CUDA graphs" in text and "\nold\n" not in text
     assert text.startswith("# Page\n")

@@ -229,15 +229,11 @@ def test_run_all_combines_exit_codes(checkout: Checkout, variables: dict[str, st
     calls = checkout.calls()
     second = "STUB_TORCHBENCH" in variables and code != 2
     assert any("<--set><torchbench>" in call for call in calls) == second
-    assert "STUB_EXPLAIN" not in variables or "<report>" in calls[-1]
+    assert "STUB_EXPLAIN" not in variables or "<--set><grace>" in calls[-1]
     assert "STUB_ENV" not in variables or not any("<explain>" in call for call in calls)
 
 
-@pytest.mark.parametrize("explained", [True, False])
-def test_run_all_without_gpu_reports_then_explains_four(checkout: Checkout, explained: bool) -> None:
-    folder = checkout.root / "results" / "recorded" / "explained"
-    if explained:
-        folder.mkdir(parents=True)
+def test_run_all_without_gpu_reports_then_explains_four(checkout: Checkout) -> None:
     for arguments, named in (("--quick", "--quick"), (f"{TORCHBENCH} --quick", "--with-torchbench --quick")):
         done = run_all(checkout, *arguments.split())
         assert done.returncode == 0
@@ -246,8 +242,7 @@ def test_run_all_without_gpu_reports_then_explains_four(checkout: Checkout, expl
             f" (options have no effect: {named})"
         ) in done.stderr.splitlines()
         report, explain = checkout.calls()[-2:]
-        of = f"<--explanations><{folder}>" if explained else ""
-        assert report.endswith(f"<suite><report><--recorded>{of}<--out><{checkout.root}/results/report>")
+        assert report.endswith(f"<suite><report><--recorded><--out><{checkout.root}/results/report>")
         assert explain.endswith("<suite><explain><EOS><MMC><XLNET-I><ST>")
         assert not any("<run>" in call for call in checkout.calls())
 

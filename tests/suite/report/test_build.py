@@ -12,9 +12,7 @@ from fixtures.report_pages import Outline, few_exhibits, page_of, undrawn  # noq
 from fixtures.synthetic_results import (
     cell,
     environment,
-    explanation,
     failed_cell,
-    write_explanations,
     write_run,
 )
 
@@ -28,7 +26,7 @@ HOSTILE = '<script>alert("x")</script>'
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """A report of a run of two workloads, one cell failed, and of an explanation of each."""
+    """A report of a run of two workloads, one cell failed."""
     folder = tmp_path_factory.mktemp("both")
     cells = [
         *(cell("EOS", mode, 100.0 / factor) for mode, factor in (("eager", 0.5), ("compile", 1), ("graph", 2))),
@@ -36,14 +34,13 @@ def both(tmp_path_factory):
         failed_cell("ST", "graph", Status.CRASH, f"worker died {HOSTILE}", log_tail="the log's last line"),
     ]
     run = write_run(folder / "run", cells)
-    explanations = write_explanations(folder / "explain", [explanation("EOS"), explanation("ST")])
-    report = build_report([run], explanations, folder / "out", folder / "out" / "figures")
+    report = build_report([run], folder / "out", folder / "out" / "figures")
     return report, Outline(report.html.read_text())
 
 
 def test_report_names_its_written_files(both):
     report, _ = both
-    assert (report.run_id, report.explained, report.failed_cells, report.warning) == ("synthetic", 2, 1, None)
+    assert (report.run_id, report.failed_cells, report.warning) == ("synthetic", 1, None)
     drawn = {path.stem for path in report.figures}
     assert {"over_compile", "paper_fig4", "paper_pygraph_fig2"} <= drawn
     assert {path.suffix for path in report.figures} == {".png"}
@@ -80,8 +77,7 @@ def test_names_and_errors_are_inert(tmp_path):
         [cell(HOSTILE, "compile"), cell(HOSTILE, "graph"), failed_cell(HOSTILE, "eager", Status.CRASH, HOSTILE)],
         environment(settings={"note": HOSTILE}),
     )
-    explanations = write_explanations(tmp_path / "explain", [explanation("ST", limits=[HOSTILE])])
-    text = build_report([run], explanations, tmp_path / "out").html.read_text()
+    text = build_report([run], tmp_path / "out").html.read_text()
     assert text.count("<script>") == 1
     assert "alert(" in text and not re.search(r"<script>[^<]*alert\(", text)
 
@@ -113,29 +109,20 @@ def test_failed_cells_show_status_error_and_log(both):
     assert "ST, graph: crash" in page.texts["summary"]
 
 
-def test_page_shows_run_and_explanations_environment_and_sources(both):
+def test_page_shows_run_environment_and_sources(both):
     report, page = both
     text = report.html.read_text()
     headings = " ".join(page.texts["h2"])
-    for title in ("Speed-up", "Coverage", "Copies", "analysis without a GPU", "How to read this", "Where this is from"):
+    for title in ("Speed-up", "Coverage", "Copies", "How to read this", "Where this is from"):
         assert title in headings
     assert "0123456789abcdef" in text and "SYNTHETIC GPU" in text
     assert "OSDI 2026" in text and "NVIDIA H100 NVL" in text
     assert len(page.named("svg")) == len(report.figures), "each as PNG, and in the page"
 
 
-def test_explanations_alone_make_a_report(tmp_path):
-    explanations = write_explanations(tmp_path / "explain", [explanation("ST")])
-    report = build_report([], explanations, tmp_path / "out")
-    page = Outline(report.html.read_text())
-    assert (report.run_id, report.explained, report.failed_cells) == (None, 1, 0)
-    assert "Environment" not in page.texts["h2"] and "Speed-up" not in page.texts["h2"]
-    assert "5.14" in page.texts["td"]
-
-
 def test_smoke_runs_are_labelled_everywhere(tmp_path):
     cells = [cell("EOS", mode, device="cpu", size="tiny") for mode in ("compile", "graph")]
-    report = build_report([write_run(tmp_path / "run", cells, environment(gpu=None))], None, tmp_path / "out")
+    report = build_report([write_run(tmp_path / "run", cells, environment(gpu=None))], tmp_path / "out")
     page = Outline(report.html.read_text())
     warning = "SMOKE RUN on the CPU and in tiny size: these numbers say nothing about performance"
     assert report.warning == warning
@@ -148,7 +135,7 @@ def test_smoke_runs_are_labelled_everywhere(tmp_path):
 def test_same_results_give_the_same_bytes_whatever_their_order(tmp_path):
     cells = [cell(name, mode, 100.0 + len(mode)) for name in ("EOS", "ST") for mode in ("compile", "graph", "encore")]
     reports = [
-        build_report([write_run(tmp_path / name, order)], None, tmp_path / f"{name}-out")
+        build_report([write_run(tmp_path / name, order)], tmp_path / f"{name}-out")
         for name, order in (("first", cells), ("second", cells[::-1]))
     ]
     first, second = (
@@ -161,14 +148,14 @@ def test_same_results_give_the_same_bytes_whatever_their_order(tmp_path):
 @pytest.mark.usefixtures("undrawn")
 def test_run_of_which_everything_failed_is_still_reported(tmp_path):
     cells = [failed_cell("EOS", mode, Status.OOM) for mode in ("compile", "graph")]
-    report = build_report([write_run(tmp_path / "run", cells)], None, tmp_path / "out")
+    report = build_report([write_run(tmp_path / "run", cells)], tmp_path / "out")
     assert (report.figures, report.failed_cells) == ([], 2)
     assert report.html.read_text().count("oom") >= 2
 
 
 def test_nothing_to_report_is_wrong_use(tmp_path):
-    with pytest.raises(WrongUse, match="encore explain --all --out"):
-        build_report([], None, tmp_path)
+    with pytest.raises(WrongUse, match="no run is measured yet"):
+        build_report([], tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +170,7 @@ def several(tmp_path_factory):
         runs.append(write_run(folder / run_id, cells, of))
     readme = folder / "README.md"
     readme.write_text("<!-- generated: headline -->\n<!-- end: headline -->\n")
-    return build_report(runs, None, folder / "out", readme=readme), readme
+    return build_report(runs, folder / "out", readme=readme), readme
 
 
 def test_each_row_of_several_runs_names_its_run(several):
@@ -255,7 +242,7 @@ def test_csv_holds_raw_values_where_readers_see_a_sentence(both):
 def test_page_cuts_long_tables_and_keeps_the_csv_whole(tmp_path):
     labels = [f"W{number}" for number in range(LONG_TABLE + 1)]
     run = write_run(tmp_path / "run", [cell(label, "compile") for label in labels])
-    report = build_report([run], None, tmp_path / "out")
+    report = build_report([run], tmp_path / "out")
     assert len(list(csv.DictReader((tmp_path / "out" / "tables" / "times.csv").open()))) == len(labels)
     page = Outline(report.html.read_text())
     assert any(text.startswith(f"The first {SHOWN_OF_LONG} of {len(labels)} rows") for text in page.texts["p"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fixtures.synthetic_results import cell, environment, explanation, failed_cell, metrics
+from fixtures.synthetic_results import cell, environment, failed_cell, metrics
 
 from suite.report import compare, conclusion
 from suite.report.published import load_published
@@ -103,10 +103,3 @@ def test_failed_cell_is_counted_as_not_compared():
         failed_cell("ST", "indirection", Status.FAIL_ACCURACY),
     )
     assert result.endswith("faster in 1; 1 more cannot be compared.")
-
-
-def test_analyses_count_models_that_stock_captures_whole():
-    one, other = explanation("EOS"), explanation("ST")
-    result = conclusion.of_explanations((one, other, explanation("MMC", graphs=[], error="died")))
-    assert result.startswith("Of 3 models, stock CUDA graphs would hold all kernels of ")
-    assert result.endswith(" 1 analyses failed.")

@@ -24,7 +24,7 @@ def test_report_keeps_other_files_of_a_folder_of_figures(tmp_path):
         (figures / name).write_text("mine")
     run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph")])
     for out in ("out", "out", "other"):
-        build_report([run], None, tmp_path / out, figures)
+        build_report([run], tmp_path / out, figures)
     assert (figures / "explain_kernels.png").read_text() == (figures / "drawing.png").read_text() == "mine"
     assert (figures / "over_compile.png").read_text() == "over_compile"
 
@@ -42,7 +42,7 @@ def test_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeyp
         "tables": (tmp_path / "taken", None),
     }
     with pytest.raises(WrongUse, match="a file is in the way; give a folder"):
-        build_report([run], None, *places[wrong])
+        build_report([run], *places[wrong])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_unusable_readme_is_wrong_use_before_drawing(tmp_path, monkeypatch, cont
     if content is not None:
         readme.write_bytes(content)
     with pytest.raises(WrongUse, match=words):
-        build_report([run], None, tmp_path / "out", readme=readme)
+        build_report([run], tmp_path / "out", readme=readme)
     assert not (tmp_path / "out").exists()
 
 
@@ -69,7 +69,7 @@ def test_refused_results_leave_no_files(tmp_path):
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
     (run / "cells.jsonl").write_text('{"workload": "EOS"}\n')
     with pytest.raises(InvalidResults, match="line 1"):
-        build_report([run], None, tmp_path / "out")
+        build_report([run], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -80,4 +80,4 @@ def test_full_disk_error_states_that_results_are_intact(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "write_atomically", full)
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
     with pytest.raises(CannotWrite, match=r"No space left.*intact"):
-        build_report([run], None, tmp_path / "out")
+        build_report([run], tmp_path / "out")

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from fixtures.synthetic_results import GPU, cell, environment, explanation, failed_cell, write_run
+from fixtures.synthetic_results import GPU, cell, environment, failed_cell, write_run
 
 from suite.report import provenance
 from suite.report.runs import (
-    load_explanations,
     load_run,
     load_runs,
 )
 from suite.results.errors import WrongUse
 from suite.results.schema import HostUse, Status
-from suite.results.store import InvalidResults
 
 
 def test_cells_come_by_workload_and_mode_in_any_order(tmp_path):
@@ -224,34 +220,6 @@ def test_runs_of_the_same_name_are_distinguished(tmp_path):
     for said in (origin.caption, origin.run_id, origin.commit or ""):
         assert "2222222222" in said or "2026-01-02" in said
         assert "1111111111" not in said and "2026-01-01" not in said
-
-
-def test_analyses_of_tiny_models_are_labelled():
-    assert provenance.of_explanations((explanation(),)).warning is None
-    assert "TINY MODELS" in provenance.of_explanations((explanation(), explanation("EOS", size="tiny"))).warning
-
-
-def test_empty_or_missing_folder_of_explanations_is_refused(tmp_path):
-    for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(WrongUse, match="encore explain --all --out"):
-            load_explanations(folder)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"), [({"surprise": 1}, "surprise"), ({"schema_version": 99}, "99"), ({"graphs": 1}, "graphs")]
-)
-def test_wrong_explanation_is_refused_with_its_file(tmp_path, change, message):
-    content = json.loads(explanation().model_dump_json()) | change
-    (tmp_path / "ST.json").write_text(json.dumps(content))
-    with pytest.raises(InvalidResults, match=rf"ST\.json.*{message}"):
-        load_explanations(tmp_path)
-
-
-def test_one_model_explained_twice_is_refused(tmp_path):
-    for name in ("a.json", "b.json"):
-        (tmp_path / name).write_text(explanation().model_dump_json())
-    with pytest.raises(InvalidResults, match=r"b\.json.*ST"):
-        load_explanations(tmp_path)
 
 
 def test_recorded_runs_that_do_not_fit_are_left_out(tmp_path):

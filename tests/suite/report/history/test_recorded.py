@@ -12,7 +12,6 @@ from recorded_runs import read_recorded
 from suite.report.build import read_results
 from suite.report.history.recording import PAGE, PART, listing
 from suite.report.markdown_pages import generated_part
-from suite.report.runs import load_explanations
 from suite.results.schema import Status
 from suite.results.store import ENVIRONMENT, PACKED, RECORDED, read_unpacked
 
@@ -46,13 +45,6 @@ def test_recorded_page_lists_every_run() -> None:
 
 def test_recorded_runs_are_packed() -> None:
     assert [path.parent.name for path in RECORDED.glob(f"*/{ENVIRONMENT}") if path.parent not in RUNS] == []
-
-
-def test_recorded_explanations_are_read_and_without_error() -> None:
-    explanations = load_explanations(RECORDED / "explained")
-    assert len(explanations) >= 20
-    assert {item.target for item in explanations if item.error} == set()
-    assert all(item.commit and item.dirty is False for item in explanations), "recorded from committed code"
 
 
 def test_recorded_files_of_other_commands_are_read() -> None:
