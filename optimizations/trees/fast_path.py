@@ -47,17 +47,16 @@ from optimizations.trees.readable_seeds import any_on_host
 from optimizations.trees.reasons import (
     ANOTHER_FOLLOWS,
     BACKWARD_PENDING,
-    CAPTURED,
-    EARLIER_RESULT_HELD,
     FIXED_INPUT_MOVED,
     FORWARD_MODE,
+    FORWARD_UNCAPTURED,
     INPUT_STILL_HELD,
+    INSIDE_CAPTURE,
+    KEPT,
     NOT_EXECUTING,
     NOT_RECORDED,
     OTHER_GEOMETRY,
     OTHER_ORDER,
-    RESULTS_HELD,
-    SEEDS_ON_HOST,
     WORK_IS_DUE,
 )
 from optimizations.trees.results import kept_copied
@@ -97,7 +96,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
             if not hasattr(entered, entered_as) or torch_internals.current_raw_stream(device_index) != streams.last:
                 streams.enter(is_backward, manager.current_node)
             if is_capturing():  # the program may capture on the stream that its calls were on before
-                return take_slow_path(inputs, CAPTURED)
+                return take_slow_path(inputs, INSIDE_CAPTURE)
             if forward_mode._current_level >= 0:
                 return take_slow_path(inputs, FORWARD_MODE)
             if function.geometry is None or not function.geometry.holds(inputs):
@@ -107,7 +106,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
             if function.without_graph is not None:
                 return take_slow_path(inputs, function.without_graph)
             if manager.held_in_generation is not None:
-                return take_slow_path(inputs, RESULTS_HELD)
+                return take_slow_path(inputs, KEPT)
             current: EncoreNode = manager._current_node
             generation = steps.mark_step_counter or generations.generation
             begins = generation != manager.current_gen
@@ -125,10 +124,10 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                     why = FIXED_INPUT_MOVED
                     continue
                 if one.seeds and any_on_host(inputs, one.seeds):
-                    why = SEEDS_ON_HOST
+                    why = FORWARD_UNCAPTURED
                     continue
                 if one.dead_before and any_alive(one.dead_before):
-                    why = EARLIER_RESULT_HELD
+                    why = KEPT
                     continue
                 node = one
                 break
@@ -140,7 +139,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                 if current.children and current.children.get(function_id):
                     return take_slow_path(inputs, ANOTHER_FOLLOWS)
                 if any_alive(current.results_alive):
-                    return take_slow_path(inputs, RESULTS_HELD)
+                    return take_slow_path(inputs, KEPT)
             session = node.session
             # A session that is done may have a graph whose update was interrupted.
             if session is not None and (session.stage is not done or session.unusable) and not session.rests(inputs):

@@ -210,37 +210,25 @@ class Results:
 
     def made(self) -> list[Any]:
         """Return the outputs of a replay, as stock's `reconstruct_outputs`, without a Python loop over all of them."""
-        node = self._node
-        self._restore_changed(node)
+        node, places = self._node, self._for_callers
+        if self._live_results is not None:
+            for place in self._live_results.changed(node.cached_tensor_outputs):
+                self._make_again(place)  # Note [Results that were changed]
+            if _hooks_of_saved_tensors(False) is not None:
+                places = [place for place, tensor in enumerate(node.cached_tensor_outputs) if tensor is not None]
         results: list[Any] = node.cached_tensor_outputs.copy()
         for place, value in self._constant:
             results[place] = value
         for place in self._made:
             _make(node, place, results)
-        self._replace_for_callers(node, results)
-        self._repeat(node, results)
-        return results
-
-    def _replace_for_callers(self, node: Any, results: list[Any]) -> None:
-        """Replace the results that callers get by new tensors. Note [New tensors for callers]."""
-        places = self._for_callers
-        if self._live_results is not None and _hooks_of_saved_tensors(False) is not None:
-            places = [place for place, tensor in enumerate(node.cached_tensor_outputs) if tensor is not None]
         if _is_transformed():
             apart_from_the_program(lambda: _replace(results, places))
         else:
             _replace(results, places)
-
-    def _repeat(self, node: Any, results: list[Any]) -> None:
         for place, first in self._repeated:
             results[place] = results[first]
             _is_now(node, place, results[first])
-
-    def _restore_changed(self, node: Any) -> None:
-        """Make tensors again of which a caller changed more than the values. Note [Results that were changed]."""
-        if self._live_results is not None:
-            for place in self._live_results.changed(node.cached_tensor_outputs):
-                self._make_again(place)
+        return results
 
     def _make_again(self, place: int) -> None:
         node, live_results = self._node, self._live_results
@@ -334,13 +322,8 @@ def copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor fills its memory without gaps or overlap, in any order of dimensions."""
-    expected = 1
-    for extent, step in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda one: one[1]):
-        if extent != 1 and step != expected:
-            return False
-        expected *= extent
-    return True
+    """Return whether a tensor fills its memory without gaps or overlap: `empty_like` keeps the strides of such only."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> list[Any]:
@@ -414,6 +397,7 @@ def _unused(reference: weakref.ref[Results], place: int) -> bool:
 
 
 def _replace(results: list[Any], places: Sequence[int]) -> None:
+    """Replace results that callers get by new tensors. Note [New tensors for callers]."""
     for place in places:
         results[place] = _new_over(_Tensor, results[place])
 

@@ -21,7 +21,6 @@ graphs, and later graphs wait for them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,7 +74,8 @@ class CallStreams:
         self._left.pop(stream, None)
         for other in self._left:
             wait_for_stream(other, self._device_index)
-        self._left = _with_results(self._left)  # Note [Results on other streams]
+        live = {other: [one for one in results if one() is not None] for other, results in self._left.items()}
+        self._left = {other: results for other, results in live.items() if results}
         self._last_outside = stream  # after the waits: an interrupted call leaves them to the next one
         self.last = None if self._left else stream
 
@@ -87,12 +87,6 @@ class CallStreams:
     def forget_left(self) -> None:
         """Callback: the graphs whose results other streams may read are gone."""
         self._left.clear()
-
-
-def _with_results(left: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
-    """Return the streams that have live results, with these results."""
-    found = {stream: [one for one in results if one() is not None] for stream, results in left.items()}
-    return {stream: alive for stream, alive in found.items() if alive}
 
 
 def follow_streams(device_index: int) -> None:

@@ -111,7 +111,7 @@ def test_second_call_is_slow_while_the_first_result_is_live(cuda_on_cpu: CudaOnC
     compiled.checked(y, x, W, mark=False)
     assert torch.equal(held, 2 * x + y * W)
     assert slow_calls
-    assert compiled.slow_reasons() == [reasons.RESULTS_HELD]
+    assert compiled.slow_reasons() == [reasons.KEPT]
     assert len(list(nodes())) == 2
 
 
@@ -281,7 +281,7 @@ def test_live_saved_result_after_the_backward_is_slow(cuda_on_cpu: CudaOnCpu, sl
     assert slow_calls == []
     training.step(4)
     assert training.forward.functions[0].uncaptured(), "the next step ran without graphs"
-    assert reasons.RESULTS_HELD in training.forward.slow_reasons()
+    assert reasons.KEPT in training.forward.slow_reasons()
     assert torch.equal(saved, expected)
 
 

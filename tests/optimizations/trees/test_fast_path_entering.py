@@ -111,7 +111,7 @@ def test_fast_path_runs_no_graph_inside_a_capture(
     else:
         in_a_thread(lambda: call(compiled))
     assert cuda_on_cpu.replays == replays
-    assert compiled.slow_reasons() == [reasons.CAPTURED]
+    assert compiled.slow_reasons() == [reasons.INSIDE_CAPTURE]
     assert list(compiled.uncaptured()) == [reasons.INSIDE_CAPTURE]
     cuda_on_cpu.stream, cuda_on_cpu.inside_capture = stream, False
     slow_calls.clear()

@@ -69,7 +69,7 @@ def test_live_result_in_written_memory_is_not_overwritten(cuda_on_cpu: CudaOnCpu
     assert slow_calls == []
     second.slow_reasons()
     iteration(41, hold=True)
-    assert second.slow_reasons() == [reasons.EARLIER_RESULT_HELD]
+    assert second.slow_reasons() == [reasons.KEPT]
 
 
 def test_live_result_at_the_start_slows_the_next_call(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
@@ -88,7 +88,7 @@ def test_live_result_at_the_start_slows_the_next_call(cuda_on_cpu: CudaOnCpu, sl
     assert slow_calls == []
     second.slow_reasons()
     iteration(41, let_go_of=held)
-    assert second.slow_reasons() == [reasons.RESULTS_HELD]
+    assert second.slow_reasons() == [reasons.KEPT]
     assert first.uncaptured() == {reasons.KEPT: 1}
     assert not second.uncaptured()
     (one,) = managers()
@@ -174,7 +174,7 @@ def test_live_result_survives_another_losing_its_history(cuda_on_cpu: CudaOnCpu,
     for start in range(41, 44):
         iteration(start)
         assert torch.equal(held, expected)
-    assert reasons.RESULTS_HELD in compiled.slow_reasons()
+    assert reasons.KEPT in compiled.slow_reasons()
 
 
 def test_different_result_of_a_graph_takes_the_slow_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:

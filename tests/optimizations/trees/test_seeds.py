@@ -161,7 +161,7 @@ def test_seeds_on_the_host_are_never_captured(cuda_on_cpu: CudaOnCpu, host: Host
     assert training.models[1].runs == [*runs, *["plain"] * 3]
     assert len(nodes()) == recordings
     said = {one.reason for one in training.backward.functions[0].slow_calls()}
-    assert (reasons.SEEDS_ON_HOST in said) == copied_out
+    assert (reasons.FORWARD_UNCAPTURED in said) == copied_out
 
 
 def test_backward_depends_on_its_own_forward_only(cuda_on_cpu: CudaOnCpu) -> None:
