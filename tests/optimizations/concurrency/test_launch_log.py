@@ -38,7 +38,7 @@ def extent(tensor: torch.Tensor) -> Span:
 
 
 class Graph:
-    """Counts nodes: each operator on tensors adds one."""
+    """Counts nodes."""
 
     def __init__(self) -> None:
         self.nodes = 0
@@ -46,9 +46,18 @@ class Graph:
     def count(self) -> int:
         return self.nodes
 
+    def adding(self, result: Any = None) -> Callable[[], Any]:
+        """An operator that adds a node."""
+
+        def run() -> Any:
+            self.nodes += 1
+            return result
+
+        return run
+
 
 @pytest.fixture
-def graph(monkeypatch: pytest.MonkeyPatch) -> Graph:
+def graph() -> Graph:
     return Graph()
 
 
@@ -71,6 +80,17 @@ def kernels_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_internals, "CachingAutotuner", Kernel)
 
 
+def launched(graph: Graph, log: LaunchLog, *launches: tuple[Any, ...], custom: bool = False) -> list[Logged]:
+    """Launch one kernel on these tensors, of which it writes the last, and return the log."""
+    reads = [f"in_ptr{place}" for place in range(len(launches[0]) - 1)]
+    module: dict[str, Any] = {"k0": Kernel(graph, *reads, "out_ptr0")}
+    module["k0"].custom_kernel = custom
+    with log.noting(module):
+        for arguments in launches:
+            module["k0"].run(*arguments, stream=0)
+    return log.logged
+
+
 def test_kernel_arguments_are_read_or_written_by_name() -> None:
     a, b, c, d = (torch.zeros(4) for _ in range(4))
     names = ("in_ptr0", "in_out_ptr0", "out_ptr0", "ws_ptr0", "xnumel")
@@ -85,13 +105,16 @@ def test_mutated_kernel_argument_is_written() -> None:
     assert kernel_memory(("in_ptr0",), (a,), frozenset({"in_ptr0"}))[1] == [a]
 
 
-@pytest.mark.parametrize("names", [("x_pointer",), ()])
-def test_kernel_argument_without_inductors_name_is_a_barrier(names: tuple[str, ...]) -> None:
-    assert "does not name" in str(kernel_memory(names, (torch.zeros(2),), frozenset())[2])
-
-
-def test_kernel_argument_that_may_hold_addresses_is_a_barrier() -> None:
-    assert "may hold addresses" in str(kernel_memory(("in_ptr0",), (object(),), frozenset())[2])
+@pytest.mark.parametrize(
+    ("names", "argument", "said"),
+    [
+        (("x_pointer",), torch.zeros(2), "does not name"),
+        ((), torch.zeros(2), "does not name"),
+        (("in_ptr0",), object(), "may hold addresses"),
+    ],
+)
+def test_kernel_argument_of_unknown_memory_is_a_barrier(names: tuple[str, ...], argument: Any, said: str) -> None:
+    assert said in str(kernel_memory(names, (argument,), frozenset())[2])
 
 
 def test_operator_writes_are_taken_from_its_schema() -> None:
@@ -100,13 +123,15 @@ def test_operator_writes_are_taken_from_its_schema() -> None:
     assert writes == [out] and reads[:2] == [a, b] and barrier is None
 
 
-def test_custom_operator_is_a_barrier() -> None:
-    func = SimpleNamespace(namespace="mylib", _schema=torch.ops.aten.relu.default._schema)
-    assert "custom operator" in str(operator_memory(func, (torch.zeros(1),), {})[2])
-
-
-def test_library_with_pointers_in_device_memory_is_a_barrier() -> None:
-    assert "its library" in str(operator_memory(torch.ops.aten._linalg_svd.default, (torch.zeros(2, 2),), {})[2])
+@pytest.mark.parametrize(
+    ("func", "said"),
+    [
+        (SimpleNamespace(namespace="mylib", _schema=torch.ops.aten.relu.default._schema), "custom operator"),
+        (torch.ops.aten._linalg_svd.default, "its library"),
+    ],
+)
+def test_operator_of_unknown_memory_is_a_barrier(func: Any, said: str) -> None:
+    assert said in str(operator_memory(func, (torch.zeros(2, 2),), {})[2])
 
 
 def test_log_orders_kernels_and_operators(graph: Graph) -> None:
@@ -135,13 +160,11 @@ def test_kernels_of_several_modules_are_logged_and_restored(graph: Graph) -> Non
     assert modules == originals
 
 
-def test_view_counts_with_its_storage_if_all_may_be_passed(graph: Graph) -> None:
+@pytest.mark.parametrize("is_step", [True, False])
+def test_passed_view_counts_with_its_whole_storage(graph: Graph, is_step: bool) -> None:
     whole = torch.zeros(16)
-    module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
-    log = LaunchLog(graph.count, None, device_type="cpu")
-    with log.noting(module):
-        module["k0"].run(whole[4:8], whole.new_zeros(4), stream=0)
-    assert log.logged[-1].launch.reads[0] == extent(whole)
+    log = LaunchLog(graph.count, None if is_step else [whole[4:8]], device_type="cpu")
+    assert launched(graph, log, (whole[4:8], whole.new_zeros(4)))[-1].launch.reads[0] == extent(whole)
 
 
 @pytest.mark.parametrize(("given", "in_autograd"), [((), False), (None, True)])
@@ -173,13 +196,8 @@ def test_autograd_thread_is_logged_in_steps(graph: Graph, given: tuple[()] | Non
 def test_operators_are_logged_inside_a_users_mode(graph: Graph) -> None:
     log = LaunchLog(graph.count, device_type="cpu")
     a, out = torch.zeros(2), torch.zeros(2)
-
-    def run() -> torch.Tensor:
-        graph.nodes += 1
-        return torch.relu(a)
-
     with log.noting(operators=False):
-        log.operator(torch.ops.aten.relu.out, (a,), {"out": out}, run)
+        log.operator(torch.ops.aten.relu.out, (a,), {"out": out}, graph.adding(a))
     (logged,) = log.logged
     assert logged.launch.name == "aten.relu.out"
     assert extent(out) in logged.launch.writes
@@ -188,13 +206,8 @@ def test_operators_are_logged_inside_a_users_mode(graph: Graph) -> None:
 def test_partial_result_counts_with_its_padding(graph: Graph) -> None:
     padded = torch.zeros(4, 8)
     log = LaunchLog(graph.count, device_type="cpu")
-
-    def attention() -> torch.Tensor:
-        graph.nodes += 1
-        return padded[:, :5]
-
     with log.noting({}):
-        log.note("aten.attention", attention, [], [], is_operator=True)
+        log.note("aten.attention", graph.adding(padded[:, :5]), [], [], is_operator=True)
     assert log.logged[-1].launch.writes == (extent(padded),)
 
 
@@ -235,60 +248,35 @@ def test_error_in_the_log_does_not_end_the_capture(graph: Graph) -> None:
 
 
 def test_tensor_without_memory_is_not_logged(graph: Graph) -> None:
-    def run() -> torch.Tensor:
-        graph.nodes += 1
-        return zeros
-
     zeros = torch._efficientzerotensor((4,))
     log = LaunchLog(graph.count, device_type="cpu")
     with log.noting({}):
-        log.operator(torch.ops.aten.add.Tensor, (zeros, zeros), {}, run)
+        log.operator(torch.ops.aten.add.Tensor, (zeros, zeros), {}, graph.adding(zeros))
     assert log.failure is None
     assert (log.logged[0].launch.reads, log.logged[0].launch.writes) == ((), ())
 
 
-def test_passed_view_counts_with_its_whole_storage(graph: Graph) -> None:
-    whole = torch.zeros(16)
-    module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
-    log = LaunchLog(graph.count, [whole[4:8]], device_type="cpu")
-    with log.noting(module):
-        module["k0"].run(whole[4:8], whole.new_zeros(4), stream=0)
-    assert log.logged[-1].launch.reads[0] == extent(whole)
-
-
 def test_freed_memory_is_kept_up_to_the_limit(graph: Graph) -> None:
-    module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
     log = LaunchLog(graph.count, keep_bytes=400, device_type="cpu")
-    with log.noting(module):
-        for _ in range(20):
-            module["k0"].run(torch.zeros(10), stream=0)
-            module["k0"].run(torch.zeros(100), stream=0)
+    launched(graph, log, *((torch.zeros(size),) for _ in range(20) for size in (10, 100)))
     assert log.kept_bytes == 400
 
 
 @pytest.mark.parametrize("is_large", [True, False])
 def test_memory_of_large_segments_is_not_kept(graph: Graph, is_large: bool) -> None:
     made = torch.zeros(10)
-    module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
     log = LaunchLog(
         graph.count, keep_bytes=400, device_type="cpu",
         may_be_kept=lambda address: address == made.data_ptr() and not is_large,
     )  # fmt: skip
-    with log.noting(module):
-        module["k0"].run(made, stream=0)
-        module["k0"].run(torch.zeros(10), stream=0)
+    launched(graph, log, (made,), (torch.zeros(10),))
     assert log.kept_bytes == (0 if is_large else 40)
 
 
 def test_workspace_of_an_operator_is_measured(graph: Graph) -> None:
     allocated = iter(range(0, 1 << 20, 256))
     log = LaunchLog(graph.count, allocated_bytes=lambda: next(allocated), keep_bytes=1 << 16, device_type="cpu")
-    made = torch.zeros(16)
-
-    def run() -> torch.Tensor:
-        graph.nodes += 1
-        return made
-
+    run = graph.adding(torch.zeros(16))
     with log.noting({}):
         log.note("aten.addmm.default", run, [], [], is_operator=True)
     assert log.logged[-1].own_bytes == 256 - 64
@@ -320,38 +308,34 @@ def hidden(
     return with_hidden_memory([Logged(launch, True, live, own_bytes)], graph, POOL, never_freed)[0]
 
 
-def test_declared_addresses_add_no_memory() -> None:
-    assert hidden((0x1000, 0x2010, 7, 0xFF0000), ()).writes == ((0x2000, 0x2100),)
+TENSORS = ((0x1000, 0x1100), (0x2000, 0x2100), (0x4000, 0x4100))
+LATER = ((0x6000, 0x6100), (0x6100, 0x6200))
 
 
-def test_hidden_workspace_excludes_live_tensors() -> None:
-    live = ((0x1000, 0x1100), (0x2000, 0x2100), (0x4000, 0x4100))
-    assert hidden((RESULT, 0x3000), live).writes == ((0x2000, 0x2100), (0x2100, 0x4000))
-
-
-def test_hidden_workspace_is_bounded_by_its_allocation() -> None:
-    live = ((0x2000, 0x2100), (0x4000, 0x4100))
-    assert (0x2F00, 0x3100) in hidden((RESULT, 0x3000), live, own_bytes=0x100).writes
-
-
-def test_workspace_may_exceed_a_later_block_at_its_address() -> None:
-    live = ((0x2000, 0x2100), (0x8000, 0x8100))
-    later = ((0x6000, 0x6100), (0x6100, 0x6200))
-    assert (0x5E00, 0x6200) in hidden((RESULT, 0x6000), live, later, own_bytes=0x200).writes
-    assert (0x2100, 0x8000) in hidden((RESULT, 0x6000), live, later).writes
-
-
-def test_unfreed_workspace_is_its_block() -> None:
-    assert (0x6000, 0x7000) in hidden((RESULT, 0x6800), (), ((0x6000, 0x7000),), own_bytes=0).writes
+@pytest.mark.parametrize(
+    ("address", "live", "never_freed", "own_bytes", "expected"),
+    [
+        (0x2010, (), (), None, None),  # declared
+        (0x3000, TENSORS, (), None, (0x2100, 0x4000)),  # between live tensors
+        (0x3000, TENSORS, (), 0x100, (0x2F00, 0x3100)),  # as large as the operator's allocation
+        (0x6000, TENSORS, LATER, 0x200, (0x5E00, 0x6200)),  # a later block may be smaller than the workspace
+        (0x6000, (*TENSORS, (0x8000, 0x8100)), LATER, None, (0x4100, 0x8000)),
+        (0x6800, (), ((0x6000, 0x7000),), 0, (0x6000, 0x7000)),  # a block that is never freed
+        (0x4010, TENSORS, (), None, (0x4000, 0x4100)),  # a live tensor that was not passed
+    ],
+)
+def test_address_in_a_parameter_counts_as_memory(
+    address: int, live: tuple[Span, ...], never_freed: tuple[Span, ...], own_bytes: int | None, expected: Span | None
+) -> None:
+    found = hidden((0x1000, RESULT, 7, 0xFF0000, address), live, never_freed, own_bytes)
+    assert set(found.writes) == {(0x2000, 0x2100), *([expected] if expected else [])}
+    assert set(found.reads) == {(0x1000, 0x1100), *([expected] if expected else [])}
 
 
 def test_scratch_of_a_triton_kernel_counts_as_the_segment(graph: Graph) -> None:
     """Triton frees it after the launch, so a smaller block may be at its address when the capture ends."""
-    module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
-    log = LaunchLog(graph.count, allocated_bytes=lambda: 0, device_type="cpu")
-    out = torch.zeros(4)
-    with log.noting(module):
-        module["k0"].run(out, stream=0)
+    log, out = LaunchLog(graph.count, device_type="cpu"), torch.zeros(4)
+    launched(graph, log, (out,))
     captured = CapturedGraph(nodes=(kernel_node(out.data_ptr(), 0x6000),), edges=())
     (found,) = with_hidden_memory(log.logged, captured, POOL, ((0x6000, 0x6200),))
     assert found.writes == (extent(out), POOL[0]) and found.barrier is None
@@ -365,19 +349,11 @@ def test_unlogged_live_tensors_count_as_the_segment(graph: Graph, monkeypatch: p
     allocated = iter(range(0, 1 << 20, 256))
     log = LaunchLog(graph.count, allocated_bytes=lambda: next(allocated), device_type="cpu")
 
-    def run() -> torch.Tensor:
-        graph.nodes += 1
-        return given[0]
-
     with log.noting({}):
         for _ in range(3):
-            log.note("aten.add_.Tensor", run, given, given[:1], is_operator=True)
+            log.note("aten.add_.Tensor", graph.adding(given[0]), given, given[:1], is_operator=True)
     assert [len(one.live) for one in log.logged] == [3, 0, 0]
     assert [one.own_bytes for one in log.logged] == [256, 256, 256]
-
-
-def test_live_tensor_that_was_not_passed_counts() -> None:
-    assert (0x4000, 0x4100) in hidden((RESULT, 0x4010), ((0x4000, 0x4100),)).reads
 
 
 def test_address_in_an_input_not_passed_counts() -> None:
@@ -387,48 +363,35 @@ def test_address_in_an_input_not_passed_counts() -> None:
     assert (0xA000, 0xB000) in found.reads and (0xA000, 0xB000) in found.writes
 
 
-def test_kernel_without_a_known_address_is_a_barrier() -> None:
-    nodes = kernel_node(RESULT), kernel_node(7, 0xFF0000)
-    launch = Launch("aten.mm.out", 0, 2, writes=((RESULT, 0x2100),))
-    (found,) = with_hidden_memory([Logged(launch, True)], CapturedGraph(nodes=nodes, edges=()), POOL, ())
-    assert "no parameter of gemm is a known address" in str(found.barrier)
-
-
-def test_tensor_map_with_a_plain_address_is_no_barrier() -> None:
-    assert operator_with_map(make_tensor_map).barrier is None
-
-
-def test_tensor_map_of_unknown_encoding_is_a_barrier() -> None:
-    assert "address of a result" in str(operator_with_map(make_hidden_map).barrier)
-
-
-def operator_with_map(make: Callable[[int], bytes]) -> Launch:
-    """An operator whose kernel gets its input as an address, and its result in a tensor map."""
+def kernel_with_map(make: Callable[[int], bytes]) -> KernelNode:
+    """A kernel that gets its input as an address, and its result in a tensor map."""
     data = (0x1000).to_bytes(8, "little") + make(0x2000)
-    node = kernel_node().model_copy(update={"parameters": (Parameter(offset=0, size=len(data), data=data),)})
-    launch = Launch("aten.mm.out", 0, reads=((0x1000, 0x1100),), writes=((0x2000, 0x2100),))
-    return with_hidden_memory([Logged(launch, True)], CapturedGraph(nodes=(node,), edges=()), POOL, ())[0]
+    return kernel_node().model_copy(update={"parameters": (Parameter(offset=0, size=len(data), data=data),)})
+
+
+HOST, DEVICE = (MemcpyEnd(memory=memory, address=1) for memory in ("host", "device"))
 
 
 @pytest.mark.parametrize(
-    "node",
-    [ChildGraphNode(graph=CapturedGraph(nodes=(), edges=())), OtherNode(type_name="HOST")],
-    ids=str,
+    ("nodes", "said"),
+    [
+        ((kernel_node(RESULT), kernel_node(7, 0xFF0000)), "no parameter of gemm is a known address"),
+        ((kernel_with_map(make_tensor_map),), None),  # its plain address is found
+        ((kernel_with_map(make_hidden_map),), "address of a result"),
+        ((ChildGraphNode(graph=CapturedGraph(nodes=(), edges=())),), "a node of it is of the kind"),
+        ((OtherNode(type_name="HOST"),), "a node of it is of the kind"),
+        ((MemcpyNode(source=HOST, destination=DEVICE, width_bytes=4, height=1, depth=1),), "copies between"),
+    ],
 )
-def test_node_that_cannot_be_read_is_a_barrier(node: Any) -> None:
-    launch = Launch("aten.mm.out", 0, writes=((0x2000, 0x2100),))
-    (found,) = with_hidden_memory([Logged(launch, True)], CapturedGraph(nodes=(node,), edges=()), POOL, ())
-    assert "a node of it is of the kind" in str(found.barrier)
+def test_operator_whose_nodes_hide_memory_is_a_barrier(nodes: tuple[Any, ...], said: str | None) -> None:
+    launch = Launch("aten.mm.out", 0, len(nodes), reads=((0x1000, 0x1100),), writes=((RESULT, 0x2100),))
+    (found,) = with_hidden_memory([Logged(launch, True)], CapturedGraph(nodes=nodes, edges=()), POOL, ())
+    assert found.barrier is None if said is None else said in str(found.barrier)
 
 
 def test_users_kernel_is_a_barrier_despite_argument_names(graph: Graph) -> None:
-    kernel = Kernel(graph, "in_ptr", "out_ptr")
-    kernel.custom_kernel = True
     log = LaunchLog(graph.count, device_type="cpu")
-    module: dict[str, Any] = {"twice": kernel}
-    with log.noting(module):
-        module["twice"].run(torch.zeros(2), torch.zeros(2), stream=0)
-    (logged,) = log.logged
+    (logged,) = launched(graph, log, (torch.zeros(2), torch.zeros(2)), custom=True)
     assert "does not name" in str(logged.launch.barrier)
 
 
@@ -442,40 +405,17 @@ def test_error_in_the_function_restores_its_kernels(graph: Graph) -> None:
     assert not log.is_noted()
 
 
-def test_copy_from_the_host_is_a_barrier() -> None:
-    copy = MemcpyNode(
-        source=MemcpyEnd(memory="host", address=1), destination=MemcpyEnd(memory="device", address=2),
-        width_bytes=4, height=1, depth=1,
-    )  # fmt: skip
-    logged = [Logged(Launch("aten.copy_", 0), True)]
-    found = with_hidden_memory(logged, CapturedGraph(nodes=(copy,), edges=()), POOL, ())
-    assert "copies between" in str(found[0].barrier)
-
-
-def moving_inputs(graph: Graph, *, writes_moving: bool, writes_fixed: bool) -> tuple[tuple[int, ...], ...]:
+@pytest.mark.parametrize(("writes", "waits_for"), [("neither", ()), ("moving", (0, 1)), ("fixed", (0,))])
+def test_written_input_waits_for_those_it_may_overlap(graph: Graph, writes: str, waits_for: tuple[int, ...]) -> None:
     """Launch 0 reads a moving input, 1 a fixed one, 2 writes a moving or a fixed one, or neither."""
     moving, other, fixed, statistics = (torch.zeros(8) for _ in range(4))
-    module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
     log = LaunchLog(graph.count, [moving, other, fixed, statistics], [moving, other], device_type="cpu")
     results = [torch.zeros(8) for _ in range(3)]
-    with log.noting(module):
-        module["k0"].run(moving, results[0], stream=0)
-        module["k0"].run(fixed, results[1], stream=0)
-        module["k0"].run(results[2], other if writes_moving else statistics if writes_fixed else results[2], stream=0)
-    launches = [one.launch for one in log.logged]
-    return order_launches(with_moving_inputs(log.logged, launches, log.inputs)).waits_for
-
-
-def test_read_only_inputs_add_no_dependencies(graph: Graph) -> None:
-    assert moving_inputs(graph, writes_moving=False, writes_fixed=False) == ((), (), ())
-
-
-def test_written_moving_input_waits_for_all_that_read_inputs(graph: Graph) -> None:
-    assert moving_inputs(graph, writes_moving=True, writes_fixed=False) == ((), (), (0, 1))
-
-
-def test_written_fixed_input_waits_for_readers_of_moving_ones(graph: Graph) -> None:
-    assert moving_inputs(graph, writes_moving=False, writes_fixed=True) == ((), (), (0,))
+    written = {"moving": other, "fixed": statistics, "neither": results[2]}[writes]
+    logged = launched(graph, log, (moving, results[0]), (fixed, results[1]), (results[2], written))
+    launches = [one.launch for one in logged]
+    waits = order_launches(with_moving_inputs(logged, launches, log.inputs)).waits_for
+    assert waits == ((), (), waits_for)
 
 
 @pytest.mark.parametrize("is_freed", [True, False])
