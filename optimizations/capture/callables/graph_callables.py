@@ -98,9 +98,15 @@ class _Variant:
 class GraphedCallables(Sequence[Callable[..., Any]]):
     """Hold the graphed callables that `graph_callables` returns, in the order in which they were passed."""
 
-    def __init__(self, callables: Sequence[Callable[..., Any]], options: Options, device: Device | None) -> None:
-        self._callables, self._options, self._device = list(callables), options, device
-        self._first: FirstIteration | None = None
+    def __init__(
+        self,
+        callables: Sequence[Callable[..., Any]],
+        options: Options,
+        device: Device | None,
+        first: FirstIteration | None,
+    ) -> None:
+        self._callables, self._options, self._device = callables, options, device
+        self._first = first
         self._training = True
         self._variants: list[list[_Variant]] = [[] for _ in callables]
         self._slots: list[Slot] = []
@@ -110,18 +116,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._installed = [
             Installed(functools.partial(self._call, number), one) for number, one in enumerate(callables, start=1)
         ]
-        self._graphed: list[Callable[..., Any]] = []
-
-    def _take_place(self) -> None:
-        """Replace the modules' forwards by calls of this object."""
-        if not self._graphed:
-            self._graphed = [one.take_place() for one in self._installed]
-            _groups.add(self)
-
-    def note_first_iteration(self) -> None:
-        """Find order and samples in the first iteration, in which calls run eagerly."""
-        self._first = FirstIteration(len(self._callables))
-        self._take_place()
+        self._graphed = [one.take_place() for one in self._installed]
+        _groups.add(self)
 
     def end_iteration(self) -> None:
         """End the first iteration of a program without a PyTorch optimizer. The next call makes the graphs."""
@@ -135,17 +131,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             StepRefused: a graph could not repeat one of the callables.
         """
         device = self._device = self._device or device_of(samples)
-        options, self._training = self._options, training
+        self._training = training
+        plan = plan_graphs(order, in_step=self._options.share_io)
         try:
-            members, self._slots = make_slots(
-                device,
-                self._callables,
-                samples,
-                plan_graphs(order, in_step=options.share_io),
-                options,
-                training=training,
-            )
-            self._take_place()
+            members, self._slots = make_slots(device, self._callables, samples, plan, self._options, training=training)
             with torch.set_grad_enabled(training):  # as in captures and replayed calls
                 for member in members:
                     variant = _Variant(member, self._watch(member))
@@ -170,15 +159,12 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def _watch(self, member: Member) -> Watch:
         """Return a watch of the state of a callable: its graphs are valid while that is unchanged."""
-        replaced_here = {id(vars(one)) for one in self._callables if isinstance(one, torch.nn.Module)}
         function = self._callables[member.number - 1]
         # Hooks of the callable itself run around its graphs. Hooks of other callables that it calls are captured.
         around = id(vars(function)) if isinstance(function, torch.nn.Module) else 0
         return Watch(
             member.state,
-            lambda held, key: (
-                (key == "forward" and id(held) in replaced_here) or (key in MODULE_HOOKS and id(held) == around)
-            ),
+            lambda held, key: key in MODULE_HOOKS and id(held) == around,
             lambda tensor: True,
             member.parameters,
             hooks_of_tensors=False,  # they run after the graph
@@ -342,15 +328,14 @@ def graph_callables(
         raise TypeError(f"order={order!r} has to be a list of whole numbers, such as [1, 1, 2, -2, -1, 2, -2, -1]")
     flat = listed(callables)
     options = Options(warm_up, outputs == "copied", share_io, host_draws == "unused", concurrency)
-    made = GraphedCallables(flat, options, device)
     if sample_args is None:
         if order is not None or sample_kwargs is not None:
             raise ValueError("order and sample_kwargs need sample_args; without it the first iteration has both")
-        made.note_first_iteration()
-        return made
+        return GraphedCallables(flat, options, device, FirstIteration(len(flat)))
     samples = samples_of(sample_args, sample_kwargs, len(flat))
     entries = default_order(len(flat), training=torch.is_grad_enabled()) if order is None else order
     planned = events(entries, len(flat))
+    made = GraphedCallables(flat, options, device or device_of(samples), None)
     made.make([[one] for one in samples], planned, training=planned[-1].direction == "backward")
     return made
 

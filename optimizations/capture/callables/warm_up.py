@@ -136,8 +136,11 @@ def warm_up(device: Device, member: Member, times: int, training: bool, note: Ca
     outset = member.state.snapshot()
     try:
         for count in itertools.count(1):
-            findings, set_up = _observed_run(device, member, training, note)
-            if count >= times and not set_up:
+            with observing(device, member, note, device.warming_up(), forbid=False) as observer:
+                findings = _run_once(member, training, observer)
+            if any(parameter.grad is not None for parameter in member.state.parameters()):
+                findings.append(OWN_BACKWARD)
+            if count >= times and not observer.set_up:
                 break
             if count >= times + MOST_SET_UPS:
                 raise StepRefused(SETS_UP)
@@ -145,21 +148,10 @@ def warm_up(device: Device, member: Member, times: int, training: bool, note: Ca
     finally:
         for generator, state in member.first_states.values():
             generator.set_state(state)
-    for refusal in findings:
+    for refusal in [*findings, *observer.refusals]:
         raise StepRefused(refusal)
     for change in member.state.changes(outset):
         raise StepRefused(replace(SETS_ITSELF_UP, reason=f"{SETS_ITSELF_UP.reason} ({change.words})"))
-
-
-def _observed_run(
-    device: Device, member: Member, training: bool, note: Callable[[torch.Tensor], None]
-) -> tuple[list[Refusal], bool]:
-    """Return refusals of a run, and whether code was compiled or kernels were timed, which requires a further run."""
-    with observing(device, member, note, device.warming_up(), forbid=False) as observer:
-        findings = _run_once(member, training, observer)
-    if any(parameter.grad is not None for parameter in member.state.parameters()):
-        findings.append(OWN_BACKWARD)
-    return [*findings, *observer.refusals], observer.set_up
 
 
 def _run_once(member: Member, training: bool, observer: Observer) -> list[Refusal]:
