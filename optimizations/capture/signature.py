@@ -58,15 +58,6 @@ def exact(value: Any) -> Hashable:
     return kind, repr(value) if isinstance(value, (float, complex)) and (value == 0 or value != value) else value
 
 
-def is_hashable(value: Any) -> bool:
-    """Return whether a value of the program can be part of a key."""
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
 class Same:
     """Represent an object that is no tensor, number or container, by identity.
 

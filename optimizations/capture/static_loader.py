@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from optimizations import torch_internals
-from optimizations.capture.signature import exact, is_hashable
+from optimizations.capture.signature import PLAIN, flatten, parts, replaced
 
 
 class Transfer:
@@ -79,7 +78,7 @@ class StaticLoader(Iterator[Any]):
         self._loader = loader
         self.transfer = transfer
         self._iterator: Iterator[Any] | None = None
-        self._ahead: deque[Any] = deque(maxlen=1)
+        self._ahead: deque[tuple[Any, Hashable, Sequence[torch.Tensor]]] = deque(maxlen=1)
         self._error: Exception | None = None
         self._given_back: deque[Batch] = deque()
         self._buffers: dict[Hashable, tuple[torch.Tensor, ...]] = {}
@@ -124,24 +123,18 @@ class StaticLoader(Iterator[Any]):
             if not isinstance(error, StopIteration):
                 self._error = None  # the loader decides how to continue after it
             raise error
-        if self._given_back:
-            batch = self._given_back.popleft()
-            if batch.key[0] == place:
-                return batch
-            members, structure = torch_internals.pytree.tree_flatten(batch.value)
-            staged: Sequence[torch.Tensor] = batch.buffers
+        if not self._given_back:
+            value, structure, staged = self._ahead.popleft()
+        elif (batch := self._given_back.popleft()).key[0] == place:
+            return batch
         else:
-            members, structure, staged = self._ahead.popleft()
-        kinds = ((one.shape, one.dtype) if isinstance(one, torch.Tensor) else _hashable(one) for one in members)
-        key = place, structure, *kinds
+            value, structure, staged = batch.value, batch.key[1], batch.buffers
+        key = place, structure, *((one.shape, one.dtype) for one in staged)
         if key not in self._buffers:
             self._buffers[key] = tuple(map(torch.empty_like, staged))
         buffers = self._buffers[key]
         self.transfer.fill(buffers, staged)
-        filled = iter(buffers)
-        members = [next(filled) if isinstance(one, torch.Tensor) else one for one in members]
-        value = torch_internals.pytree.tree_unflatten(members, structure)
-        return Batch(value, buffers, (*key, *(one.data_ptr() for one in buffers)))
+        return Batch(replaced(value, iter(buffers)), buffers, (*key, *(one.data_ptr() for one in buffers)))
 
     def is_ready(self) -> bool:
         """Return whether `take` returns a batch, and does not raise."""
@@ -161,12 +154,17 @@ class StaticLoader(Iterator[Any]):
             iter(self)
         assert self._iterator is not None
         try:
-            members, structure = torch_internals.pytree.tree_flatten(next(self._iterator))
-            staged = self.transfer.stage([one for one in members if isinstance(one, torch.Tensor)])
+            value, tensors = next(self._iterator), list[torch.Tensor]()
+            structure = flatten(value, tensors)
+            for _, one, is_leaf in parts(value, ""):
+                if is_leaf and not isinstance(one, (torch.Tensor, *PLAIN)):
+                    raise TypeError(
+                        f"a batch of a static loader holds a {type(one).__name__}; "
+                        "yield tensors, numbers and strings in tuples, lists and dicts"
+                    )
+            self._ahead.append((value, structure, self.transfer.stage(tensors)))
         except Exception as error:
             self._error = error
-        else:
-            self._ahead.append((members, structure, staged))
 
 
 class Fetches:
@@ -253,20 +251,6 @@ class _Thread(threading.local):
 
 
 _running = _Thread()
-
-
-def _hashable(value: Any) -> Hashable:
-    """Return a key for a non-tensor value of a batch that distinguishes 1, 1.0 and True, and 0.0 and -0.0.
-
-    Raises:
-        TypeError: it cannot be compared.
-    """
-    if not is_hashable(value):
-        raise TypeError(
-            f"a batch of a static loader holds a {type(value).__name__}, which has no hash; "
-            "yield tensors, numbers and strings in tuples, lists and dicts"
-        )
-    return exact(value)
 
 
 def static_loader(loader: Iterable[Any], device: torch.device | str | int | None = None) -> StaticLoader:

@@ -22,7 +22,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import NotLaunched
-from optimizations.capture.signature import exact, is_hashable, signature, texts
+from optimizations.capture.signature import exact, signature, texts
 from optimizations.capture.static_loader import Fetches
 from optimizations.capture.step.call import (
     DDP_WARM_UP,
@@ -555,8 +555,10 @@ def _hashable(value: Any) -> Hashable:
     Raises:
         TypeError: it cannot be compared.
     """
-    if not is_hashable(value):
+    try:
+        hash(value)
+    except TypeError as error:
         raise TypeError(
             f"key() returned a {type(value).__name__}, which has no hash: return numbers, strings or tuples of these"
-        )
+        ) from error
     return exact(value)

@@ -89,8 +89,8 @@ def test_wrong_use_is_refused(loader: Any, device: Any, error: str) -> None:
         static_loader(loader, device)
 
 
-def test_value_without_a_hash_is_refused() -> None:
-    with pytest.raises(TypeError, match="holds a bytearray, which has no hash"):
+def test_object_in_a_batch_is_refused() -> None:
+    with pytest.raises(TypeError, match="a batch of a static loader holds a bytearray; yield tensors"):
         next(StaticLoader([{"x": torch.ones(1), "raw": bytearray(b"a")}], OnHost()))
 
 
