@@ -328,7 +328,7 @@ def test_captured_step_uses_retained_workspaces() -> None:
     for _ in range(5):
         step(x)
     device = step._recorder.device  # type: ignore[attr-defined]
-    (recording,) = step._recorder.recordings  # type: ignore[attr-defined]
+    (recording,) = step._recorder.recordings.tried  # type: ignore[attr-defined]
     kept = pool_memory(device._streams._used[-1]._pool.id)
     assert len(kept) >= 1
     assert device.mentions(recording.graph, kept)

@@ -60,6 +60,9 @@ from optimizations.report.steps import Refusal, StepChanged, StepReport
 MOST_DROPPED = 4
 """Recordings that may become unusable before they were replayed enough, as a multiple of the limit of recordings."""
 
+Key = tuple[Hashable, ...]
+"""The signature of a call, the settings, and what `key=` returned."""
+
 SHARE_FRUITLESS = 4
 """Replays per further examination of a call whose signature was refused."""
 
@@ -80,10 +83,10 @@ class CallRecorder:
         self.recordings = KeptRecordings()
         self._changes = Changes(options.ignore)
         self._plan = Plan(options.warm_up)
-        self._refused: dict[Hashable, Refusal] = {}
+        self._refused: dict[Key, Refusal] = {}
         self._all: Refusal | None = None
         self._refusals: list[Refusal] = []
-        self._with_findings: dict[Hashable, int] = {}
+        self._with_findings: dict[Key, int] = {}
         self._calls = self._eager = self._fruitless = 0
         self._follows = True
         self._observes = False
@@ -131,7 +134,7 @@ class CallRecorder:
                     audits_skipped=one.audits.skipped,
                     concurrency=one.side_by_side.report(),
                 )
-                for one in self.recordings
+                for one in reversed(self.recordings.tried)
             ),
             dropped_recordings=self.recordings.dropped,
             patched_learning_rates=self._rates.patched,
@@ -140,25 +143,19 @@ class CallRecorder:
         )
 
     def _call(self, args: Any, kwargs: Any) -> Any:
-        if self.recordings.steady and not self.recordings.follow():
+        if self.recordings.tried and self.device is not None and not self.device.follow():
             return self._uncaptured(args, kwargs)
         if self._works_later is not None:
             self._note(self._works_later)
             return self._uncaptured(args, kwargs, self._works_later)
         if watched_by_others() or saved_tensor_hooks(False) is not None:
             return self._uncaptured(args, kwargs)
-        for recording in self.recordings.steady:
+        for recording in self.recordings.tried:
             known = recording.arguments.tensors_of(args, kwargs)
             if known is not None and recording.key_value == self._key_value and recording.fits(known):
-                try:
-                    return self._replay_or_audit(recording, args, kwargs, known)
-                except NotLaunched:
-                    break  # handled below
+                return self._replay_or_audit(recording, args, kwargs, known)
         tensors: list[torch.Tensor] = []
         key = signature((args, kwargs), tensors), ambient(), self._key_value
-        for recording in self.recordings.of(key):
-            if recording.fits(tensors):
-                return self._replay_and_promote(key, recording, args, kwargs, tensors)
         refusal = self._all or self._refused.get(key)
         if refusal is not None:
             return self._uncaptured(args, kwargs, refusal)
@@ -166,20 +163,6 @@ class CallRecorder:
         if device is None or device.is_capturing():
             return self._uncaptured(args, kwargs, self._all)
         return self._without_recording(device, key, args, kwargs, tensors)
-
-    def _replay_and_promote(
-        self, key: Hashable, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]
-    ) -> Any:
-        """Replay a recording that fits, and try it first from now on."""
-        try:
-            returned = self._replay_or_audit(recording, args, kwargs, tensors)
-        except NotLaunched:  # nothing was done yet: record again, with copied inputs
-            self._follows = False
-            self.recordings.drop(key, recording)
-            return self._call(args, kwargs)
-        recording.arguments.renew(tensors)
-        self.recordings.comes_first(recording)
-        return returned
 
     def _replay_or_audit(self, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         """Replay a recording that fits, or audit it by this call."""
@@ -195,7 +178,12 @@ class CallRecorder:
             refusal = held(name)
             self._note(refusal)
             return self._uncaptured(args, kwargs, refusal)
-        return recording.launch(tensors, self._rates)
+        try:
+            return recording.launch(tensors, self._rates)
+        except NotLaunched:  # nothing was done yet: record again, with copied inputs
+            self._follows = False
+            self.recordings.drop([recording])
+            return self._call(args, kwargs)
 
     def _audit(self, device: Device, recording: Recording, call: Call) -> Any:
         """Run a call eagerly, and compare its operators with those of the recording that would have been replayed.
@@ -223,7 +211,7 @@ class CallRecorder:
 
     # Calls that no recording fits.
 
-    def _without_recording(self, device: Device, key: Hashable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+    def _without_recording(self, device: Device, key: Key, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         state = self._reached(args, kwargs)
         if isinstance(state, Refusal):
             self._refuse(key, state)
@@ -232,7 +220,9 @@ class CallRecorder:
             return self._warm_up(device, state, args, kwargs)
         for recording in self.recordings.of(key):  # containers may have been replaced by equal ones
             if self._changes.drop_unnamed(recording.watch.differences(state)) and recording.fits(tensors, state):
-                return self._replay_and_promote(key, recording, args, kwargs, tensors)
+                recording.arguments.renew(tensors)
+                self.recordings.comes_first(recording)
+                return self._replay_or_audit(recording, args, kwargs, tensors)
         dropped = self.recordings.dropped
         self.recordings.drop_gone()
         self._plan.forget_gone()
@@ -340,7 +330,7 @@ class CallRecorder:
 
     # Observe and record.
 
-    def _observe(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
+    def _observe(self, device: Device, key: Key, call: Call, progress: Progress) -> Any:
         self._eager += 1
         self._changes_streams(observes=True)
         returned, seen = self._observed(device, call, progress, audits=False)
@@ -381,7 +371,8 @@ class CallRecorder:
                 draws_unused=self._options.host_draws == "unused",
             )
         if self._changes.take_in_names(ran, call.state, texts((call.args, call.kwargs))):
-            self.recordings.invalidate()
+            for recording in self.recordings.tried:
+                recording.watch.invalidate()
         named = self._changes.names.has_path
         static = call.state.static_loaders
         seen.findings.extend(refused_iterators(call.state, lambda path: path not in static and named(path)))
@@ -390,12 +381,12 @@ class CallRecorder:
     def _record(
         self,
         device: Device,
-        key: Hashable,
+        key: Key,
         call: Call,
         progress: Progress,
     ) -> Any:
         """Capture the call and launch it, or run it eagerly. Note [Nothing twice, nothing lost]."""
-        if len(self.recordings) >= self._options.limit and not self.recordings.drop_idle():
+        if len(self.recordings.tried) >= self._options.limit and not self.recordings.drop_idle():
             of_values = bool(self.recordings.of(key))
             fewer = "pass numbers that change as tensors on the GPU" if of_values else "pad the batch to fewer sizes"
             refusal = Refusal(
@@ -429,7 +420,7 @@ class CallRecorder:
                     marks=marks,
                     dropped=self._changes.dropped,
                 )
-            recording.key_value = self._key_value
+            recording.key = key
         except BaseException as raised:
             error = cause(raised)
             # The allocator may still treat the pool as in a capture.
@@ -444,7 +435,7 @@ class CallRecorder:
             del marks, undo
             try:
                 recording.report = replace(recording.report, record_s=time.perf_counter() - began)
-                self.recordings.add(device, key, recording)
+                self.recordings.add(device, recording)
                 progress.recorded()
                 stay = recording.gradients.stay(call.before)
                 call.before.clear()  # these gradients are unused from now on
@@ -462,14 +453,12 @@ class CallRecorder:
                 if not isinstance(error, NotLaunched):
                     raise
                 self._follows = False
-                self.recordings.drop(key, recording)
+                self.recordings.drop([recording])
             return self._call(call.args, call.kwargs)
         device.give_back()
         return instead()
 
-    def _instead(
-        self, device: Device, key: Hashable, call: Call, progress: Progress, error: Exception
-    ) -> Callable[[], Any]:
+    def _instead(self, device: Device, key: Key, call: Call, progress: Progress, error: Exception) -> Callable[[], Any]:
         """Return a function that runs a call whose capture failed. It does not reference `error`."""
         if isinstance(error, NotLaunched):
             self._follows = False
@@ -520,7 +509,7 @@ class CallRecorder:
         return self._run(*args, **kwargs)
 
     def _refuse_and_run(
-        self, key: Hashable, refusal: Refusal, call: Call, progress: Progress | None = None, *, first: bool = False
+        self, key: Key, refusal: Refusal, call: Call, progress: Progress | None = None, *, first: bool = False
     ) -> Any:
         """Refuse a call and later equal ones. `first`: run it before, as it may raise outside a capture, too."""
         returned = self._uncaptured(call.args, call.kwargs, None, call) if first else None
@@ -534,7 +523,7 @@ class CallRecorder:
         self._note(refusal)
         return self._uncaptured(args, kwargs, refusal, call)
 
-    def _refuse(self, key: Hashable, refusal: Refusal, progress: Progress | None = None) -> None:
+    def _refuse(self, key: Key, refusal: Refusal, progress: Progress | None = None) -> None:
         """Run calls of this `progress` eagerly; without one, all calls of this signature."""
         if progress is not None:
             progress.refusal = refusal
@@ -545,7 +534,7 @@ class CallRecorder:
     def _note(self, refusal: Refusal) -> None:
         if refusal not in self._refusals:
             self._refusals.append(refusal)
-            runs = "runs some of its calls" if len(self.recordings) else "runs"
+            runs = "runs some of its calls" if len(self.recordings.tried) else "runs"
             warnings.warn(f"{self.name()} {runs} without a CUDA graph: it {refusal}", stacklevel=5)
 
 

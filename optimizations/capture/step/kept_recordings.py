@@ -9,7 +9,7 @@ have separate pools. Workspaces of cuBLAS are in no pool (`side_stream`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,6 @@ from optimizations.capture.step.gradients import Gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.recording import Recording
 
-MOST_STEADY = 4
-"""Recordings that are tried, the most recently used first, before the signature of a call is computed."""
 WORTH = 4
 """Replays after which a recording was worth its cost."""
 LONG_IN_USE = 64
@@ -29,81 +27,66 @@ LONG_IN_USE = 64
 
 
 class KeptRecordings:
-    """Store recordings by the signature of their calls.
+    """Store the recordings of a step.
 
     Attributes:
-        steady: the most recently used recordings, the latest first.
+        tried: the recordings, in the order in which calls try them.
         dropped: number of freed recordings; `little_used`: those of them that were hardly used.
-        follow: the method of the device.
     """
 
     def __init__(self) -> None:
-        self.steady: list[Recording] = []
+        self.tried: list[Recording] = []
         self.dropped = self.little_used = 0
-        self._by_key: dict[Hashable, list[Recording]] = {}
         self._spoiled: list[Any] = []
         self._freed_replays = 0
         self._last: Recording | None = None
         self._replays_then: dict[int, int] = {}
         self._device: Device | None = None
         self._outlived: list[tuple[Any, Gradients]] = []
-        self.follow: Callable[[], bool] = lambda: True
-
-    def __iter__(self) -> Iterator[Recording]:
-        return (recording for found in self._by_key.values() for recording in found)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_key.values()))
 
     def of(self, key: Hashable) -> Sequence[Recording]:
-        """Return the recordings for calls of this signature, oldest first."""
-        return self._by_key.get(key, ())
+        """Return the recordings for calls of this signature."""
+        return [one for one in self.tried if one.key == key]
 
     @property
     def replays(self) -> int:
         """Return the number of replays, including those of freed recordings."""
-        return self._freed_replays + sum(recording.replays for recording in self)
+        return self._freed_replays + sum(recording.replays for recording in self.tried)
 
     def pool_for(self, parameters: Sequence[torch.Tensor]) -> Any:
         """Return the pool of recordings of exactly these parameters, or None. Note [Which recordings share a pool]."""
         wanted = set(map(id, parameters))
-        same = [one.pool for one in self if set(map(id, one.gradients.parameters)) == wanted]
-        return next((pool for pool in reversed(same) if pool not in self._spoiled), None)
+        same = [one.pool for one in self.tried if set(map(id, one.gradients.parameters)) == wanted]
+        return next((pool for pool in same if pool not in self._spoiled), None)
 
     def spoil(self, pool: Any) -> None:
         """Exclude a pool from further captures because one into it failed."""
         self._spoiled.append(pool)
 
-    def add(self, device: Device, key: Hashable, recording: Recording) -> None:
+    def add(self, device: Device, recording: Recording) -> None:
         """Store a recording, and try it first."""
-        self._device, self.follow = device, device.follow
-        self._by_key.setdefault(key, []).append(recording)
-        self.comes_first(recording)
-        self._last, self._replays_then = recording, {id(one): one.replays for one in self}
+        self._device = device
+        self.tried.insert(0, recording)
+        self._last, self._replays_then = recording, {id(one): one.replays for one in self.tried}
 
     def comes_first(self, recording: Recording) -> None:
         """Try this recording first from now on."""
-        self.steady = [recording, *(other for other in self.steady if other is not recording)][:MOST_STEADY]
+        self.tried.remove(recording)
+        self.tried.insert(0, recording)
 
     def drop_moved(self, key_now: Hashable, state: HostState) -> list[str]:
         """Free recordings that can never be used again, and return the names of what was moved or replaced.
 
         `state`: the state that a call of the signature `key_now` reaches.
         """
-        names: list[str] = []
-        for key, recordings in list(self._by_key.items()):
-            now = state if key == key_now else None
-            usable = [recording for recording in recordings if not recording.is_over(now)]
-            over = [recording for recording in recordings if recording not in usable]
-            names += [name for recording in over for name in recording.watch.differing()]
-            self._free(over)
-            self._by_key[key] = usable
+        over = [one for one in self.tried if one.is_over(state if one.key == key_now else None)]
+        names = [name for recording in over for name in recording.watch.differing()]
+        self.drop(over)
         return list(dict.fromkeys(names))
 
     def drop_gone(self) -> None:
         """Free recordings of calls with an argument that was freed, such as an earlier model."""
-        for key in list(filter(is_gone, self._by_key)):
-            self._free(self._by_key.pop(key))
+        self.drop([one for one in self.tried if is_gone(one.key)])
 
     def referenced_gradient(self, recording: Recording) -> str | None:
         """Return a parameter whose gradient the program references and this recording may overwrite, by name.
@@ -112,14 +95,9 @@ class KeptRecordings:
         """
         if self._outlived:
             self._outlived = [(pool, one) for pool, one in self._outlived if one.held() is not None]
-        others = [one.gradients for one in self if one.pool == recording.pool and one is not recording]
+        others = [one.gradients for one in self.tried if one.pool == recording.pool and one is not recording]
         others += [one for pool, one in self._outlived if pool == recording.pool]
         return next((name for one in [recording.gradients, *others] if (name := one.held()) is not None), None)
-
-    def invalidate(self) -> None:
-        """Require that everything a step reaches is collected again before the next replay: more entries count now."""
-        for recording in self:
-            recording.watch.invalidate()
 
     def drop_idle(self) -> bool:
         """Free a recording that was not replayed while the latest one was replayed often. Return whether there was one.
@@ -128,37 +106,26 @@ class KeptRecordings:
         """
         if self._last is None or self._last.replays < LONG_IN_USE:
             return False
-        for key, recordings in self._by_key.items():
-            for recording in recordings:
-                if self._replays_then.get(id(recording)) == recording.replays:
-                    self.drop(key, recording)
-                    return True
-        return False
+        idle = [one for one in reversed(self.tried) if self._replays_then.get(id(one)) == one.replays]
+        self.drop(idle[:1])
+        return bool(idle)
 
     def drop_with_moved_inputs(self, key: Hashable, tensors: list[torch.Tensor]) -> None:
         """Free recordings that read inputs in place which were replaced. The next recording copies these inputs."""
-        for recording in list(self._by_key.get(key, ())):
-            if recording.moved_inputs(tensors):
-                self.drop(key, recording)
-
-    def drop(self, key: Hashable, recording: Recording) -> None:
-        """Free a recording after its launches have finished."""
-        self._by_key[key].remove(recording)
-        self._free([recording])
+        self.drop([recording for recording in self.of(key) if recording.moved_inputs(tensors)])
 
     def drop_all(self) -> None:
         """Free all recordings after their launches have finished."""
-        for recordings in self._by_key.values():
-            self._free(recordings)
-        self._by_key.clear()
+        self.drop(self.tried)
 
-    def _free(self, recordings: Sequence[Recording]) -> None:
-        self.steady = [recording for recording in self.steady if recording not in recordings]
+    def drop(self, recordings: Sequence[Recording]) -> None:
+        """Free these recordings after their launches have finished."""
+        self.tried = [recording for recording in self.tried if recording not in recordings]
         if recordings and self._device is not None:
             self._device.wait()
         if self._last in recordings:
             self._last = None
-        others = [one.pool for one in self if one not in recordings]
+        others = [one.pool for one in self.tried]
         for recording in recordings:
             if recording.pool in others and recording.gradients.held() is not None:
                 self._outlived.append((recording.pool, recording.gradients))

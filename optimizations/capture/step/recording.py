@@ -63,6 +63,7 @@ class Recording:
         kept: tensors that it reads, which are kept alive.
         arguments: the structure and metadata of the arguments that it can be replayed with.
         bound: attributes and variables that a call binds to its results.
+        key: the signature, settings and `key=` of the calls that it is for; `key_value` is the last of these.
     """
 
     graph: Any
@@ -81,14 +82,15 @@ class Recording:
     trace: Sequence[Operation]
     progress: Progress
     audits: Audits
-    key_value: Hashable = None
+    key: tuple[Hashable, ...] = (None,)
     bound: BoundResults = field(default_factory=BoundResults)
     side_by_side: SideBySide = field(default_factory=SideBySide)
     replays: int = 0
 
-    def counted(self) -> list[torch.Tensor]:
-        """Return tensors whose versions a launch increments, so that autograd detects the write to a saved tensor."""
-        return [*self.mutated, *self.gradients.written()]
+    @property
+    def key_value(self) -> Hashable:
+        """Return what `key=` returned."""
+        return self.key[-1]
 
     def fits(self, tensors: Sequence[torch.Tensor], state: HostState | None = None) -> bool:
         """Return whether a launch with these inputs would do the same as the call.
@@ -165,7 +167,8 @@ class Recording:
         self.gradients.publish()
         if self.written:  # after publishing: an argument may share memory with a gradient
             self.inputs.give_back(tensors, self.written)
-        if counted := self.counted():
+        counted = [*self.mutated, *self.gradients.written()]
+        if counted:  # autograd detects the write to a saved tensor by its version
             torch_internals.increment_version(counted)
         taken = self.outputs.take(tensors, fresh)
         return self.bound.bind(taken) if self.bound else taken

@@ -187,7 +187,7 @@ def test_collectives_keep_the_chain() -> None:
 
 def test_disabled_graph_is_not_launched() -> None:
     graphed, _ = compared(sgd, calls=8)
-    (recording,) = graphed._recorder.recordings
+    (recording,) = graphed._recorder.recordings.tried
     assert recording.side_by_side.branches is not None
     recording.side_by_side.branches.unusable = "its edges could not be put back"
     replays = recording.replays

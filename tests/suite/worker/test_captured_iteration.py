@@ -138,7 +138,7 @@ def test_pointers_written_by_the_iteration_are_counted(graphs: list[Any], monkey
     run = captured_iteration(MODES["step"], instance, instance.module)
     for index in range(4):
         run(instance.inputs(index))
-    (recording,) = run._graphed._recorder.recordings
+    (recording,) = run._graphed._recorder.recordings.tried
     monkeypatch.setattr(recording.inputs, "_tracker", SimpleNamespace(pointer_bytes=48, indices=[0]))
 
     def iterate() -> None:

@@ -67,7 +67,7 @@ def test_gradients_in_graph_arguments_are_loaded() -> None:
     step, device, alike = run(lambda graph, memory, but=(): bool(memory))
     assert all(alike) and device.captures == 1
     assert step.report().replays >= 4
-    (recording,) = step._recorder.recordings.steady
+    (recording,) = step._recorder.recordings.tried
     assert any(recording.gradients._stays)
 
 
@@ -75,7 +75,7 @@ def test_stale_pointers_in_operator_kernels_load_no_gradients() -> None:
     """Operators read only their arguments, and these gradients were not passed."""
     step, device, alike = run(lambda graph, memory, but=(): bool(memory), device=CpuDevice())
     assert all(alike) and device.captures == 1 and step.report().replays >= 4
-    (recording,) = step._recorder.recordings.steady
+    (recording,) = step._recorder.recordings.tried
     assert not any(recording.gradients._stays)
 
 
@@ -115,7 +115,7 @@ def test_pointers_of_unknown_nodes_may_be_read(kind: type[CpuDevice]) -> None:
         device.mentions = lambda graph, memory, but=(): bool(memory)  # type: ignore[method-assign]
     step, device, alike = run(None, device=device)
     assert all(alike) and device.captures == 1 and step.report().replays >= 4
-    (recording,) = step._recorder.recordings.steady
+    (recording,) = step._recorder.recordings.tried
     assert any(recording.gradients._stays)
 
 

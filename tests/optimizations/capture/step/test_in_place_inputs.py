@@ -164,7 +164,7 @@ def test_input_of_known_kernels_is_read_in_place(copied: list[int]) -> None:
     (recording,) = step.report().recordings
     assert recording.copied_bytes == 8 * ROWS
     assert recording.pointer_bytes == 6 * 8  # an address for each node that was set
-    (only,) = step._recorder.recordings
+    (only,) = step._recorder.recordings.tried
     assert not only.inputs.recording_inputs[0].untyped_storage().nbytes()  # nothing was copied there since it was freed
     assert torch.equal(only.inputs.recording_inputs[1], calls()[8][1])
 
@@ -177,7 +177,7 @@ def test_unaligned_input_is_copied_for_that_call(copied: list[int]) -> None:
     step, _ = run(by_name, given)
     assert followed(step) == (1, 1)
     assert copied == [*AT_THE_RECORDING, *TARGETS_AND_RESULT * 6, 1]
-    (recording,) = step._recorder.recordings
+    (recording,) = step._recorder.recordings.tried
     assert torch.equal(recording.inputs.recording_inputs[0], given[6][0])  # it had no memory before
 
 
@@ -191,7 +191,7 @@ def test_placeholder_referenced_by_the_program_keeps_memory(copied: list[int]) -
 
     step, device = run(holding, calls(5))
     assert device.captures == 1
-    (recording,) = step._recorder.recordings
+    (recording,) = step._recorder.recordings.tried
     assert recording.inputs.followed == [0]
     lies = recording.inputs.recording_inputs[0]
     assert lies.untyped_storage().nbytes() == 4 * COUNT
@@ -209,7 +209,7 @@ def test_unmoved_input_is_not_patched_and_placeholder_is_filled(
     places = [one[0] for one in calls(5)]
     for x in places:
         assert torch.equal(mine(x), theirs(x))
-    (recording,) = step._recorder.recordings
+    (recording,) = step._recorder.recordings.tried
     assert recording.inputs.followed == [0] and recording.inputs.copied_tensors == 0
     shifted = torch.full((COUNT + 1,), 0.5)[1:].view(ROWS, COLUMNS)
     for x, copies in ((places[0], 0), (shifted, 1), (places[0], 0)):
@@ -227,7 +227,7 @@ def test_input_in_graph_memory_is_copied_for_that_call(copied: list[int]) -> Non
     step = GraphedStep(training(on(device)), device=device)
     for one in given[:5]:
         step(*one)
-    (recording,) = step._recorder.recordings
+    (recording,) = step._recorder.recordings.tried
     inside = next(one for one in device.graphs[0].made.values() if one.nbytes() == 4 * COUNT)
     x = torch.tensor([]).set_(inside).view(ROWS, COLUMNS)
     eager = training(NOWHERE)

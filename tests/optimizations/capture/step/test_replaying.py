@@ -29,7 +29,7 @@ def recorded(step: Callable[..., Any], given: list[tuple[Any, ...]]) -> tuple[Gr
     graphed = GraphedStep(step, device=CpuDevice())
     for one in given:
         graphed(*one)
-    (recording,) = graphed._recorder.recordings
+    (recording,) = graphed._recorder.recordings.tried
     return graphed, recording
 
 

@@ -41,7 +41,7 @@ class Loop:
 
     @property
     def watch(self) -> Any:
-        (recording,) = self.graphed._recorder.recordings
+        (recording,) = self.graphed._recorder.recordings.tried
         return recording.watch
 
 
@@ -130,7 +130,7 @@ def test_long_container_is_compared_by_its_length() -> None:
     graphed = GraphedStep(lambda batch: batch["x"].sum() * len(data), device=CpuDevice())
     for batch in batches("cpu", 6):
         graphed(*batch)
-    (recording,) = graphed._recorder.recordings
+    (recording,) = graphed._recorder.recordings.tried
     assert len(recording.watch) < LONG
     data[-1] = 0.0
     (batch,) = batches("cpu", 1)[0]
@@ -224,7 +224,7 @@ def test_size_of_a_dict_with_tensors_as_keys_is_compared() -> None:
     graphed = GraphedStep(lambda batch: batch["x"].sum() * sum(weights.values()), device=CpuDevice())
     for batch in batches("cpu", 6):
         graphed(*batch)
-    (recording,) = graphed._recorder.recordings
+    (recording,) = graphed._recorder.recordings.tried
     weights[2] = 2.5
     assert recording.watch.unchanged() and recording.watch.unchanged()
     weights[3] = 1.0
