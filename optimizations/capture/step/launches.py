@@ -1,10 +1,17 @@
-"""Find out what added nodes to a graph during a capture: named Triton kernels, operators, or unknown code.
+"""Find out what added nodes to a graph during a capture, and which inputs of a step it can read in place.
 
-A step may pass an input to compiled code, to an operator, or to a kernel of the program. So the nodes that can read it
-do not follow from generated code alone. They follow from the log of launches (`concurrency.launch_log`). An operator
-that adds no node has read nothing: it made a view, or allocated memory. One that adds nodes may have read all its
-tensor arguments. A launch of an Inductor-generated Triton kernel names its arguments. All other nodes come from unknown
-code. If there are any, nothing is concluded for any input.
+Addresses of inputs may change on every call. A step may pass an input to compiled code, to an operator, or to a kernel
+of the program. So the nodes that can read it do not follow from generated code alone. They follow from the log of
+launches (`concurrency.launch_log`). An operator that adds no node has read nothing: it made a view, or allocated
+memory. One that adds nodes may have read all its tensor arguments. A launch of an Inductor-generated Triton kernel
+names its arguments. All other nodes come from unknown code. If there are any, nothing is concluded for any input.
+
+Note [By name]. If only Triton kernels that Inductor generated receive an input, its addresses are parameters of these
+launches (`graph.named_uses`), and the host updates them. The placeholder of an input has its own memory for the life of
+the recording. So no other node parameter may point into it. For operators that launch kernels, their arguments count
+instead (Note [What an operator was given]). Gradients that the call left, and results that are copied after the launch,
+must not overlap it either. No trial launch is needed. An input is still copied into its placeholder in a call where it
+lacks the alignment that the kernels may rely on, or overlaps memory that the graph writes (`in_place.addresses`).
 
 Note [What an operator was given]. For PyTorch's operators the arguments are more reliable than the parameters of their
 nodes. Kernels for lists of tensors, such as those of optimizers, take a structure of four kilobytes, which PyTorch
@@ -17,7 +24,8 @@ a sparse argument nothing is concluded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,18 +33,13 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.concurrency.launch_log import MADE_OF_OTHERS, LaunchLog, Logged
+from optimizations.graph.named_uses import find_named_uses
+from optimizations.graph.plan import Available, Choice, Plan, make_plan, with_reasons
+from optimizations.graph.pointers import ReasonCode
+from optimizations.graph.records import Capture, CapturedGraph, KernelNode, MemoryRange, Placeholder, words_of
 
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Describe one launch of a Triton kernel: its node, the driver's name of it, and its tensors.
-
-    `tensors` has the address of the first element and that of the storage for each tensor argument.
-    """
-
-    node: int
-    kernel: str
-    tensors: tuple[tuple[int, int], ...]
+MOST_NODES = 4
+"""An input that more kernels read is copied: a copy is one driver call, and a move takes one for each kernel."""
 
 
 @dataclass(slots=True)
@@ -44,16 +47,14 @@ class Launches:
     """Record what added the nodes of a captured step. See the module.
 
     Attributes:
-        launches: launches of Triton kernels, in order.
-        read_by_operators: storages of the tensor arguments of operators that added nodes, and large numbers among
-            their arguments. Note [What an operator was given].
-        read_elsewhere: storages of tensors that are read after a launch.
+        kernels: launches of Triton kernels, in order.
+        read: storages that something other than these kernels reads: tensor arguments of operators that added nodes,
+            large numbers among their arguments, and tensors that are read after a launch.
         unknown: why the origin of some node is unknown; None if all are known.
     """
 
-    launches: list[Launch] = field(default_factory=list)
-    read_by_operators: set[int] = field(default_factory=set)
-    read_elsewhere: set[int] = field(default_factory=set)
+    kernels: list[Logged] = field(default_factory=list)
+    read: set[int] = field(default_factory=set)
     unknown: str | None = None
 
     @classmethod
@@ -68,13 +69,13 @@ class Launches:
     def _add(self, logged: Logged) -> None:
         launch = logged.launch
         if logged.is_operator:
-            self.read_by_operators |= logged.given
+            self.read |= logged.given
             if launch.name.partition(".")[0] not in torch_internals.PURE_OPERATORS:
                 self._note(f"{launch.name} may keep an argument of an earlier call")
             if launch.barrier == MADE_OF_OTHERS:
                 self._note(f"{launch.name} was given a sparse tensor, which is made of others")
         elif logged.passed:
-            self.launches.append(Launch(launch.first, launch.name, logged.passed))
+            self.kernels.append(logged)
             if launch.count != 1:
                 self._note(f"{launch.name} added {launch.count} nodes")
         else:
@@ -87,12 +88,64 @@ class Launches:
         """
         for tensor in tensors:
             try:
-                self.read_elsewhere.add(tensor.untyped_storage().data_ptr())
+                self.read.add(tensor.untyped_storage().data_ptr())
             except RuntimeError:  # sparse tensors have no storage
                 self._note("a tensor that is made of others is read after a launch")
 
     def _note(self, reason: str) -> None:
         self.unknown = self.unknown or reason
+
+    def only_named(self, memory: Mapping[int, MemoryRange]) -> dict[int, MemoryRange]:
+        """Return those inputs, given by their placeholders' memory, that only named kernels read.
+
+        No operator and no unknown code received any part of these.
+        """
+        if self.unknown is not None:
+            return {}
+        named = {storage for one in self.kernels for _, storage in one.passed}
+        read = sorted(self.read)
+
+        def is_read(place: MemoryRange) -> bool:
+            return bisect_left(read, place.address) < bisect_left(read, place.address + place.size_bytes)
+
+        return {index: place for index, place in memory.items() if place.address in named and not is_read(place)}
+
+    def plan(self, graph: CapturedGraph, memory: Mapping[int, MemoryRange]) -> Plan:
+        """Plan the node updates for a change of the addresses of inputs that `only_named` returned. Note [By name]."""
+        by_address = {place.address: index for index, place in memory.items()}
+        passed = [
+            (one.launch.name, [by_address[address] for address, _ in one.passed if address in by_address])
+            for one in self.kernels
+        ]
+        nodes = {path for path, node in graph.walk() if isinstance(node, KernelNode)}
+        triton = frozenset((one.launch.first,) for one in self.kernels if (one.launch.first,) in nodes)
+        placeholders = tuple(Placeholder(input=index, memory=place) for index, place in sorted(memory.items()))
+        analysis = find_named_uses(
+            Capture(graph=graph, placeholders=placeholders), passed, set(memory), triton, "an operator reads it"
+        )
+        words, others, many = self.conclusive_words(graph), {}, {}
+        for verdict in analysis.verdicts:
+            place = memory[verdict.input]
+            inside = sum(place.address <= word < place.address + place.size_bytes for word in words)
+            if inside != len(verdict.uses):
+                others[verdict.input] = f"the graph holds {inside} addresses in it, {len(verdict.uses)} of them by name"
+            if (readers := len({use.node for use in verdict.uses})) > MOST_NODES:
+                many[verdict.input] = f"{readers} kernels read it"
+        analysis = with_reasons(analysis, ReasonCode.UNEXPLAINED, others)
+        return make_plan(graph, with_reasons(analysis, ReasonCode.NO_UPDATER, many), Choice.HOST, Available(triton))
+
+    def conclusive_words(self, graph: CapturedGraph) -> list[int]:
+        """Return the node parameters that may be addresses, except those of operators' kernels.
+
+        For operators their arguments count, if no launch is unknown. Note [What an operator was given].
+        """
+        named = {one.launch.first for one in self.kernels}
+        return [
+            word
+            for path, node in graph.walk()
+            if len(path) > 1 or path[0] in named or not isinstance(node, KernelNode)
+            for word in words_of(node)
+        ]
 
 
 _LEAST_ADDRESS = 1 << 32

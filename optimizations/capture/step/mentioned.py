@@ -15,7 +15,6 @@ import torch
 
 from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
-from optimizations.capture.step.following import conclusive_words
 from optimizations.capture.step.gradients import Use, memory
 from optimizations.capture.step.host_state import Change, ChangeKind, Rebound
 from optimizations.capture.step.launches import Launches
@@ -82,12 +81,11 @@ def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequ
     if launches.unknown is not None:
         return False
     places = MemoryRanges(ranges)
-    given = launches.read_by_operators | launches.read_elsewhere
     try:
         captured = device.read(graph)
     except CudaCallFailed:
         return False
-    return not any(word in places for word in chain(given, conclusive_words(captured, launches)))
+    return not any(word in places for word in chain(launches.read, launches.conclusive_words(captured)))
 
 
 def reads_of(device: Device, graph: Any, observer: Observer, call: Call) -> Callable[[torch.Tensor], bool]:

@@ -19,7 +19,6 @@ from optimizations.capture.signature import OTHER_RESULT, describe, flatten, rep
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.call import Arguments, Call
-from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.gradients import Gradients, Use, bytes_for_gradients, carves, gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.launches import Launches
@@ -342,17 +341,16 @@ def capture(
 def _follow(
     device: Device, graph: Any, pool: Any, inputs: CopiedInputs, launches: Launches, written: Collection[int]
 ) -> Pointers | None:
-    """Let the graph read inputs in place if their node parameters are known. Note [By name] in `following`.
+    """Let the graph read inputs in place if their node parameters are known. Note [By name] in `launches`.
 
     Return the pointers that set their addresses, if there are such inputs.
     """
     placeholders = {index: one for index, one in inputs.placeholders().items() if index not in written}
-    memory = {index: memory_of(one) for index, one in placeholders.items()}
-    if not (found := worth_reading(launches, memory)):
+    if not (found := launches.only_named({index: memory_of(one) for index, one in placeholders.items()})):
         return None
     try:
         captured = device.read(graph)
-        plan = plan_of(captured, launches, {index: memory[index] for index in found})
+        plan = launches.plan(captured, found)
         pointers = device.pointers(graph, captured, plan)
     except CudaCallFailed:
         return None  # all are copied

@@ -19,9 +19,10 @@ from torch import nn
 
 from optimizations import torch_internals
 from optimizations.capture.device import host_pointers
-from optimizations.capture.step.following import plan_of
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.launches import Launch, Launches
+from optimizations.capture.step.launches import Launches
+from optimizations.concurrency.launch_log import Logged
+from optimizations.concurrency.order import Launch
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import CapturedGraph, ChildGraphNode, Edge, MemoryRange
@@ -513,11 +514,11 @@ def test_pointer_in_a_child_graph_prevents_in_place_reading() -> None:
     place = MemoryRange(address=2**40, size_bytes=64)
     source, inside = (address.to_bytes(8, "little") for address in (2**40, 2**40 + 16))
     launches = Launches()
-    launches.launches.append(Launch(0, "triton_double", ((2**40, 2**40),)))
+    launches.kernels.append(Logged(Launch("triton_double", 0), is_operator=False, passed=((2**40, 2**40),)))
     for word_of_another in (b"", inside):
         inner = CapturedGraph(nodes=(synthetic_kernel([word_of_another], name="another"),), edges=())
         nodes = synthetic_kernel([source], name="triton_double"), ChildGraphNode(graph=inner)
-        plan = plan_of(CapturedGraph(nodes=nodes, edges=(Edge(source=0, target=1),)), launches, {0: place})
+        plan = launches.plan(CapturedGraph(nodes=nodes, edges=(Edge(source=0, target=1),)), {0: place})
         assert plan.inputs[0].indirect is not bool(word_of_another)
 
 
@@ -544,10 +545,11 @@ def test_driver_reads_moved_inputs_in_place_without_a_copy(memory: Callable[[flo
     graph: Any = SimulatedGraph(driver, handle)
     graph.instantiate()
     launches = Launches()
-    launches.launches.append(Launch(0, "triton_double", ((placeholder.data_ptr(), placeholder.data_ptr()),)))
+    passed = ((placeholder.data_ptr(), placeholder.data_ptr()),)
+    launches.kernels.append(Logged(Launch("triton_double", 0), is_operator=False, passed=passed))
     captured = read_graph(driver, real.CUgraph(handle))
     where = {0: MemoryRange(address=placeholder.data_ptr(), size_bytes=placeholder.nbytes)}
-    plan = plan_of(captured, launches, where)
+    plan = launches.plan(captured, where)
     (planned,) = plan.inputs
     assert planned.indirect and planned.alignment_bytes == 16
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.step.following import worth_reading
-from optimizations.capture.step.launches import Launch, Launches, numbers_of
+from optimizations.capture.step.launches import Launches, numbers_of
 from optimizations.capture.step.observer import Observer
-from optimizations.concurrency.launch_log import LaunchLog
+from optimizations.concurrency.launch_log import LaunchLog, Logged
+from optimizations.concurrency.order import Launch
 from optimizations.graph.records import MemoryRange
 
 
@@ -31,7 +31,7 @@ def test_operators_are_logged_where_they_add_nodes() -> None:
         log.operator(torch.ops.aten.mul.Tensor, (x, x), {}, lambda: adding(2), [77])
         log.operator(torch.ops.aten.view.default, (x, [2]), {}, lambda: adding(0), [78])
         launches = Launches.of(log)
-        assert (launches.read_by_operators, launches.unknown) == ({77}, None)
+        assert (launches.read, launches.unknown) == ({77}, None)
         log.operator(torch.ops.aten.sin.default, (x.to_sparse(),), {}, lambda: adding(1))
         assert "sparse" in str(Launches.of(log).unknown)
         adding(1)
@@ -54,8 +54,8 @@ def test_kernel_of_one_node_is_known(added: int, reason: str | None) -> None:
     with log.noting(module, operators=False):
         module["kernel"].run(x[1:], stream=0)
         launches = Launches.of(log)
-    (launch,) = launches.launches
-    assert launch.tensors == ((x[1:].data_ptr(), x.data_ptr()),)
+    (launch,) = launches.kernels
+    assert launch.passed == ((x[1:].data_ptr(), x.data_ptr()),)
     assert launches.unknown is None if reason is None else reason in str(launches.unknown)
 
 
@@ -109,7 +109,7 @@ def test_number_passed_on_by_an_operator_counts_as_argument() -> None:
         table.view(-1)
         table.fill_(2**45)
     launches = Launches.of(log)
-    assert launches.read_by_operators == {table.data_ptr(), 2**45} and launches.unknown is None
+    assert launches.read == {table.data_ptr(), 2**45} and launches.unknown is None
 
 
 def at(address: int) -> MemoryRange:
@@ -118,12 +118,12 @@ def at(address: int) -> MemoryRange:
 
 def test_unknown_node_prevents_conclusions() -> None:
     launches = Launches()
-    launches.launches.append(Launch(0, "a", ((64, 64),)))
-    assert worth_reading(launches, {0: at(64), 1: at(128)}) == [0]
-    launches.read_by_operators |= {63, 80}
-    assert worth_reading(launches, {0: at(64)}) == [0]
-    launches.read_by_operators.add(79)
-    assert worth_reading(launches, {0: at(64)}) == []
-    launches.read_by_operators.clear()
+    launches.kernels.append(Logged(Launch("a", 0), is_operator=False, passed=((64, 64),)))
+    assert list(launches.only_named({0: at(64), 1: at(128)})) == [0]
+    launches.read |= {63, 80}
+    assert launches.only_named({0: at(64)})
+    launches.read.add(79)
+    assert not launches.only_named({0: at(64)})
+    launches.read.clear()
     launches.unknown = "a node"
-    assert worth_reading(launches, {0: at(64)}) == []
+    assert not launches.only_named({0: at(64)})
