@@ -8,7 +8,6 @@ call then runs from its beginning.
 from __future__ import annotations
 
 import collections
-import enum
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -146,14 +145,14 @@ class Rebound:
         return self.container.name_of(self.key)
 
 
-class ChangeKind(enum.Enum):
-    """Name a kind of change of Python state."""
-
-    BOUND_TO_A_TENSOR = enum.auto()
-    BOUND_TO_A_TUPLE = enum.auto()
-    GREW = enum.auto()
-    NUMBER = enum.auto()
-    OTHER = enum.auto()
+BOUND_TO_A_TENSOR = "write into it in place (`total += value`, `average.lerp_(value, 0.1)`)"
+BOUND_TO_A_TUPLE = (
+    "keep each in an attribute or variable of its own, or at its place in a list (`hidden[0] = h`), or write into them "
+    "in place"
+)
+GREW = "return the tensor, and keep it after the step: `losses.append(step(batch))`"
+NUMBER = "do it outside of the step, or count in a tensor on the GPU that is written in place: `count += 1`"
+OTHER = "do it outside of the step, or keep the value in a tensor on the GPU and write it in place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ class Change:
 
     words: str
     name: str
-    kind: ChangeKind
+    advice: str
 
 
 @dataclass(slots=True)
@@ -229,12 +228,12 @@ class HostState:
                 continue
             new, path = container.content(), container.path
             if container.is_sequence and len(old) != len(new):
-                yield Change(f"{path} has {len(new)} members instead of {len(old)}", path, ChangeKind.GREW)
+                yield Change(f"{path} has {len(new)} members instead of {len(old)}", path, GREW)
                 continue
             ordered = not (container.is_sequence or container.is_attributes or container.always_read)
             places = {key: place for place, key in enumerate(old)} if ordered and old.keys() == new.keys() else {}
             if places and [places[key] for key in new] != list(places.values()):
-                yield Change(f"{path} has its entries in another order", path, ChangeKind.OTHER)
+                yield Change(f"{path} has its entries in another order", path, OTHER)
             for key in dict.fromkeys([*old, *new]):
                 was, now = old.get(key, _ABSENT), new.get(key, _ABSENT)
                 if was is now or (id(container.held), key) in left_out:
@@ -291,14 +290,14 @@ def is_unchanged(old: Any, new: Any, contents: Mapping[int, Content], depth: int
 
 def _change(path: str, name: str, old: Any, new: Any) -> Change:
     if isinstance(new, torch.Tensor):
-        return Change(f"{path} is bound to another tensor", name, ChangeKind.BOUND_TO_A_TENSOR)
+        return Change(f"{path} is bound to another tensor", name, BOUND_TO_A_TENSOR)
     if isinstance(old, PLAIN) and isinstance(new, PLAIN):
-        return Change(f"{path} changes from {old!r} to {new!r}", name, ChangeKind.NUMBER)
+        return Change(f"{path} changes from {old!r} to {new!r}", name, NUMBER)
     if isinstance(new, (tuple, list)) and any(isinstance(member, torch.Tensor) for member in new):
         words = f"{path} is bound to another {type(new).__name__} of tensors"
-        return Change(words, name, ChangeKind.BOUND_TO_A_TUPLE)
+        return Change(words, name, BOUND_TO_A_TUPLE)
     words = f"{path} is deleted" if new is _ABSENT else f"{path} is set to None" if new is None else f"{path} changes"
-    return Change(words, name, ChangeKind.OTHER)
+    return Change(words, name, OTHER)
 
 
 def key_name(key: Any) -> str:

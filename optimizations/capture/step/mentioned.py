@@ -16,7 +16,7 @@ import torch
 from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import Use, memory
-from optimizations.capture.step.host_state import Change, ChangeKind, Rebound
+from optimizations.capture.step.host_state import BOUND_TO_A_TENSOR, Change, Rebound
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.observing import host_change
@@ -38,7 +38,7 @@ def check_unread(
     """
     for entry in results:
         if entry.old is not None and device.mentions(graph, memory([entry.old])):
-            changed = Change(f"{entry.name} is bound to another tensor", str(entry.key), ChangeKind.BOUND_TO_A_TENSOR)
+            changed = Change(f"{entry.name} is bound to another tensor", str(entry.key), BOUND_TO_A_TENSOR)
             raise StepRefused(host_change(changed, code))
 
 

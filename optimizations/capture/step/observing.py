@@ -15,7 +15,7 @@ from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_random import HostRandom, identities
-from optimizations.capture.step.host_state import Change, ChangeKind, HostState, Rebound
+from optimizations.capture.step.host_state import GREW, NUMBER, Change, HostState, Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, memory, storage
 from optimizations.capture.step.operations import Operation
@@ -240,12 +240,12 @@ def host_change(change: Change, code: Sequence[types.CodeType]) -> Refusal:
     """Return the refusal for a change of Python state. `code`: code objects of functions that may have made it."""
     name, of_group = change.name, ".param_groups[" in change.words  # optimizers also store counters there
     by_scheduler = name in (("lr", "betas", "momentum") if of_group else ("last_epoch", "_last_lr"))
-    advice = OF_A_SCHEDULER if by_scheduler else _ADVICE_ON_CHANGES[change.kind]
+    advice = OF_A_SCHEDULER if by_scheduler else change.advice
     if name == "training":
         advice = OF_A_MODE
-    elif change.kind is ChangeKind.NUMBER and (".state[" in change.words or (of_group and name in _COUNTS)):
+    elif change.advice is NUMBER and (".state[" in change.words or (of_group and name in _COUNTS)):
         advice = OF_AN_OPTIMIZER
-    line = line_with(code, name, GROWS if change.kind is ChangeKind.GREW else BINDS)
+    line = line_with(code, name, GROWS if change.advice is GREW else BINDS)
     if line is None and by_scheduler and not of_group:  # the scheduler's code binds it
         line = line_with(code, change.words.split(" ")[0].rpartition(".")[0], STEPS)
     return Refusal(f"changes Python's state, and a graph runs no Python: {change.words}", advice, line)
@@ -259,15 +259,6 @@ OF_AN_OPTIMIZER = (
 )
 _COUNTS = ("step", "steps", "k")
 """Names of numbers that optimizers keep for a group of parameters."""
-_ADVICE_ON_CHANGES = {
-    ChangeKind.BOUND_TO_A_TENSOR: "write into it in place (`total += value`, `average.lerp_(value, 0.1)`)",
-    ChangeKind.BOUND_TO_A_TUPLE: "keep each in an attribute or variable of its own, or at its place in a list "
-    "(`hidden[0] = h`), or write into them in place",
-    ChangeKind.GREW: "return the tensor, and keep it after the step: `losses.append(step(batch))`",
-    ChangeKind.NUMBER: "do it outside of the step, or count in a tensor on the GPU that is written in place: "
-    "`count += 1`",
-    ChangeKind.OTHER: "do it outside of the step, or keep the value in a tensor on the GPU and write it in place",
-}
 
 
 def changed_itself(name: str) -> Refusal:

@@ -49,30 +49,33 @@ class Outputs:
         by_storage = {storage(placeholder): index for index, placeholder in enumerate(placeholders)}
         static = set(static) - set(by_storage) - {0}  # 0: tensors without memory
         self._copied: list[torch.Tensor] = []
-        self._plan: list[tuple[str, Any]] = []
-        self.static: set[int] = set()
+        self._statics: list[torch.Tensor] = []
+        # Places in inputs, copies and tensors from before the call (counted from the end); and views of these.
+        self._plan: list[tuple[int, Callable[[torch.Tensor], torch.Tensor] | None]] = []
         copied: dict[int, int] = {}
         for tensor in tensors:
             if id(tensor) in by_id:
-                self._plan.append(("input", by_id[id(tensor)]))
-            elif storage(tensor) in by_storage and storage(tensor):
-                index = by_storage[storage(tensor)]
-                self._plan.append(("view", (index, *view_of(tensor, placeholders[index]))))
-            elif storage(tensor) in static:
-                self._plan.append(("static", tensor))
-                self.static.add(storage(tensor))
+                self._plan.append((by_id[id(tensor)], None))
+            elif (place := storage(tensor)) and place in by_storage:
+                index = by_storage[place]
+                self._plan.append((index, _view_like(tensor, placeholders[index])))
+            elif place in static:
+                self._statics.insert(0, tensor)
+                self._plan.append((-len(self._statics), None))
             else:
                 if id(tensor) not in copied:
-                    copied[id(tensor)] = len(self._copied)
+                    copied[id(tensor)] = len(placeholders) + len(self._copied)
                     self._copied.append(tensor.detach())
-                self._plan.append(("copy", copied[id(tensor)]))
+                self._plan.append((copied[id(tensor)], None))
+        self.static = set(map(storage, self._statics))
         # Overlapping elements cannot be written one by one: the memory from the first to the last is copied.
         self._as_bytes = [_is_plain(one) and overlaps(one) for one in self._copied]
         self._sources = [data_of(one) if run else one for one, run in zip(self._copied, self._as_bytes, strict=True)]
         self._fresh_copies = list(map(_allocator, self._copied))
         self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied)
         # All results are copies, in order: the prepared tensors can be returned directly.
-        self._as_prepared = bool(tensors) and self._plan == [("copy", place) for place in range(len(self._copied))]
+        in_order = range(len(placeholders), len(placeholders) + len(tensors))
+        self._as_prepared = bool(tensors) and [place for place, _ in self._plan] == list(in_order)
 
     def prepare(self) -> list[torch.Tensor]:
         """Allocate tensors for the next launch's results, before the launch, because this may run out of memory."""
@@ -92,7 +95,10 @@ class Outputs:
         """Return the results of a call with these inputs, after `copy_out` to `fresh`."""
         if self._as_prepared:
             return fresh[0] if self._single else replaced(self._nest, iter(fresh))
-        return replaced(self._nest, iter([_given(kind, what, fresh, inputs) for kind, what in self._plan]))
+        known = [*inputs, *fresh, *self._statics]
+        return replaced(
+            self._nest, (known[index] if view is None else view(known[index]) for index, view in self._plan)
+        )
 
 
 def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -109,39 +115,18 @@ def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
     return functools.partial(torch.empty_strided, shape, stride, dtype=like.dtype, device=like.device)
 
 
-def _given(kind: str, what: Any, copies: list[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    if kind == "copy":
-        return copies[what]
-    if kind == "input":
-        return inputs[what]
-    if kind == "static":
-        static: torch.Tensor = what
-        return static
-    index, *view = what
-    return view_like(inputs[index], *view)
+def _view_like(tensor: torch.Tensor, base: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that makes, of another base with the metadata of `base`, the view of it that `tensor` is."""
+    shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset() - base.storage_offset()
+    dtype, conjugates, negatives = tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
+    def view(base: torch.Tensor) -> torch.Tensor:
+        found = base.detach() if base.dtype == dtype else base.detach().view(dtype)
+        found = found.as_strided(shape, stride, base.storage_offset() + offset)
+        found = found.conj() if conjugates else found
+        return torch_internals.neg_view(found) if negatives else found
 
-def view_of(tensor: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
-    """Return the metadata of a view relative to its base, for `view_like`.
-
-    These are shape, strides, offset from the base, dtype, and the conjugate and negative bits.
-    """
-    offset = tensor.storage_offset() - base.storage_offset()
-    return tensor.shape, tensor.stride(), offset, tensor.dtype, tensor.is_conj(), tensor.is_neg()
-
-
-def view_like(
-    base: torch.Tensor, shape: Any, stride: Any, offset: int, dtype: torch.dtype, conjugates: bool, negatives: bool
-) -> torch.Tensor:
-    """Return the view with the metadata from `view_of`, of another base with equal metadata and no lazy view."""
-    base = base.detach()
-    found = base if base.dtype == dtype else base.view(dtype)
-    found = found.as_strided(shape, stride, base.storage_offset() + offset)
-    if conjugates:
-        found = found.conj()
-    if negatives:
-        found = torch_internals.neg_view(found)
-    return found
+    return view
 
 
 def _kind(held: Any) -> tuple[torch.Size, torch.dtype] | None:
