@@ -65,7 +65,7 @@ from optimizations.trees import moved_inputs
 from optimizations.trees.containers import container_of_call
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.hook import resting
-from optimizations.trees.node import EncoreNode, NotLaunched
+from optimizations.trees.node import EncoreNode, NotLaunched, refuse_derivatives
 from optimizations.trees.process_ends import free_before_process_groups_end, in_a_process_group, several_ranks
 from optimizations.trees.readable_seeds import any_on_host
 from optimizations.trees.reasons import (
@@ -326,6 +326,8 @@ class EncoreManager(CUDAGraphTreeManager):
         Note [A recording that fails]. Without a graph where seeds of attention lie on the host: see `readable_seeds`.
         """
         function = self._function(function_id)
+        fixed = self.ids_to_funcs[function_id].static_input_idxs
+        refuse_derivatives(value for index, value in enumerate(new_inputs) if index not in fixed)
         if any_on_host(new_inputs, function.code().seeds):
             self._checkpoint_due = False
             self._note_uncaptured(function_id, FORWARD_UNCAPTURED)

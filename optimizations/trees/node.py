@@ -24,7 +24,7 @@ import functools
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,24 @@ class NotLaunched(Exception):
         self.node = node
         self.reason = reason
         self.of_no_use = of_no_use
+
+
+def refuse_derivatives(copied: Iterable[Any]) -> None:
+    """Fail as stock's copies do for inputs with a forward-mode derivative.
+
+    A graph computes no derivatives, and reading such an input in place would silently drop its derivative.
+
+    Args:
+        copied: the inputs that stock copies.
+
+    Raises:
+        NotImplementedError: one of them has a forward-mode derivative.
+    """
+    if _forward_mode._current_level < 0:
+        return
+    for value in copied:
+        if isinstance(value, torch.Tensor) and _forward_mode.unpack_dual(value).tangent is not None:
+            torch_internals.foreach_copy_([torch.empty_like(value)], [value])
 
 
 class RecordedInputs(Sequence[Any]):
@@ -422,8 +440,7 @@ class EncoreNode(CUDAGraphNode):
     # Replay
 
     def run(self, new_inputs: list[Any]) -> Any:
-        if _forward_mode._current_level >= 0:
-            self._refuse_derivatives(new_inputs)
+        refuse_derivatives([new_inputs[index] for index in (*self._copied, *self._without_placeholder)])
         self.replays += 1
         self.full_replays += 1
         self.copied_bytes += self.copied_per_replay
@@ -436,19 +453,6 @@ class EncoreNode(CUDAGraphNode):
             self._note_plan()
         self.results.put_in_the_calls_own(outputs, returned)
         return outputs
-
-    def _refuse_derivatives(self, inputs: Sequence[Any]) -> None:
-        """Fail as stock's copies do for inputs with a forward-mode derivative.
-
-        A graph computes no derivatives, and reading such an input in place would silently drop its derivative.
-
-        Raises:
-            NotImplementedError: an input that stock copies has a forward-mode derivative.
-        """
-        copied = [inputs[index] for index in (*self._copied, *self._without_placeholder)]
-        for value in copied:
-            if isinstance(value, torch.Tensor) and _forward_mode.unpack_dual(value).tangent is not None:
-                torch_internals.foreach_copy_([torch.empty_like(value)], [value])
 
     def moved_inputs(self, inputs: Sequence[Any]) -> list[int]:
         """Return the inputs whose address differs from the fixed address that the graph reads."""

@@ -191,7 +191,7 @@ class Observer(torch_internals.TorchDispatchMode):
             return result  # made in a mode of the program
         results = list(tensors_in(result))
         on_gpu = any(map(self.holds, [*inputs, *results]))
-        self.draws_by_default |= drawing and on_gpu and kwargs.get("generator") is None
+        self.draws_by_default |= drawing and on_gpu and kwargs.get("generator") is None and not has_own_state(func)
         drawn = not on_gpu and (drawing or not self._drawn_by_host.isdisjoint(made_from))
         for tensor in results:
             if storage(tensor) not in made_from:
@@ -445,6 +445,11 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     place, usual = known
     given = args[place] if place < len(args) else kwargs.get(_PROBABILITY, usual)
     return not isinstance(given, (int, float)) or given != 0
+
+
+def has_own_state(func: Any) -> bool:
+    """Return whether an operator keeps a random state of its own, so that a generator stays as it is when it draws."""
+    return str(func).startswith("aten._cudnn_rnn.")
 
 
 @functools.cache
