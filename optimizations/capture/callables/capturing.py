@@ -214,17 +214,12 @@ class Captures:
             own.append(self._gradients[id(parameter)])
         with self._capturing(slot.backward, slot.pool, member, member.backward) as (writes, observer):
             gradients = gradients_of(outputs, arguments, parameters, slot.tangents)
-            pairs = [(to, of) for to, of in zip(own, gradients[count:], strict=False) if of is not None]
-            with observer.unseen():
-                copy_all([to for to, _ in pairs], [of for _, of in pairs])
-        for index, to in enumerate(own, start=count):
-            gradients[index] = None if gradients[index] is None else to
+            if own:
+                with observer.unseen():
+                    copy_all(own, [one for one in gradients[count:] if one is not None])
+                gradients[count:] = own
         slot.mutated_back = _counted(member, writes)
-        # As in eager, hooks of tensors without a gradient must not be called.
-        used = [*[True] * count, *(gradient is not None for gradient in gradients[count:])]
-        slot.parameters = [one for one, takes in zip(parameters, used[count:], strict=True) if takes]
-        slot.gradients = [one for one, takes in zip(gradients, used, strict=True) if takes]
-        slot.depends = [one for one, takes in zip(depends, used, strict=True) if takes]
+        slot.gradients, slot.depends = gradients, depends
         if all(one is None for one in gradients):
             slot.differentiable = [False for _ in slot.differentiable]
         slot.without_gradient = [index for index, one in enumerate(gradients[:count]) if one is None]

@@ -196,6 +196,9 @@ def _run_once(member: Member, training: bool, observer: Observer) -> list[Refusa
         index for index, one in enumerate(results) if places[storage(one)] > 1 or storage(one) in recorded.saved
     )
     found = gradients_of(outputs, marks, member.parameters, tangents)
+    # As in eager, hooks of parameters without a gradient must not be called.
+    used = zip(member.parameters, found[len(marks) :], strict=True)
+    member.parameters = [parameter for parameter, gradient in used if gradient is not None]
     member.backward = observer.operations[middle:]
     if any(gradient is not None and gradient.layout is not torch.strided for gradient in found):
         findings.append(SPARSE)
