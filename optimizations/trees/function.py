@@ -20,6 +20,7 @@ from optimizations.options import Options
 from optimizations.report.recordings import CountedCalls, Direction, KeptResults, RecordingReport, SelectionReport
 from optimizations.selection import Decision, copies_cost_more, without_graph
 from optimizations.torch_internals.geometry import FixedGeometry
+from optimizations.trees.streams import follow_streams
 
 NO_GRAPH = "no graph was recorded yet"
 
@@ -60,6 +61,7 @@ class RecordableFunction:
         options: the user's options.
         direction: the function's direction.
         code: returns the facts from the source of `generated`.
+        device_index: the CUDA device of its graphs.
 
     Attributes:
         kept_outputs: positions of results that the program keeps; they are copied out of graph memory.
@@ -81,7 +83,6 @@ class RecordableFunction:
         median_us: measured time by alternative.
         replace_call: replaces the callable that runs its calls; None before its first call.
         turn: the lock that calls of its manager's functions hold; None before its first call.
-        follow_streams: orders a call that bypasses the manager after the graphs before it; see `streams`.
         geometry: the geometry of inputs at fixed addresses at its first call; None before that.
     """
 
@@ -92,10 +93,12 @@ class RecordableFunction:
         options: Options,
         direction: Direction,
         code: Callable[[], GeneratedCode],
+        device_index: int,
     ) -> None:
         self.run = run
         self.generated = generated
         self.code = code
+        self.device_index = device_index
         self.options = options
         self.direction: Direction = direction
         self.kept_outputs: set[int] = set()
@@ -117,7 +120,6 @@ class RecordableFunction:
         self.replace_call: Callable[[Callable[[list[Any]], Any]], None] | None = None
         self.turn: AbstractContextManager[Any] | None = None
         self.geometry: FixedGeometry | None = None
-        self.follow_streams: Callable[[], None] = lambda: None
         self.calls_on_a_path = 1
         self._misfits = 0, 0
         self._replays_before: weakref.WeakKeyDictionary[Recording, int] = weakref.WeakKeyDictionary()
@@ -193,7 +195,7 @@ class RecordableFunction:
     def run_past_manager(self, inputs: list[Any]) -> Any:
         """Run a call of an inference without a graph and without its manager."""
         self._count_uncaptured(self.without_graph or TRIED_WITHOUT_GRAPH)
-        self.follow_streams()
+        follow_streams(self.device_index)
         return self.run(inputs)
 
     def copy_inputs(self, copying: bool) -> None:

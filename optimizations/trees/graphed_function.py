@@ -23,7 +23,6 @@ for a result, it returns that result.
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -108,6 +107,9 @@ class GraphedFunction:
         report: called with each function that is recorded, and reads its report from it later.
         direction: the function's direction.
         static_input_idxs, mutated_input_idxs, keywords: as for `torch._inductor.compile_fx.cudagraphify`.
+
+    Attributes:
+        callers_get: see `RecordableFunction`; set before the first call.
     """
 
     def __init__(
@@ -130,13 +132,12 @@ class GraphedFunction:
         self._static_input_idxs = static_input_idxs
         self._mutated_input_idxs = mutated_input_idxs
         self._keywords = keywords
-        self._follow_streams = functools.partial(follow_streams, keywords["device_index"])
         self._compile_id = torch_internals.CompileContext.current_compile_id()
         self._integers: list[int] = []
         self._recorded: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {}
         self._functions: dict[tuple[int, ...], RecordableFunction] = {}
         self._measured: dict[tuple[int, ...], tuple[Decision, str]] = {}
-        self._callers_get: frozenset[int] | None = None
+        self.callers_get: frozenset[int] | None = None
         self._warned = False
         self._lock = threading.RLock()
         containers.GRAPHED.add(self)
@@ -146,13 +147,11 @@ class GraphedFunction:
         recorded = self._recorded.get(tuple([inputs[index] for index in integers]) if integers else ())
         if recorded is not None:
             return recorded(inputs)
-        self._follow_streams()  # it takes a manager's lock, which must not be done while holding this lock
+        follow_streams(
+            self._keywords["device_index"]
+        )  # it takes a manager's lock, which must not be done while holding this lock
         with self._lock:  # two threads may make the first call
             return self._first_call(inputs)
-
-    def tell_what_callers_get(self, places: frozenset[int]) -> None:
-        """Set `RecordableFunction.callers_get`. Call this before the first call of the function."""
-        self._callers_get = places
 
     def forget(self) -> None:
         """Drop all recordings; the next call records again, with the manager of that time."""
@@ -183,9 +182,10 @@ class GraphedFunction:
             self._warned = trees.maybe_warning_due_to_dynamic_shape(self._recorded, sizes)
         recordable = self._functions.get(key)
         if recordable is None:
-            recordable = RecordableFunction(aligned, self._generated, self._options, self._direction, self._code)
-            recordable.follow_streams = self._follow_streams
-            recordable.callers_get = self._callers_get
+            recordable = RecordableFunction(
+                aligned, self._generated, self._options, self._direction, self._code, self._keywords["device_index"]
+            )
+            recordable.callers_get = self.callers_get
             self._report(recordable)
             if key in self._measured:
                 recordable.decide(*self._measured[key])
@@ -218,7 +218,7 @@ class GraphedFunction:
 
         recordable.replace_call = replace_call
         if self._options.selection == "measure" and recordable.decision is None:
-            recorded = Measured(recordable, recorded, self._keywords["device_index"])
+            recorded = Measured(recordable, recorded)
         self._recorded[key] = recorded
         return outputs
 

@@ -81,8 +81,8 @@ def tell_what_callers_get(forward: Any, count: int) -> None:
     if found is not None:
         runner, order = found
         function, places = runner.partitions[0], [order.results[place] for place in places]
-    if tell := getattr(function, "tell_what_callers_get", None):
-        tell(frozenset(places))
+    if isinstance(function, GraphedFunction):
+        function.callers_get = frozenset(places)
 
 
 def release_recordings() -> None:

@@ -29,18 +29,12 @@ class Measured:
     Args:
         function: the function.
         recorded: runs a call through the function's manager.
-        device_index: the CUDA device of its graphs.
     """
 
-    def __init__(
-        self,
-        function: RecordableFunction,
-        recorded: Callable[[list[Any]], Any],
-        device_index: int,
-    ) -> None:
+    def __init__(self, function: RecordableFunction, recorded: Callable[[list[Any]], Any]) -> None:
         self._function = function
         self._recorded = recorded
-        self._mark = functools.partial(mark, device_index)
+        self._mark = functools.partial(mark, function.device_index)
         self._race: Race | None = None
 
     @property

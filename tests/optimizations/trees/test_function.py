@@ -14,7 +14,6 @@ from optimizations.options import Options
 from optimizations.trees import graphed_function
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.graphed_function import GraphedFunction
-from optimizations.trees.maker import EncoreMaker
 
 
 class FakeRecord:
@@ -92,26 +91,3 @@ def test_misaligned_inputs_are_aligned_where_the_function_runs(monkeypatch: pyte
     function([tensor])
     assert seen == [0, 0]
     assert torch.equal(tensor, torch.full((8,), 2.0)), "what was written into the copy is the caller's"
-
-
-@pytest.mark.parametrize(
-    ("backward", "inference", "direction"),
-    [(True, False, "backward"), (False, True, "inference"), (False, False, "forward")],
-)
-def test_maker_passes_inductors_arguments(record: FakeRecord, backward: bool, inference: bool, direction: str) -> None:
-    reports: list[Any] = []
-    made = EncoreMaker(Options(indirection="host", selection="off"), reports.append).cudagraphify(
-        total,
-        (0,),
-        is_backward=backward,
-        is_inference=inference,
-        device_index=3,
-        stack_traces=None,
-        placeholders=("p",),
-    )
-    made([torch.ones(2)])
-    (entry,) = record.made
-    model = entry.pop("model")
-    assert (model.options.indirection, model.direction, model.generated) == ("host", direction, total)
-    assert entry["is_backward"] is backward
-    assert (entry["device_index"], entry["placeholders"], entry["mutated_input_idxs"]) == (3, ("p",), ())
