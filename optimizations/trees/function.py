@@ -40,9 +40,6 @@ class Recording(Protocol):
     @property
     def result_bytes(self) -> int: ...
 
-    @property
-    def in_place(self) -> bool: ...
-
     def describe(self) -> RecordingReport: ...
 
     def copy_inputs(self, copying: bool) -> None: ...
@@ -211,11 +208,6 @@ class RecordableFunction:
         replays = sum(one.replays for one in nodes)
         sessions = (one.session for one in nodes if not self.is_idle(one, replays))
         return next((one.waiting for one in sessions if one is not None and one.pending), None) if nodes else NO_GRAPH
-
-    @property
-    def in_place(self) -> bool:
-        """Return whether one of its graphs can read an input in place that stock copies."""
-        return any(node.in_place for node in self._alive())
 
     def short_of_memory(self) -> str | None:
         """Return why calls should not be tried without a graph if memory is short, else None."""

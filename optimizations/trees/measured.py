@@ -59,7 +59,8 @@ class Measured:
     def _begin(self) -> None:
         """Begin a race, unless there is nothing to choose from."""
         function = self._function
-        alternatives: list[Decision] = ["in place", "copies"] if function.in_place else ["copies"]
+        in_place = any(one.indirect for report in function.recordings() for one in report.inputs)
+        alternatives: list[Decision] = ["in place", "copies"] if in_place else ["copies"]
         if function.direction == "inference" and function.short_of_memory() is None:
             alternatives.append("no graph")
         if function.without_graph is None and not function.code().collective and len(alternatives) > 1:

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from optimizations.graph.memory import MemoryRanges
+from optimizations.graph.memory import MemoryRanges, storage_of
 from optimizations.in_place import examination
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.trees.function import RecordableFunction
@@ -119,14 +119,12 @@ def can_be_copied(
         free_bytes: device memory that is free.
     """
     mutated = {*wrapped.mutated_input_idxs, *wrapped.model.written_inputs}
-    written = {_storage(inputs[index]) for index in mutated if isinstance(inputs[index], torch.Tensor)}
-    owned = MemoryRanges(pool)
+    written = [storage_of(inputs[index]) for index in mutated if isinstance(inputs[index], torch.Tensor)]
+    overwritten = MemoryRanges([*pool, *written])
     found = {
         index
         for index in set(candidates).intersection(wrapped.static_input_idxs)
-        if examination.ineligible_reason(inputs[index]) is None
-        and _storage(inputs[index]) not in written
-        and inputs[index].data_ptr() not in owned
+        if examination.ineligible_reason(inputs[index]) is None and inputs[index].data_ptr() not in overwritten
     }
     needed = sum(inputs[index].nbytes for index in found)
     return found if waiting_for_memory(needed, free_bytes) is None else set()
@@ -136,7 +134,3 @@ def calls_on_path(node: Any, function: RecordableFunction) -> int:
     """Return how many calls of a function are on the path of a recording, including its own."""
     path = node._path_from_root if isinstance(node, EncoreNode) else ()
     return sum(1 for one in path if one.function is function)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

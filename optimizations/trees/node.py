@@ -636,8 +636,3 @@ class EncoreNode(CUDAGraphNode):
     def result_bytes(self) -> int:
         """Return the size of the results in bytes."""
         return sum(one["nbytes"] for one in self.outputs_metadata if isinstance(one, dict))
-
-    @property
-    def in_place(self) -> bool:
-        """Return whether the graph can read an input in place that stock copies."""
-        return bool(self._in_place)
