@@ -321,7 +321,8 @@ LATER = ((0x6000, 0x6100), (0x6100, 0x6200))
         (0x6000, TENSORS, LATER, 0x200, (0x5E00, 0x6200)),  # a later block may be smaller than the workspace
         (0x6000, (*TENSORS, (0x8000, 0x8100)), LATER, None, (0x4100, 0x8000)),
         (0x6800, (), ((0x6000, 0x7000),), 0, (0x6000, 0x7000)),  # a block that is never freed
-        (0x4010, TENSORS, (), None, (0x4000, 0x4100)),  # a live tensor that was not passed
+        (0x6800, (), ((0x6000, 0x7000),), 0x100, (0x6000, 0x7000)),  # or one that is larger than the workspace
+        (0x4010, TENSORS, (), 0x10, (0x4000, 0x4100)),  # a live tensor that was not passed
     ],
 )
 def test_address_in_a_parameter_counts_as_memory(
