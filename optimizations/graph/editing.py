@@ -28,12 +28,6 @@ class EditableGraph:
         """Return `graph` itself, which `captured` was read from, in the current context."""
         return cls(driver, graph, tuple(node_handles(driver, graph)), captured, check(driver.cuCtxGetCurrent))
 
-    def clone(self) -> EditableGraph:
-        """Return a copy that can be changed alone. The caller destroys it with `cuGraphDestroy`."""
-        copy = check(self.driver.cuGraphClone, self.graph)
-        handles = tuple(check(self.driver.cuGraphNodeFindInClone, handle, copy) for handle in self.handles)
-        return EditableGraph(self.driver, copy, handles, self.captured, self.context)
-
     def add_kernel(self, function: Any, blocks: int, threads: int, arguments: LaunchParameters) -> tuple[Any, Any]:
         """Add a kernel node that waits for nothing; return its handle and its launch parameters."""
         launch = self.driver.CUDA_KERNEL_NODE_PARAMS()

@@ -22,7 +22,7 @@ from optimizations.graph.records import (
     Parameter,
 )
 
-LAUNCH_PARAM_END, LAUNCH_PARAM_BUFFER_POINTER, LAUNCH_PARAM_BUFFER_SIZE = 0, 1, 2
+LAUNCH_PARAM_END, LAUNCH_PARAM_BUFFER_POINTER = 0, 1
 """Markers in the `extra` array of a kernel launched with one packed parameter buffer (cuda.h)."""
 
 

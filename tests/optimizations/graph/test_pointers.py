@@ -47,6 +47,16 @@ def codes(analysis: Analysis) -> list[set[ReasonCode]]:
     return [{reason.code for reason in verdict.reasons} for verdict in analysis.verdicts]
 
 
+def with_kernel(one: Capture, content: bytes) -> Capture:
+    """The capture with one more kernel, whose parameter has this content."""
+    nodes = (*one.graph.nodes, kernel([content]))
+    return one.model_copy(update={"graph": CapturedGraph(nodes=nodes, edges=one.graph.edges)})
+
+
+def inverted(content: bytes) -> bytes:
+    return bytes(byte ^ 0x55 for byte in content)
+
+
 @examples(300)
 @given(case=cases())
 def test_exactly_the_pointers_are_found(case: Case) -> None:
@@ -76,11 +86,8 @@ def test_padding_without_a_control_capture_is_unexplained(case: Case) -> None:
 @given(case=cases(minimum_inputs=2), index=st.integers(0, 1), shift=st.integers(1, 12))
 def test_value_computed_from_an_address_copies_every_input(case: Case, index: int, shift: int) -> None:
     values = [addresses[index] >> shift for addresses in (case.layout.first, case.layout.second)]
-    captures = []
-    for one, value in zip((case.first, case.second, case.control), (*values, values[0]), strict=True):
-        nodes = (*one.graph.nodes, kernel([word(value)]))
-        captures.append(one.model_copy(update={"graph": CapturedGraph(nodes=nodes, edges=one.graph.edges)}))
-    first, second, control = captures
+    contents = map(word, (*values, values[0]))
+    first, second, control = map(with_kernel, (case.first, case.second, case.control), contents)
     analysis = find_pointer_uses(first, second, further=[control])
     assert analysis.unexplained == (UnexplainedWord((len(first.graph.nodes) - 1,), 0, 0),)
     assert all(ReasonCode.UNEXPLAINED in found for found in codes(analysis))
@@ -167,14 +174,8 @@ def test_half_an_address_next_to_a_value_is_padding() -> None:
 @given(case=cases(), content=st.binary(min_size=4, max_size=4))
 def test_repeated_capture_identifies_padding(case: Case, content: bytes) -> None:
     """Bytes that happened to be the same in the first capture and its control."""
-    captures = []
-    for one, value in zip((case.first, case.second, case.control), (bytes(4), content, bytes(4)), strict=True):
-        nodes = (*one.graph.nodes, kernel([bytes(8) + value]))
-        captures.append(one.model_copy(update={"graph": CapturedGraph(nodes=nodes, edges=one.graph.edges)}))
-    first, second, control = captures
-    other = bytes(byte ^ 0x55 for byte in content)
-    nodes = (*case.second.graph.nodes, kernel([bytes(8) + other]))
-    repeat = second.model_copy(update={"graph": CapturedGraph(nodes=nodes, edges=second.graph.edges)})
+    first, control = (with_kernel(one, bytes(12)) for one in (case.first, case.control))
+    second, repeat = (with_kernel(case.second, bytes(8) + one) for one in (content, inverted(content)))
     assert find_pointer_uses(first, second, further=[control]).doubtful == (content != bytes(4))
     analysis = find_pointer_uses(first, second, further=[control, repeat])
     assert not analysis.doubtful
@@ -186,15 +187,11 @@ def test_repeated_capture_identifies_padding(case: Case, content: bytes) -> None
 @given(case=cases(), content=st.binary(min_size=4, max_size=4), moves=st.booleans())
 def test_bytes_unchanged_by_a_third_move_are_no_address(case: Case, content: bytes, moves: bool) -> None:
     """Stack bytes may repeat whenever the same work is captured, and differ between two addresses."""
-    shift = 4096
-    captures = []
-    values = (bytes(4), content, bytes(4), bytes(byte ^ 0x55 for byte in content) if moves else content)
-    for one, value in zip((case.first, case.second, case.control, case.second), values, strict=True):
-        nodes = (*one.graph.nodes, kernel([bytes(8) + value]))
-        captures.append(one.model_copy(update={"graph": CapturedGraph(nodes=nodes, edges=one.graph.edges)}))
-    first, second, control, third = captures
+    first, control = (with_kernel(one, bytes(12)) for one in (case.first, case.control))
+    again = inverted(content) if moves else content
+    second, third = (with_kernel(case.second, bytes(8) + one) for one in (content, again))
     placeholders = [
-        one.model_copy(update={"memory": one.memory.model_copy(update={"address": one.memory.address + shift})})
+        one.model_copy(update={"memory": one.memory.model_copy(update={"address": one.memory.address + 4096})})
         for one in second.placeholders
     ]
     third = third.model_copy(update={"placeholders": tuple(placeholders)})

@@ -13,7 +13,7 @@ import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -239,27 +239,6 @@ class SimulatedDriver:
         return OK, real.CUgraph(self.end_capture())
 
     # Changing a graph.
-
-    def cuGraphClone(self, graph: Any) -> tuple[Any, ...]:
-        original = self.graphs[int(graph)]
-        if any(self.nodes[node].updatable for node in original.nodes):
-            raise RuleBroken("a graph with device-updatable nodes was cloned")
-        clone = self.new_graph()
-        copies = {}
-        for node in original.nodes:
-            of = self.nodes[node]
-            copy = replace(
-                of, parameters=list(of.parameters), copy=dict(of.copy), fill=dict(of.fill), original=of, live_results=[]
-            )
-            copies[node] = self.add_node(clone, copy)
-        self.graphs[clone].edges = [(copies[source], copies[target]) for source, target in original.edges]
-        return OK, real.CUgraph(clone)
-
-    def cuGraphNodeFindInClone(self, node: Any, clone: Any) -> tuple[Any, ...]:
-        of = self.nodes[int(node)]
-        return OK, real.CUgraphNode(
-            next(copy for copy in self.graphs[int(clone)].nodes if self.nodes[copy].original is of)
-        )
 
     def cuGraphKernelNodeSetAttribute(self, node: Any, kind: Any, value: Any) -> tuple[Any, ...]:
         assert kind == UPDATABLE and value.deviceUpdatableKernelNode.deviceUpdatable == 1
