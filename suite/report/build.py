@@ -154,7 +154,7 @@ _OUTLINE = (
     ("start", "Start", ("start",)),
     *((metric.name, metric.title, (metric.name,)) for metric in metrics()),
     ("failed", "Cells without a result", ("failed", "shortages")),
-    ("trust", "Correctness and conditions", ("same_program", "correctness", "conditions")),
+    ("trust", "Correctness", ("same_program", "correctness")),
 )
 """Sections of a run: anchor, title, and tables. The first has the figures."""
 

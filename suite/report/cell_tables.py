@@ -6,16 +6,16 @@ A failed cell has a row in every table of measurements, with only its status.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from suite.measure.metrics import Metric, metrics
-from suite.report.runs import Run, cell_label, said_of_others
+from suite.report.runs import Run, cell_label
 from suite.report.selected import selected_functions
 from suite.report.table import Table, make_table
-from suite.results.schema import Block, Cell, CompileTimes, GpuState, Status
+from suite.results.schema import Block, Cell, CompileTimes, Status
 
 Row = dict[str, object]
 
@@ -44,7 +44,7 @@ def all_tables(run: Run) -> tuple[Table, ...]:
         for one in metrics()
     }
     made = [make_table(name, of.title, of.note, _rows(of, run)) for name, of in tables.items()]
-    return *made, conditions(run), failed(run)
+    return *made, failed(run)
 
 
 def _of_metric(metric: Metric, cell: Cell) -> Row:
@@ -104,38 +104,35 @@ def _times_of(cell: Cell) -> Row:
     }
 
 
-def _fields_of(cell: Cell, path: str, *excluded: str) -> Row:
-    """Return the fields of the record at this path, empty where it was not measured."""
-    found = cell.at(path)
-    return found.model_dump(exclude=set(excluded)) if found is not None else {}
+def _values(paths: Mapping[str, str]) -> Callable[[Cell], Row]:
+    """Return the row of a cell: a column for each path of fields, None where nothing was measured."""
+    return lambda cell: {column: cell.at(path) for column, path in paths.items()}
 
 
-_COVERAGE = {"coverage_percent": "percent"} | {
-    column: column.replace("other", "eager") for column in ("graph_kernels", "other_kernels", "graph_launches")
-}
-
-
-def _coverage_of(cell: Cell) -> Row:
-    row = {column: cell.at(f"metrics.coverage.{field}") for column, field in _COVERAGE.items()}
-    return row | _fields_of(cell, "metrics.graphs", "not_captured")
+def _fields(record: str, names: str) -> dict[str, str]:
+    """Return paths of a record's fields, by columns of the same names."""
+    return {name: f"{record}.{name}" for name in names.split()}
 
 
 def _copies_of(cell: Cell) -> Row:
     transfers = cell.at("metrics.copies.host_to_device")
     if transfers is None:
         return {}
-    return _fields_of(cell, "metrics.copies", "host_to_device") | {
+    return {column: cell.at(path) for column, path in _COPIES.items()} | {
         "host_to_device_bytes": sum(transfer.copied_bytes for transfer in transfers),
         "host_to_device_copies": sum(transfer.count for transfer in transfers),
         "blocking_copies": sum(transfer.count for transfer in transfers if transfer.blocking),
     }
 
 
+_COPIES = _fields("metrics.copies", "placeholder_bytes placeholder_tensors pointer_bytes device_to_device_bytes")
+
+
 def _compile_times_of(cell: Cell) -> Row:
     if cell.compile is None:
         return {}
     return {
-        **{name: cell.at(f"compile.{name}") for name in ("first_call_s", "warm_up_s", "waited_s")},
+        **{name: getattr(cell.compile, name) for name in ("first_call_s", "warm_up_s", "waited_s")},
         "measured": compile_conditions(cell.compile),
         **{f"{part}_s": s for part, s in sorted(cell.compile.parts.items())},
     }
@@ -146,17 +143,12 @@ def compile_conditions(times: CompileTimes) -> str:
     return "unknown" if times.conditions is None else times.conditions.value
 
 
-def gpu_states(cell: Cell) -> list[GpuState]:
-    """Return the readings of the GPU before and after each block."""
-    return [state for block in cell.blocks for state in (block.gpu_before, block.gpu_after) if state is not None]
-
-
 def throttling(run: Run) -> str | None:
     """Return a warning that names workloads during which the GPU lowered its clocks, with NVML's reasons; None without
     any."""
     reasons: dict[str, set[str]] = {}
     for cell in run.cells:
-        for state in gpu_states(cell):
+        for state in (state for block in cell.blocks for state in (block.gpu_before, block.gpu_after) if state):
             if found := set(state.throttle_reasons) & THROTTLING:
                 reasons.setdefault(cell_label(cell), set()).update(found)
     if not reasons:
@@ -165,39 +157,9 @@ def throttling(run: Run) -> str | None:
     return f"THROTTLED while measured, so that times of modes may depend on which one ran before: {named}"
 
 
-def _conditions_of(cell: Cell) -> Row:
-    readings = gpu_states(cell)
-
-    def of(name: str) -> list[float]:
-        return [value for state in readings if (value := getattr(state, name)) is not None]
-
-    return {
-        "sm_clock_low_mhz": min(of("sm_clock_mhz"), default=None),
-        "sm_clock_high_mhz": max(of("sm_clock_mhz"), default=None),
-        "memory_clock_mhz": max(of("memory_clock_mhz"), default=None),
-        "power_high_w": max(of("power_w"), default=None),
-        "temperature_high_c": max(of("temperature_c"), default=None),
-        "throttle": ", ".join(sorted({reason for s in readings for reason in s.throttle_reasons})) or None,
-        "other_cores": cell.others.cpu_cores if cell.others else None,
-    }
-
-
 def _all_samples(cell: Cell, samples: Callable[[Block], list[float]]) -> list[float]:
     return [sample for block in cell.blocks for sample in samples(block)]
 
-
-def _correctness_of(cell: Cell) -> Row:
-    found = cell.correctness
-    return {} if found is None else {column: getattr(found, field) for column, field in _CORRECTNESS.items()}
-
-
-_CORRECTNESS = {
-    name: "input_count" if name == "inputs" else name
-    for name in (
-        "passed", "inputs", "compute_dtype", "max_relative_error", "tolerance", "reference_error", "widened_error",
-        "worst", "deterministic", "fallback_random", "bitwise_with", "bitwise",
-    )
-}  # fmt: skip
 
 TABLES: dict[str, RunTable] = {
     "times": RunTable(
@@ -210,7 +172,11 @@ TABLES: dict[str, RunTable] = {
     "coverage": RunTable(
         "Coverage: kernels launched by CUDA graphs",
         "Of one steady iteration; copies and memsets do not count.",
-        _coverage_of,
+        _values(
+            {"coverage_percent": "metrics.coverage.percent", "graph_kernels": "metrics.coverage.graph_kernels"}
+            | {"other_kernels": "metrics.coverage.eager_kernels", "graph_launches": "metrics.coverage.graph_launches"}
+            | _fields("metrics.graphs", "fx_graphs graph_breaks partitions cuda_graphs")
+        ),
     ),
     "copies": RunTable(
         "Copies per iteration",
@@ -221,7 +187,10 @@ TABLES: dict[str, RunTable] = {
     "memory": RunTable(
         "Peak memory",
         "Of PyTorch's allocator, while compiling and recording, and in steady replay. Graph pools show in reserved.",
-        lambda cell: _fields_of(cell, "metrics.memory"),
+        _values(
+            _fields("metrics.memory", "compile_peak_allocated_bytes compile_peak_reserved_bytes")
+            | _fields("metrics.memory", "replay_peak_allocated_bytes replay_peak_reserved_bytes")
+        ),
     ),
     "compile_times": RunTable(
         "Compile time",
@@ -241,7 +210,11 @@ TABLES: dict[str, RunTable] = {
     "correctness": RunTable(
         "Correctness",
         "Outputs, loss and gradients against eager on several inputs. bitwise: equal, bit for bit, to the mode named.",
-        _correctness_of,
+        _values(
+            {"passed": "correctness.passed", "inputs": "correctness.input_count"}
+            | _fields("correctness", "compute_dtype max_relative_error tolerance reference_error widened_error worst")
+            | _fields("correctness", "deterministic fallback_random bitwise_with bitwise")
+        ),
         only_passed=False,
     ),
     "not_captured": RunTable(
@@ -264,17 +237,6 @@ TABLES: dict[str, RunTable] = {
     ),
 }
 """Tables of each cell's measurements and their conditions, by name, in the order of the report."""
-
-
-def conditions(run: Run) -> Table:
-    """Make the table of the state of GPU and host. Its note names workloads that other load may have disturbed."""
-    of = RunTable(
-        "State of the GPU while measuring",
-        "NVML readings before and after each block. other cores, other GPUs: of the host, that other programs kept "
-        f"busy meanwhile. throttle: the clock-event reasons that were active, idle left out.{said_of_others(run)}",
-        _conditions_of,
-    )
-    return make_table("conditions", of.title, of.note, _rows(of, run))
 
 
 def failed(run: Run) -> Table:

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from suite.report.provenance import Provenance
 
 
+_PART = re.compile(
+    r"(?P<begin><!-- generated: (?P<name>\S+) -->\n)(?P<content>.*?)(?P<end><!-- end: (?P=name) -->)", re.DOTALL
+)
+
+
 def update_page(page: Path, parts: Mapping[str, str]) -> None:
     """Put each text of `parts` between the comments of its name; other parts are unchanged.
 
@@ -32,9 +37,13 @@ def update_page(page: Path, parts: Mapping[str, str]) -> None:
         CannotWrite: the disk is full; the file is as it was.
     """
     text = _read(page)
-    for name, content in parts.items():
-        text = _replaced(text, name, content, page)
-    write_atomically(page, text)
+    _check_parts(page, text, parts)
+
+    def renewed(found: re.Match[str]) -> str:
+        content = parts.get(found["name"])
+        return found[0] if content is None else f"{found['begin']}\n{content.strip()}\n\n{found['end']}"
+
+    write_atomically(page, _PART.sub(renewed, text))
 
 
 def generated_names(page: Path) -> tuple[str, ...]:
@@ -45,8 +54,7 @@ def generated_names(page: Path) -> tuple[str, ...]:
     """
     text = _read(page)
     names = tuple(dict.fromkeys(re.findall(r"^<!-- generated: (\S+) -->$", text, re.MULTILINE)))
-    for name in names:
-        _replaced(text, name, "", page)
+    _check_parts(page, text, names)
     return names
 
 
@@ -56,10 +64,23 @@ def generated_part(text: str, name: str) -> str:
     Raises:
         WrongUse: there is no such pair of comments.
     """
-    found = _pattern(name).search(text)
-    if found is None:
-        raise WrongUse(f"no generated part {name!r}: write `{_begin(name)}` and `{_end(name)}` where it should be")
-    return found["content"]
+    for found in _PART.finditer(text):
+        if found["name"] == name:
+            return found["content"]
+    raise WrongUse(f"no generated part {name!r}: write {_comments(name)} where it should be")
+
+
+def _check_parts(page: Path, text: str, names: Iterable[str]) -> None:
+    there = [found["name"] for found in _PART.finditer(text)]
+    for name in names:
+        if there.count(name) != 1:
+            raise WrongUse(
+                f"--readme {page}: {there.count(name)} generated parts {name!r}; write {_comments(name)} once"
+            )
+
+
+def _comments(name: str) -> str:
+    return f"`<!-- generated: {name} -->` and `<!-- end: {name} -->`"
 
 
 def paper_part(exhibits: Sequence[tuple[Exhibit, Made]]) -> str:
@@ -71,13 +92,13 @@ def paper_part(exhibits: Sequence[tuple[Exhibit, Made]]) -> str:
             published = NOTHING if point.published is None else str(point.published)
             rows.append((first, point.quantity, published, point.measured or NOTHING))
             first = ""
-    origins = dict.fromkeys(_origin_line(made.provenance) for _, made in exhibits if made.provenance.count)
+    origins = dict.fromkeys(_origin_line(made.provenance) for _, made in exhibits if made.provenance.spanned)
     lines = markdown_table(("exhibit", "quantity", "published", "measured"), rows)
     return "\n".join([*lines, "", "Measured on:", "", *(f"* {line}" for line in origins)])
 
 
 def _origin_line(origin: Provenance) -> str:
-    return f"{origin.setting}{f' ({origin.run_id})' if origin.count == 1 else ''}"
+    return f"{origin.setting}{f' ({origin.run_id})' if len(origin.spanned) == 1 else ''}"
 
 
 def _read(page: Path) -> str:
@@ -89,28 +110,6 @@ def _read(page: Path) -> str:
     if not os.access(page.parent, os.W_OK | os.X_OK):
         raise WrongUse(f"--readme {page}: its folder cannot be written to")
     return text
-
-
-def _replaced(text: str, name: str, content: str, page: Path) -> str:
-    new, count = _pattern(name).subn(lambda found: f"{found['begin']}\n{content.strip()}\n\n{found['end']}", text)
-    if count != 1:
-        raise WrongUse(
-            f"--readme {page}: {count} generated parts {name!r}; write `{_begin(name)}` and `{_end(name)}` once"
-        )
-    return new
-
-
-def _begin(name: str) -> str:
-    return f"<!-- generated: {name} -->"
-
-
-def _end(name: str) -> str:
-    return f"<!-- end: {name} -->"
-
-
-def _pattern(name: str) -> re.Pattern[str]:
-    begin, end = re.escape(_begin(name)), re.escape(_end(name))
-    return re.compile(f"(?P<begin>{begin}\n)(?P<content>.*?)(?P<end>{end})", re.DOTALL)
 
 
 MOST_COMMITS = 200

@@ -21,8 +21,8 @@ from suite.measure.modes import MODES
 from suite.report.chart import Chart, LineChart
 from suite.report.provenance import Provenance, facts
 from suite.report.published import Source
-from suite.report.runs import Run, cell_label
-from suite.report.table import Detailed, Table, printed_rows
+from suite.report.runs import Run, cell_label, load_notes
+from suite.report.table import Table, printed_rows
 from suite.report.units import NOTHING, format_heading, is_missing
 from suite.results import stats
 from suite.results.schema import Environment, Status
@@ -32,6 +32,7 @@ LONG_TABLE = 260
 SHOWN_OF_LONG = 50
 """Number of rows in the page, enough for 25 workloads in ten modes. The CSV has all rows of longer tables."""
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?")
+_RATIO = re.compile(r"\d\S* \[.*\]")
 _SHORT = 44
 """Texts up to this length are not wrapped."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
@@ -84,9 +85,9 @@ class Page:
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Return lines on the provenance of the numbers."""
+        """Return lines on the provenance of the numbers, and on what else ran at that time."""
         origins = dict.fromkeys(section.provenance for section in self.sections)
-        return tuple(line for origin in origins for line in (origin.caption, *origin.rows_by_run))
+        return (*(line for origin in origins for line in (origin.caption, *origin.rows_by_run)), *load_notes(self.run))
 
     @property
     def logs(self) -> list[tuple[str, str]]:
@@ -174,39 +175,25 @@ def _row_classes(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _cell(column: str, value: object, text: str) -> dict[str, Any]:
-    """Return a cell for the template. `parts` of a ratio are value, interval and remark, between which it may wrap."""
+    """Return a cell for the template."""
     missing = is_missing(value)
-    is_text = isinstance(value, str | bool) or missing
-    parts = _parts(value) if isinstance(value, Detailed) else None
+    is_text, is_ratio = isinstance(value, str | bool) or missing, _RATIO.match(text) is not None
     verdict = next((word for word in text.replace(",", " ").split() if word in stats.Verdict.__members__), None)
     failure = column != "error" and text.rpartition(": ")[2] in _BAD_STATUSES
-    has_verdict = isinstance(value, Detailed) and "verdict" in value.values
     classes = {
         "number": not is_text,
-        "short": is_text and len(text) <= _SHORT and parts is None,
-        "ratio": parts is not None,
+        "short": is_text and len(text) <= _SHORT,
         "own": column in OWN_MODES,
         f"verdict-{verdict}": verdict is not None,
         "failure": failure and verdict is None,
-        "undecided": has_verdict and not failure and verdict is None,
+        "undecided": is_ratio and verdict is None and " of " not in text,
     }
-    sort = sort_key(value)
     return {
         "text": text,
-        "sort": sort,
-        "missing": missing or (isinstance(value, Detailed) and sort is None),
+        "sort": sort_key(value),
+        "missing": missing,
         "classes": " ".join(name for name, holds in classes.items() if holds),
-        "parts": parts,
     }
-
-
-def _parts(value: Detailed) -> tuple[str, str, str] | None:
-    """Split the text of a ratio into "1.20", "[1.10, 1.30]" and "FAST"; the last two are optional."""
-    if "speedup" not in value.values:
-        return None
-    number, _, rest = value.partition(" ")
-    interval, bracket, said = rest.partition("]")
-    return number, interval + bracket, said.lstrip()
 
 
 def sort_key(value: object) -> str | None:
@@ -214,8 +201,6 @@ def sort_key(value: object) -> str | None:
 
     Return None for other text.
     """
-    if isinstance(value, Detailed):
-        value = value.values.get("speedup")
     if is_missing(value) or isinstance(value, bool):
         return None
     if isinstance(value, str):

@@ -12,94 +12,97 @@ from suite.results.schema import Environment
 
 
 @dataclass(frozen=True, slots=True)
+class RunRows:
+    """Hold one run that rows are of.
+
+    Attributes:
+        commit: short git commit, "+ changes" where the tree was dirty, and the code's id where there is one.
+        labels: its rows; None for results that have no rows of workloads.
+        warning: set for a smoke run.
+    """
+
+    name: str
+    commit: str | None
+    labels: tuple[str, ...] | None
+    warning: str | None
+
+    def __str__(self) -> str:
+        return f"run {self.name} (commit {self.commit or 'unknown'})"
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
     """Hold the origin of a table or figure, or of one of its rows.
 
     Attributes:
-        run_id: the run or runs.
         device: GPU name, or the CPU's model for a run without one.
-        commit: short git commit, "+ changes" where the tree was dirty, and the code's id where there is one; None where
-            no commit was recorded.
         torch: PyTorch version.
-        warning: set for smoke runs (on a CPU, or in tiny size), whose numbers have no meaning for performance; and for
-            analyses of tiny models.
-        driver: the GPU's driver, if all runs have the same.
-        runs: for several runs, the origin of each with the labels of its rows.
-        count: number of runs of the rows; 0 where nothing was measured.
+        runs: the runs; those without a row are named, and not counted.
+        warning: set for smoke runs (on a CPU, or in tiny size), whose numbers have no meaning for performance.
+        driver: the GPU's driver.
     """
 
-    run_id: str
     device: str
-    commit: str | None
     torch: str
-    warning: str | None
+    runs: tuple[RunRows, ...] = ()
+    warning: str | None = None
     driver: str | None = None
-    runs: tuple[tuple[Provenance, tuple[str, ...]], ...] = ()
-    count: int = 1
+
+    @property
+    def spanned(self) -> tuple[RunRows, ...]:
+        """Return the runs that have rows."""
+        return tuple(run for run in self.runs if run.labels != ())
+
+    @property
+    def run_id(self) -> str:
+        """Name the runs."""
+        names = ", ".join(run.name for run in self.spanned)
+        return f"spans runs {names}" if len(self.spanned) > 1 else f"run {names or 'none'}"
+
+    @property
+    def commit(self) -> str:
+        """Return the commits of the runs."""
+        return ", ".join(dict.fromkeys(run.commit or "unknown" for run in self.spanned))
 
     @property
     def setting(self) -> str:
         """Return the setting for the title of a figure: device, PyTorch, and number of runs."""
-        runs = {0: "", 1: ", 1 run"}.get(self.count, f", {self.count} runs")
+        runs = {0: "", 1: ", 1 run"}.get(len(self.spanned), f", {len(self.spanned)} runs")
         return f"{self.device}, PyTorch {self.torch}{runs}"
 
     def among(self, labels: Iterable[str]) -> Provenance:
         """Return the origin of only these rows, for a figure or table that has no others."""
         wanted = set(labels)
-        kept = tuple((run, own) for run, rows in self.runs if (own := tuple(row for row in rows if row in wanted)))
-        return _spanning(self, kept) if kept else self
+        own = (replace(run, labels=tuple(row for row in run.labels or () if row in wanted)) for run in self.runs)
+        kept = tuple(run for run in own if run.labels)
+        return replace(self, runs=kept) if kept else self
 
     @property
     def caption(self) -> str:
         """Return one line without the warning."""
-        parts = [self.device, f"PyTorch {self.torch}"]
-        if self.runs:
-            parts += [f"driver {self.driver}"] if self.driver else []
-            parts += [run._run_and_commit for run, labels in self.runs if labels]
-        else:
-            parts += [self.run_id, *([f"commit {self.commit}"] if self.commit else ())]
-        return ", ".join(parts)
+        driver = [f"driver {self.driver}"] if self.driver else []
+        return ", ".join([self.device, f"PyTorch {self.torch}", *driver, *map(str, self.spanned)])
 
     @property
     def rows_by_run(self) -> tuple[str, ...]:
         """Write for each of several runs the labels of its rows. One line names runs without any."""
-        lines = [f"Of {run._run_and_commit}: {', '.join(labels)}." for run, labels in self.runs if labels]
-        replaced = [run._run_and_commit for run, labels in self.runs if not labels]
-        if replaced:
-            lines.append(f"No row is of {', '.join(replaced)}: other runs have the workloads.")
-        return tuple(lines)
-
-    @property
-    def _run_and_commit(self) -> str:
-        return f"{self.run_id} (commit {self.commit or 'unknown'})"
+        if len(self.runs) < 2:
+            return ()
+        lines = [f"Of {run}: {', '.join(run.labels)}." for run in self.runs if run.labels]
+        replaced = [str(run) for run in self.runs if run.labels == ()]
+        return (*lines, *([f"No row is of {', '.join(replaced)}: other runs have the workloads."] if replaced else ()))
 
     def of_row(self, label: object) -> Provenance:
         """Return the origin of the row with this label; for a row of several runs or of none, the common origin."""
-        return next((run for run, labels in self.runs if label in labels), self)
+        runs = (replace(self, runs=(run,), warning=run.warning) for run in self.runs if label in (run.labels or ()))
+        return next(runs, self)
 
 
 def of_run(run: Run) -> Provenance:
     """Return the provenance of a recorded run, or of several joined."""
-    environment = run.environment
-    if not run.parts:
-        commit = short_commit(environment)
-        return Provenance(f"run {environment.run_id}", run.device, commit, environment.torch, _smoke_warning(run))
-    names = run_names(run)
-    origins = [replace(of_run(part), run_id=f"run {name}") for part, name in zip(run.parts, names, strict=True)]
-    whole = Provenance("", run.device, None, environment.torch, _smoke_warning(run), environment.driver)
-    return _spanning(whole, tuple((origin, part.labels) for origin, part in zip(origins, run.parts, strict=True)))
-
-
-def _spanning(whole: Provenance, runs: tuple[tuple[Provenance, tuple[str, ...]], ...]) -> Provenance:
-    """Return `whole` restricted to the rows of these runs; runs without rows are named and not counted."""
-    spanned = [origin for origin, labels in runs if labels]
-    return replace(
-        whole,
-        run_id=f"spans runs {', '.join(origin.run_id.removeprefix('run ') for origin in spanned)}",
-        commit=", ".join(dict.fromkeys(origin.commit or "unknown" for origin in spanned)),
-        runs=runs,
-        count=len(spanned),
-    )
+    parts = zip(run_names(run), run.parts or (run,), strict=True)
+    runs = (RunRows(name, short_commit(one.environment), one.labels, _smoke_warning(one)) for name, one in parts)
+    return Provenance(run.device, run.environment.torch, tuple(runs), _smoke_warning(run), run.environment.driver)
 
 
 def run_names(run: Run) -> tuple[str, ...]:
@@ -141,13 +144,10 @@ def facts(environment: Environment) -> dict[str, str]:
 
 def short_commit(environment: Environment) -> str | None:
     """Write the short commit of a run, with its code's id: "0123456789 + changes with code 0123456789ab"."""
-    commit = _short(environment.git_commit, environment.git_dirty)
-    code = shown_code(environment.code)
-    return commit if commit is None or code is None else f"{commit} with code {code}"
-
-
-def _short(commit: str | None, dirty: bool | None) -> str | None:
-    return None if commit is None else commit[:10] + (" + changes" if dirty else "")
+    if environment.git_commit is None:
+        return None
+    commit, code = environment.git_commit[:10] + " + changes" * bool(environment.git_dirty), environment.code
+    return commit if shown_code(code) is None else f"{commit} with code {shown_code(code)}"
 
 
 def _smoke_warning(run: Run) -> str | None:
@@ -166,8 +166,6 @@ def _smoke_warning(run: Run) -> str | None:
 
 def of_environment(environment: Environment, smoke: str | None = None) -> Provenance:
     """Return the provenance of results of other tools; `smoke`: the reason why they do not measure performance."""
-    commit = short_commit(environment) or "unknown"
     warning = f"SMOKE RUN {smoke}: these numbers say nothing about performance" if smoke else None
-    return Provenance(
-        f"run {environment.run_id}", environment.device, commit, environment.torch, warning, environment.driver
-    )
+    run = RunRows(environment.run_id, short_commit(environment), None, warning)
+    return Provenance(environment.device, environment.torch, (run,), warning, environment.driver)

@@ -19,7 +19,7 @@ several hosts are named as well. Rows since 2026-11-26 also have the load of oth
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -164,21 +164,18 @@ def _is_merged(environment: Environment) -> bool:
     return bool(environment.settings.get("parts")) or environment.command_line[1:2] == ["merge"]
 
 
-def said_of_others(run: Run) -> str:
-    """Write sentences about them, "" where there are none."""
-    count, others = len(at_the_same_time(run)), len(next_to_programs(run))
-    text = ""
-    if count:
-        text = (
-            f" {count} workloads were measured at the same time as others: if that was on one host, they disturbed "
-            "each other's host times, those of mode compile most."
+def load_notes(run: Run) -> Iterator[str]:
+    """Yield sentences on rows that other workloads or programs may have disturbed."""
+    if count := len(at_the_same_time(run)):
+        yield (
+            f"{count} workloads were measured at the same time as others: if that was on one host, they disturbed each "
+            "other's host times, those of mode compile most."
         )
-    if others:
-        text += (
-            f" {others} workloads were measured while other programs kept a core or another GPU of the host busy, "
-            "which makes host times longer, those of mode compile most."
+    if count := len(next_to_programs(run)):
+        yield (
+            f"{count} workloads were measured while other programs kept a core or another GPU of the host busy, which "
+            "makes host times longer, those of mode compile most."
         )
-    return text
 
 
 def load_runs(folders: Sequence[Path], *, leave_out: bool = False) -> Run:

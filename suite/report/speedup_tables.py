@@ -24,9 +24,9 @@ from suite.report.compare import (
 )
 from suite.report.published import Published
 from suite.report.runs import cell_label, row_groups
-from suite.report.table import Detailed, Table, make_table
+from suite.report.table import Table, make_table
 from suite.results.schema import Cell, Status
-from suite.results.stats import Ratio, Verdict
+from suite.results.stats import Verdict
 
 KERNELS_NOTE = (
     f"{Kernels.RETUNED.value}: the modes do not run the same kernels; {Kernels.UNSEEN.value}: which kernels they ran "
@@ -60,7 +60,7 @@ def overview(ratios: Ratios, published: Published, baseline: str = REFERENCE_MOD
         row: Row = {"workload": label}
         if reference is not None:
             passed = reference.status is Status.PASS
-            row[time_column] = host_median_us(reference) if passed else Detailed(reference.status.value)
+            row[time_column] = host_median_us(reference) if passed else reference.status.value
         for mode in modes:
             row[mode] = ratio_text(ratios, label, mode, baseline)
         rows.append(row)
@@ -85,7 +85,7 @@ def _group_means(ratios: Ratios, published: Published, modes: Sequence[str], bas
     for group in row_groups(ratios.labels, published):
         means = ratios.means(group.labels if group.has_means else (), [(mode, baseline) for mode in modes])
         if means:
-            texts = {mode: _mean_cell(mean) for (mode, _), mean in means.items()}
+            texts = {mode: mean_text(mean) for (mode, _), mean in means.items()}
             rows.append({"workload": f"geomean: {group.title}", **texts})
     return rows
 
@@ -110,7 +110,7 @@ def headline(ratios: Ratios, published: Published) -> Table:
         rows.append(row)
     labels = [str(row["workload"]) for row in rows]
     means = {
-        f"over_{baseline}": _mean_cell(mean)
+        f"over_{baseline}": mean_text(mean)
         for baseline in _STOCK
         if (mean := ratios.mean(labels, DEFAULT_MODE, baseline)) is not None
     }
@@ -130,14 +130,10 @@ def headline(ratios: Ratios, published: Published) -> Table:
 _STOCK = (REFERENCE_MODE, GRAPH_MODE)
 
 
-def _verdicts_cell(ratios: Ratios, baseline: str, labels: Sequence[str]) -> Detailed:
+def _verdicts_cell(ratios: Ratios, baseline: str, labels: Sequence[str]) -> str:
     """Count the rows that have each verdict, and those without one."""
     counts = ratios.verdicts(labels, DEFAULT_MODE, baseline)
-    return Detailed(", ".join(f"{counts[one]} {one or 'none'}" for one in (*Verdict, None) if counts[one]))
-
-
-def _mean_cell(mean: Ratio) -> Detailed:
-    return Detailed(mean_text(mean), {"speedup": mean.value, "low": mean.low, "high": mean.high})
+    return ", ".join(f"{counts[one]} {one or 'none'}" for one in (*Verdict, None) if counts[one])
 
 
 def speedups(ratios: Iterable[Comparison]) -> Table:
@@ -152,24 +148,17 @@ def speedups(ratios: Iterable[Comparison]) -> Table:
     )
 
 
-def ratio_text(ratios: Ratios, label: str, mode: str, baseline: str) -> Detailed:
+def ratio_text(ratios: Ratios, label: str, mode: str, baseline: str) -> str:
     """Write a mode's speed-up over a baseline by latency, with interval and verdict, or why there is none."""
     item = ratios.find(label, mode, baseline)
-    if item is None:
-        return Detailed("not run", {"missing": "not run"})
-    if item.ratio is None:
-        return Detailed(item.missing or "no samples", {"missing": item.missing or "no samples"})
+    if item is None or item.ratio is None:
+        return "not run" if item is None else item.missing or "no samples"
     said = item.mark
     device = ratios.against(item.cell, baseline, TimeKind.DEVICE)
     if device.verdict is not None and device.verdict is not item.verdict:
         said += f", device {device.verdict}"
     aside = "" if item.alternating else ", not alternating"
-    values: Row = {"speedup": item.ratio.value, "low": item.ratio.low, "high": item.ratio.high}
-    values |= {"verdict": item.verdict, "kernels": item.kernels, "settled": item.settled, "missing": None}
-    return Detailed(
-        f"{item.ratio.value:.2f} [{item.ratio.low:.2f}, {item.ratio.high:.2f}] {said}{aside}",
-        values | {"alternating": item.alternating},
-    )
+    return f"{item.ratio.value:.2f} [{item.ratio.low:.2f}, {item.ratio.high:.2f}] {said}{aside}"
 
 
 def _speedup_row(item: Comparison) -> Row:

@@ -1,13 +1,12 @@
 """Write one table of a report as CSV for programs or Markdown for readers. Same content, same bytes.
 
-CSV has raw values (unit in the column's name, empty where nothing was measured) and the provenance of each row in the
-last columns; a cell with several values has a column for each. Markdown has printed values, with the provenance above:
-for several runs, with the workloads of each.
+CSV has raw values (unit in the column's name, empty where nothing was measured; a ratio with its interval is text) and
+the provenance of each row in the last columns. Markdown has printed values, with the provenance above: for several
+runs, with the workloads of each.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,21 +14,6 @@ import pandas as pd
 
 from suite.report.provenance import Provenance
 from suite.report.units import escape, format_heading, format_value, markdown_table
-
-
-class Detailed(str):
-    """Hold the text of a cell with its raw values: `values` by the suffixes of their columns' names in CSV.
-
-    The column "graph" with a cell of values `speedup` and `low` is "graph_speedup" and "graph_low" there. Without any
-    value, the cell is empty there.
-    """
-
-    values: Mapping[str, object]
-
-    def __new__(cls, text: str, values: Mapping[str, object] | None = None) -> Detailed:
-        made = super().__new__(cls, text)
-        made.values = dict(values or {})
-        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +58,7 @@ def to_csv(table: Table, provenance: Provenance) -> str:
         columns=["source", "device", "commit", "warning"],
         dtype=object,
     )
-    buffer = io.StringIO()
-    pd.concat([_raw(table.frame), named], axis=1).to_csv(buffer, index=False, lineterminator="\n")
-    return buffer.getvalue()
-
-
-def _raw(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with each column of `Detailed` cells split into columns of their values."""
-    columns: dict[str, list[object]] = {}
-    for name in frame.columns:
-        cells = list(frame[name])
-        ends = list(dict.fromkeys(end for cell in cells if isinstance(cell, Detailed) for end in cell.values))
-        if ends:
-            for end in ends:
-                values = [cell.values.get(end) if isinstance(cell, Detailed) else None for cell in cells]
-                columns[f"{name}_{end}"] = values
-        else:
-            columns[name] = [None if isinstance(cell, Detailed) else cell for cell in cells]
-    return pd.DataFrame(columns, index=frame.index, dtype=object)
+    return pd.concat([table.frame, named], axis=1).to_csv(index=False, lineterminator="\n")
 
 
 def to_markdown(table: Table, provenance: Provenance) -> str:
@@ -101,7 +68,7 @@ def to_markdown(table: Table, provenance: Provenance) -> str:
     if provenance.warning:
         lines += [f"**{escape(provenance.warning)}**", ""]
     lines += [escape(provenance.caption), ""]
-    if provenance.runs:
+    if provenance.rows_by_run:
         lines += [*(f"- {escape(line)}" for line in provenance.rows_by_run), ""]
     lines += markdown_table([format_heading(column) for column in columns], printed_rows(table))
     if table.note:

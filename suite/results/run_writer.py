@@ -91,7 +91,18 @@ class RunWriter:
             CannotWrite: the disk is full; the file is as it was before.
             OSError: the file may not be written.
         """
-        _append_lines(self.path / CELLS, lines_of(cells).encode())
+        path, lines = self.path / CELLS, lines_of(cells).encode()
+        with path.open("ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                if os.write(file.fileno(), lines) != len(lines):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+            except OSError as error:
+                os.ftruncate(file.fileno(), size)
+                if size == 0:
+                    path.unlink(missing_ok=True)
+                raise write_error(path, error) from error
 
     def check_space(self) -> None:
         """Check that the rows of one more workload can be written.
@@ -110,28 +121,6 @@ class RunWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _append_lines(path: Path, lines: bytes) -> None:
-    """Add lines to a file with one write and sync it.
-
-    Raises:
-        CannotWrite: the disk is full; the file is as it was before.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        size = os.fstat(descriptor).st_size
-        try:
-            if os.write(descriptor, lines) != len(lines):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(descriptor)
-        except OSError as error:
-            os.ftruncate(descriptor, size)
-            if size == 0:
-                path.unlink(missing_ok=True)
-            raise write_error(path, error) from error
-    finally:
-        os.close(descriptor)
 
 
 def _locked(run: Path) -> IO[bytes]:

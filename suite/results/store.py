@@ -78,21 +78,27 @@ _WHAT_TO_DO: dict[type[Record], str] = {
     Environment: "Restore it: it says what the rows were measured with.",
 }
 """For a text that is not JSON at all."""
+_OTHER_VERSION = (
+    f"The file was made by another version of Encore or edited; this one reads schema version {SCHEMA_VERSION}."
+)
 
 
-def _parse(kind: type[_R], text: bytes, place: str) -> _R:
+def _parse(kind: type[_R], text: bytes, place: str, advice: str = _OTHER_VERSION) -> _R:
+    """Read a record.
+
+    Raises:
+        InvalidResults: it has other fields; the message has the place, the first wrong field, and `advice`.
+    """
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        first = error.errors(include_url=False)[0]
         if first["type"] == "json_invalid":
-            raise InvalidResults(f"{place} is damaged: {first['msg']}. {_WHAT_TO_DO[kind]}") from error
-        raise InvalidResults(
-            f"{place}: {f'field {where!r}: ' if where else ''}{first['msg']}{more}. The file was made by another "
-            f"version of Encore or edited; this one reads schema version {SCHEMA_VERSION}."
-        ) from error
+            raise InvalidResults(f"{place} is damaged: {first['msg']}. {_WHAT_TO_DO.get(kind, advice)}") from error
+        field = ".".join(map(str, first["loc"]))
+        where = f"field {field!r}: " if field else ""
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise InvalidResults(f"{place}: {where}{first['msg']}{more}. {advice}") from error
 
 
 def _check_version(record: Environment | Cell, place: str) -> None:
@@ -185,14 +191,9 @@ def read_record(kind: type[_R], path: Path, what: str, advice: str) -> _R:
         InvalidResults: it cannot be read, or is no `what`; the message has the place, and `advice`.
     """
     try:
-        return kind.model_validate_json(read_unpacked(path))
+        return _parse(kind, read_unpacked(path), describe(path), f"It is no file of {what}; {advice}.")
     except OSError as error:
         raise InvalidResults(f"{describe(path)} cannot be read: {error.strerror}; {advice}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        where = f", at {place}" if place else ""
-        raise InvalidResults(f"{describe(path)} is no file of {what}{where}: {first['msg']}; {advice}") from error
 
 
 def _rows_of(run: Path) -> tuple[Path, bytes]:

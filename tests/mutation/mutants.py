@@ -50,7 +50,7 @@ NAMED = (
           ("tests/suite/worker/test_captured_iteration.py",)),
     Named("suite/worker/captured_iteration.py", "            parameter.grad = gradient\n", "            pass\n",
           ("tests/suite/worker/test_captured_iteration.py",)),
-    Named("suite/results/run_writer.py", "            os.ftruncate(descriptor, size)", "            pass",
+    Named("suite/results/run_writer.py", "os.ftruncate(file.fileno(), size)", "pass",
           ("tests/suite/results/test_store.py",)),
     Named("suite/report/compare.py", "if cell.other_kernels or reference.other_kernels:", "if cell.other_kernels:",
           ("tests/suite/report/test_compare.py", "tests/suite/report/test_paper.py")),

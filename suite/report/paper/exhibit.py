@@ -25,7 +25,7 @@ from suite.results.stats import Ratio, Verdict
 
 NOT_HELD = "not known here"
 """The mark of values that a paper prints and `results/published.json` lacks."""
-NOTHING = Provenance("no run was given", "nothing measured", None, "none", None, count=0)
+NOTHING = Provenance("nothing measured", "none")
 """Provenance of values that do not depend on results."""
 _VERDICTS = {
     Verdict.FAST: "faster",
@@ -34,25 +34,6 @@ _VERDICTS = {
     Verdict.AMBG: "undecided",
     None: "without a verdict",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Proved:
-    """Hold the results of `tests/gpu/concurrency_proof.py` for one workload.
-
-    Attributes:
-        gain: device time of its graphs as chains over that with branches; None where no kernels are independent.
-        branched: of its `graphs`, those for which Encore would use branches.
-        same_bits: whether results are bitwise equal to the chain's; None where there were no branches.
-        memory_ratio: reserved memory over that of a compilation without branches.
-    """
-
-    gain: float | None
-    graphs: int
-    branched: int
-    same_bits: bool | None
-    memory_ratio: float | None
-    device: str
 
 
 @dataclass(frozen=True)
@@ -66,7 +47,7 @@ class Results:
     """Rows of nanoGPT before it became workloads of the suite; `run` has newer ones."""
     programs: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     """Peak memory of small programs over stock's, by GPU and phase: `costs.read_programs`."""
-    proved: Mapping[str, Proved] = field(default_factory=dict)
+    proved: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Chains against branches by workload: `speedups.read_proof`."""
 
     @cached_property

@@ -18,7 +18,6 @@ from suite.report.grid import NOT_MEASURED, Grid, Point, Series
 from suite.report.paper.exhibit import NOTHING, Exhibit, Made, Results
 from suite.report.provenance import Provenance
 from suite.report.runs import cell_label, mode_order
-from suite.report.table import Detailed
 
 BY_HAND = "by-hand"
 """The article's graph: the step captured by hand and replayed."""
@@ -70,8 +69,8 @@ def _of_configurations(
     def paper(case: str, name: str) -> float | None:
         return published[cases[case].name].get(name) if as_published else None
 
-    def end_to_end(case: str, mode: str, base: str) -> Detailed | None:
-        return _detailed(results, _label(results, cases[case]), mode, base)
+    def end_to_end(case: str, mode: str, base: str) -> str | None:
+        return _ratio_text(results, _label(results, cases[case]), mode, base)
 
     def more(case: str) -> dict[str, object]:
         row: dict[str, object] = {"prompt": cases[case].prompt, "generated": cases[case].new_tokens}
@@ -176,14 +175,12 @@ def _bases(mode: str, modes: tuple[str, ...]) -> list[str]:
     return [EAGER_MODE, GRAPH_MODE] if compiled else [EAGER_MODE]
 
 
-def _detailed(results: Results, label: str | None, mode: str, base: str) -> Detailed | None:
+def _ratio_text(results: Results, label: str | None, mode: str, base: str) -> str | None:
     found = Bar() if label is None else results.ratio(label, mode, base)
     if found.value is None or found.interval is None:
         return None
     low, high = found.interval
-    if not math.isfinite(low + high):
-        return Detailed(f"{found.value:.2f}", {"speedup": found.value, "low": None, "high": None})
-    return Detailed(f"{found.value:.2f} [{low:.2f}, {high:.2f}]", {"speedup": found.value, "low": low, "high": high})
+    return f"{found.value:.2f} [{low:.2f}, {high:.2f}]" if math.isfinite(low + high) else f"{found.value:.2f}"
 
 
 def _origin(results: Results) -> Provenance:

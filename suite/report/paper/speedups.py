@@ -23,7 +23,7 @@ from suite.report.cell_tables import host_median_us
 from suite.report.chart import Bar, Scale
 from suite.report.compare import TimeKind, samples_by_process
 from suite.report.grid import NOT_MEASURED, WHISKERS, Grid, Point, Series, count_note, known, plain_mean
-from suite.report.paper.exhibit import NOT_HELD, Exhibit, Proved, Results, ratio_series
+from suite.report.paper.exhibit import NOT_HELD, Exhibit, Results, ratio_series
 from suite.report.runs import row_label
 from suite.results import stats
 from suite.results.errors import EncoreError, WrongUse
@@ -231,16 +231,16 @@ def concurrency(exhibit: Exhibit, results: Results) -> Grid:
 
     def of_graphs(label: str) -> Bar:
         found = proved.get(label)
-        return Bar(failure=NOT_MEASURED) if found is None else known(found.gain, "each kernel needs the one before it")
+        if found is None:
+            return Bar(failure=NOT_MEASURED)
+        return known(found["gain"], "each kernel needs the one before it")
 
     means = results.means(labels, [LANES_MODE], LEAN_MODE)
-    gains = [one.gain for one in proved.values() if one.gain is not None]
-    judged = [one.same_bits for one in proved.values() if one.same_bits is not None]
-    devices = ", ".join(sorted({one.device for one in proved.values()}))
+    gains, judged = ([one[name] for one in proved.values() if one[name] is not None] for name in ("gain", "same_bits"))
     of_graphs_alone = NOT_MEASURED
     if gains:
-        mean = plain_mean([max(1.0, gain) for gain in gains])
-        of_graphs_alone = f"{mean.value:.2f} of {mean.count}, {devices}"
+        mean, devices = plain_mean([max(1.0, gain) for gain in gains]), {one["device"] for one in proved.values()}
+        of_graphs_alone = f"{mean.value:.2f} of {mean.count}, {', '.join(sorted(devices))}"
     same = f"{sum(judged)} of {len(judged)}"
     columns = ("graphs", "branched", "same_bits", "memory_ratio")
     return _Grid(
@@ -253,49 +253,41 @@ def concurrency(exhibit: Exhibit, results: Results) -> Grid:
         points=[
             Point(f"{LANES_MODE} over {LEAN_MODE}", None, results.mean_text(labels, LANES_MODE, LEAN_MODE)),
             Point("these by verdict", None, results.verdicts_text(labels, LANES_MODE, LEAN_MODE)),
-            Point(
-                "device time of graphs, the chain where it is faster",
-                None,
-                of_graphs_alone,
-            ),
+            Point("device time of graphs, the chain where it is faster", None, of_graphs_alone),
             Point("workloads with the bits of the chain", None, same if judged else NOT_MEASURED),
         ],
-        more=lambda label: {name: getattr(proved.get(label), name, None) for name in columns},
+        more=lambda label: {name: proved.get(label, {}).get(name) for name in columns},
         note=count_note(means),
         shown=(1 / 2, 2),
         means=means | ({GRAPHS: plain_mean(gains)} if gains else {}),
     )
 
 
-def read_proof(path: Path) -> dict[str, Proved]:
+def read_proof(path: Path) -> dict[str, dict[str, Any]]:
     """Read rows that `tests/gpu/concurrency_proof.py` wrote, by workload as reports call it.
+
+    `gain` is the device time of its graphs as chains over that with branches, None where no kernels are independent.
+    Of its `graphs`, Encore would use branches for those that are `branched`. `same_bits`: results are bitwise equal to
+    the chain's, None where there were no branches. `memory_ratio` is reserved memory over that without branches.
 
     Raises:
         WrongUse: the file cannot be read or has other lines.
     """
-    chains: dict[str, int] = {}
-    measured: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     try:
-        for line in read_unpacked(path).splitlines():
-            row = json.loads(line)
-            label = row_label(*row["workload"].split("/"))
-            if row["status"] != "ok":
-                continue
-            if row["phase"] == "prepare":
-                chains[label] = row["reserved_bytes"]
-            else:
-                measured[label] = row
-        return {label: _proved(row, chains.get(label)) for label, row in measured.items()}
+        rows = [json.loads(line) for line in read_unpacked(path).splitlines()]
+        passed = [(row_label(*row["workload"].split("/")), row) for row in rows if row["status"] == "ok"]
+        chains = {label: row["reserved_bytes"] for label, row in passed if row["phase"] == "prepare"}
+        for label, row in passed:
+            if row["phase"] != "prepare":
+                found[label] = {
+                    "gain": row["times"]["gain"] if "times" in row else None,
+                    "graphs": len(row["recordings"]),
+                    "branched": sum(one["winner"] == "branches" for one in row.get("decisions", [])),
+                    "same_bits": row["bits"]["equal"] if "bits" in row else None,
+                    "memory_ratio": row["reserved_bytes"] / chains[label] if label in chains else None,
+                    "device": row.get("run", {}).get("device", "an unknown GPU"),
+                }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WrongUse(f"{describe(path)} holds no rows of tests/gpu/concurrency_proof.py: {error}") from error
-
-
-def _proved(row: dict[str, Any], chain_bytes: int | None) -> Proved:
-    return Proved(
-        gain=row["times"]["gain"] if "times" in row else None,
-        graphs=len(row["recordings"]),
-        branched=sum(one["winner"] == "branches" for one in row.get("decisions", [])),
-        same_bits=row["bits"]["equal"] if "bits" in row else None,
-        memory_ratio=row["reserved_bytes"] / chain_bytes if chain_bytes else None,
-        device=row.get("run", {}).get("device", "an unknown GPU"),
-    )
+    return found

@@ -58,19 +58,11 @@ def headline(comparison: Comparison) -> str:
 
 def to_json(comparison: Comparison) -> dict[str, JsonValue]:
     """Return the comparison as JSON values, with raw numbers."""
-    return {
-        "base": comparison.base,
-        "new": comparison.new,
-        "metric": comparison.metric.value,
-        "threshold": comparison.threshold,
-        "exit_code": comparison.exit_code,
-        "regressions": list(comparison.regressions),
-        "advice": list(comparison.advice),
-        "differences": [dict(each) for each in comparison.differences],
-        "remarks": list(comparison.remarks),
+    names = ("base", "new", "metric", "threshold", "exit_code", "regressions", "advice", "differences", "remarks")
+    return {name: getattr(comparison, name) for name in names} | {
         "cells": [_pair_json(pair) for pair in comparison.pairs],
         "geomeans": [
-            {"mode": modes, "outcome": mean.outcome.value, "count": mean.change.count, **_change_json(mean.change)}
+            {"mode": modes, "outcome": mean.outcome, "count": mean.change.count, **_change_json(mean.change)}
             for modes, mean in comparison.means.items()
         ],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 from fixtures.synthetic_results import (
@@ -21,13 +22,13 @@ from suite.measure.modes import MODES
 from suite.report import charts
 from suite.report.chart import Bar, Chart, LineChart, Scale, colour, draw, to_png, to_svg
 from suite.report.paper import Results
-from suite.report.provenance import Provenance
+from suite.report.provenance import Provenance, RunRows
 from suite.report.published import load_published
 from suite.report.runs import Run
 from suite.results.schema import Status
 
 PUBLISHED = load_published()
-ORIGIN = Provenance("run synthetic", "SYNTHETIC GPU", "0123456789", "0.0", None)
+ORIGIN = Provenance("SYNTHETIC GPU", "0.0", (RunRows("synthetic", "0123456789", None, None),))
 
 
 def charts_of(*cells):
@@ -155,12 +156,12 @@ def test_zero_bytes_are_marked_and_ticks_are_binary():
 
 
 def test_title_has_the_warning_the_card_and_the_number_of_runs():
-    smoke = Provenance("run s", "CPU x", None, "0.0", "SMOKE RUN on the CPU: these numbers say nothing")
+    smoke = replace(ORIGIN, warning="SMOKE RUN on the CPU: these numbers say nothing")
     figure = draw(chart_of({("a", "graph"): Bar(1.0)}), smoke)
     assert figure._suptitle.get_text().splitlines() == [
         "SMOKE RUN on the CPU: these numbers say nothing",
         "Title",
-        "CPU x, PyTorch 0.0, 1 run",
+        "SYNTHETIC GPU, PyTorch 0.0, 1 run",
     ]
 
 
@@ -227,7 +228,7 @@ def test_svg_is_well_formed_and_keeps_names_inert():
 
 def test_svg_keeps_the_digits_of_its_text():
     """Coordinates are cut to a tenth of a point; values and versions are not coordinates."""
-    origin = Provenance("run s", "GPU", None, "2.11.0+cu130", None)
+    origin = Provenance("GPU", "2.11.0+cu130")
     svg = to_svg(draw(chart_of({("a", "graph"): Bar(1.234, label="1.234")}, Scale.RATIO), origin), "x")
     assert ">1.234<" in svg and "PyTorch 2.11.0+cu130" in svg and "0.85\N{MULTIPLICATION SIGN}" in svg
 

@@ -51,7 +51,7 @@ def test_smoke_runs_are_labelled(tmp_path, changes, warning):
 def test_caption_names_gpu_version_run_and_commit(tmp_path):
     run = load_run(write_run(tmp_path, [cell()], environment().model_copy(update={"git_dirty": True})))
     assert provenance.of_run(run).caption == (
-        "SYNTHETIC GPU, PyTorch 0.0+synthetic, run synthetic, commit 0123456789 + changes"
+        "SYNTHETIC GPU, PyTorch 0.0+synthetic, driver 580.0, run synthetic (commit 0123456789 + changes)"
     )
 
 

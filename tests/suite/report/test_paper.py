@@ -34,7 +34,7 @@ EXPECTED = [
     *(f"pygraph-{name}" for name in ("fig2", "fig7", "fig8", "table1", "table2", "table3", "table4", "section3")),
     "nanogpt-table1", "nanogpt-table2", "nanogpt-costs",
 ]  # fmt: skip
-ORIGIN = Provenance("run synthetic", "SYNTHETIC GPU", "0123456789", "0.0", None)
+ORIGIN = Provenance("SYNTHETIC GPU", "0.0")
 MICRO = RECORDED / "micro-indirection" / "indirection.json.gz"
 PROOF = min(RECORDED.glob("concurrency-*/*.jsonl.gz"))
 
@@ -115,7 +115,7 @@ def test_every_published_number_has_an_exhibit() -> None:
 def test_exhibit_without_results_marks_all_as_missing(name: str) -> None:
     done = made(name, Results(PUBLISHED))
     assert done.chart is None
-    assert done.provenance.run_id == "no run was given"
+    assert done.provenance.run_id == "run none"
     if name == "fig4":
         assert NOT_MEASURED in str(done.table.frame["workload"].iloc[0])
     elif "table1" in name and "nanogpt" not in name:

@@ -154,47 +154,31 @@ def test_headline_has_means_and_counts_of_verdicts() -> None:
     assert list(table.frame["workload"]) == ["EOS", "ST", "geometric mean", "verdicts"], "GraCE's workloads alone"
     assert row(table, workload="ST")["over_graph"].endswith("] unsettled")
     mean = row(table, workload="geometric mean")["over_graph"]
-    assert mean.values["speedup"] == pytest.approx(2.0, rel=0.02) and mean.endswith(" of 1")
+    assert mean.startswith("2.0") and mean.endswith(" of 1")
     assert row(table, workload="verdicts")["over_graph"] == "1 FAST, 1 none"
 
 
-def test_conditions_are_the_range_over_all_readings(run):
-    hot = block(0, [50.0]).gpu_before.model_copy(
-        update={"sm_clock_mhz": 1200, "temperature_c": 84, "throttle_reasons": ["SwThermalSlowdown"]}
-    )
-    blocks = [block(0, [50.0]), block(1, [50.0]).model_copy(update={"gpu_after": hot})]
-    found = row(
-        cell_tables.table("conditions", Run(run.environment, (cell("EOS", "graph", blocks=blocks),))),
-        workload="EOS",
-    )
-    assert (found["sm_clock_low_mhz"], found["sm_clock_high_mhz"], found["temperature_high_c"]) == (1200, 1980, 84)
-    assert found["throttle"] == "SwThermalSlowdown"
-
-
-def test_other_programs_on_the_host_are_among_the_conditions():
+def test_other_programs_on_the_host_are_named():
     loud = HostUse(cpu_cores=3.5, gpus_at_work=1, gpu_processes=2)
     cells = (cell("BERT", "compile", others=loud), cell("BERT", "graph"), cell("DBV2", "compile"))
-    table = cell_tables.table("conditions", Run(environment(), cells))
-    assert [each["other_cores"] for each in rows(table)] == [3.5, None, None]
-    assert "1 workloads were measured while other programs kept a core or another GPU of the host busy" in table.note
-    assert "while other programs" not in cell_tables.table("conditions", Run(environment(), cells[1:])).note
+    (note,) = runs.load_notes(Run(environment(), cells))
+    assert note.startswith("1 workloads were measured while other programs kept a core or another GPU of the host busy")
+    assert list(runs.load_notes(Run(environment(), cells[1:]))) == []
 
 
-def test_simultaneous_workloads_are_among_the_conditions():
+def test_simultaneous_workloads_are_named():
     def one(label: str, minute: int) -> Cell:
         return cell(label, "graph", started_at=f"2026-01-01T00:{minute:02d}:00+00:00", wall_s=61.0)
-
-    def told(run: Run) -> str:
-        return cell_tables.table("conditions", run).note.partition("left out.")[2]
 
     cells = (one("BERT", 1), one("DBV2", 1), one("EOS", 2), one("LP", 5))
     whole = environment(settings={"parts": ["1/2 by seconds", "2/2 by seconds"]})
     assert runs.at_the_same_time(Run(whole, cells)) == ("BERT", "DBV2"), "one second more is rounding"
-    assert told(Run(whole, cells)).startswith(" 2 workloads were measured at the same time as others")
+    (note,) = runs.load_notes(Run(whole, cells))
+    assert note.startswith("2 workloads were measured at the same time as others")
     assert runs.at_the_same_time(Run(environment(), cells)) == (), "one run measures one workload after another"
     before = environment().model_copy(update={"command_line": ["encore", "merge", "one", "two"]})
     assert runs.at_the_same_time(Run(before, cells)) == ("BERT", "DBV2"), "joined before runs kept their parts"
-    assert told(Run(whole, cells[1:])) == ""
+    assert list(runs.load_notes(Run(whole, cells[1:]))) == []
     shards = tuple(Run(environment(), (each,)) for each in cells)
     assert runs.at_the_same_time(Run(environment(), cells, parts=shards)) == ("BERT", "DBV2")
 
