@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -125,36 +124,20 @@ def fields(nest: Any) -> list[tuple[str, Any]]:
 def attributes(nest: Any) -> Hashable:
     """Return numbers, strings and tensors among the attributes of a container of the program's own class.
 
-    Attributes that are also members, as in results of Hugging Face's models, and cached properties are skipped.
+    Tensors that are also members, as in results of Hugging Face's models, are skipped.
     """
     if not (held := getattr(nest, "__dict__", None)):
         return ()
-    found = [(name, _value(value)) for name, value in held.items()]
-    if any(isinstance(value, Same) for _, value in found):
-        contained = set(map(id, _contained(nest)))
-        found = [
-            (name, value)
-            for name, value in found
-            if not (isinstance(value, Same) and (id(value.value) in contained or _is_computed(nest, name)))
-        ]
-    return tuple([item for item in found if item[1] is not None])
-
-
-def _value(value: Any) -> Hashable:
-    """Return a key for a number, string, tensor, or list or tuple of numbers and strings; None for all else."""
-    if type(value) in (list, tuple):
-        return (type(value), *map(exact, value)) if all(type(member) in PLAIN for member in value) else None
-    return exact(value) if type(value) in PLAIN else Same(value) if isinstance(value, torch.Tensor) else None
-
-
-def _contained(nest: Any) -> Iterable[Any]:
     if isinstance(nest, Mapping):
-        return nest.values()
-    return [value for _, value in fields(nest)] if is_dataclass(nest) else nest
-
-
-def _is_computed(nest: Any, name: str) -> bool:
-    return isinstance(getattr(type(nest), name, None), functools.cached_property)
+        nest = nest.values()
+    members = set(map(id, [value for _, value in fields(nest)] if is_dataclass(nest) else nest))
+    return tuple(
+        [
+            (name, exact(value) if type(value) in PLAIN else Same(value))
+            for name, value in held.items()
+            if type(value) in PLAIN or (isinstance(value, torch.Tensor) and id(value) not in members)
+        ]
+    )
 
 
 def without_objects(structure: Any) -> Hashable:
