@@ -25,6 +25,7 @@ from optimizations.capture.inputs import NotLaunched
 from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import HAS_COLLECTIVES, SWITCHED_OFF, LaunchLog
 from optimizations.in_place.generated import COLLECTIVE_OPERATORS
+from optimizations.options import Concurrency
 from optimizations.report.concurrency import ConcurrencyReport
 from optimizations.stack_trace import one_line
 from optimizations.torch_internals.generated_modules import loaded_modules
@@ -91,18 +92,24 @@ def side_by_side(
 
 
 class RacedGraph:
-    """Launch a captured graph, and race its chain against branches in the first launches. Delegate all else to it.
+    """Launch a captured graph of a callable, and race its chain against branches in the first launches.
 
     Attributes:
-        captured: the graph.
+        captured: the graph; `pool` is its memory.
     """
 
-    def __init__(self, captured: Any) -> None:
-        self.captured = captured
-        self.side_by_side = SideBySide(chain="it was not captured")
+    def __init__(self, device: Device, pool: Any, concurrency: Concurrency) -> None:
+        self.captured, self.pool, self.side_by_side = device.new_graph(), pool, SideBySide()
+        self._device, self._concurrency = device, concurrency
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.captured, name)
+    @contextlib.contextmanager
+    def capturing(self, generators: Iterable[torch.Generator]) -> Iterator[None]:
+        """Capture the block like `Device.capturing`, and prepare the race."""
+        log = self._device.launch_log() if self._concurrency == "auto" else None
+        noting = contextlib.nullcontext() if log is None else log.noting(*loaded_modules())
+        with self._device.capturing(self.captured, self.pool, generators), noting:
+            yield
+        self.side_by_side = side_by_side(self._device, self.captured, self.pool, log, ())
 
     def replay(self) -> None:
         """Launch the graph.
@@ -121,21 +128,3 @@ class RacedGraph:
         if branches is not None and branches.unusable is not None:
             raise NotLaunched(branches.unusable)
         self.captured.replay()
-
-
-@contextlib.contextmanager
-def capturing(device: Device, graph: Any, pool: Any, generators: Iterable[torch.Generator]) -> Iterator[None]:
-    """Capture the block like `Device.capturing`; for a `RacedGraph`, prepare its race."""
-    if not isinstance(graph, RacedGraph):
-        with device.capturing(graph, pool, generators):
-            yield
-        return
-    log = device.launch_log()
-    with device.capturing(graph.captured, pool, generators), log.noting(*loaded_modules()):
-        yield
-    graph.side_by_side = side_by_side(device, graph.captured, pool, log, ())
-
-
-def concurrency_of(graph: Any) -> ConcurrencyReport:
-    """Return the report of a graph that callables launch."""
-    return graph.side_by_side.report() if isinstance(graph, RacedGraph) else SideBySide().report()

@@ -28,7 +28,7 @@ from optimizations.capture.callables.warm_up import (
 )
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
-from optimizations.capture.side_by_side import RacedGraph, capturing
+from optimizations.capture.side_by_side import RacedGraph
 from optimizations.capture.signature import OTHER_RESULT, alias_pattern, flatten, replaced, tensor_key
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.operations import Operation, first_difference
@@ -118,13 +118,9 @@ class Captures:
         if not self._device.ready() and self.slots:  # a backward has to be on the stream of its forward
             raise StepRefused(FREED_MEANWHILE)
 
-    def _new_graph(self) -> Any:
-        graph = self._device.new_graph()
-        return RacedGraph(graph) if self._options.concurrency == "auto" else graph
-
     @contextlib.contextmanager
     def _capturing(
-        self, graph: Any, pool: Any, member: Member, expected: Sequence[Operation], others: Sequence[torch.Tensor] = ()
+        self, graph: RacedGraph, member: Member, expected: Sequence[Operation], others: Sequence[torch.Tensor] = ()
     ) -> Iterator[tuple[Writes, Observer]]:
         """Capture the block, and check that its operators are as expected. On an error the graph is freed.
 
@@ -133,14 +129,14 @@ class Captures:
         self._ready()
         writes = Writes([*member.state.tensors.values(), *others], compiled=member.state.compiled)
         try:
-            captured = capturing(self._device, graph, pool, member.generators)
+            captured = graph.capturing(member.generators)
             with observing(self._device, member, writes.note, captured, forbid=True) as observer:
                 yield writes, observer
             difference = first_difference(expected, observer.operations)
             for refusal in [*observer.refusals, *([] if difference is None else [difference])]:
                 raise StepRefused(refusal)
         except BaseException:
-            graph.reset()
+            graph.captured.reset()
             raise
 
     def _forward(self, place: Place, before: Slot | None) -> tuple[Slot, list[torch.Tensor]]:
@@ -154,9 +150,9 @@ class Captures:
             inputs = inputs_like(member.sample, shared)
         placeholders = inputs.recording_inputs
         args, kwargs = replaced(member.sample, iter(placeholders))
-        graph, pool = self._new_graph(), self._device.new_pool()
+        graph = RacedGraph(self._device, self._device.new_pool(), self._options.concurrency)
         torch.clear_autocast_cache()
-        captured = self._capturing(graph, pool, member, member.forward, placeholders)
+        captured = self._capturing(graph, member, member.forward, placeholders)
         with torch.set_grad_enabled(self._training), captured as (writes, _):
             nest = member.function(*args, **kwargs)
         torch.clear_autocast_cache()
@@ -173,7 +169,6 @@ class Captures:
         reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
         slot = Slot(
             place=place,
-            pool=pool,
             forward=graph,
             inputs=inputs,
             shared=list(shared),
@@ -206,13 +201,14 @@ class Captures:
         arguments, parameters = slot.inputs.recording_inputs, slot.parameters
         slot.tangents = [torch.zeros_like(output) for output in outputs]
         depends = depending_on(outputs, [*arguments, *parameters])
-        slot.backward, count = self._new_graph(), len(arguments)
+        slot.backward = RacedGraph(self._device, slot.forward.pool, self._options.concurrency)
+        count = len(arguments)
         own: list[torch.Tensor] = []
         for parameter in parameters if several else ():
             if id(parameter) not in self._gradients:
                 self._gradients[id(parameter)] = torch.empty_like(parameter).detach()
             own.append(self._gradients[id(parameter)])
-        with self._capturing(slot.backward, slot.pool, member, member.backward) as (writes, observer):
+        with self._capturing(slot.backward, member, member.backward) as (writes, observer):
             gradients = gradients_of(outputs, arguments, parameters, slot.tangents)
             if own:
                 with observer.unseen():

@@ -42,7 +42,6 @@ from optimizations.capture.callables.order import (
 from optimizations.capture.callables.slot import RESULT_HELD, Slot
 from optimizations.capture.callables.warm_up import Member
 from optimizations.capture.device import Device
-from optimizations.capture.side_by_side import concurrency_of
 from optimizations.capture.signature import signature
 from optimizations.capture.step.call import Arguments
 from optimizations.capture.step.changes import MOST_NAMES
@@ -207,7 +206,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 if graph is not None:
                     without_graph = {} if any(one.callable == of for one in found) else reasons
                     place = of, slot.place.variant, slot.place.index, direction
-                    found.append(CallableReport(*place, *copied, replays, without_graph, concurrency_of(graph)))
+                    found.append(CallableReport(*place, *copied, replays, without_graph, graph.side_by_side.report()))
         return tuple(found)
 
     # Calls.

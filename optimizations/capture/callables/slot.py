@@ -27,6 +27,7 @@ from optimizations import torch_internals
 from optimizations.capture.callables.order import Place
 from optimizations.capture.callables.results import StaticResults, version_of
 from optimizations.capture.inputs import CopiedInputs, copy_all
+from optimizations.capture.side_by_side import RacedGraph
 from optimizations.capture.signature import replaced
 from optimizations.capture.step.written_memory import WrittenMemory
 from optimizations.torch_internals.autograd_graph import leads_to_hooks
@@ -42,7 +43,6 @@ class Slot:
 
     Attributes:
         inputs: tensors among the arguments.
-        pool: the memory pool of the graphs.
         shared: indices of inputs that are results of another slot and are read in place.
         reads: the slot with the shared results, and the slots that it reads.
         pending: forwards whose backward may read this memory.
@@ -63,8 +63,7 @@ class Slot:
     """
 
     place: Place
-    pool: Any
-    forward: Any
+    forward: RacedGraph
     inputs: CopiedInputs
     shared: Sequence[int]
     reads: Sequence[Slot]
@@ -152,9 +151,8 @@ class Slot:
     def free(self) -> None:
         """Free the graphs."""
         self.give_up("comes after its graphs were freed; call close() after it")
-        self.forward.reset()
-        if self.backward is not None:
-            self.backward.reset()
+        for graph in filter(None, (self.forward, self.backward)):
+            graph.captured.reset()
 
 
 ARGUMENT_WRITTEN = "an argument overlaps memory that the graph writes"
