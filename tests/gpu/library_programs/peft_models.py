@@ -6,18 +6,13 @@ from typing import Any
 
 import torch
 from step_parts import Program
-from torch import nn
 
 from library_programs.record import CALLS, on_gpu, program, state_of
-from library_programs.transformers_models import SMALL, causal, fine_tuning, gpt2, hf_step, t5, t5_training
+from library_programs.transformers_models import adamw, causal, fine_tuning, gpt2, hf_step, t5, t5_training, text_model
 
 
 def with_masks(device: str) -> list[tuple[Any, ...]]:
     return [({**batch, "attention_mask": torch.ones_like(batch["input_ids"])},) for (batch,) in causal(device)]
-
-
-def trained(model: nn.Module) -> list[nn.Parameter]:
-    return [p for p in model.parameters() if p.requires_grad]
 
 
 @program
@@ -29,7 +24,7 @@ def peft_lora_dropout_bfloat16_cosine(device: str) -> Program:
         task_type="CAUSAL_LM", r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True
     )
     model = get_peft_model(gpt2(device), config).to(device).train()
-    optimizer = torch.optim.AdamW(trained(model), lr=3e-3, fused=True)
+    optimizer = adamw(model, lr=3e-3)
     scheduler = get_cosine_schedule_with_warmup(optimizer, 2, CALLS)
     return fine_tuning(model, optimizer, with_masks(device), scheduler=scheduler, clip=1.0, dtype=torch.bfloat16)
 
@@ -38,11 +33,10 @@ def peft_lora_dropout_bfloat16_cosine(device: str) -> Program:
 def peft_dora_on_llama_two_adapters_switched(device: str) -> Program:
     """Weight-decomposed LoRA; another adapter is active from the eighth call on."""
     from peft import LoraConfig, get_peft_model
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    base = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=1, max_position_embeddings=32, **SMALL))
+    base = text_model(device, "LlamaForCausalLM", num_key_value_heads=1)
     config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"], use_dora=True)
-    model = get_peft_model(base.to(device), config)
+    model = get_peft_model(base, config)
     model.add_adapter("other", LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "down_proj"]))
     model.to(device).train()
     for name, p in model.named_parameters():
@@ -63,7 +57,7 @@ def peft_prompt_tuning_linear(device: str) -> Program:
 
     model = get_peft_model(gpt2(device), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
     model.to(device).train()
-    optimizer = torch.optim.AdamW(trained(model), lr=3e-2, fused=True)
+    optimizer = adamw(model, lr=3e-2)
     scheduler = get_linear_schedule_with_warmup(optimizer, 0, CALLS)
     return fine_tuning(model, optimizer, with_masks(device), scheduler=scheduler)
 
@@ -77,7 +71,7 @@ def peft_adalora_allocates_behind_the_step(device: str) -> Program:
         task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.05, **ranks
     )
     model = get_peft_model(gpt2(device), config).to(device).train()
-    optimizer = torch.optim.AdamW(trained(model), lr=3e-3, fused=True)
+    optimizer = adamw(model, lr=3e-3)
 
     def step(batch):
         loss = model(**batch).loss
@@ -98,5 +92,6 @@ def peft_ia3_on_t5_adamax(device: str) -> Program:
 
     config = IA3Config(task_type="SEQ_2_SEQ_LM", target_modules=["k", "v", "wo"], feedforward_modules=["wo"])
     model = get_peft_model(t5(device), config).to(device).train()
-    optimizer = torch.optim.Adamax(trained(model), lr=3e-2, capturable=on_gpu(device))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adamax(trained, lr=3e-2, capturable=on_gpu(device))
     return t5_training(device, model, optimizer, 7)

@@ -11,18 +11,15 @@ import torch.nn.functional as F
 from step_parts import Program
 
 from library_programs.record import CALLS, images, program, state_of, tokens
-from library_programs.transformers_models import PAIRED, SMALL, fine_tuning
+from library_programs.transformers_models import PAIRED, SMALL, adamw, fine_tuning, model_of
 
 
 @program
 def hf_whisper_features_label_smoothing(device: str) -> Program:
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
     marks = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
     sizes = {"num_mel_bins": 8, "encoder_layers": 1, "max_source_positions": 16, "max_target_positions": 16}
-    config = WhisperConfig(**PAIRED, **sizes, **marks)
-    model = WhisperForConditionalGeneration(config).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    model = model_of(device, "WhisperForConditionalGeneration", **PAIRED, **sizes, **marks)
+    optimizer = adamw(model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / 6))
 
     def step(features, labels):
@@ -40,9 +37,7 @@ def hf_whisper_features_label_smoothing(device: str) -> Program:
 
 @program
 def hf_vit_classification_loss_kept_by_trainer_class(device: str) -> Program:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    model = ViTForImageClassification(ViTConfig(image_size=32, patch_size=8, num_labels=5, **SMALL)).to(device).train()
+    model = model_of(device, "ViTForImageClassification", image_size=32, patch_size=8, num_labels=5, **SMALL)
 
     class Trainer:
         def __init__(self):
@@ -64,13 +59,13 @@ def hf_vit_classification_loss_kept_by_trainer_class(device: str) -> Program:
 
 @program
 def hf_vit_mae_noise_drawn_on_the_gpu(device: str) -> Program:
-    from transformers import ViTMAEConfig, ViTMAEForPreTraining, get_cosine_with_hard_restarts_schedule_with_warmup
+    from transformers import get_cosine_with_hard_restarts_schedule_with_warmup
 
     decoder = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     decoder = {f"decoder_{name}": size for name, size in decoder.items()}
-    config = ViTMAEConfig(image_size=32, patch_size=8, norm_pix_loss=True, **decoder, **SMALL)
-    model = ViTMAEForPreTraining(config).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
+    sizes = {"image_size": 32, "patch_size": 8, **decoder, **SMALL}
+    model = model_of(device, "ViTMAEForPreTraining", norm_pix_loss=True, **sizes)
+    optimizer = adamw(model, betas=(0.9, 0.95), weight_decay=0.05)
     scheduler = get_cosine_with_hard_restarts_schedule_with_warmup(optimizer, 2, CALLS, num_cycles=2)
     batches = [({"pixel_values": x},) for x, _ in images(device)]
     return fine_tuning(model, optimizer, batches, scheduler=scheduler, dtype=torch.bfloat16)
@@ -78,15 +73,14 @@ def hf_vit_mae_noise_drawn_on_the_gpu(device: str) -> Program:
 
 @program
 def hf_clip_contrastive_logit_scale_clamped(device: str) -> Program:
-    from transformers import CLIPConfig, CLIPModel
-
-    config = CLIPConfig(
+    model = model_of(
+        device,
+        "CLIPModel",
         text_config=dict(vocab_size=64, max_position_embeddings=16, eos_token_id=2, bos_token_id=1, **SMALL),
         vision_config=dict(image_size=32, patch_size=8, **SMALL),
         projection_dim=16,
     )
-    model = CLIPModel(config).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-6, fused=True)
+    optimizer = adamw(model, betas=(0.9, 0.98), eps=1e-6)
 
     def step(ids, pixels):
         optimizer.zero_grad()
@@ -104,12 +98,9 @@ def hf_clip_contrastive_logit_scale_clamped(device: str) -> Program:
 
 
 def wav2vec2(device: str, kind: str, **options: Any):
-    import transformers
-
     layers = {"conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_feat_extract_layers": 2}
     layers |= {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 16}
-    config = transformers.Wav2Vec2Config(vocab_size=16, num_labels=4, **layers, **SMALL, **options)
-    model = getattr(transformers, kind)(config).to(device).train()
+    model = model_of(device, kind, vocab_size=16, num_labels=4, **layers, **SMALL, **options)
     model.freeze_feature_encoder()
     return model
 
@@ -135,9 +126,8 @@ def hf_wav2vec2_ctc_spec_augment_of_numpy(device: str) -> Program:
     """CTC, masks drawn by NumPy and LayerDrop: a refusal is expected."""
     model = wav2vec2(device, "Wav2Vec2ForCTC", mask_time_prob=0.2, mask_time_length=2, ctc_zero_infinity=True)
     numpy.random.seed(9)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True)
     batches = [
         ({"input_values": x, "labels": ids % 12 + 2},)
         for x, ids in zip(audio(device), tokens(device, rows=2, length=5), strict=True)
     ]
-    return fine_tuning(model, optimizer, batches)
+    return fine_tuning(model, adamw(model), batches)

@@ -22,25 +22,31 @@ PAIRED = {
 """Sizes of models with an encoder and a decoder."""
 
 
-def gpt2(device: str, layers: int = 2) -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
+def model_of(device: str, kind: str, **sizes: Any) -> Any:
+    """Return a model of Transformers of this class, with a configuration of these sizes, in training."""
+    import transformers
 
-    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=layers, n_head=2)
-    return GPT2LMHeadModel(config).to(device).train()
+    made = getattr(transformers, kind)
+    return made(made.config_class(**sizes)).to(device).train()
+
+
+def text_model(device: str, kind: str, **sizes: Any) -> Any:
+    return model_of(device, kind, vocab_size=64, max_position_embeddings=32, **SMALL, **sizes)
+
+
+def gpt2(device: str, layers: int = 2) -> Any:
+    return model_of(device, "GPT2LMHeadModel", vocab_size=64, n_positions=32, n_embd=32, n_layer=layers, n_head=2)
 
 
 def t5(device: str, layers: int = 1) -> Any:
-    from transformers import T5Config, T5ForConditionalGeneration
-
     sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_heads": 2}
-    config = T5Config(**sizes, num_layers=layers, decoder_start_token_id=0)
-    return T5ForConditionalGeneration(config).to(device).train()
+    return model_of(device, "T5ForConditionalGeneration", **sizes, num_layers=layers, decoder_start_token_id=0)
 
 
-def bert_mlm(device: str) -> Any:
-    from transformers import BertConfig, BertForMaskedLM
-
-    return BertForMaskedLM(BertConfig(vocab_size=64, max_position_embeddings=32, **SMALL)).to(device).train()
+def adamw(model, **options: Any) -> torch.optim.AdamW:
+    """Return the optimizer of most programs, for what is trained of the model."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.AdamW(trained, **{"lr": 1e-3, "fused": True, **options})
 
 
 def causal(device: str, **options: Any) -> list[tuple[Any, ...]]:
@@ -86,20 +92,17 @@ def hf_gpt2_adamw_cosine_warm_up(device: str) -> Program:
     from transformers import get_cosine_schedule_with_warmup
 
     model = gpt2(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    optimizer = adamw(model)
     scheduler = get_cosine_schedule_with_warmup(optimizer, 4, CALLS)
     return fine_tuning(model, optimizer, causal(device), scheduler=scheduler, clip=1.0, dtype=torch.bfloat16)
 
 
 @program
 def hf_llama_pad_labels_assigned_linear_schedule(device: str) -> Program:
-    from transformers import LlamaConfig, LlamaForCausalLM, get_linear_schedule_with_warmup
+    from transformers import get_linear_schedule_with_warmup
 
-    config = LlamaConfig(vocab_size=64, num_key_value_heads=1, max_position_embeddings=32, pad_token_id=0, **SMALL)
-    model = LlamaForCausalLM(config).to(device).train()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-3, weight_decay=0.1, foreach=True, capturable=on_gpu(device)
-    )
+    model = text_model(device, "LlamaForCausalLM", num_key_value_heads=1, pad_token_id=0)
+    optimizer = adamw(model, weight_decay=0.1, fused=False, foreach=True, capturable=on_gpu(device))
     scheduler = get_linear_schedule_with_warmup(optimizer, 3, CALLS)
 
     def step(input_ids):
@@ -117,10 +120,7 @@ def hf_llama_pad_labels_assigned_linear_schedule(device: str) -> Program:
 
 @program
 def hf_mistral_sliding_window_checkpointed(device: str) -> Program:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(vocab_size=64, num_key_value_heads=1, max_position_embeddings=32, sliding_window=4, **SMALL)
-    model = MistralForCausalLM(config).to(device).train()
+    model = text_model(device, "MistralForCausalLM", num_key_value_heads=1, sliding_window=4)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     return fine_tuning(model, optimizer, causal(device), clip=1.0)
@@ -129,8 +129,8 @@ def hf_mistral_sliding_window_checkpointed(device: str) -> Program:
 @program
 def hf_bert_mlm_masks_of_the_collator_on_the_gpu(device: str) -> Program:
     """`torch_mask_tokens` as it stands in the collator; its last line reads by a mask."""
-    model = bert_mlm(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    model = text_model(device, "BertForMaskedLM")
+    optimizer = adamw(model)
 
     def mask_tokens(inputs):
         labels = inputs.clone()
@@ -156,8 +156,8 @@ def hf_bert_mlm_masks_of_the_collator_on_the_gpu(device: str) -> Program:
 def hf_bert_mlm_masks_by_where_amp_scaler(device: str) -> Program:
     from transformers import get_constant_schedule_with_warmup
 
-    model = bert_mlm(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    model = text_model(device, "BertForMaskedLM")
+    optimizer = adamw(model)
     scheduler = get_constant_schedule_with_warmup(optimizer, 5)
     scaler = torch.amp.GradScaler(device, init_scale=256.0, growth_interval=4)
 
@@ -186,11 +186,9 @@ def hf_bert_mlm_masks_by_where_amp_scaler(device: str) -> Program:
 
 @program
 def hf_roberta_classification_adafactor_fixed_lr(device: str) -> Program:
-    from transformers import RobertaConfig, RobertaForSequenceClassification
     from transformers.optimization import Adafactor
 
-    config = RobertaConfig(vocab_size=64, max_position_embeddings=32, num_labels=3, pad_token_id=1, **SMALL)
-    model = RobertaForSequenceClassification(config).to(device).train()
+    model = text_model(device, "RobertaForSequenceClassification", num_labels=3, pad_token_id=1)
     optimizer = Adafactor(model.parameters(), lr=1e-3, scale_parameter=False, relative_step=False, warmup_init=False)
     batches = [
         ({"input_ids": ids, "attention_mask": (ids != 1).long(), "labels": ids[:, 1] % 3},)
@@ -234,27 +232,20 @@ def hf_t5_torch_adafactor_inverse_sqrt(device: str) -> Program:
 @program
 def hf_bart_draws_for_layerdrop(device: str) -> Program:
     """The encoder draws on the host for each layer: refused without host_draws."""
-    from transformers import BartConfig, BartForConditionalGeneration
-
-    config = BartConfig(**PAIRED, encoder_layers=2, max_position_embeddings=32)
-    model = BartForConditionalGeneration(config).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    model = model_of(device, "BartForConditionalGeneration", **PAIRED, encoder_layers=2, max_position_embeddings=32)
     batches = [
         ({"input_ids": x, "attention_mask": (x != 1).long(), "labels": x[:, :7].masked_fill(x[:, :7] == 1, -100)},)
         for x in tokens(device, pad=1)
     ]
-    return fine_tuning(model, optimizer, batches, clip=0.1)
+    return fine_tuning(model, adamw(model), batches, clip=0.1)
 
 
 @program
 def hf_deberta_v2_token_classification(device: str) -> Program:
-    from transformers import DebertaV2Config, DebertaV2ForTokenClassification
-
     attention = {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]}
     attention |= {"norm_rel_ebd": "layer_norm", "share_att_key": True}
-    config = DebertaV2Config(vocab_size=64, max_position_embeddings=32, num_labels=4, **attention, **SMALL)
-    model = DebertaV2ForTokenClassification(config).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    model = text_model(device, "DebertaV2ForTokenClassification", num_labels=4, **attention)
+    optimizer = adamw(model)
 
     def step(batch):
         labels = batch["labels"].clone()
@@ -271,20 +262,15 @@ def hf_deberta_v2_token_classification(device: str) -> Program:
 
 @program
 def hf_mamba_in_plain_torch(device: str) -> Program:
-    from transformers import MambaConfig, MambaForCausalLM
-
-    config = MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=2, use_cache=False)
-    model = MambaForCausalLM(config).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=on_gpu(device))
+    sizes = {"vocab_size": 64, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 2}
+    model = model_of(device, "MambaForCausalLM", **sizes, use_cache=False)
+    optimizer = adamw(model, fused=None, capturable=on_gpu(device))
     return fine_tuning(model, optimizer, causal(device, length=8), clip=1.0)
 
 
 @program
 def hf_albert_question_answering_swa_two_groups(device: str) -> Program:
-    from transformers import AlbertConfig, AlbertForQuestionAnswering
-
-    config = AlbertConfig(vocab_size=64, embedding_size=16, max_position_embeddings=32, **SMALL)
-    model = AlbertForQuestionAnswering(config).to(device).train()
+    model = text_model(device, "AlbertForQuestionAnswering", embedding_size=16)
     groups = [
         {
             "params": [p for n, p in model.named_parameters() if n.endswith(("bias", "LayerNorm.weight")) is plain],
@@ -315,7 +301,7 @@ def hf_gpt2_micro_batches_label_smoother(device: str) -> Program:
     from transformers.trainer_pt_utils import LabelSmoother
 
     model = gpt2(device, layers=1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    optimizer = adamw(model)
     smoother = LabelSmoother(epsilon=0.1)
 
     def step(batch):
