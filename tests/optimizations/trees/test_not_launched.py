@@ -103,8 +103,8 @@ def test_partially_updated_graph_is_not_launched(
     instantiate = FakeGraph.instantiate
 
     def fail(self: FakeGraph) -> None:
-        again = self._executable is not None
-        self._executable = None  # PyTorch lets go of the one there was first
+        again = self.executable is not None
+        self.executable = None  # PyTorch lets go of the one there was first
         if again and not ended and how == "out of memory":
             ended.append(how)
             raise torch.OutOfMemoryError(how)
@@ -152,8 +152,8 @@ def test_unchangeable_graph_is_not_launched_after_an_interrupt(
     instantiate, give_up = FakeGraph.instantiate, Session._give_up
 
     def fail(self: FakeGraph) -> None:
-        if self._executable is not None and not ended:
-            self._executable = None  # PyTorch lets go of the one there was first
+        if self.executable is not None and not ended:
+            self.executable = None  # PyTorch lets go of the one there was first
             ended.append("out of memory")
             raise torch.OutOfMemoryError("for this test")
         instantiate(self)

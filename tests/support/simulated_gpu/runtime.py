@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from cuda.bindings import driver as real
 
 from optimizations import torch_internals
 from optimizations.graph.memory import size_bytes
@@ -26,7 +25,7 @@ from optimizations.trees import containers, streams
 from optimizations.trees import function as function_module
 from optimizations.trees import node as node_module
 from simulated_gpu.allocator import aligned
-from simulated_gpu.driver import SimulatedDriver, SimulatedTools
+from simulated_gpu.driver import SimulatedDriver, SimulatedGraph, SimulatedTools
 
 QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagraph_asserts": False}
 
@@ -55,10 +54,6 @@ class CurrentStream(FakeStream):
         self._cuda.may_overtake = False
 
 
-class FakeDeviceTools(SimulatedTools):
-    """`device.DeviceTools` over the simulated driver."""
-
-
 class CudaOnCpu:
     """The fake side. `memory` holds the tensors of each pool, `capturing` the graph that is being captured.
 
@@ -70,7 +65,7 @@ class CudaOnCpu:
         self.driver.begin_capture = self.begin_capture
         self.driver.end_capture = self.end_capture
         self.allocating_to: Any = None
-        self.tools = FakeDeviceTools(self.driver)
+        self.tools = SimulatedTools(self.driver)
         self.memory: dict[Any, list[torch.Tensor]] = defaultdict(list)
         self.capturing: FakeGraph | None = None
         self.captures = 0
@@ -120,9 +115,11 @@ class CudaOnCpu:
 
     def begin_capture(self) -> None:
         """By the driver, without PyTorch's knowledge."""
+        self._begin(type("BoundGraph", (FakeGraph,), {"cuda": self})(keep_graph=True), self.allocating_to)
+
+    def _begin(self, graph: FakeGraph, pool: Any) -> None:
         assert self.capturing is None, "one capture at a time"
-        graph = type("BoundGraph", (FakeGraph,), {"cuda": self})(keep_graph=True)
-        graph.begin(self.allocating_to)
+        graph.begin(pool)
         self.capturing = graph
         self.captures += 1
 
@@ -135,11 +132,8 @@ class CudaOnCpu:
     def capture(
         self, graph: FakeGraph, pool: Any = None, stream: Any = None, capture_error_mode: str = ""
     ) -> Iterator[None]:
-        assert self.capturing is None, "one capture at a time"
         assert capture_error_mode == "thread_local"
-        graph.begin(pool or self.new_pool())
-        self.capturing = graph
-        self.captures += 1
+        self._begin(graph, pool or self.new_pool())
         self.may_overtake = True
         try:
             yield
@@ -147,20 +141,19 @@ class CudaOnCpu:
             self.capturing = None
 
 
-class FakeGraph:
+class FakeGraph(SimulatedGraph):
     """`torch.cuda.CUDAGraph`."""
 
     cuda: CudaOnCpu
 
     def __init__(self, keep_graph: bool = False) -> None:
+        super().__init__(self.cuda.driver, 0)
         self.keep_graph = keep_graph
-        self.graph = 0
         self._pool: Any = None
-        self._executable: int | None = None
 
     def begin(self, pool: Any) -> None:
         self._pool = pool
-        self.graph = self.cuda.driver.new_graph()
+        self.graph = self.driver.new_graph()
 
     def pool(self) -> Any:
         return self._pool
@@ -170,24 +163,14 @@ class FakeGraph:
 
     def raw_cuda_graph(self) -> int:
         assert self.keep_graph
-        return self.graph
-
-    def instantiate(self) -> None:
-        # Past the driver object, which counts calls: this is PyTorch's own.
-        _, executable = SimulatedDriver.cuGraphInstantiate(self.cuda.driver, real.CUgraph(self.graph), 0)
-        self._executable = int(executable)
-
-    def raw_cuda_graph_exec(self) -> int:
-        assert self._executable is not None
-        return self._executable
+        return super().raw_cuda_graph()
 
     def replay(self) -> None:
-        if self._executable is None:
+        if self.executable is None:
             self.instantiate()
-        assert self._executable is not None
         assert not self.cuda.may_overtake
         self.cuda.replays += 1
-        self.cuda.driver.launch(self._executable)
+        super().replay()
 
     def reset(self) -> None:
         self.graph = 0
