@@ -1,12 +1,16 @@
-"""Second captures next to other captures: failed ones, and those of other threads. Needs an NVIDIA GPU."""
+"""Second captures and races next to other captures: failed ones, and those of other threads. Needs an NVIDIA GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
 from gpu_harness import call, encore, recordings, said
+
+from optimizations.race import CALLS
 
 pytestmark = pytest.mark.gpu
 
@@ -41,8 +45,9 @@ def test_calls_work_after_a_failed_capture_of_the_program() -> None:
     runs_right()
 
 
-def test_calls_work_while_another_thread_captures() -> None:
-    runs_right()
+@contextlib.contextmanager
+def captured_in_another_thread() -> Iterator[None]:
+    """In the block, another thread captures a graph, which is right afterwards."""
     begun, done = threading.Event(), threading.Event()
     graph, out = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
 
@@ -56,13 +61,39 @@ def test_calls_work_while_another_thread_captures() -> None:
     thread.start()
     try:
         assert begun.wait(60)
-        runs_right()
+        yield
     finally:
         done.set()
         thread.join()
     graph.replay()
     torch.cuda.synchronize()
     assert out.tolist() == [1.0] * 4
+
+
+def test_calls_work_while_another_thread_captures() -> None:
+    runs_right()
+    with captured_in_another_thread():
+        runs_right()
+
+
+def many_kernels(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(24):
+        x = torch.softmax(x @ x.t() / x.shape[0], 0) @ x
+    return x
+
+
+@torch.no_grad()
+def test_race_does_not_disturb_a_capture_in_another_thread() -> None:
+    """Querying an event would end a capture in CUDA's global mode."""
+    compiled = torch.compile(many_kernels, backend="encore", options={"selection": "measure"})
+    inputs = [torch.randn(64, 64, device="cuda") for _ in range(5)]
+    expected = [many_kernels(x) for x in inputs]
+    for step in range(3 * (CALLS + 1)):  # until the race
+        (result,) = call(compiled, inputs[step % 5])
+        torch.testing.assert_close(result, expected[step % 5], rtol=1e-3, atol=1e-3)
+    with captured_in_another_thread():
+        for _ in range(20):
+            call(compiled, inputs[0])
 
 
 def test_programs_capture_may_contain_compiled_functions() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from gpu_harness import call, encore
 from placement_examples import WIDTH, DetectionScalars, MaskedBlocks, TimedDenoiser
 from torch import nn
 
@@ -18,10 +19,6 @@ pytestmark = pytest.mark.gpu
 CALLS = 24
 WARM_UP = 4
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
-
-
-def encore(function: Any, **settings: Any) -> Any:
-    return torch.compile(function, backend="encore", options={"indirection": "off"}, **settings)
 
 
 def _text(seed: int) -> list[torch.Tensor]:
@@ -57,14 +54,6 @@ EXAMPLES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], list[torch.Te
 }
 
 
-def results(function: Any, *inputs: Any) -> list[torch.Tensor]:
-    """The results of a call of a new step, copied out of the graph's memory."""
-    torch.compiler.cudagraph_mark_step_begin()
-    with torch.no_grad():
-        found = function(*inputs)
-    return [one.clone() for one in (found if isinstance(found, (list, tuple)) else (found,))]
-
-
 def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     """A sum whose terms cancel has the error of its terms."""
     for one, other in zip(found, expected, strict=True):
@@ -77,14 +66,14 @@ def test_results_equal_eager_at_new_addresses_and_attributes(name: str) -> None:
     make, inputs, change = EXAMPLES[name]
     torch.manual_seed(0)
     module = make().cuda().eval()
-    compiled = encore(module, fullgraph=True)
+    compiled = encore(module, "off", fullgraph=True)
     alive = []
     for seed in range(CALLS):
         if seed in (8, 9, 16):
             change(module)
         given = inputs(seed)
         alive.append(given)  # so that no two calls get the same addresses
-        close(results(compiled, *given), results(module, *given))
+        close(call(compiled, *given), call(module, *given))
     (report,) = optimizations.report()
     assert report.placement.cpu_nodes_after == ()
     assert [piece.partitions for piece in report.compiled] == [1]
@@ -94,7 +83,7 @@ def test_results_equal_eager_at_new_addresses_and_attributes(name: str) -> None:
 def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
     """Return names of runtime calls and device activities in one fast call."""
     for _ in range(WARM_UP):
-        results(function, *inputs)
+        call(function, *inputs)
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities, acc_events=True) as profile, torch.no_grad():
@@ -109,12 +98,12 @@ def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize(("name", "copies"), [("mask", 0), ("scalars", 0), ("timestep", 1)])
 def test_fast_path_is_one_graph_launch_without_synchronization(name: str, copies: int) -> None:
     make, inputs, _ = EXAMPLES[name]
-    compiled = encore(make().cuda().eval())
+    compiled = encore(make().cuda().eval(), "off")
     calls, on_device = _steady_events(compiled, *inputs(1))
-    assert sum(call.startswith("cudaGraphLaunch") for call in calls) == 1
+    assert sum(one.startswith("cudaGraphLaunch") for one in calls) == 1
     # The profiler itself waits for the device when it stops, after the last launch or copy.
-    last = max(i for i, call in enumerate(calls) if "Launch" in call or "Memcpy" in call)
-    assert not [call for call in calls[:last] if call in WAITS]
+    last = max(i for i, one in enumerate(calls) if "Launch" in one or "Memcpy" in one)
+    assert not [one for one in calls[:last] if one in WAITS]
     to_device = [activity for activity in on_device if "HtoD" in activity]
     assert len(to_device) == copies
     assert all("Pinned" in activity for activity in to_device)
@@ -127,18 +116,18 @@ def test_arguments_of_calls_in_flight_are_not_overwritten() -> None:
     def program(x: torch.Tensor, t: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         return x * t.to(x.device) + ids.to(x.device).sum()
 
-    compiled = encore(program)
+    compiled = encore(program, "off")
     x = torch.ones(64, device="cuda")
     work = torch.randn(4096, 4096, device="cuda")
     for seed in range(WARM_UP):
-        results(compiled, x, torch.full((64,), float(seed)), torch.tensor([seed]))
+        call(compiled, x, torch.full((64,), float(seed)), torch.tensor([seed]))
     torch.cuda.synchronize()
     for _ in range(50):
         work = torch.tanh(work @ work)
     found = []
     for seed in range(64):
         t, ids = torch.full((64,), float(seed)), torch.tensor([seed])
-        found.append(results(compiled, x, t, ids)[0])
+        found.append(call(compiled, x, t, ids)[0])
         t.fill_(-1.0)  # the caller may use its tensors again at once
         ids.fill_(-1)
     torch.cuda.synchronize()
