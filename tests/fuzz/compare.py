@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from simulated_gpu.placement import bits
+from simulated_gpu.placement import bits, placed_runner, runner
 
 from optimizations.options import Options
-from optimizations.placement import Feeds, Placement, place
+from optimizations.placement import place
 from optimizations.placement.feed_plan import FeedPlan
-from optimizations.placement.observe import Observation, observe
 from optimizations.report import PlacementReport
 
 from .differing_gpu import DeviceLost, Landing, OnDifferingGpu, shared
@@ -78,8 +75,7 @@ def one_thread() -> Iterator[None]:
 def compare(program: Program) -> tuple[str | None, set[str]]:
     """Return how eager and placed runs of `program` differ (None: not), and what placement did."""
     built = build(program)
-    observation = observe(built.graph_module, built.inputs)
-    eager = functools.partial(_run, built.graph_module, observation)
+    eager = runner(built.graph_module, built.inputs, OnDifferingGpu)
     try:
         expected = _calls(program, built, eager, Landing(), late=False)
     except (RuntimeError, ValueError, TypeError):
@@ -97,49 +93,14 @@ def compare(program: Program) -> tuple[str | None, set[str]]:
     landing = Landing()
     try:
         with landing.in_place():
-            found = _calls(program, built, _placed(built, placement, observation, eager), landing, late=True)
+            placed = placed_runner(built.graph_module, placement, built.inputs, OnDifferingGpu)
+            found = _calls(program, built, placed, landing, late=True)
     except Exception as error:
         return f"raises {type(error).__name__}: {error}", did
     for number, (one, other) in enumerate(zip(expected, found, strict=False)):
         if one != other:
             return f"call {number} differs", did
     return (None if len(expected) == len(found) else "another call raises"), did
-
-
-def _run(graph_module: torch.fx.GraphModule, observation: Observation, *arguments: Any) -> tuple[Any, ...]:
-    return tuple(OnDifferingGpu(graph_module, observation).run(*arguments, enable_io_processing=False))
-
-
-def _placed(built: Built, placement: Placement, original: Observation, eager: Call) -> Call:
-    observation = observe(placement.graph_module, placement.example_inputs(built.inputs))
-    graph = functools.partial(_run, placement.graph_module, observation)
-    plan = placement.feeds
-    if plan is None:
-        return graph
-    return functools.partial(_call, Feeds(_on_cpu(plan, original), eager), graph)
-
-
-def _call(feeds: Feeds, compiled: Call, *arguments: Any) -> tuple[Any, ...]:
-    return tuple(feeds.call(compiled, arguments))
-
-
-def _on_cpu(plan: FeedPlan, original: Observation) -> FeedPlan:
-    """Return `plan` with the CPU as the device. What runs after the graph copies where it crosses devices."""
-    device = torch.device("cpu")
-    if plan.after is None:
-        return dataclasses.replace(plan, device=device)
-    part = plan.after.compute
-    compute: Any = _AfterGraph(part, original)
-    return dataclasses.replace(plan, device=device, after=dataclasses.replace(plan.after, compute=compute))
-
-
-@dataclass(frozen=True)
-class _AfterGraph:
-    compute: torch.fx.GraphModule
-    observation: Observation
-
-    def forward(self, *arguments: Any) -> tuple[Any, ...]:
-        return _run(self.compute, self.observation, *arguments)
 
 
 def _calls(program: Program, built: Built, run: Call, landing: Landing, *, late: bool) -> list[Any]:

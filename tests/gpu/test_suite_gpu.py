@@ -7,17 +7,17 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fixtures.tiny_run import tiny_run
 from typer.testing import CliRunner
 
 from suite.cli.main import app
 from suite.draw.records import read_graphs
 from suite.measure.kernels import difference
-from suite.results.schema import Status
-from suite.results.store import REPOSITORY
+from suite.results.schema import Cell, Status
+from suite.results.store import REPOSITORY, read_run
 
 pytestmark = pytest.mark.gpu
 
@@ -67,6 +67,20 @@ def test_quick_run_of_a_program_ends_with_figures(name: str, tmp_path: Path) -> 
     assert "settled after" in lines["start"]
     assert "not measured" not in lines["not captured"]
     assert time.monotonic() - begun < LIMIT_S
+
+
+def tiny_run(
+    folder: Path, workloads: Sequence[str], modes: Sequence[str], processes: int
+) -> tuple[dict[tuple[str, str], Cell], str]:
+    """Return the rows of a run at tiny size by workload and mode, all of which passed, and its output."""
+    options = ["--size", "tiny", "--blocks", "5", "--measure-s", "1", "--timeout", "3m"]
+    options += ["--processes", str(processes), "--most-processes", str(processes), "--modes", ",".join(modes)]
+    command = [sys.executable, "-P", "-m", "suite", "run", *workloads, *options, "--out", str(folder)]
+    done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    cells = {(cell.workload, cell.mode): cell for cell in read_run(folder).cells}
+    assert len(cells) == len(workloads) * len(modes)
+    return cells, done.stdout + done.stderr
 
 
 @pytest.mark.timeout(420)

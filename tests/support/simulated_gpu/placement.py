@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,51 +23,6 @@ from optimizations.placement.rewrite import copy_of
 from optimizations.written_operands import tensors_in
 
 CPU = torch.device("cpu")
-
-
-def runner(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-    """A function that executes `graph_module` on CPU tensors; `inputs` describe its arguments as place() takes them."""
-    observation = observe(graph_module, list(inputs))
-    return lambda *arguments: tuple(OnCpu(graph_module, observation).run(*arguments))
-
-
-def placed_runner(
-    graph_module: torch.fx.GraphModule, placement: Placement, inputs: Sequence[Any]
-) -> Callable[..., tuple[Any, ...]]:
-    """The same for what placement made of `graph_module`: takes the original's arguments, and feeds it by `Feeds`."""
-    run = runner(placement.graph_module, placement.example_inputs(inputs))
-    if placement.feeds is None:
-        return run
-    feeds = Feeds(feeds_on_cpu(graph_module, placement.feeds, inputs), runner(graph_module, inputs))
-    return lambda *arguments: tuple(feeds.call(run, arguments))
-
-
-def feeds_on_cpu(graph_module: torch.fx.GraphModule, plan: FeedPlan, inputs: Sequence[Any]) -> FeedPlan:
-    """Return the feed plan with the CPU as the device. What runs after the graph copies where it crosses devices."""
-    if plan.after is None:
-        return dataclasses.replace(plan, device=CPU)
-    observation = observe(graph_module, list(inputs))
-    compute: Any = _AfterGraph(plan.after.compute, observation)
-    return dataclasses.replace(plan, device=CPU, after=dataclasses.replace(plan.after, compute=compute))
-
-
-class _AfterGraph:
-    """A part of a graph, with the aliasing that its nodes, by their names, have in the whole."""
-
-    def __init__(self, compute: torch.fx.GraphModule, observation: Observation) -> None:
-        self.compute = compute
-        self.observation = observation
-
-    def forward(self, *arguments: Any) -> tuple[Any, ...]:
-        return tuple(OnCpu(self.compute, self.observation).run(*arguments))
-
-
-def bits(value: Any) -> Any:
-    """Return what two results must have in common to be equal bit for bit."""
-    if isinstance(value, torch.Tensor):
-        raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        return value.dtype, tuple(value.shape), value.stride(), raw.numpy().tobytes()
-    return [bits(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 class OnCpu(torch.fx.Interpreter):
@@ -106,6 +62,59 @@ def _on_cpu(value: Any) -> Any:
         return CPU if is_cuda else item
 
     return torch.fx.node.map_aggregate(value, device)
+
+
+def runner(
+    graph_module: torch.fx.GraphModule, inputs: Sequence[Any], interpreter: type[OnCpu] = OnCpu
+) -> Callable[..., tuple[Any, ...]]:
+    """A function that executes `graph_module` on CPU tensors; `inputs` describe its arguments as place() takes them."""
+    return _run_by(interpreter, graph_module, observe(graph_module, list(inputs)))
+
+
+def _run_by(
+    interpreter: type[OnCpu], graph_module: torch.fx.GraphModule, observation: Observation
+) -> Callable[..., tuple[Any, ...]]:
+    return lambda *arguments: tuple(interpreter(graph_module, observation).run(*arguments, enable_io_processing=False))
+
+
+def placed_runner(
+    graph_module: torch.fx.GraphModule,
+    placement: Placement,
+    inputs: Sequence[Any],
+    interpreter: type[OnCpu] = OnCpu,
+) -> Callable[..., tuple[Any, ...]]:
+    """The same for what placement made of `graph_module`: takes the original's arguments, and feeds it by `Feeds`."""
+    run = runner(placement.graph_module, placement.example_inputs(inputs), interpreter)
+    if placement.feeds is None:
+        return run
+    plan = feeds_on_cpu(graph_module, placement.feeds, inputs, interpreter)
+    feeds = Feeds(plan, runner(graph_module, inputs, interpreter))
+    return lambda *arguments: tuple(feeds.call(run, arguments))
+
+
+def feeds_on_cpu(
+    graph_module: torch.fx.GraphModule,
+    plan: FeedPlan,
+    inputs: Sequence[Any],
+    interpreter: type[OnCpu] = OnCpu,
+) -> FeedPlan:
+    """Return the feed plan with the CPU as the device. What runs after the graph copies where it crosses devices.
+
+    A part of the graph has the aliasing that its nodes, by their names, have in the whole.
+    """
+    if plan.after is None:
+        return dataclasses.replace(plan, device=CPU)
+    forward = _run_by(interpreter, plan.after.compute, observe(graph_module, list(inputs)))
+    compute: Any = SimpleNamespace(forward=forward)
+    return dataclasses.replace(plan, device=CPU, after=dataclasses.replace(plan.after, compute=compute))
+
+
+def bits(value: Any) -> Any:
+    """Return what two results must have in common to be equal bit for bit."""
+    if isinstance(value, torch.Tensor):
+        raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        return value.dtype, tuple(value.shape), value.stride(), raw.numpy().tobytes()
+    return [bits(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def fake_cuda(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
