@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from models.nests import tensors_of
+
 CALLS = 9
 CAPTURE_CHECK = "_accelerator_graph_capture_health_check"
 """Of `torch.optim.Optimizer`, since PyTorch 2.10: it raises in a capture where a group is not `capturable`."""
@@ -158,17 +160,4 @@ def outcome(made: Program, step: Callable[..., Any]) -> list[torch.Tensor]:
             with made.around_each():
                 kept.append(step(*batch))
             made.between(index)
-    found: list[torch.Tensor] = []
-
-    def collect(nest: Any) -> None:
-        if isinstance(nest, torch.Tensor):
-            found.append(nest.detach())
-        elif isinstance(nest, dict):
-            collect(list(nest.values()))
-        elif isinstance(nest, (list, tuple)):
-            for member in nest:
-                collect(member)
-
-    collect(kept)
-    collect(list(made.state()))
-    return found
+    return [one.detach() for one in tensors_of([kept, list(made.state())])]

@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import optimizations
+from models.nests import tensors_of
 
 Compile = Callable[[Any], Callable[..., Any]]
 WIDTH = 4
@@ -92,10 +93,8 @@ def written(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return x, x[1:] * y[1:]
 
 
-def tensors_of(found: Any) -> list[torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        return [found]
-    return [one for part in (found.values() if isinstance(found, dict) else found) for one in tensors_of(part)]
+def _tensors(found: Any) -> list[torch.Tensor]:
+    return list(tensors_of(found))
 
 
 def in_a_thread(target: Callable[[], Any]) -> None:
@@ -190,14 +189,14 @@ class Session:
                 self.held.append(one[1:] if one.dim() and self.draw.random() < 0.3 else one)
 
     def loss(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        y = tensors_of(self.runs[index](x))
+        y = _tensors(self.runs[index](x))
         if self.draw.random() < 0.3:
             self.keep([one.detach() for one in y])
         return sum((one.square().mean() for one in y if one.requires_grad), torch.zeros((), device=self._device))
 
     def one_after_the_other(self, x: torch.Tensor) -> torch.Tensor:
         for net in self.nets:
-            x = tensors_of(net(x))[0]
+            x = _tensors(net(x))[0]
         return x
 
     def with_parameters(self, index: int, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
@@ -208,7 +207,7 @@ class Session:
     def infer(self) -> None:
         index, x = self.which(), self.input()
         with self.some_mode():
-            found = tensors_of(self.runs[index](x))
+            found = _tensors(self.runs[index](x))
         self.note(*found)
         self.keep([one for one in found if not one.requires_grad])
 
@@ -218,7 +217,7 @@ class Session:
 
         def run() -> None:
             with torch.no_grad():
-                found.extend(tensors_of(self.runs[index](x)))
+                found.extend(_tensors(self.runs[index](x)))
 
         in_a_thread(run)
         self.note(*found)
@@ -239,7 +238,7 @@ class Session:
     def train_together(self) -> None:
         """One model after the other."""
         one, other = self.which(), self.which()
-        y = tensors_of(self.runs[one](self.input()))[0]
+        y = _tensors(self.runs[one](self.input()))[0]
         self.loss(other, y).backward()
         self.note_gradients(one, other)
 
@@ -388,7 +387,7 @@ class Session:
         with torch.set_grad_enabled(self.draw.random() < 0.5):
             state, states = self.values(3), []
             for _ in range(self.draw.randrange(2, 6)):
-                state = tensors_of(self.runs[index](state))[0]
+                state = _tensors(self.runs[index](state))[0]
                 states.append(state)
             if state.requires_grad:
                 torch.stack(states).square().mean().backward()
@@ -420,7 +419,7 @@ class Session:
     def other_parameters(self) -> None:
         index = self.which()
         others = {name: (p * 2).detach().requires_grad_() for name, p in self.nets[index].named_parameters()}
-        y = tensors_of(self.borrower(index, others, self.input()))
+        y = _tensors(self.borrower(index, others, self.input()))
         loss = sum((one.square().mean() for one in y), torch.zeros((), device=self._device))
         found = torch.autograd.grad(loss, list(others.values()), allow_unused=True)
         self.note(*[one for one in found if one is not None])
@@ -448,7 +447,7 @@ class Session:
                 self.note(loss)
             else:
                 with torch.no_grad():
-                    self.note(*tensors_of(self.runs[index](x)))
+                    self.note(*_tensors(self.runs[index](x)))
 
     def act(self) -> None:
         weights = {

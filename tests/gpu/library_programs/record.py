@@ -14,6 +14,8 @@ import torch
 from step_parts import Program
 from torch import nn
 
+from models.nests import map_tensors, tensors_of
+
 CALLS = 14
 PROGRAMS: dict[str, Callable[[str], Program]] = {}
 """What makes each program on a device, by its name."""
@@ -45,17 +47,6 @@ def programs() -> dict[str, Callable[[str], Program]]:
     return PROGRAMS
 
 
-def tensors_in(nest: Any) -> list[torch.Tensor]:
-    """Tensors in dicts, lists and tuples, in order."""
-    if isinstance(nest, torch.Tensor):
-        return [nest]
-    if isinstance(nest, dict):
-        return [tensor for value in nest.values() for tensor in tensors_in(value)]
-    if isinstance(nest, (list, tuple)):
-        return [tensor for value in nest for tensor in tensors_in(value)]
-    return []
-
-
 def state_of(*holders: Any) -> list[torch.Tensor]:
     """Parameters and buffers of modules, state of optimizers and what wraps them, and tensors in containers."""
     found: list[torch.Tensor] = []
@@ -63,9 +54,9 @@ def state_of(*holders: Any) -> list[torch.Tensor]:
         if isinstance(holder, nn.Module):
             found += [*holder.parameters(), *holder.buffers()]
         elif hasattr(holder, "state"):
-            found += [tensor for kept in holder.state.values() for tensor in tensors_in(dict(kept))]
+            found += tensors_of([dict(kept) for kept in holder.state.values()])
         else:
-            found += tensors_in(holder)
+            found += tensors_of(holder)
     return found
 
 
@@ -131,17 +122,7 @@ def on_gpu(device: str) -> bool:
 def many(make: Callable[[torch.Generator], Iterable[Any]], device: str, seed: int = 11) -> list[tuple[Any, ...]]:
     """Arguments of the calls, of what `make` gives."""
     generator = torch.Generator().manual_seed(seed)
-
-    def move(nest: Any) -> Any:
-        if isinstance(nest, torch.Tensor):
-            return nest.to(device)
-        if isinstance(nest, dict):
-            return {key: move(value) for key, value in nest.items()}
-        if isinstance(nest, (list, tuple)):
-            return type(nest)(move(member) for member in nest)
-        return nest
-
-    return [tuple(move(member) for member in make(generator)) for _ in range(CALLS)]
+    return [map_tensors(tuple(make(generator)), lambda one: one.to(device)) for _ in range(CALLS)]
 
 
 def images(device: str, rows: int = 4, size: int = 32, classes: int = 5, calls: int = CALLS) -> list[tuple[Any, ...]]:

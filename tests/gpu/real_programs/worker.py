@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -230,17 +230,9 @@ def _encore() -> dict[str, Any] | None:
 
 def _read(nest: Any) -> list[Any]:
     """The leaves of a nest as tensors on the CPU, in memory of their own."""
-    return [_copied(leaf) for leaf in _leaves(nest)]
+    from models.nests import leaves_of
 
-
-def _leaves(nest: Any) -> Iterator[Any]:
-    if isinstance(nest, Mapping):
-        nest = list(nest.values())
-    if isinstance(nest, (list, tuple)):
-        for member in nest:
-            yield from _leaves(member)
-    elif nest is not None:
-        yield nest
+    return [_copied(leaf) for leaf in leaves_of(nest) if leaf is not None]
 
 
 def _copied(leaf: Any) -> Any:
@@ -254,9 +246,10 @@ def _copied(leaf: Any) -> Any:
 def _save(seen: Mapping[str, Any], path: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file(
-        {f"{part}: {index}": leaf for part, nest in seen.items() for index, leaf in enumerate(_leaves(nest))}, str(path)
-    )
+    from models.nests import leaves_of
+
+    leaves = {f"{part}: {index}": leaf for part, nest in seen.items() for index, leaf in enumerate(leaves_of(nest))}
+    save_file(leaves, str(path))
 
 
 if __name__ == "__main__":
