@@ -32,7 +32,7 @@ from __future__ import annotations
 import operator
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -105,7 +105,7 @@ class Feeds:
         part = self._plan.before
         if part is None:
             return ()
-        return _evaluated(part, arguments, (), ())
+        return _evaluated(part, {"argument": arguments})
 
     def bind(self, arguments: tuple[Any, ...], values: tuple[Any, ...] = ()) -> tuple[Any, ...]:
         """Return the rewritten graph's arguments for this call; `values` are those of `before`.
@@ -131,10 +131,10 @@ class Feeds:
         plan = self._plan
         if plan.results is None:
             return results
-        after: tuple[Any, ...] = ()
+        places = {"argument": arguments, "before": values, "graph": results}
         if plan.after is not None:
-            after = _evaluated(plan.after, arguments, values, results)
-        return tuple(_found(source, arguments, values, results, after) for source in plan.results)
+            places["after"] = _evaluated(plan.after, places)
+        return tuple(_found(source, places) for source in plan.results)
 
     def release(self) -> None:
         """Free the device memory; the next call allocates it again."""
@@ -265,10 +265,8 @@ class _StreamOrder:
                 current.wait_stream(stream)
 
 
-def _evaluated(
-    part: Evaluation, arguments: Sequence[Any], values: Sequence[Any], results: Sequence[Any]
-) -> tuple[Any, ...]:
-    inputs = [_found(source, arguments, values, results, ()) for source in part.inputs]
+def _evaluated(part: Evaluation, places: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
+    inputs = [_found(source, places) for source in part.inputs]
     # In the program's grad mode: views that the caller gets record whether gradients were enabled.
     with torch.set_grad_enabled(torch.is_grad_enabled()):
         # `forward`: hooks and checks of a module's call are not the program's.
@@ -276,16 +274,8 @@ def _evaluated(
     return found
 
 
-def _found(
-    source: Source, arguments: Sequence[Any], values: Sequence[Any], results: Sequence[Any], after: Sequence[Any]
-) -> Any:
-    if source.where == "argument":
-        return arguments[source.index]
-    if source.where == "before":
-        return values[source.index]
-    if source.where == "graph":
-        return results[source.index]
-    return after[source.index] if source.where == "after" else source.constant
+def _found(source: Source, places: Mapping[str, Sequence[Any]]) -> Any:
+    return source.constant if source.where == "constant" else places[source.where][source.index]
 
 
 def _other_geometry(text: str, before: Geometry, now: Geometry | None) -> str:

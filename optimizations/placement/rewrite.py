@@ -6,7 +6,7 @@ allocated here; `feeds` allocates the inputs at the first call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ class _Surgery:
             raise RewriteFailed(renamed[0], "its copy got another name")
         self.connections = Connections()
         self.fed: list[torch.fx.Node] = []
-        self.last_added = self.nodes[original.placeholders[-1]] if original.placeholders else None
+        self.first = self._after_inputs()
 
     def feed(self) -> None:
         """Add values on the GPU after the inputs and make the readers read them."""
@@ -267,29 +267,16 @@ class _Surgery:
         """Return how a call of the original becomes a call of the result."""
         return feed_plan(self.original, self.connections, set(self._inputs()))
 
-    # What is added to the graph.
-
-    def _add(self, make: Callable[[], torch.fx.Node]) -> torch.fx.Node:
-        """Add a node after the inputs and after the nodes added before."""
-        if self.last_added is not None:
-            context = self.graph.inserting_after(self.last_added)
-        else:
-            context = self.graph.inserting_before(next(iter(self.graph.nodes)))
-        with context:
-            self.last_added = make()
-        return self.last_added
+    # What is added to the graph, after the inputs and after the nodes added before.
 
     def _placeholder(
         self, name: str, layout: TensorLayout, *, static: bool, device: torch.device | None = None
     ) -> torch.fx.Node:
-        if name.startswith(PASSED):
-            # These stand before the others, and are added last.
-            first = self.fed[0] if self.fed else None
-            follows = first if first is not None else self._after_inputs()
-            with self.graph.inserting_before(follows):
-                node = self.graph.placeholder(name)
-        else:
-            node = self._add(lambda: self.graph.placeholder(name))
+        follows = self.first
+        if name.startswith(PASSED):  # these stand before the others, and are added last
+            follows = self.fed[0] if self.fed else self._after_inputs()
+        with self.graph.inserting_before(follows):
+            node = self.graph.placeholder(name)
         with self.before.mode:
             node.meta["example_value"] = torch.empty_strided(
                 layout.shape, layout.stride, dtype=layout.dtype, device=device or self.device
@@ -314,7 +301,8 @@ class _Surgery:
             # Generated code has one NaN. There are many, with a sign.
             raise RewriteFailed(f"compute {hoist.value}", "is not a number")
         settings = {"dtype": value.dtype, "device": self.device}
-        node = self._add(lambda: self.graph.call_function(torch.full, ((), value.item()), settings))
+        with self.graph.inserting_before(self.first):
+            node = self.graph.call_function(torch.full, ((), value.item()), settings)
         node.meta["stack_trace"] = self.original.nodes[hoist.value].meta.get("stack_trace")
         return node
 

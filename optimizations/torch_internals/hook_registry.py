@@ -18,13 +18,9 @@ _OF_MODULES = (
 _OF_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
-HANDLES: type[RemovableHandle] = RemovableHandle
-"""Its `next_id` grows with each hook that is registered on tensors, modules and optimizers."""
-
-
 def registered() -> int:
-    """Return how many hooks were ever registered."""
-    return HANDLES.next_id
+    """Return how many hooks were ever registered on tensors, modules and optimizers."""
+    return RemovableHandle.next_id
 
 
 def global_hooks() -> list[dict[int, Any]]:

@@ -43,7 +43,7 @@ class NotGuarded(Exception):
 
 
 class Exchanged(Exception):
-    """Report that a module no longer holds a parameter that is to be compared from now on."""
+    """Report that a module no longer holds a tensor that is to be compared from now on."""
 
 
 def same_tensors(roots: Iterable[tuple[torch.nn.Module, HeldTensors]], tensors: Sequence[Any]) -> ComparedAfterWrites:
@@ -64,15 +64,12 @@ def _dictionaries(module: torch.nn.Module, held: HeldTensors, tensors: Sequence[
     used = (PARAMETERS, held.parameters), (BUFFERS, held.buffers), (MODULES, held.modules)
     found = {name: _dictionary(module, name) for name, names in used if names}
     yield Held(module.__dict__, tuple(found.items()), is_written=True)
-    if held.parameters:
-        expected = tuple((name, tensors[index]) for name, index in held.parameters.items())
-        if any(found[PARAMETERS].get(name) is not value for name, value in expected):
+    for kept, indices in used[:2]:
+        expected = tuple((name, tensors[index]) for name, index in indices.items())
+        if any(found[kept].get(name) is not value for name, value in expected):
             raise Exchanged
-        yield Held(found[PARAMETERS], expected)
-    if held.buffers:
-        yield Held(
-            found[BUFFERS], tuple((name, tensors[index]) for name, index in held.buffers.items()), is_written=True
-        )
+        if expected:
+            yield Held(found[kept], expected, is_written=kept == BUFFERS)
     if held.modules:
         yield Held(found[MODULES], tuple((name, found[MODULES][name]) for name in held.modules))
         for name, inner in held.modules.items():

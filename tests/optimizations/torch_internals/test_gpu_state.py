@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import subprocess
 import sys
 
@@ -28,13 +29,9 @@ def test_pool_queries_leak_no_references() -> None:
     """In a process of its own: plain PyTorch 2.11 crashes it at the second question."""
     done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    lost = eval_numbers(done.stdout)
+    lost = json.loads(done.stdout)
     assert lost[:2] == [0, 0]
     assert all(abs(one) < 20 for one in lost[2:]), "of numbers that all of Python shares"
-
-
-def eval_numbers(text: str) -> list[int]:
-    return [int(one) for one in text.strip().strip("[]").split(",")]
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_cuda_memorySnapshot"), reason="this PyTorch knows nothing of CUDA")

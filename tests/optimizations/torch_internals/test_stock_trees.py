@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import Compiled, Model, nodes, values
+from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
 from optimizations.torch_internals import stock_trees
@@ -42,9 +42,7 @@ def test_duplicates_are_always_disabled() -> None:
 
 def test_function_without_kernels_is_captured(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu), **OWN_SETTINGS)
-    w = values(7)
-    for step in range(4):
-        compiled(values(step), values(1), w)
+    check(compiled, values(7), calls=4)
     assert [node.graph is not None for node in nodes()] == [True]
     assert compiled.functions[0].recorded_now() == 1
 
@@ -98,9 +96,7 @@ def test_moved_results_are_never_demoted_to_copies(cuda_on_cpu: CudaOnCpu) -> No
 
 def test_copied_inputs_have_one_list(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
-    w = values(7)
-    for step in range(3):
-        compiled(values(step), values(1), w)
+    check(compiled, values(7), calls=3)
     (node,) = nodes()
     node.input_copy_idxs = [1]
     assert node.non_static_input_idx == node.input_copy_idxs == [1]
@@ -108,9 +104,7 @@ def test_copied_inputs_have_one_list(cuda_on_cpu: CudaOnCpu) -> None:
 
 def test_released_pool_clears_its_decisions(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
-    w = values(7)
-    for step in range(3):
-        compiled(values(step), values(1), w)
+    check(compiled, values(7), calls=3)
     (one,) = managers()
     one.leave_pool()
     hint = "skip_cudagraph" if hasattr(one, "skip_cudagraph") else "non_cudagraph_managed_mutation_hint"
