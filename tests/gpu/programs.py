@@ -26,6 +26,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,7 +103,10 @@ def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...
     )
     rows = _written(given)
     common = _common()
-    with given.out.open("a", encoding="utf-8") if given.out else contextlib.nullcontext() as out:
+    with (
+        given.out.open("a", encoding="utf-8") if given.out else contextlib.nullcontext() as out,
+        tempfile.TemporaryDirectory(prefix="encore-programs-") as cache,
+    ):
 
         def tell(row: dict[str, Any]) -> None:
             rows.append(row)
@@ -120,7 +124,7 @@ def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...
                 programs = _not_run(chosen, rows, modes, process)
                 if left > 0 and programs:
                     its = dataclasses.replace(plan, budget_s=left)
-                    conductor = Conductor(its, {**common, "process": process}, tell, _say)
+                    conductor = Conductor(its, {**common, "process": process}, tell, _say, Path(cache))
                     asyncio.run(_until_signal(conductor, programs))
         except (KeyboardInterrupt, asyncio.CancelledError):
             print(f"interrupted; {len(rows)} rows were written", file=sys.stderr)

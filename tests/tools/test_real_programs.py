@@ -246,7 +246,7 @@ class Scripted:
             **(fields | changes),
         )
         rows: list[dict[str, Any]] = []
-        conductor = Conductor(plan, {"commit": "abc"}, rows.append, lambda text: None)
+        conductor = Conductor(plan, {"commit": "abc"}, rows.append, lambda text: None, self.script.parent / "kernels")
         asyncio.run(conductor.run([program(name) for name in names]))
         return {(row["program"], row["mode"]): row for row in rows}
 

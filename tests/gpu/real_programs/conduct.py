@@ -69,7 +69,7 @@ class Ended(Exception):
 class Process:
     """A worker and what it said. It ends with all that it started."""
 
-    def __init__(self, program: Program, mode: str, plan: Plan, folder: Path) -> None:
+    def __init__(self, program: Program, mode: str, plan: Plan, folder: Path, cache: Path) -> None:
         self.program, self.mode, self.plan = program, mode, plan
         self.results = folder / f"{program.name}.{mode}.safetensors"
         self.prepared: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class Process:
         self.failure: Ended | None = None
         self.through = asyncio.Event()
         self._log = folder / f"{program.name}.{mode}.log"
-        self._cache = folder / program.name
+        self._cache = cache / program.name
         self._process: asyncio.subprocess.Process | None = None
 
     async def prepare(self, timeout_s: float) -> None:
@@ -164,12 +164,16 @@ class Process:
 
 @dataclass
 class Conductor:
-    """`tell` is given each row when its program is through, `say` each remark on progress."""
+    """`tell` is given each row when its program is through, `say` each remark on progress.
+
+    `cache` has compiled kernels: all modes and processes of a program run the same.
+    """
 
     plan: Plan
     common: Mapping[str, Any]
     tell: Callable[[dict[str, Any]], None]
     say: Callable[[str], None]
+    cache: Path
     _begun: float = field(default_factory=time.monotonic)
 
     async def run(self, programs: Sequence[Program]) -> None:
@@ -186,7 +190,10 @@ class Conductor:
         return self.plan.budget_s - (time.monotonic() - self._begun)
 
     async def _wave(self, wave: Sequence[Program], folder: Path) -> None:
-        groups = [{mode: Process(program, mode, self.plan, folder) for mode in self.plan.modes} for program in wave]
+        groups = [
+            {mode: Process(program, mode, self.plan, folder, self.cache) for mode in self.plan.modes}
+            for program in wave
+        ]
         slots = asyncio.Semaphore(self.plan.jobs)
         try:
             # Eager and stock of all programs first: Encore waits for them anyway.
@@ -304,6 +311,6 @@ class Conductor:
 
     def _tell_not_run(self, program: Program) -> None:
         for mode in self.plan.modes:
-            process = Process(program, mode, self.plan, Path())
+            process = Process(program, mode, self.plan, Path(), self.cache)
             process.failure = Ended("not_run", OUT_OF_TIME)
             self.tell(self._row(process))
