@@ -149,30 +149,27 @@ def refused_function(function: Callable[..., Any]) -> Refusal | None:
     return None
 
 
-def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Refusal | None, bool]:
-    """Return a refusal of a call before it is observed, and whether it uses DistributedDataParallel.
-
-    `holds`: whether a tensor is on the GPU.
-    """
+def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> Refusal | None:
+    """Return a refusal of a call before it is observed. `holds`: whether a tensor is on the GPU."""
     for name, tensor in zip(call.labels, call.tensors, strict=False):
         if (refusal := refused_tensor(name, tensor, holds)) is not None:
-            return refusal, False
+            return refusal
     for name, value in [*((f"argument {index}", one) for index, one in enumerate(call.args)), *call.kwargs.items()]:
         if not copies(value):
             return Refusal(
                 f"{name} is a {type(value).__qualname__}, or holds one, of which no copy can be made",
                 "pass a dict, a list or a dataclass",
-            ), False
+            )
     state = call.state
     if any(gradient is not None and gradient.layout is not torch.strided for gradient in call.before):
-        return SPARSE, False
+        return SPARSE
     if (refusal := refused_sources(state)) is not None:
-        return refusal, False
+        return refusal
     devices = {str(t.device) for t in [*state.tensors.values(), *call.tensors] if t.device.type == "cuda"}
     if len(devices) > 1:
         return Refusal(
             f"works on several GPUs ({', '.join(sorted(devices))})", "capture the part on each GPU as its own step"
-        ), False
+        )
     return _refused_modules(state.modules)
 
 
@@ -207,29 +204,29 @@ def is_fully_sharded(module: torch.nn.Module) -> bool:
     return "FullyShardedDataParallel" in kind or kind.startswith("FSDP")
 
 
-def _refused_modules(modules: Mapping[str, torch.nn.Module]) -> tuple[Refusal | None, bool]:
-    """Return a refusal of these modules, if any, and whether one of them is DistributedDataParallel."""
-    distributed = False
+def is_distributed(state: HostState) -> bool:
+    """Return whether the state has a module of DistributedDataParallel."""
+    return any(isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in state.modules.values())
+
+
+def _refused_modules(modules: Mapping[str, torch.nn.Module]) -> Refusal | None:
     for path, module in modules.items():
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-            distributed = True
             if module.find_unused_parameters:
                 return Refusal(
                     f"uses {path} with find_unused_parameters=True, which reads on the host what was used",
                     "make every parameter take part, and leave the option off",
-                ), True
+                )
             backend = torch.distributed.get_backend(module.process_group)
             if backend != "nccl":
-                return Refusal(
-                    f"uses {path} over {backend}, whose collectives run on the host", "use the backend nccl"
-                ), True
+                return Refusal(f"uses {path} over {backend}, whose collectives run on the host", "use the backend nccl")
         elif isinstance(module, torch.nn.DataParallel):
             return Refusal(
                 f"uses {path}, a DataParallel, which copies the module in each call", "use DistributedDataParallel"
-            ), distributed
+            )
         elif is_fully_sharded(module):
             return Refusal(
                 f"uses {path}, a fully sharded module, whose streams and freed memory were not tried in a graph",
                 "use DistributedDataParallel, or capture what lies between its collectives",
-            ), distributed
-    return None, distributed
+            )
+    return None

@@ -28,6 +28,7 @@ from optimizations.capture.step.call import (
     DDP_WARM_UP,
     Call,
     call_of,
+    is_distributed,
     refused_call,
     refused_function,
     refused_iterators,
@@ -243,10 +244,9 @@ class CallRecorder:
             self.recordings.drop_all()
             self._plan.forget()
         call = call_of(args, kwargs, tensors, state)
-        refused, distributed = refused_call(call, device.holds)
-        if distributed:
+        if is_distributed(state):
             self._plan.warm_up = max(self._plan.warm_up, DDP_WARM_UP)
-        if refused is not None:
+        if (refused := refused_call(call, device.holds)) is not None:
             return self._refuse_and_run(key, refused, call)
         numbers = self._changes.numbers(state, self._rates.stands_for)
         given = plain_numbers(named_arguments(self._step, args, kwargs))

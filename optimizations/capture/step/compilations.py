@@ -9,7 +9,6 @@ is compiled, eagerly.
 from __future__ import annotations
 
 import contextlib
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -19,8 +18,6 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers
 
-_DYNAMO = "torch._dynamo"
-
 
 @contextlib.contextmanager
 def noticed(observer: Observer, *, forbid: bool) -> Iterator[None]:
@@ -29,12 +26,6 @@ def noticed(observer: Observer, *, forbid: bool) -> Iterator[None]:
     Raises:
         StepDiffers: with `forbid`, code would be compiled or kernels timed.
     """
-    if f"{_DYNAMO}.callback" not in sys.modules:
-        try:
-            yield
-        finally:
-            observer.set_up = observer.set_up or _DYNAMO in sys.modules
-        return
     handler: Any = torch_internals.compilation_callbacks
 
     def begins(arguments: Any) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # not in a call that is observed, which would not count then
 from simulated_gpu.operators import CpuDevice, copied
 from step_parts import batches, network, training_step
 
