@@ -109,19 +109,6 @@ def test_overlapping_inputs_are_passed(kind: str) -> None:
     assert graphed.report().replays >= 4, graphed.report().refusals
 
 
-def test_input_written_by_the_step_is_the_callers() -> None:
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        batch["x"].mul_(2)
-        return batch["x"].sum()
-
-    calls, again = batches("cpu"), batches("cpu")
-    expected = run(step, calls)
-    graphed = GraphedStep(step, device=CpuDevice())
-    assert_same(run(graphed, again), expected)
-    assert graphed.report().replays == len(calls) - 3
-    assert_same([batch["x"] for (batch,) in again], [batch["x"] for (batch,) in calls])
-
-
 @pytest.mark.parametrize("moves", [False, True])
 def test_adjacent_inputs_of_one_tensor_may_be_written(*, moves: bool) -> None:
     """Caches of keys and values are such tensors."""

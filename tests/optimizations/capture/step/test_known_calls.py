@@ -13,7 +13,7 @@ from simulated_gpu.operators import CpuDevice
 from step_parts import batches, loss_of, network
 from transformers import BatchEncoding
 
-from optimizations.capture.signature import signature
+from optimizations.capture.signature import replaced, signature
 from optimizations.capture.step import call_recorder
 from optimizations.capture.step.call import Arguments
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -54,33 +54,19 @@ NESTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
-def other_tensors(nest: Any, made: dict[int, Any]) -> Any:
-    """Return the same structure with new tensors; equal objects stay equal objects."""
-    if isinstance(nest, torch.Tensor):
-        fresh = torch.zeros_like(nest)
-        kind = torch.nn.Parameter(fresh, requires_grad=False) if isinstance(nest, torch.nn.Parameter) else fresh
-        return made.setdefault(id(nest), kind)
-    if isinstance(nest, collections.abc.Mapping):
-        return type(nest)({key: other_tensors(value, made) for key, value in nest.items()})
-    if dataclasses.is_dataclass(nest):
-        fields = dataclasses.fields(nest)
-        return type(nest)(*[other_tensors(getattr(nest, field.name), made) for field in fields])  # type: ignore[operator]
-    if isinstance(nest, Pair):
-        return Pair(*[other_tensors(member, made) for member in nest])
-    if isinstance(nest, (list, tuple)):
-        return type(nest)([other_tensors(member, made) for member in nest])
-    return nest
+def another(tensor: torch.Tensor) -> torch.Tensor:
+    fresh = torch.zeros_like(tensor)
+    return torch.nn.Parameter(fresh, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else fresh
 
 
 @pytest.mark.parametrize("name", sorted(NESTS))
 def test_tensors_of_an_equal_call_match_its_signature(name: str) -> None:
-    args, kwargs = NESTS[name]
-    arguments = known(args, kwargs)
-    made: dict[int, Any] = {}
-    given = other_tensors(args, made), other_tensors(kwargs, made)
-    expected: list[torch.Tensor] = []
-    signature(given, expected)
-    found = arguments.tensors_of(*given)
+    """It has the same structure and other tensors; equal objects stay equal objects."""
+    tensors: list[torch.Tensor] = []
+    signature(NESTS[name], tensors)
+    made = {id(tensor): another(tensor) for tensor in tensors}
+    expected = [made[id(tensor)] for tensor in tensors]
+    found = known(*NESTS[name]).tensors_of(*replaced(NESTS[name], iter(expected)))
     assert found is not None and len(found) == len(expected)
     assert all(mine is theirs for mine, theirs in zip(found, expected, strict=True))
 

@@ -101,24 +101,6 @@ def test_nested_arguments_are_flattened_and_rebuilt(name: str) -> None:
     assert sum(isinstance(one, torch.Tensor) for _, one, _ in parts(nest, "batch")) == len(tensors)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({"x": torch.ones(2)}, {"x": torch.ones(3)}),
-        ({"x": torch.ones(2)}, {"y": torch.ones(2)}),
-        ({"x": torch.ones(2)}, {"x": torch.ones(2, dtype=torch.float64)}),
-        (torch.ones(2, 3), torch.ones(3, 2).T),
-        ((torch.ones(2), 1), (torch.ones(2), 2)),
-        ((torch.ones(2), 1), (torch.ones(2), True)),
-        (torch.ones(2), torch.ones(2, requires_grad=True)),
-        ([torch.ones(2)], (torch.ones(2),)),
-        ([torch.ones(2)] * 2, [torch.ones(2), torch.ones(2)]),
-    ],
-)
-def test_different_graphs_have_different_signatures(one: Any, other: Any) -> None:
-    assert signature(one, []) != signature(other, [])
-
-
 def test_tensor_next_to_container_entries_is_in_the_signature() -> None:
     one, other = named(), named()
     one.mask = other.mask = torch.ones(2)  # type: ignore[attr-defined]

@@ -92,27 +92,12 @@ def test_added_or_removed_global_hook_is_noticed(register: Callable[..., Any]) -
     assert loop.watch.unchanged()
 
 
-def test_hook_registered_after_the_recording_runs() -> None:
-    loop, calls = Loop(), []
-    handle = loop.model[0].register_forward_hook(lambda *given: calls.append(1))
-    loop.graphed(*batches("cpu", 1)[0])
-    assert calls == [1]
-    handle.remove()
-
-
 @pytest.mark.parametrize("value", [1.5, float("1.5")])
 def test_equal_value_written_again_is_no_change(value: float) -> None:
     loop = Loop()
     loop.settings["scale"] = value
     assert loop.watch.unchanged() and loop.watch.unchanged()
     loop.settings["scale"] = 1.75
-    assert not loop.watch.unchanged()
-
-
-@pytest.mark.parametrize("value", [None, "1.5", torch.ones(()), [1.5], True])
-def test_other_kind_of_value_is_noticed(value: Any) -> None:
-    loop = Loop()
-    loop.settings["scale"] = value
     assert not loop.watch.unchanged()
 
 
