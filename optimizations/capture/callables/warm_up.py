@@ -106,20 +106,20 @@ def observing(
     observer.in_region = False  # autocast's cached casts are cleared before each run
     observer.before_write = before_write
     observer.host_generators = host_generators(device, state)
-    queries = forbidden_calls.Queries(as_captured=member.as_captured)
-    watched = forbidden_calls.watched(observer, queries, capturing=forbid, compiled=state.compiled)
+    observer.as_captured = member.as_captured
+    watched = forbidden_calls.watched(observer, compiled=state.compiled)
     before, states = Generators(device, state), device.random_states()
     snapshot = state.snapshot()
     host_random = HostRandom(with_torch=device.has_own_random, generators=state.generators)
     try:
-        with around, compilations.noticed(observer, forbid=forbid), watched, observer:
+        with around, compilations.noticed(observer), watched, observer:
             yield observer
         found = observer.refusals  # the callable may catch exceptions
         found += map(changed_itself, member.marks.changed())
         if not member.draws_unused:
             found += [drawn_on_the_host(name, state, "call") for name in host_random.drawn()]
         if not forbid and (observer.draws or not all(map(torch.equal, states, device.random_states()))):
-            found += [CHECKPOINT_DRAWS] if queries.random_state else before.refusals(observer)
+            found += [CHECKPOINT_DRAWS] if observer.queries_random_state else before.refusals(observer)
         found += call_changes(state, snapshot, ())
     finally:
         member.generators = observer.generators

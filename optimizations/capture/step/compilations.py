@@ -20,17 +20,17 @@ from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers
 
 
 @contextlib.contextmanager
-def noticed(observer: Observer, *, forbid: bool) -> Iterator[None]:
-    """Report compilations in the block to the observer; with `forbid` raise instead.
+def noticed(observer: Observer) -> Iterator[None]:
+    """Report compilations in the block to the observer; raise instead in a capture.
 
     Raises:
-        StepDiffers: with `forbid`, code would be compiled or kernels timed.
+        StepDiffers: in a capture, code would be compiled or kernels timed.
     """
     handler: Any = torch_internals.compilation_callbacks
 
     def begins(arguments: Any) -> None:
         observer.set_up = observer.compiling = True
-        if forbid:
+        if observer.forbids:
             raise StepDiffers(SETS_UP)
 
     def ends(arguments: Any) -> None:
@@ -39,10 +39,10 @@ def noticed(observer: Observer, *, forbid: bool) -> Iterator[None]:
     handler.register_start_callback(begins)
     handler.register_end_callback(ends)
     try:
-        with torch.compiler.set_stance("fail_on_recompile") if forbid else contextlib.nullcontext():
+        with torch.compiler.set_stance("fail_on_recompile") if observer.forbids else contextlib.nullcontext():
             yield
     except Exception as error:
-        if forbid and not isinstance(error, StepDiffers) and (observer.set_up or _is_dynamos(error)):
+        if observer.forbids and not isinstance(error, StepDiffers) and (observer.set_up or _is_dynamos(error)):
             observer.set_up = True
             raise StepDiffers(SETS_UP) from error
         raise

@@ -50,22 +50,8 @@ _CAPTURED = "_cuda_isCurrentStreamCapturing"
 _OPTIMIZERS = "/torch/optim/"
 
 
-class Queries:
-    """Record which state of the GPU a step queries.
-
-    Attributes:
-        random_state: the step read or set the GPU's random state.
-        is_captured: it queried whether it is captured, before anything was refused.
-        as_captured: the value that this query returns. Note [Code that queries whether it is captured].
-    """
-
-    def __init__(self, *, as_captured: bool = False) -> None:
-        self.random_state = self.is_captured = False
-        self.as_captured = as_captured
-
-
 @contextlib.contextmanager
-def watched(observer: Observer, queries: Queries, *, capturing: bool, compiled: bool) -> Iterator[None]:
+def watched(observer: Observer, *, compiled: bool) -> Iterator[None]:
     """Refuse these functions while a step runs, in its thread and in autograd's. Note [Random state and checkpoints].
 
     `compiled`: whether the step has compiled code. Its guards compare `torch.tensor` with PyTorch's own, so that is not
@@ -89,8 +75,8 @@ def watched(observer: Observer, queries: Queries, *, capturing: bool, compiled: 
     def get_rng_state(*arguments: Any, **keywords: Any) -> torch.Tensor:
         if elsewhere():
             return stock_get(*arguments, **keywords)
-        queries.random_state = True
-        if capturing:
+        observers[0].queries_random_state = True
+        if observers[0].forbids:
             return nothing
         with observers[0].unseen():
             return stock_get(*arguments, **keywords)
@@ -99,8 +85,8 @@ def watched(observer: Observer, queries: Queries, *, capturing: bool, compiled: 
         if elsewhere():
             stock_set(state, *arguments, **keywords)
             return
-        queries.random_state = True
-        if not capturing:
+        observers[0].queries_random_state = True
+        if not observers[0].forbids:
             with observers[0].unseen():
                 stock_set(state, *arguments, **keywords)
 
@@ -121,8 +107,8 @@ def watched(observer: Observer, queries: Queries, *, capturing: bool, compiled: 
             return bool(stock_captured())
         if called_from(_OPTIMIZERS):
             return False
-        queries.is_captured = queries.is_captured or not observers[0].refusals
-        return queries.as_captured
+        observers[0].queries_capture |= not observers[0].refusals
+        return observers[0].as_captured
 
     _fill_function_tables()
     nothing = torch.empty(0, dtype=torch.uint8, device="cpu")

@@ -57,6 +57,10 @@ class Observer(torch_internals.TorchDispatchMode):
     """Observe operators while a step runs. With `forbid`, raise `StepRefused` before one that cannot be captured.
 
     Attributes:
+        forbids: whether the step is captured.
+        as_captured: the value that the step gets if it queries whether it is captured. See `forbidden_calls`.
+        queries_capture: whether it made this query before anything was refused.
+        queries_random_state: whether it read or set the GPU's random state.
         operations: the operators that ran, in order.
         refusals: what a graph could not repeat.
         outside: storages that were read and not allocated by the step, by address: a tensor, and the line of the read.
@@ -86,6 +90,7 @@ class Observer(torch_internals.TorchDispatchMode):
         known: Mapping[int, str],
         *,
         forbid: bool,
+        as_captured: bool = False,
         generators: Sequence[torch.Generator] = (),
         keeps_workspace: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -97,7 +102,8 @@ class Observer(torch_internals.TorchDispatchMode):
         self.log: LaunchLog | None = None
         self.rates: frozenset[int] = frozenset()
         self.in_region = _inside_autocast()
-        self._forbid = forbid
+        self.forbids, self.as_captured = forbid, as_captured
+        self.queries_capture = self.queries_random_state = False
         self._made: set[int] = set()
         self._from_numbers: dict[int, torch.Tensor] = {}
         self.operations: list[Operation] = []
@@ -135,13 +141,13 @@ class Observer(torch_internals.TorchDispatchMode):
         """
         if self.compiling or called_by_the_compiler():
             self.set_up = True
-            if self._forbid:
+            if self.forbids:
                 raise StepDiffers(SETS_UP)
             return
         refusal = Refusal(reason, advice_by_caller() or advice, current_line())
         if refusal not in self.refusals:
             self.refusals.append(refusal)
-        if self._forbid:
+        if self.forbids:
             raise StepRefused(refusal)
 
     def _noted(self, func: Any, args: Any, kwargs: Any, storages: set[int]) -> Any:
@@ -236,7 +242,7 @@ class Observer(torch_internals.TorchDispatchMode):
             self.draws = self.draws or not self._is_of_host(generator)
             unknown = generator is not None and not any(generator is known for known in self.generators)
             if unknown and not self._is_of_host(generator):
-                if self._forbid:
+                if self.forbids:
                     self.refuse("draws from a generator that it did not use before", "use one generator in all calls")
                 self.generators.append(generator)
                 self.first_states.append(generator.get_state())

@@ -216,16 +216,16 @@ def capture(
         device.holds,
         call.known(placeholders),
         forbid=True,
-        generators=seen.generators,
+        as_captured=progress.as_captured,
+        generators=seen.observer.generators,
         keeps_workspace=device.keeps_workspace,
     )
     observer.rates, observer.host_generators = rates.storages(), host_generators(device, call.state)
-    queries = forbidden_calls.Queries(as_captured=progress.as_captured)
     room = bytes_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
     with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
         observer.log = log = device.launch_log()
-        with device.capturing(graph, pool, seen.generators), log.noting(*loaded_modules(), operators=False):
+        with device.capturing(graph, pool, seen.observer.generators), log.noting(*loaded_modules(), operators=False):
             if not pool_before and carves(os.environ):
                 device.make_room(room)
             there = [gradient for gradient in call.before if gradient is not None]
@@ -233,8 +233,8 @@ def capture(
             there.clear()
             observer.before_write = writes.note
             with (
-                compilations.noticed(observer, forbid=True),
-                forbidden_calls.watched(observer, queries, capturing=True, compiled=call.state.compiled),
+                compilations.noticed(observer),
+                forbidden_calls.watched(observer, compiled=call.state.compiled),
                 observer,
             ):
                 returned = step(*args, **kwargs)
@@ -244,7 +244,7 @@ def capture(
         changes = list(call_changes(call.state, snapshot, results))
     if not device.ready():
         raise StepDiffers(FREED_MEANWHILE)
-    _check(observer, queries, seen, flatten(returned, []), changes)
+    _check(observer, seen, flatten(returned, []), changes)
     for refusal in [*map(changed_itself, marks.changed()), *given.changes(args, kwargs)]:
         raise StepRefused(refusal)
     check_unread(device, graph, results, call.state.code)
@@ -256,7 +256,7 @@ def capture(
     kept = [
         tensor
         for address, (reference, _) in observer.outside.items()
-        if address in seen.outside
+        if address in seen.observer.outside
         and address not in unread
         and (tensor := reference()) is not None
         and id(tensor) not in gradients_of_call  # `Gradients` keeps them
@@ -385,7 +385,6 @@ FREED_MEANWHILE = Refusal(
 
 def _check(
     observer: Observer,
-    queries: forbidden_calls.Queries,
     seen: Observed,
     structure: Hashable,
     changes: Sequence[Refusal],
@@ -400,9 +399,9 @@ def _check(
         raise StepDiffers(SETS_UP)
     if observer.refusals:
         raise StepRefused(observer.refusals[0])
-    if queries.random_state and (observer.draws or seen.draws):
+    if observer.queries_random_state and (observer.draws or seen.draws):
         raise StepRefused(CHECKPOINT_DRAWS)
-    if (difference := first_difference(seen.operations, observer.operations)) is not None:
+    if (difference := first_difference(seen.observer.operations, observer.operations)) is not None:
         raise StepDiffers(difference)
     if without_objects(structure) != without_objects(seen.structure):
         raise StepDiffers(OTHER_RESULT)

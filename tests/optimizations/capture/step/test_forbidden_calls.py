@@ -15,14 +15,14 @@ from simulated_gpu.operators import CpuDevice
 from torch.overrides import TorchFunctionMode
 
 from optimizations import torch_internals
-from optimizations.capture.step.forbidden_calls import Queries, watched
+from optimizations.capture.step.forbidden_calls import watched
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import Observer, storage
 
 
 @pytest.fixture
 def everything_on_the_gpu() -> Callable[[], Any]:
-    return lambda: watched(Observer(lambda tensor: True, {}, forbid=False), Queries(), capturing=True, compiled=False)
+    return lambda: watched(Observer(lambda tensor: True, {}, forbid=False), compiled=False)
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +38,13 @@ def test_number_is_converted_by_a_fill() -> None:
     observer = Observer(lambda tensor: True, {}, forbid=False)
     for data in (1.5, 3, True, -math.inf, math.nan, 2**54 + 1):
         for keywords in ({}, {"dtype": torch.complex64}, {"dtype": torch.bfloat16}):
-            with watched(observer, Queries(), capturing=True, compiled=False):
+            with watched(observer, compiled=False):
                 found = [make(data, device="cpu", **keywords) for make in (torch.tensor, torch.as_tensor)]
             for mine in found:
                 expected = stock(data, **keywords)
                 assert mine.dtype == expected.dtype and mine.shape == expected.shape
                 assert mine.untyped_storage().tolist() == expected.untyped_storage().tolist()
-    with watched(observer, Queries(), capturing=True, compiled=False), observer:
+    with watched(observer, compiled=False), observer:
         torch.tensor(0.5, device="cpu")
         assert [operation.name for operation in observer.operations] == ["aten.full.default"]
         for data in (numpy.float64(0.5), [1.0], []):
@@ -53,7 +53,7 @@ def test_number_is_converted_by_a_fill() -> None:
         with pytest.raises(RuntimeError, match="overflow"):
             torch.tensor(300, dtype=torch.uint8, device="cpu")
         assert torch.tensor(1e39, dtype=torch.float32, device="cpu").isinf()  # a fill would raise
-    with watched(observer, Queries(), capturing=True, compiled=True):
+    with watched(observer, compiled=True):
         assert torch.tensor is stock
 
 

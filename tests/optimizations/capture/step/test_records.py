@@ -17,7 +17,7 @@ from optimizations import torch_internals
 from optimizations.capture.device import any_word_in
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import copies, parts, refused_tensor, replaced, signature
-from optimizations.capture.step.forbidden_calls import Queries, watched
+from optimizations.capture.step.forbidden_calls import watched
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import Observer, draws, has_own_state, storage
 from optimizations.capture.step.observing import Observed
@@ -181,7 +181,9 @@ def test_first_difference_of_two_runs_is_reported_with_its_line() -> None:
 
 
 def seen(trace: list[Operation], *findings: Refusal) -> Observed:
-    return Observed(trace, None, [*findings], frozenset(), [], False, False, False, frozenset())
+    observer = Observer(lambda tensor: True, {}, forbid=False)
+    observer.operations = trace
+    return Observed(observer, None, [*findings], False, frozenset())
 
 
 def test_calls_that_agree_late_are_accepted() -> None:
@@ -224,10 +226,10 @@ def test_checkpoint_random_state_is_not_traced(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.zeros(8, dtype=torch.uint8).clone())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: state.clone())
     for capturing in (False, True):
-        observer, queries = Observer(lambda tensor: True, {}, forbid=capturing), Queries()
-        with watched(observer, queries, capturing=capturing, compiled=False), observer:
+        observer = Observer(lambda tensor: True, {}, forbid=capturing)
+        with watched(observer, compiled=False), observer:
             torch.cuda.set_rng_state(torch.cuda.get_rng_state())
-        assert observer.operations == [] and queries.random_state
+        assert observer.operations == [] and observer.queries_random_state
 
 
 def test_too_many_signatures_are_reported() -> None:
@@ -266,7 +268,7 @@ def test_module_imported_while_watched_retains_no_observer() -> None:
     observer = Observer(lambda tensor: True, {}, forbid=True)
     gone = weakref.ref(observer)
     owners = [(torch.cuda, "synchronize"), (torch, "manual_seed")]
-    with watched(observer, Queries(), capturing=True, compiled=False):
+    with watched(observer, compiled=False):
         kept = [vars(owner)[name] for owner, name in owners]
     assert all(function is not vars(owner)[name] for function, (owner, name) in zip(kept, owners, strict=True))
     del observer
