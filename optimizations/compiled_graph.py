@@ -15,8 +15,7 @@ import torch.fx
 from optimizations import torch_internals
 from optimizations.calls.binding import Binding, bind
 from optimizations.calls.bound import bound, release_bindings
-from optimizations.calls.double_backward import double_backwards_refused
-from optimizations.calls.shortcut import shortcuts
+from optimizations.calls.shortcut import finishing
 from optimizations.calls.turns import LENT, inside_a_function
 from optimizations.options import Options
 from optimizations.placement import Feeds, Placement, place, untouched
@@ -88,9 +87,9 @@ def _compiled(
         with noted(), _CHANGED:  # a backward is compiled when it first runs, in a thread of its own
             return torch_internals.compile_fx_inner(*arguments, **settings)
 
-    lean = shortcuts(entry.note_shortcut) if settings.lean else contextlib.nullcontext()
-    refused = contextlib.nullcontext() if maker is None else double_backwards_refused(maker.forward_returns)
-    with noted(), lean, refused, _CHANGED:
+    note = entry.note_shortcut if settings.lean else None
+    forward_returns = None if maker is None else maker.forward_returns
+    with noted(), finishing(note, forward_returns), _CHANGED:
         compiled = torch_internals.compile_fx.compile_fx(
             placement.graph_module, inputs, inner_compile=compile_inner, config_patches=inductor
         )

@@ -9,9 +9,7 @@ saves an input, a backward under `create_graph=True` gets tangents that require 
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,31 +18,8 @@ from optimizations import torch_internals
 from optimizations.torch_internals import wrappers
 
 
-@contextlib.contextmanager
-def double_backwards_refused(forward_returns: Callable[[int], None]) -> Iterator[None]:
-    """Make the autograd functions that AOTAutograd creates in the block permanently refuse double differentiation.
-
-    `forward_returns` is called for each with the number of its forward's results that callers get; the others are
-    saved.
-
-    Dynamo holds its compile lock meanwhile, so nothing else is compiled.
-    """
-    owner, attribute = torch_internals.holder_of("runtime_wrapper_post_compile")
-    stock = getattr(owner, attribute)
-
-    @functools.wraps(stock)
-    def post_compile(wrapper: Any, compiled: Any, config: Any, *, runtime_metadata: Any) -> Any:
-        function = wrappers.autograd_function(compiled) if wrapper.trace_joint else None
-        if function is not None:
-            _look_at_first_forward(function)
-            forward_returns(runtime_metadata.num_forward_returns)
-        return stock(wrapper, compiled, config, runtime_metadata=runtime_metadata)
-
-    with torch_internals.replaced("runtime_wrapper_post_compile", post_compile):
-        yield
-
-
-def _look_at_first_forward(function: Any) -> None:
+def refuse_double_backwards(function: Any) -> None:
+    """Make an autograd function that AOTAutograd created permanently refuse double differentiation."""
     forward, backward = function.forward, function.backward
 
     def first_forward(ctx: Any, *arguments: Any) -> Any:

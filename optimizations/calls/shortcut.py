@@ -41,6 +41,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.calls import trained
+from optimizations.calls.double_backward import refuse_double_backwards
 from optimizations.report import ShortcutReport
 from optimizations.torch_internals import wrappers
 from optimizations.torch_internals.only_partition import Order, only_partition
@@ -67,19 +68,31 @@ def needed(metadata: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
-    """Give graphs that AOTAutograd finishes in the block a shortcut if possible; call `note` with a report for each.
+def finishing(
+    note: Callable[[ShortcutReport], None] | None, forward_returns: Callable[[int], None] | None
+) -> Iterator[None]:
+    """Change graphs that AOTAutograd finishes in the block.
 
     Dynamo holds its compile lock meanwhile, so nothing else is compiled.
+
+    Args:
+        note: graphs get a shortcut if possible, and `note` is called with a report for each.
+        forward_returns: graphs refuse double backwards, and this is called with the number of each forward's results
+            that callers get; the others are saved.
     """
     owner, attribute = torch_internals.holder_of("runtime_wrapper_post_compile")
     stock = getattr(owner, attribute)
 
     @functools.wraps(stock)
     def post_compile(wrapper: Any, compiled: Any, config: Any, *, runtime_metadata: Any) -> Any:
-        full = stock(wrapper, compiled, config, runtime_metadata=runtime_metadata)
-        reason = needed(runtime_metadata) or wrappers.unknown_wrappers()
         function = wrappers.autograd_function(compiled) if wrapper.trace_joint else None
+        if function is not None and forward_returns is not None:
+            refuse_double_backwards(function)
+            forward_returns(runtime_metadata.num_forward_returns)
+        full = stock(wrapper, compiled, config, runtime_metadata=runtime_metadata)
+        if note is None:
+            return full
+        reason = needed(runtime_metadata) or wrappers.unknown_wrappers()
         graph = wrappers.graph_inside(compiled if function is None else function.compiled_fw)
         if reason is None and graph is None:
             reason = "other wrappers stand between AOTAutograd and Inductor (for tensor subclasses)"
