@@ -53,35 +53,35 @@ def results(node: Any) -> Sequence[Any]:
     return described
 
 
-def recorded_of(outputs: Iterable[torch.Tensor], since: int, *, saved_too: bool) -> Recorded:
+def _reached(nodes: Iterable[Any], since: int = 0) -> Iterator[Any]:
+    """Yield these autograd nodes and all that their gradients reach, but none beyond a node from before `since`."""
+    seen: set[Any] = {None}
+    waiting = list(nodes)
+    while waiting:
+        if (node := waiting.pop()) in seen:
+            continue
+        seen.add(node)
+        yield node
+        if number(node) >= since:
+            waiting += [before for before, _ in node.next_functions]
+
+
+def recorded_of(outputs: Sequence[torch.Tensor], since: int, *, saved_too: bool) -> Recorded:
     """Return the autograd graph of these results of a function that began at `since` (`next_number`).
 
     With `saved_too` the addresses of saved tensors are included. Tensors of checkpoints are not recomputed for it.
     """
-    leaves: dict[int, torch.Tensor] = {}
+    leaves = {id(one): one for one in outputs if one.grad_fn is None and one.requires_grad}
     saved: set[int] = set()
-    waiting: list[Any] = []
-    for output in outputs:
-        if output.grad_fn is not None:
-            waiting.append(output.grad_fn)
-        elif output.requires_grad:
-            leaves[id(output)] = output
-    seen: set[Any] = set()
     older = False
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            leaves[id(leaf)] = leaf
+    for node in _reached((output.grad_fn for output in outputs), since):
+        if is_of_leaf(node):
+            leaves[id(node.variable)] = node.variable
         elif number(node) < since:
             older = True
-        else:
-            if saved_too:
-                with torch_internals.disable_current_modes():  # some do not take saved numbers
-                    saved |= set(_saved_by(node))
-            waiting += [before for before, _ in node.next_functions]
+        elif saved_too:
+            with torch_internals.disable_current_modes():  # some do not take saved numbers
+                saved |= set(_saved_by(node))
     return Recorded(tuple(leaves.values()), older, frozenset(saved))
 
 
@@ -96,21 +96,12 @@ def depending_on(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
 
 def leads_to_hooks(node: Any) -> bool:
     """Return whether the gradient that an autograd node receives reaches a leaf with gradient hooks."""
-    seen: set[Any] = {None}
-    waiting = [node]
-    while waiting:
-        if (node := waiting.pop()) in seen:
-            continue
-        seen.add(node)
-        if is_of_leaf(node):
-            if node.variable._backward_hooks:
-                return True
-        else:
-            waiting += [before for before, _ in node.next_functions]
-    return False
+    return any(is_of_leaf(one) and one.variable._backward_hooks for one in _reached([node]))
 
 
 def _saved_by(node: Any) -> Iterator[int]:
+    """Yield the addresses of storages that a node saved, without unpacking. Unpacking would return a new object for a
+    tensor with hooks, without the attributes that the program set on it and that its own backward may use."""
     for name in dir(node):
         if not name.startswith(_RAW):
             continue
@@ -118,15 +109,9 @@ def _saved_by(node: Any) -> Iterator[int]:
         with contextlib.suppress(RuntimeError, AttributeError):
             held = getattr(node, name)
         for one in held if isinstance(held, (list, tuple)) else (held,):
-            yield from _storage_of(one)
-
-
-def _storage_of(saved: Any) -> Iterator[int]:
-    """Yield the address of a saved tensor's storage without unpacking it. Unpacking would return a new object for a
-    tensor with hooks, without the attributes that the program set on it and that its own backward may use."""
-    with contextlib.suppress(RuntimeError, AttributeError):  # nothing saved, or a tensor without storage
-        if saved.unpack_hook is None:
-            yield saved.data.untyped_storage().data_ptr()
+            with contextlib.suppress(RuntimeError, AttributeError):  # nothing saved, or a tensor without storage
+                if one.unpack_hook is None:
+                    yield one.data.untyped_storage().data_ptr()
 
 
 @contextlib.contextmanager

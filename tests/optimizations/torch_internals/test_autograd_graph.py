@@ -1,0 +1,57 @@
+"""What autograd recorded of a function is found behind functions of any kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from optimizations.torch_internals.autograd_graph import depending_on, leads_to_hooks, next_number, recorded_of
+
+
+class Doubling(torch.autograd.Function):
+    """Its node has an attribute by the name under which nodes of leaves have their tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.variable = x.detach().clone()
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return 2 * gradients[0]
+
+
+@pytest.fixture
+def leaf() -> torch.Tensor:
+    return torch.ones(3, requires_grad=True)
+
+
+def test_leaves_and_saved_tensors_of_a_function_are_found(leaf: torch.Tensor) -> None:
+    since = next_number()
+    result = Doubling.apply(leaf.sin())
+    found = recorded_of([result, leaf], since, saved_too=True)
+    assert [id(one) for one in found.leaves] == [id(leaf)]
+    assert (found.older, found.saved) == (False, {leaf.data_ptr()})
+
+
+@pytest.mark.parametrize("is_custom", [False, True])
+def test_graph_from_before_the_function_is_older(leaf: torch.Tensor, is_custom: bool) -> None:
+    before = leaf.exp()
+    since = next_number()
+    found = recorded_of([Doubling.apply(before) if is_custom else 2 * before], since, saved_too=False)
+    assert (found.leaves, found.older) == ((), True)
+
+
+def test_outputs_are_listed_by_the_leaves_they_reach(leaf: torch.Tensor) -> None:
+    other = torch.ones(3, requires_grad=True)
+    outputs = [Doubling.apply(leaf), leaf * other, other.detach()]
+    assert depending_on(outputs, [leaf, other, torch.ones(1)]) == [{0, 1}, {1}, set()]
+
+
+def test_hooks_of_leaves_are_found_behind_functions(leaf: torch.Tensor) -> None:
+    result = Doubling.apply(leaf.exp())
+    assert not leads_to_hooks(result.grad_fn)
+    leaf.register_hook(lambda gradient: None)
+    assert leads_to_hooks(result.grad_fn)
