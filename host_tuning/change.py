@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from host_tuning.cpu_list import parse_cpus
-from host_tuning.gpu import Gpus
+from host_tuning.gpu import Nvml
 from host_tuning.machine import CGROUP, Machine
 
 
@@ -88,7 +88,7 @@ class Change:
             case Kind.CLOCK:
                 return f"unlock the graphics clock of {self.target}"
 
-    def do(self, machine: Machine, gpus: Gpus) -> None:
+    def do(self, machine: Machine, gpus: Nvml) -> None:
         """Make the change.
 
         Raises:
@@ -106,7 +106,7 @@ class Change:
             case Kind.CLOCK:
                 gpus.lock_clock(self.target, int(self.after))
 
-    def undo(self, machine: Machine, gpus: Gpus) -> None:
+    def undo(self, machine: Machine, gpus: Nvml) -> None:
         """Put back what was there before; do nothing where it is there already.
 
         Raises:

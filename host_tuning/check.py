@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from host_tuning.cpu_list import format_cpus
-from host_tuning.gpu import GpuFacts, Gpus, Nvml
+from host_tuning.gpu import GpuFacts, Nvml
 from host_tuning.machine import BOOST, CPU, NO_TURBO, SMT_CONTROL, Machine
 
 DEEP_EXIT_LATENCY_US = 20
@@ -40,7 +40,7 @@ class Finding:
         return asdict(self)
 
 
-def check(machine: Machine | None = None, gpus: Gpus | None = None, gpu_index: int = 0) -> tuple[Finding, ...]:
+def check(machine: Machine | None = None, gpus: Nvml | None = None, gpu_index: int = 0) -> tuple[Finding, ...]:
     """Return all findings about this host, in a fixed order. Changes nothing, needs no rights."""
     machine = machine or Machine()
     gpu = (gpus or Nvml()).facts(gpu_index)

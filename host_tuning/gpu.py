@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pynvml
 
@@ -39,29 +39,11 @@ class GpuFacts:
     other_processes: int | None
 
 
-class Gpus(Protocol):
-    """Define what `check` and `tune` need of NVML; tests have one without a GPU."""
+class Nvml:
+    """Access the GPUs of this machine; tests have a class like it without a GPU."""
 
     def facts(self, index: int = 0) -> GpuFacts | None:
         """Return the GPU with this number in the order of the bus; None where there is no NVML or no such GPU."""
-
-    def clocks_mhz(self, uuid: str) -> tuple[int, ...]:
-        """Return the graphics clocks that can be locked in MHz, lowest first. Raises GpuError."""
-
-    def set_persistence(self, uuid: str, on: bool) -> None:
-        """Set the persistence mode. Raises GpuError."""
-
-    def lock_clock(self, uuid: str, mhz: int) -> None:
-        """Lock the graphics clock at one frequency. Raises GpuError."""
-
-    def unlock_clock(self, uuid: str) -> None:
-        """Let the driver choose the graphics clock again. Raises GpuError."""
-
-
-class Nvml:
-    """Access the GPUs of this machine."""
-
-    def facts(self, index: int = 0) -> GpuFacts | None:
         try:
             with _nvml():
                 return _facts(pynvml.nvmlDeviceGetHandleByIndex(index))
@@ -69,6 +51,8 @@ class Nvml:
             return None
 
     def clocks_mhz(self, uuid: str) -> tuple[int, ...]:
+        """Return the graphics clocks that can be locked in MHz, lowest first. Raises GpuError, as all below."""
+
         def ask(handle: Any) -> set[int]:
             found: set[int] = set()
             for memory_clock in pynvml.nvmlDeviceGetSupportedMemoryClocks(handle):
@@ -78,13 +62,16 @@ class Nvml:
         return tuple(sorted(self._do(uuid, "ask for its clocks", ask)))
 
     def set_persistence(self, uuid: str, on: bool) -> None:
+        """Set the persistence mode."""
         state = pynvml.NVML_FEATURE_ENABLED if on else pynvml.NVML_FEATURE_DISABLED
         self._do(uuid, "set persistence mode", lambda handle: pynvml.nvmlDeviceSetPersistenceMode(handle, state))
 
     def lock_clock(self, uuid: str, mhz: int) -> None:
+        """Lock the graphics clock at one frequency."""
         self._do(uuid, "lock its clock", lambda handle: pynvml.nvmlDeviceSetGpuLockedClocks(handle, mhz, mhz))
 
     def unlock_clock(self, uuid: str) -> None:
+        """Let the driver choose the graphics clock again."""
         self._do(uuid, "unlock its clock", pynvml.nvmlDeviceResetGpuLockedClocks)
 
     def _do(self, uuid: str, what: str, call: Callable[[Any], Any]) -> Any:

@@ -15,7 +15,7 @@ from host_tuning.change import Change, Kind
 from host_tuning.check import DEEP_EXIT_LATENCY_US
 from host_tuning.cpu_list import format_cpus, parse_cpus
 from host_tuning.errors import Refused
-from host_tuning.gpu import Gpus
+from host_tuning.gpu import Nvml
 from host_tuning.machine import BOOST, CGROUP, CPU, NO_TURBO, SMT_CONTROL, VENDORS, Machine
 
 BENCH_CGROUP = f"{CGROUP}/encore-bench"
@@ -46,7 +46,7 @@ class _Cannot(Exception):
     """Report one item that cannot be done here, and why."""
 
 
-def plan(wishes: Wishes, machine: Machine, gpus: Gpus) -> tuple[Change, ...]:
+def plan(wishes: Wishes, machine: Machine, gpus: Nvml) -> tuple[Change, ...]:
     """Return the writes, in the order they are to be made, without those that would change nothing.
 
     Raises:
@@ -68,7 +68,7 @@ def plan(wishes: Wishes, machine: Machine, gpus: Gpus) -> tuple[Change, ...]:
     return tuple(change for change in changes if change.before != change.after)
 
 
-def _items(wishes: Wishes, machine: Machine, gpus: Gpus) -> tuple[tuple[bool, str, Callable[[], list[Change]]], ...]:
+def _items(wishes: Wishes, machine: Machine, gpus: Nvml) -> tuple[tuple[bool, str, Callable[[], list[Change]]], ...]:
     """Return the items in the order of Note [Order]."""
     return (
         (wishes.governor, "governor", lambda: _governor(machine)),
@@ -226,21 +226,21 @@ def _memory_nodes(machine: Machine, cpus: set[int]) -> str:
     return format_cpus(nodes) or "0"
 
 
-def _gpu_uuid(gpus: Gpus, index: int) -> str:
+def _gpu_uuid(gpus: Nvml, index: int) -> str:
     facts = gpus.facts(index)
     if facts is None:
         raise _Cannot(f"NVML shows no GPU {index}")
     return facts.uuid
 
 
-def _persistence(gpus: Gpus, index: int) -> list[Change]:
+def _persistence(gpus: Nvml, index: int) -> list[Change]:
     uuid, facts = _gpu_uuid(gpus, index), gpus.facts(index)
     if facts is None or facts.persistence is None:
         raise _Cannot(f"GPU {index} has no persistence mode")
     return [Change("gpu_persistence", Kind.PERSISTENCE, uuid, "on" if facts.persistence else "off", "on")]
 
 
-def _gpu_clock(gpus: Gpus, index: int, mhz: int) -> list[Change]:
+def _gpu_clock(gpus: Nvml, index: int, mhz: int) -> list[Change]:
     uuid = _gpu_uuid(gpus, index)
     clocks = gpus.clocks_mhz(uuid)
     if mhz not in clocks:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from host_tuning.change import Change
 from host_tuning.errors import HostTuningError, Refused
-from host_tuning.gpu import Gpus
+from host_tuning.gpu import Nvml
 from host_tuning.machine import Machine
 from host_tuning.plan import Wishes, plan
 from host_tuning.state import locked, read_state, write_state
@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 
 def tune(
-    wishes: Wishes, machine: Machine, gpus: Gpus, state: Path, say: Say = print, *, dry_run: bool = False
+    wishes: Wishes, machine: Machine, gpus: Nvml, state: Path, say: Say = print, *, dry_run: bool = False
 ) -> tuple[Change, ...]:
     """Make the changes, and print each before. With `dry_run` print them only, and write nothing.
 
@@ -58,7 +58,7 @@ def tune(
     return changes
 
 
-def restore(machine: Machine, gpus: Gpus, state: Path, say: Say = print, *, dry_run: bool = False) -> int:
+def restore(machine: Machine, gpus: Nvml, state: Path, say: Say = print, *, dry_run: bool = False) -> int:
     """Restore the values in the state file, and remove it; return the number of changes. Doing it twice is safe.
 
     What cannot be put back stays in the state file, and the rest is put back.
@@ -87,7 +87,7 @@ def restore(machine: Machine, gpus: Gpus, state: Path, say: Say = print, *, dry_
     return len(changes)
 
 
-def _make(change: Change, machine: Machine, gpus: Gpus) -> None:
+def _make(change: Change, machine: Machine, gpus: Nvml) -> None:
     try:
         change.do(machine, gpus)
     except OSError as error:
@@ -99,7 +99,7 @@ def _make(change: Change, machine: Machine, gpus: Gpus) -> None:
         )
 
 
-def _undo_all(changes: Sequence[Change], machine: Machine, gpus: Gpus) -> list[tuple[Change, str]]:
+def _undo_all(changes: Sequence[Change], machine: Machine, gpus: Nvml) -> list[tuple[Change, str]]:
     """Undo in reverse, and go on after a failure; return what is not as it was, in the order it was made.
 
     Values are read back after all writes: one setting may block another (see Note [Order]) or change it.
@@ -118,7 +118,7 @@ def _undo_all(changes: Sequence[Change], machine: Machine, gpus: Gpus) -> list[t
     return [(changes[place], reasons[place]) for place in sorted(reasons)]
 
 
-def _roll_back(changes: Sequence[Change], machine: Machine, gpus: Gpus, state: Path) -> str:
+def _roll_back(changes: Sequence[Change], machine: Machine, gpus: Nvml, state: Path) -> str:
     left = _undo_all(changes, machine, gpus)
     try:
         _keep(left, machine, state)

@@ -56,7 +56,7 @@ def find_targets(
     targets: dict[Target, None] = {}
     for name in names:
         if is_program(name):
-            _check_program_name(name, variant, size)
+            require_program_name(name, variant, size)
             targets[Target(name, None, size)] = None
         else:
             (workload, chosen), *_ = _workload(name, variant)
@@ -74,14 +74,6 @@ def _workload(name: str, variant: str | None) -> list[tuple[Workload, str]]:
             raise
         example = f"{name.removesuffix('.py')}:make"
         raise WrongUse(f"{error}; a program of your own is named with its function: {example}") from error
-
-
-def _check_program_name(name: str, variant: str | None, size: Size) -> None:
-    if variant is not None:
-        raise WrongUse(f"--variant {variant!r} is for workloads; {name!r} is a program, and has none")
-    if size != "full":
-        raise WrongUse(f"--size {size} is for workloads; {name!r} is a program, and has the size it is written with")
-    require_program_name(name)
 
 
 def unexplained(target: Target, error: str | None) -> Explanation:

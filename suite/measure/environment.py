@@ -13,8 +13,9 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 import psutil
@@ -35,8 +36,11 @@ MOST_PACKAGES = 5
 def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, JsonValue]) -> Environment:
     """Return the environment of a run that starts now on this machine."""
     torch, cuda = _torch_versions()
-    gpu = _gpu_or_none()
+    gpu: Gpu | None = None
+    with suppress(NoGpu):
+        gpu = find_gpu()
     commit, dirty = git_state(REPOSITORY)
+    packages = _packages()
     return Environment(
         schema_version=SCHEMA_VERSION,
         run_id=run_id,
@@ -47,10 +51,10 @@ def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, Jso
         code=code_id(REPOSITORY),
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
-        packages=_packages(),
+        packages=packages,
         torch=torch,
         torch_cuda=cuda,
-        cudnn=_cudnn_version(),
+        cudnn=packages.get("nvidia-cudnn-cu13") or packages.get("nvidia-cudnn-cu12"),
         driver=gpu.driver if gpu else None,
         gpu=gpu.info if gpu else None,
         gpu_count=gpu.count if gpu else 0,
@@ -121,22 +125,6 @@ def _packages() -> dict[str, str]:
     # Once setuptools is imported, its own copies of other packages are on the path.
     there = [item for item in distributions() if item.name and Path(str(item.locate_file(""))).name != "_vendor"]
     return dict(sorted((re.sub(r"[-_.]+", "-", item.name).lower(), item.version) for item in there))
-
-
-def _cudnn_version() -> str | None:
-    for package in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            continue
-    return None
-
-
-def _gpu_or_none() -> Gpu | None:
-    try:
-        return find_gpu()
-    except NoGpu:
-        return None
 
 
 def cpu_info(proc: Path = Path("/proc"), sys_devices: Path = Path("/sys/devices/system")) -> CpuInfo:

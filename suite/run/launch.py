@@ -257,11 +257,7 @@ def _estimates_s(jobs: Sequence[Job], plan: RunPlan) -> dict[str, float]:
 def _examine(names: Sequence[str], settings: RunSettings, request: Request, console: Console) -> None:
     """Examine programs of the user's own: see `suite.run.own_program`."""
     programs = [name for name in names if is_program(name)]
-    if programs and (request.tp or settings.variant is not None or settings.size != "full"):
-        raise WrongUse(
-            f"{programs[0]} is a program of your own: --tp, --variant and --size are for workloads; leave them out"
-        )
-    name_programs(programs)
+    name_programs(programs, "split" if request.tp else settings.variant, settings.size)  # --tp is no option of theirs
     if not request.starts or not programs:
         return
     if settings.device == "cuda":

@@ -104,12 +104,14 @@ def matching(chosen: Sequence[tuple[Workload, str]], pattern: str | None) -> lis
     return of
 
 
-def require_program_name(name: str) -> None:
-    """Refuse what is not written as `module:callable`.
+def require_program_name(name: str, variant: str | None, size: str) -> None:
+    """Refuse what is not written as `module:callable`, and options of workloads for it.
 
     Raises:
         WrongUse: see above.
     """
+    if variant is not None or size != "full":
+        raise WrongUse(f"{name} is a program of your own: --tp, --variant and --size are for workloads; leave them out")
     module, _, path = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
         raise WrongUse(f"{name!r} is not a module:callable; write it as Python does, for example package.module:make")

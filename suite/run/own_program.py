@@ -45,16 +45,6 @@ class Examined(Record):
     stochastic: bool = False
 
 
-def _check_name(name: str) -> None:
-    require_program_name(name)
-    module = name.partition(":")[0]
-    if module.partition(".")[0] in NAMES:
-        raise WrongUse(
-            f"{name!r}: {module.partition('.')[0]!r} is a package of Encore's, too; put the function into a file with "
-            "another name to measure it"
-        )
-
-
 def examine_programs(
     names: Sequence[str], device: Literal["cuda", "cpu"], seed: int, announce: Callable[[str], None]
 ) -> None:
@@ -72,14 +62,20 @@ def examine_programs(
         registry.add_program(_record(name, found))
 
 
-def name_programs(names: Sequence[str]) -> None:
+def name_programs(names: Sequence[str], variant: str | None, size: str) -> None:
     """Check the names of programs and register records without details, which is enough for a plan.
 
     Raises:
-        WrongUse: a name is not written as `module:callable`.
+        WrongUse: a name is not written as `module:callable`, or is one of Encore's; or options are for workloads.
     """
     for name in names:
-        _check_name(name)
+        require_program_name(name, variant, size)
+        package = name.partition(":")[0].partition(".")[0]
+        if package in NAMES:
+            raise WrongUse(
+                f"{name!r}: {package!r} is a package of Encore's, too; put the function into a file with another name "
+                "to measure it"
+            )
         registry.add_program(_record(name, Examined()))
 
 

@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
 from suite.results.schema import Cell, Status
 from suite.settings import format_duration
-
-
-class TimeLeft:
-    """Estimate the seconds left in a run: those of what has not ended, less what the current workload has used."""
-
-    def __init__(self, estimates_s: Mapping[str, float], clock: Callable[[], float] = time.monotonic) -> None:
-        self._waiting = dict(estimates_s)
-        self._clock = clock
-        self._current_s = 0.0
-        self._since = clock()
-
-    def starts(self, workload: str) -> None:
-        self._current_s = self._waiting.pop(workload, 0.0)
-        self._since = self._clock()
-
-    def ends(self) -> None:
-        self._current_s = 0.0
-
-    def seconds(self) -> float:
-        current = max(0.0, self._current_s - (self._clock() - self._since))
-        return current + sum(self._waiting.values())
 
 
 def outcome(cell: Cell) -> str:
@@ -46,15 +25,15 @@ class Display:
 
     def __init__(self, console: Console, estimates_s: Mapping[str, float]) -> None:
         self._console = console
-        self._left = TimeLeft(estimates_s)
+        self._waiting = dict(estimates_s)
         self._count = len(estimates_s)
         self._number = 0
         self._workload = ""
 
     def workload_starts(self, workload: str, modes: Sequence[str]) -> None:
         """Report that these modes of this workload run next, some or all of them side by side."""
-        left = format_duration(self._left.seconds())
-        self._left.starts(workload)
+        left = format_duration(sum(self._waiting.values()))
+        self._waiting.pop(workload, None)
         self._workload = workload
         self._number += 1
         self.note(f"{workload} ({self._number} of {self._count}, about {left} left): {', '.join(modes)}")
@@ -70,10 +49,6 @@ class Display:
     def cell_ends(self, cell: Cell) -> None:
         """Report that a cell is final and on disk."""
         self.note(outcome(cell))
-
-    def workload_ends(self) -> None:
-        """Report that the current workload is through."""
-        self._left.ends()
 
     def note(self, text: str) -> None:
         """Report something the user should know, on its own line."""

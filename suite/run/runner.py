@@ -126,7 +126,6 @@ class Runner:
         for cell in cells:
             outcome.cells.append(cell)
             self.bench.display.cell_ends(cell)
-        self.bench.display.workload_ends()
 
     @contextmanager
     def _session(self, job: Job) -> Iterator[GroupSession]:

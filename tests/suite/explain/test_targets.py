@@ -42,7 +42,7 @@ def test_names_are_found_in_any_case_and_once() -> None:
         (["my_model.py"], None, "named with its function: my_model:make$"),
         (["a b:make"], None, "not a module:callable"),
         (["module:"], None, "not a module:callable"),
-        (["module:make"], "published", "--variant 'published' is for workloads"),
+        (["module:make"], "published", "module:make is a program of your own: .*leave them out"),
     ],
 )
 def test_unknown_names_are_refused(names: list[str], variant: str | None, message: str) -> None:
@@ -51,7 +51,7 @@ def test_unknown_names_are_refused(names: list[str], variant: str | None, messag
 
 
 def test_size_is_for_workloads_and_a_program_has_its_own() -> None:
-    with pytest.raises(WrongUse, match="--size tiny is for workloads; 'module:make' is a program"):
+    with pytest.raises(WrongUse, match=r"module:make is a program of your own: .*leave them out"):
         find_targets(["MMC", "module:make"], size="tiny")
 
 

@@ -152,7 +152,7 @@ def test_examine_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_names_that_cannot_be_measured_are_refused(name: str, words: str) -> None:
     with pytest.raises(WrongUse, match=words):
-        name_programs([name])
+        name_programs([name], None, "full")
 
 
 def test_bad_program_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:

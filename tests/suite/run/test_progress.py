@@ -9,7 +9,7 @@ from fixtures.synthetic_results import cell, failed_cell
 from rich.console import Console
 
 from suite.results.schema import Shortage, Status
-from suite.run.progress import Display, TimeLeft, outcome
+from suite.run.progress import Display, outcome
 
 
 def test_events_are_plain_lines_with_their_time() -> None:
@@ -21,7 +21,7 @@ def test_events_are_plain_lines_with_their_time() -> None:
     display.cell_ends(cell("EOS", "compile", wall_s=72.0))
     display.cell_ends(failed_cell("EOS", "graph", Status.TIMEOUT, error="[build] took too long\nsecond line"))
     display.note("a [remark]")
-    display.workload_ends()
+    display.workload_starts("ST", ["compile"])
     lines = out.getvalue().splitlines()
     assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
     assert [line[9:] for line in lines] == [
@@ -31,24 +31,9 @@ def test_events_are_plain_lines_with_their_time() -> None:
         "EOS compile: pass in 1m12s",
         "EOS graph: timeout in 10s: [build] took too long",
         "a [remark]",
+        "ST (2 of 2, about 30s left): compile",
     ]
     assert "\x1b" not in out.getvalue()
-
-
-def test_time_left_counts_down_within_a_workload() -> None:
-    now = [0.0]
-    left = TimeLeft({"EOS": 90.0, "ST": 30.0}, clock=lambda: now[0])
-    assert left.seconds() == 120.0
-    left.starts("EOS")
-    now[0] = 60.0
-    assert left.seconds() == 60.0
-    now[0] = 600.0
-    assert left.seconds() == 30.0, "late, but the other workload still takes its time"
-    left.ends()
-    left.starts("ST")
-    assert left.seconds() == 30.0
-    left.ends()
-    assert left.seconds() == 0.0
 
 
 def test_outcome_is_one_line() -> None:
