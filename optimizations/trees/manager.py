@@ -328,13 +328,11 @@ class EncoreManager(CUDAGraphTreeManager):
         function = self._function(function_id)
         fixed = self.ids_to_funcs[function_id].static_input_idxs
         refuse_derivatives(value for index, value in enumerate(new_inputs) if index not in fixed)
-        if any_on_host(new_inputs, function.code().seeds):
-            self._checkpoint_due = False
-            self._note_uncaptured(function_id, FORWARD_UNCAPTURED)
-            return function(new_inputs)
-        with self._running_a_function():
-            self._let_inputs_move(new_inputs, function_id)
-        refused = self._not_recorded_again(function_id, new_inputs)
+        refused: str | None = FORWARD_UNCAPTURED
+        if not any_on_host(new_inputs, function.code().seeds):
+            with self._running_a_function():
+                self._let_inputs_move(new_inputs, function_id)
+            refused = self._not_recorded_again(function_id, new_inputs)
         if refused is not None:
             self._checkpoint_due = False
             self._note_uncaptured(function_id, refused)
@@ -384,15 +382,12 @@ class EncoreManager(CUDAGraphTreeManager):
         input that the function writes is not copied: it is written at its address.
         """
         node = self.current_node
-        if node is None:
-            return [(value, False) for value in inputs]
-        kept: list[tuple[Any, bool]] = []
-        for index, value in enumerate(inputs):
-            if isinstance(value, torch.Tensor) and node._is_cuda_graph_recorded_tensor(value):
-                kept.append((node.borrowed(value), index not in mutated))
-            else:
-                kept.append((value, False))
-        return kept
+        return [
+            (node.borrowed(value), index not in mutated)
+            if node is not None and isinstance(value, torch.Tensor) and node._is_cuda_graph_recorded_tensor(value)
+            else (value, False)
+            for index, value in enumerate(inputs)
+        ]
 
     def _not_recorded_again(self, function_id: Any, inputs: Sequence[Any]) -> str | None:
         """Return why a call runs without a graph instead of being recorded; None where it may be recorded."""

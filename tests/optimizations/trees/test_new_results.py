@@ -187,14 +187,3 @@ def test_hooks_of_saved_tensors_get_new_tensors(compiled_on_cpu: CompiledOnCpu) 
         del result, x
         assert all(one() is None for one in references), step
     assert references and compiled_on_cpu.cuda.replays
-
-
-def test_results_without_memory_are_new_in_each_call(compiled_on_cpu: CompiledOnCpu) -> None:
-    run = torch.compile(lambda x: (x.sin() * 2, x.new_empty(0, 3)), backend="encore")
-    with torch.no_grad():
-        for step in range(8):
-            torch.compiler.cudagraph_mark_step_begin()
-            empty = run(rows(step))[1]
-            assert empty.shape == (0, 3)
-            empty.resize_(3)
-    assert compiled_on_cpu.cuda.replays

@@ -323,15 +323,6 @@ def test_failure_after_the_capture_costs_only_indirection(
             assert compiled.reports[0].copied_bytes == 2 * COUNT * 4, name
 
 
-def test_replay_on_another_stream_waits_for_the_last_one(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
-    check(compiled, w, calls=3)
-    assert cuda_on_cpu.waits == []
-    cuda_on_cpu.stream = 2
-    check(compiled, w, calls=3)
-    assert cuda_on_cpu.waits == [1]
-
-
 def test_threads_share_a_model_and_get_their_own_results(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
