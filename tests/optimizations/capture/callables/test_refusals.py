@@ -128,6 +128,46 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
 }
 
 
+class SetsUp(nn.Module):
+    """Sets itself up in its first call. A warm-up must not run instead of that call."""
+
+    mean: torch.Tensor
+
+    def __init__(self, set_up: Callable[[SetsUp, torch.Tensor], object]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.made: Any = torch.zeros(3)
+        self.scale, self.ready, self.set_up = 0.5, False, set_up
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not self.ready:
+            self.set_up(self, x.detach())
+            self.ready = True
+        return (x - self.mean - self.made) * self.scale
+
+
+@pytest.mark.parametrize(
+    ("set_up", "name"),
+    [
+        (lambda module, x: module.mean.fill_(2.0), "ready"),
+        (lambda module, x: setattr(module, "made", x.mean(0) * 2), "made"),
+        (lambda module, x: setattr(module, "scale", float(x.abs().max())), "scale"),
+    ],
+)
+def test_module_that_initializes_itself_is_refused_until_it_did(set_up: Any, name: str) -> None:
+    module, reference = SetsUp(set_up), SetsUp(set_up)
+    for is_ready in (False, True):
+        if is_ready:
+            call = graphed(module, batches(1))
+        else:
+            with pytest.raises(StepRefused, match=r"sets itself up in its first call.*" + name):
+                graphed(module, batches(1))
+            assert not module.ready
+        x = torch.randn(2, 3)
+        assert torch.equal(module(x), reference(x))
+    assert call.calls_without_graph == 0
+
+
 class Binds(nn.Module):
     hidden: torch.Tensor | None = None
 
