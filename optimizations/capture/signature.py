@@ -122,7 +122,7 @@ def fields(nest: Any) -> list[tuple[str, Any]]:
 
 
 def attributes(nest: Any) -> Hashable:
-    """Return numbers, strings and tensors among the attributes of a container of the program's own class.
+    """Return the numbers, strings, lists and tuples of these, and tensors that a container of the program's own has.
 
     Tensors that are also members, as in results of Hugging Face's models, are skipped.
     """
@@ -131,13 +131,15 @@ def attributes(nest: Any) -> Hashable:
     if isinstance(nest, Mapping):
         nest = nest.values()
     members = set(map(id, [value for _, value in fields(nest)] if is_dataclass(nest) else nest))
-    return tuple(
-        [
-            (name, exact(value) if type(value) in PLAIN else Same(value))
-            for name, value in held.items()
-            if type(value) in PLAIN or (isinstance(value, torch.Tensor) and id(value) not in members)
-        ]
-    )
+    found: list[Hashable] = []
+    for name, value in held.items():
+        if type(value) in PLAIN:
+            found.append((name, exact(value)))
+        elif type(value) in (list, tuple) and all(type(member) in PLAIN for member in value):
+            found.append((name, type(value), exact(tuple(value))))
+        elif isinstance(value, torch.Tensor) and id(value) not in members:
+            found.append((name, Same(value)))
+    return tuple(found)
 
 
 def without_objects(structure: Any) -> Hashable:

@@ -83,6 +83,22 @@ def test_class_attributes_of_a_batch_are_compared(name: str, monkeypatch: pytest
     assert 3 + 4 <= report.replays <= 3 + 6
 
 
+@pytest.mark.parametrize("kind", [lambda members: members[1], list, tuple])
+@pytest.mark.parametrize("name", ["a dict", "a mapping", "a list"])
+def test_attributes_of_a_container_are_compared(name: str, kind: Callable[[Any], Any]) -> None:
+    make, read = BATCHES[name]
+
+    def run(batch: Any) -> Any:
+        return read(batch) * (batch.scale if isinstance(batch.scale, float) else batch.scale[1])
+
+    step = GraphedStep(run, device=CpuDevice())
+    for index in range(CALLS):
+        batch = make(torch.randn(3))
+        batch.scale = kind((1.0, 2.0 if index < CHANGED else 3.0))
+        assert torch.equal(step(batch), run(batch))
+    assert step.report().refusals == () and step.report().replays > CHANGED - 3
+
+
 class Tasks:
     """Numbers of several tasks, by name."""
 
