@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from markupsafe import Markup
@@ -13,7 +10,7 @@ from markupsafe import Markup
 from suite.measure.metrics import metrics
 from suite.micro.records import read_micro_run
 from suite.report import cell_tables, charts, conclusion, paper, provenance, speedup_tables
-from suite.report.chart import Chart, LineChart, draw, to_png, to_svg
+from suite.report.chart import Chart, draw, to_png, to_svg
 from suite.report.markdown_pages import generated_names, paper_part, update_page
 from suite.report.page import Page, PageFigure, Section, render
 from suite.report.paper.costs import read_programs
@@ -30,9 +27,6 @@ from suite.results.store import CannotWrite, make_folder, write_atomically
 
 HEADLINE = "headline"
 """The table of a run that the README has, and the name of its generated part there."""
-
-_FIGURES_WORTH_PROCESSES = 12
-"""Fewer figures than this are drawn in this process."""
 
 Announce = Callable[[str], None]
 
@@ -265,37 +259,19 @@ def headline_part(table: Table, origin: Provenance) -> str:
 def _draw_all(
     sections: Iterable[Section], folder: Path | None, announce: Announce = lambda step: None
 ) -> tuple[Mapping[str, PageFigure], list[Path]]:
-    """Draw every figure, many of them in one process per core, and write it as PNG if there is a folder.
-
-    Return the page's figures by name, and the paths of the PNG files.
-    """
+    """Draw every figure, and write it as PNG if there is a folder; return the page's figures, and the PNG files."""
     wanted = [(chart, section.provenance) for section in sections for chart in section.charts]
-    draw_one = functools.partial(_draw_one, as_file=folder is not None)
-    if len(wanted) < _FIGURES_WORTH_PROCESSES:
-        drawn = list(map(draw_one, wanted))
-    else:
-        drawn = []
-        with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
-            for one in pool.map(draw_one, wanted):
-                drawn.append(one)
-                announce(f"drawing figures, {len(drawn)} of {len(wanted)}")
-    written = []
-    for (chart, _), (_, png) in zip(wanted, drawn, strict=True):
-        if folder is not None and png is not None:
+    figures, written = {}, []
+    for number, (chart, whole) in enumerate(wanted, start=1):
+        announce(f"drawing figures, {number} of {len(wanted)}")
+        origin = whole.among(chart.groups) if isinstance(chart, Chart) else whole
+        figure = draw(chart, origin)
+        caption = (*chart.caption, f"{origin.caption}.")
+        figures[chart.name] = PageFigure(chart.title, caption, Markup(to_svg(figure, chart.name)))
+        if folder is not None:
             written.append(folder / f"{chart.name}.png")
-            write_atomically(written[-1], png)
-    return {chart.name: figure for (chart, _), (figure, _) in zip(wanted, drawn, strict=True)}, written
-
-
-def _draw_one(
-    chart_and_origin: tuple[Chart | LineChart, Provenance], *, as_file: bool
-) -> tuple[PageFigure, bytes | None]:
-    chart, origin = chart_and_origin
-    if isinstance(chart, Chart):
-        origin = origin.among(chart.groups)
-    figure = draw(chart, origin)
-    shown = PageFigure(chart.title, (*chart.caption, f"{origin.caption}."), Markup(to_svg(figure, chart.name)))
-    return shown, to_png(figure) if as_file else None
+            write_atomically(written[-1], to_png(figure))
+    return figures, written
 
 
 def _write_tables(sections: Iterable[Section], folder: Path) -> list[Path]:

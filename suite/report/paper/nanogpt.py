@@ -14,7 +14,7 @@ from functools import partial
 from models.nanogpt.configurations import NAMED, SWEEP, Configuration
 from suite.measure.modes import EAGER_MODE, GRAPH_MODE
 from suite.report.chart import Bar, Scale
-from suite.report.grid import NOT_MEASURED, Grid, Point, Series
+from suite.report.grid import NOT_MEASURED, Grid, Point, Series, known
 from suite.report.paper.exhibit import NOTHING, Exhibit, Made, Results
 from suite.report.provenance import Provenance
 from suite.report.runs import cell_label, mode_order
@@ -28,9 +28,9 @@ AMORTISED = next(one for one in NAMED if one.name == "long_generation")
 
 def steps(exhibit: Exhibit, results: Results) -> Grid:
     """Show the named configurations: time of a step in each mode, and whole generations over eager."""
+    end_to_end = results.published.nanogpt_end_to_end_speedup
     paper = {
-        name: {f"{EAGER_MODE}_ms": steps["eager"], f"{BY_HAND}_ms": steps["graph"]}
-        | {"end_to_end": results.published.nanogpt_end_to_end_speedup[name]}
+        name: {EAGER_MODE: steps["eager"], BY_HAND: steps["graph"], "end_to_end": end_to_end[name]}
         for name, steps in results.published.nanogpt_per_step_ms.items()
     }
     return _of_configurations(_with_rows(results), NAMED, paper)
@@ -49,49 +49,53 @@ def _of_configurations(
 ) -> Grid:
     """Make a row for each configuration: steps of each mode in ms and over eager, and whole generations."""
     modes = _modes(results)
-    as_published = all(_label(results, one) in (None, one.workload) for one in _ALL)
+    as_published = all(_label(results, one) == one.workload for one in _ALL)
     cases = {one.name.replace("_", " "): one for one in configurations}
-
-    def step_ms(case: str, mode: str) -> float | None:
-        step_us = _decode(results, cases[case], mode).get("step_us")
-        return None if step_us is None else step_us / 1e3
-
-    def over_eager(case: str, mode: str) -> float | None:
-        eager, own = step_ms(case, EAGER_MODE), step_ms(case, mode)
-        return None if eager is None or own is None else eager / own
+    labels = {case: _label(results, one) for case, one in cases.items()}
+    paper = {case: published[one.name] if as_published else {} for case, one in cases.items()}
+    step_us = {
+        (case, mode): _decode(results, one, mode).get("step_us") for case, one in cases.items() for mode in modes
+    }
+    over_eager = {
+        (case, mode): eager / own
+        for (case, mode), own in step_us.items()
+        if own is not None and (eager := step_us[case, EAGER_MODE]) is not None
+    }
 
     def measure(case: str, mode: str) -> Bar:
-        one = cases[case]
-        state = results.state(_label(results, one) or one.workload, mode)
-        found = step_ms(case, mode)
-        return Bar(found) if found is not None else Bar(failure=state or NOT_MEASURED)
+        own = step_us[case, mode]
+        return known(None if own is None else own / 1e3, results.state(labels[case], mode))
 
-    def paper(case: str, name: str) -> float | None:
-        return published[cases[case].name].get(name) if as_published else None
+    def printed(case: str, mode: str) -> float | None:
+        return paper[case].get(mode)
 
     def end_to_end(case: str, mode: str, base: str) -> str | None:
-        return _ratio_text(results, _label(results, cases[case]), mode, base)
+        found = results.ratio(labels[case], mode, base)
+        if found.value is None or found.interval is None:
+            return None
+        low, high = found.interval
+        return f"{found.value:.2f} [{low:.2f}, {high:.2f}]" if math.isfinite(low + high) else f"{found.value:.2f}"
 
     def more(case: str) -> dict[str, object]:
         row: dict[str, object] = {"prompt": cases[case].prompt, "generated": cases[case].new_tokens}
-        for mode in modes:
-            if mode != EAGER_MODE:
-                row[f"{mode}_step_over_eager"] = over_eager(case, mode)
-                for base in _bases(mode, modes):
+        for mode in modes[1:]:
+            row[f"{mode}_step_over_eager"] = over_eager.get((case, mode))
+            for base in (EAGER_MODE, GRAPH_MODE) if mode not in (GRAPH_MODE, BY_HAND) else (EAGER_MODE,):
+                if base in modes:
                     row[f"{mode}_end_to_end_over_{base}"] = end_to_end(case, mode, base)
-        return row | {f"{name}_published_speedup": paper(case, name) for name in ("step", "end_to_end")}
+        return row | {f"{name}_published_speedup": paper[case].get(name) for name in ("step", "end_to_end")}
 
     points = []
     for case, one in cases.items():
-        step = over_eager(case, BY_HAND)
-        found = {
-            "step": None if step is None else f"{step:.2f}",
-            "end_to_end": end_to_end(case, BY_HAND, EAGER_MODE),
-        }
-        for name, text in found.items():
-            if name in published[one.name]:
-                what = f"{case}, {name.replace('_', ' ')}, {BY_HAND} over eager"
-                points.append(Point(what, paper(case, name), str(text or NOT_MEASURED)))
+        step = over_eager.get((case, BY_HAND))
+        found = {"step": step and f"{step:.2f}", "end_to_end": end_to_end(case, BY_HAND, EAGER_MODE)}
+        points += [
+            Point(
+                f"{case}, {name.replace('_', ' ')}, {BY_HAND} over eager", paper[case].get(name), text or NOT_MEASURED
+            )
+            for name, text in found.items()
+            if name in published[one.name]
+        ]
     return Grid(
         "ms",
         "ms per decode step (median)",
@@ -101,7 +105,7 @@ def _of_configurations(
             Series(
                 mode,
                 partial(measure, mode=mode),
-                partial(paper, name=f"{mode}_ms") if mode in (EAGER_MODE, BY_HAND) else None,
+                partial(printed, mode=mode) if mode in (EAGER_MODE, BY_HAND) else None,
                 text="{:.3f}".format,
             )
             for mode in modes
@@ -116,11 +120,10 @@ def _of_configurations(
 def costs(exhibit: Exhibit, results: Results) -> Made:
     """Show for each mode warm-up, prompt, tokens per second, and after how many generations it is faster in total."""
     results = _with_rows(results)
-    label = _label(results, AMORTISED) or AMORTISED.workload
+    label = _label(results, AMORTISED)
     whole = {mode: _decode(results, AMORTISED, mode).get("generation_us") for mode in _modes(results)}
-    warm = {
-        mode: cell.compile.first_call_s for mode in whole if (cell := results.ratios.cell(label, mode)) and cell.compile
-    }
+    cells = {mode: cell for mode in whole if (cell := results.ratios.cell(label, mode)) is not None}
+    warm = {mode: cell.compile.first_call_s for mode, cell in cells.items() if cell.compile is not None}
     rows: list[dict[str, object]] = []
     points = []
     for mode, own_us in whole.items():
@@ -144,45 +147,27 @@ def costs(exhibit: Exhibit, results: Results) -> Made:
 
 def _with_rows(results: Results) -> Results:
     """Return the results with a run that has rows of these workloads: the report's, else the older recording."""
-    wanted = {one.workload for one in _ALL}
-    if results.run is not None and any(cell.workload in wanted for cell in results.run.cells):
-        return results
-    return replace(results, run=results.nanogpt)
+    has_rows = any(_label(results, one) in results.ratios.labels for one in _ALL)
+    return results if has_rows else replace(results, run=results.nanogpt)
 
 
-def _label(results: Results, one: Configuration) -> str | None:
-    """Return the label of the configuration's row, with its size; None if there is no row."""
-    cells = results.run.cells if results.run is not None else ()
-    return next((cell_label(cell) for cell in cells if cell.workload == one.workload), None)
+def _label(results: Results, one: Configuration) -> str:
+    """Return the label of the configuration's row, with its size."""
+    return next((cell_label(cell) for cell in results.ratios.cells if cell.workload == one.workload), one.workload)
 
 
 def _modes(results: Results) -> tuple[str, ...]:
     """Return the article's two configurations, measured or not, and the others that have rows."""
     wanted = {one.workload for one in _ALL}
-    cells = results.run.cells if results.run is not None else ()
-    found = {cell.mode for cell in cells if cell.workload in wanted} - {EAGER_MODE, BY_HAND}
+    found = {cell.mode for cell in results.ratios.cells if cell.workload in wanted} - {EAGER_MODE, BY_HAND}
     return (EAGER_MODE, BY_HAND, *sorted(found, key=mode_order))
 
 
 def _decode(results: Results, one: Configuration, mode: str) -> Mapping[str, float | None]:
     """Return the metric's values in this mode; nothing if the row did not pass."""
-    return (results.metric(_label(results, one) or one.workload, mode, "more") or {}).get("decode", {})
-
-
-def _bases(mode: str, modes: tuple[str, ...]) -> list[str]:
-    """Return the baselines of whole generations: eager, and stock CUDA graphs for other compiled modes."""
-    compiled = mode not in (GRAPH_MODE, BY_HAND) and GRAPH_MODE in modes
-    return [EAGER_MODE, GRAPH_MODE] if compiled else [EAGER_MODE]
-
-
-def _ratio_text(results: Results, label: str | None, mode: str, base: str) -> str | None:
-    found = Bar() if label is None else results.ratio(label, mode, base)
-    if found.value is None or found.interval is None:
-        return None
-    low, high = found.interval
-    return f"{found.value:.2f} [{low:.2f}, {high:.2f}]" if math.isfinite(low + high) else f"{found.value:.2f}"
+    return (results.metric(_label(results, one), mode, "more") or {}).get("decode", {})
 
 
 def _origin(results: Results) -> Provenance:
-    labels = [label for one in _ALL if (label := _label(results, one))]
+    labels = [label for one in _ALL if (label := _label(results, one)) in results.ratios.labels]
     return results.provenance(labels) if labels else NOTHING
