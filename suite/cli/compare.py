@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -33,14 +33,9 @@ def compare(
             help="How much slower a row must be to be a regression, as 5% or 0.05; half of it in a mean.",
         ),
     ] = "5%",
-    metric: Annotated[
-        Literal["latency", "throughput"],
-        typer.Option(help="Time of one iteration to completion, or of iterations back to back."),
-    ] = "latency",
     as_json: JsonOption = False,
 ) -> None:
     """Decide whether a run is slower than another; exit 1 if it is, 3 if that cannot be decided."""
-    from suite.report.compare import TimeKind
     from suite.report.runs import load_runs
     from suite.report.two_runs.pairs import compare_runs
     from suite.report.two_runs.text import print_terminal, to_json
@@ -48,7 +43,7 @@ def compare(
 
     share = parse_share(threshold, "--threshold")
     older, newer = (load_runs([find_run(name) for name in names.split(",")]) for names in (base, new))
-    made = compare_runs(older, newer, TimeKind(metric), share)
+    made = compare_runs(older, newer, share)
     if as_json:
         print_json(to_json(made))
     else:

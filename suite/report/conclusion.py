@@ -50,15 +50,11 @@ def _sentence(mode: str, baseline: str, ratios: Ratios, group: RowGroup) -> str:
     gains = [item for item in items if item.is_gain]
     mean = ratios.mean(group.labels, mode, baseline)
     if mean is None:
-        withdrawn = sum(item.ratio is not None for item in items)
         none = sum(item.ratio is None for item in items)
-        reasons = [
-            f"in {withdrawn} of {len(items)} workloads the two may have run other kernels, or had not settled"
-            if withdrawn
-            else "",
-            f"{none} of {len(items)} workloads have no result" if none else "",
-        ]
-        return f"It cannot be told whether {ours} is faster than {stock}: {', '.join(filter(None, reasons))}."
+        return (
+            f"It cannot be told whether {ours} is faster than {stock}: of {len(items)} workloads {none} have no "
+            f"result, and in {len(items) - none} the two may have run other kernels, or had not settled."
+        )
     counts = Counter(item.verdict for item in gains)
     said = ", ".join(f"{word} in {counts[verdict]}" for verdict, word in _COUNTED.items() if counts[verdict])
     rest = f"; {len(items) - len(gains)} more cannot be compared" if len(items) > len(gains) else ""

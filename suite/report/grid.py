@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
 
 from suite.report.chart import GEOMEAN, Bar, Chart, Scale
 from suite.report.provenance import Provenance
@@ -72,7 +73,7 @@ class Grid:
         points: its results.
         published: description of the marked values, before their source.
         more: further columns of a row.
-        note: remarks on the figure, and with `noted` on the table.
+        note: remarks on the figure and the table.
         means: by series, a last group of bars and a last row of the table.
         footer: further last rows.
         group: the kind of a row; origin: provenance of the values, by default the rows of these workloads.
@@ -87,7 +88,6 @@ class Grid:
     published: str = ""
     more: Callable[[str], Row] = lambda label: {}
     note: str = ""
-    noted: bool = False
     shown: tuple[float, float] = (-math.inf, math.inf)
     means: Mapping[str, Ratio] = field(default_factory=dict)
     footer: Sequence[Row] = ()
@@ -143,8 +143,7 @@ class Grid:
 
 def plain_mean(values: Sequence[float]) -> Ratio:
     """Return the geometric mean of positive numbers that have no interval."""
-    value = math.exp(math.fsum(map(math.log, values)) / len(values))
-    return Ratio(value, math.nan, math.nan, count=len(values))
+    return Ratio(geometric_mean(values), math.nan, math.nan, count=len(values))
 
 
 def _mean_bar(mean: Ratio) -> Bar:

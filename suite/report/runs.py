@@ -19,7 +19,7 @@ several hosts are named as well. Rows since 2026-11-26 also have the load of oth
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -237,39 +237,25 @@ def join_runs(runs: Sequence[Run]) -> Run:
 def _taken(runs: Sequence[Run]) -> dict[str, int]:
     """Return the run of each workload's rows, from these runs, oldest first."""
     others = [{*at_the_same_time(run), *next_to_programs(run)} for run in runs]
-    have: dict[str, list[int]] = {}
+    have: dict[str, dict[int, dict[str, bool]]] = {}
     for index, run in enumerate(runs):
-        for label in run.labels:
-            have.setdefault(label, []).append(index)
+        for cell in run.cells:
+            have.setdefault(cell_label(cell), {}).setdefault(index, {})[cell.mode] = cell.status is Status.PASS
 
-    def best(label: str, *indices: int) -> int:
-        *older, newest = indices
-        if any(_captures_and_lacks(runs[newest], runs[index], label) for index in older):
-            return best(label, *older)
-        alone = (index for index in reversed(older) if label not in others[index])
-        if label in others[newest]:
-            return next((index for index in alone if _tells_as_much(runs[index], runs[newest], label)), newest)
-        return newest
+    def best(label: str, passed: dict[int, dict[str, bool]]) -> int:
+        *older, newest = passed
+        new = passed[newest]
+        if any(_captures_and_lacks(new.keys(), passed[index].keys()) for index in older):
+            return best(label, {index: passed[index] for index in older})
+        alone = [index for index in reversed(older) if label not in others[index]] if label in others[newest] else []
+        return next((index for index in alone if new.items() <= passed[index].items()), newest)
 
-    return {label: best(label, *indices) for label, indices in have.items()}
+    return {label: best(label, passed) for label, passed in have.items()}
 
 
-def _captures_and_lacks(new: Run, old: Run, label: str) -> bool:
+def _captures_and_lacks(new: Set[str], old: Set[str]) -> bool:
     """Return whether only the newer run captured iterations of the workload, and it lacks modes of the older one."""
-    ours, theirs = ({cell.mode for cell in run.cells if cell_label(cell) == label} for run in (new, old))
-    captures = any(mode in MODES and MODES[mode].captures_more for mode in ours - theirs)
-    return captures and not theirs <= ours
-
-
-def _tells_as_much(old: Run, new: Run, label: str) -> bool:
-    """Return whether the older run's rows have all modes of the newer one's with the same outcomes."""
-    sides = [
-        [(cell.mode, cell.status is Status.PASS) for cell in run.cells if cell_label(cell) == label]
-        for run in (old, new)
-    ]
-    modes = [{mode for mode, _ in side} for side in sides]
-    failed = [{mode for mode, passed in side if not passed} for side in sides]
-    return modes[0] >= modes[1] and failed[0] & modes[1] == failed[1]
+    return any(mode in MODES and MODES[mode].captures_more for mode in new - old) and not old <= new
 
 
 def _check_together(runs: Sequence[Run]) -> None:

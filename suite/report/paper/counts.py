@@ -297,7 +297,7 @@ def distribution(exhibit: Exhibit, results: Results) -> Made:
         published=((1.0, share, f"published: {share:.0f} % of CUDA graphs are slower"),),
         note=f"Left of the dotted line CUDA graphs cost more than they save. {gains.note}",
     )
-    return exhibit.whole(results, rows, points, chart, more=gains.note)
+    return exhibit.whole(results, rows, points, chart)
 
 
 def mixed(exhibit: Exhibit, results: Results) -> Made:
@@ -355,7 +355,6 @@ def classes(exhibit: Exhibit, results: Results) -> Grid:
         f"share of {whole} CUDA graphs, ",
         lambda name: {f"{mode}_count": measure(name, mode).label for mode in gains.by_mode},
         gains.note,
-        noted=True,
         group="class",
         origin=results.provenance(),
     )

@@ -91,8 +91,8 @@ class Results:
 
     def gains(self, labels: Iterable[str], mode: str, baseline: str = REFERENCE_MODE) -> dict[str, float]:
         """Return the ratios of these rows that compare settled modes with the same kernels."""
-        found = {label: self.ratio(label, mode, baseline) for label in labels}
-        return {label: one.value for label, one in found.items() if one.value is not None and one.failure is None}
+        found = {label: self.ratios.gain(label, mode, baseline) for label in labels}
+        return {label: gain.value for label, gain in found.items() if gain is not None}
 
     def published_ratio(self, source: str, label: str, mode: str, baseline: str) -> float | None:
         """Return the paper's ratio of the corresponding modes; its whole system is `encore`."""
@@ -186,8 +186,7 @@ class Exhibit:
         chart = grid.chart(self.stem, self.title(results.published), results.published.sources[self.source].setting)
         rows, summary = grid.rows()
         origin = grid.origin or results.provenance(grid.labels)
-        more = grid.note if grid.noted else ""
-        return self.whole(results, rows, grid.points, chart, summary, origin=origin, more=more)
+        return self.whole(results, rows, grid.points, chart, summary, origin=origin)
 
     def whole(
         self,
@@ -198,16 +197,17 @@ class Exhibit:
         summary: Iterable[Row] = (),
         columns: Iterable[str] = (),
         origin: Provenance | None = None,
-        more: str = "",
     ) -> Made:
-        """Return the exhibit with a table of these rows. Its note describes differences from the paper, and `more`."""
+        """Return the exhibit with a table of these rows.
+
+        Its note describes differences from the paper, and has the chart's remarks.
+        """
         here = origin or results.provenance()
         note = f"Measured: {here.device}, PyTorch {here.torch}. " if here is not NOTHING else ""
         note += f"Published: {results.published.sources[self.source].setting}. {self.differs}"
+        note += f" {chart.note}" if chart is not None and chart.note else ""
         rows = rows or [{"missing": NOT_MEASURED}]
-        table = make_table(
-            self.stem, self.title(results.published), f"{note} {more}" if more else note, rows, summary, columns
-        )
+        table = make_table(self.stem, self.title(results.published), note, rows, summary, columns)
         return Made(table, chart if chart is not None and chart.has_values else None, here, points)
 
 

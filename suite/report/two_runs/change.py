@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 
 from suite.measure.modes import EAGER_MODE, GRAPH_MODE, REFERENCE_MODE
-from suite.report.compare import Kernels, Ratios, TimeKind, baselines, ratios_by_process
+from suite.report.compare import Kernels, Ratios, baselines, ratios_by_process
 from suite.results import stats
 from suite.results.schema import Cell
 from suite.results.stats import LogRatios, Ratio
@@ -33,9 +33,8 @@ OTHER_KERNELS = "other kernels than"
 class WithinRuns:
     """Hold log ratios of all rows of two runs over baselines of the same run, each computed once."""
 
-    def __init__(self, base: Sequence[Cell], new: Sequence[Cell], metric: TimeKind) -> None:
+    def __init__(self, base: Sequence[Cell], new: Sequence[Cell]) -> None:
         self._runs = (Ratios(base), Ratios(new))
-        self.metric = metric
         self._of_run = functools.cache(self._ratios_of_run)
         self._spread = functools.cache(self._spread_of_both)
 
@@ -63,7 +62,7 @@ class WithinRuns:
     def _ratios_of_run(self, side: int, label: str, mode: str, baseline: str) -> LogRatios | str:
         """Return the log ratios of the processes of one run, or the reason why there are none."""
         run = self._runs[side]
-        item, reference = run.find(label, mode, baseline, self.metric), run.cell(label, baseline)
+        item, reference = run.find(label, mode, baseline), run.cell(label, baseline)
         if item is None or reference is None:
             return f"{baseline}: not run"
         if item.missing is not None:
@@ -72,7 +71,7 @@ class WithinRuns:
             return NOT_SETTLED
         if item.kernels is Kernels.RETUNED:
             return f"{OTHER_KERNELS} {baseline}"
-        found = ratios_by_process(item.cell, reference, self.metric)
+        found = ratios_by_process(item.cell, reference)
         assert found is not None, "a ratio has samples"
         return found
 

@@ -25,7 +25,7 @@ from statistics import median
 
 from suite.measure.kernels import difference
 from suite.measure.modes import GRAPH_MODE, MODES, REFERENCE_MODE
-from suite.report.compare import SAMPLES, TimeKind
+from suite.report.cell_tables import host_median_us
 from suite.report.provenance import facts, of_run, run_names
 from suite.report.runs import Run, cell_label, mode_order
 from suite.report.two_runs.change import (
@@ -115,7 +115,6 @@ class Comparison:
 
     base: str
     new: str
-    metric: TimeKind
     threshold: float
     differences: Sequence[Mapping[str, str]]
     remarks: Sequence[str]
@@ -139,15 +138,12 @@ class Comparison:
         return EXIT_OK if any(outcome in DECIDED for outcome in outcomes) else EXIT_UNDECIDED
 
 
-def compare_runs(
-    base: Run, new: Run, metric: TimeKind = TimeKind.LATENCY, threshold: float = DEFAULT_THRESHOLD
-) -> Comparison:
+def compare_runs(base: Run, new: Run, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
     """Compare two runs mode by mode, and decide.
 
     Args:
         base: the older run, or several joined.
         new: the run in question; changes above 1 mean that it is faster.
-        metric: time of one iteration to completion, or per iteration of iterations issued back to back.
         threshold: smallest slowdown of a row that is a regression, 0.05 = 5 %; see Note [Decision].
 
     Raises:
@@ -175,7 +171,7 @@ def compare_runs(
     controls = {mode for mode in MODES if not other_programs and not MODES[mode].is_encores}
     drift = [_kernel_change(ours, theirs) for _, ours, theirs in matched if ours and theirs and ours.mode in controls]
     kernel_drift = median([each for each in drift if each is not None] or [1.0])
-    within = WithinRuns(base.cells, new.cells, metric)
+    within = WithinRuns(base.cells, new.cells)
     pairs = [
         _pair(within, ours, theirs, threshold, kernel_drift, control=ours.mode in controls)
         if ours and theirs and ours.status is theirs.status is Status.PASS and not _shape_differences(ours, theirs)
@@ -186,7 +182,7 @@ def compare_runs(
     if other_programs:
         remarks.append(f"{', '.join(other_programs)} differ, so no mode is known to be the same program in both runs")
     means, advice = _means(pairs, threshold), _advice(pairs, threshold)
-    return Comparison(names[0], names[1], metric, threshold, differ, remarks, pairs, means, advice)
+    return Comparison(names[0], names[1], threshold, differ, remarks, pairs, means, advice)
 
 
 def _pair(
@@ -202,7 +198,7 @@ def _pair(
         outcome = Outcome.CONTROL
     elif kernels is not None and kernels < 1 / (1 + threshold):
         outcome, reason = Outcome.REGRESSION, f"the same kernels take {1 / kernels - 1:.0%} longer"
-    base_us, new_us = (_median_us(cell, within.metric) for cell in (ours, theirs))
+    base_us, new_us = (host_median_us(cell) for cell in (ours, theirs))
     checked = [cell.correctness for cell in (ours, theirs) if cell.correctness and cell.correctness.deterministic]
     other_bits = len(checked) == 2 and ours.seed == theirs.seed and checked[0].digests != checked[1].digests
     remarks = ("other bits",) if other_bits else ()
@@ -280,11 +276,6 @@ def _kernel_change(ours: Cell, theirs: Cell) -> float | None:
         return None
     found = difference(before.kernels, after.kernels)
     return None if found.retuned or found.generated else before.kernel_time_us / after.kernel_time_us
-
-
-def _median_us(cell: Cell, metric: TimeKind) -> float | None:
-    samples = [time for block in cell.blocks for time in SAMPLES[metric](block)]
-    return median(samples) if samples else None
 
 
 def _about_run(side: str, run: Run) -> list[str]:

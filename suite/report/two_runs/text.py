@@ -58,7 +58,7 @@ def headline(comparison: Comparison) -> str:
 
 def to_json(comparison: Comparison) -> dict[str, JsonValue]:
     """Return the comparison as JSON values, with raw numbers."""
-    names = ("base", "new", "metric", "threshold", "exit_code", "regressions", "advice", "differences", "remarks")
+    names = ("base", "new", "threshold", "exit_code", "regressions", "advice", "differences", "remarks")
     return {name: getattr(comparison, name) for name in names} | {
         "cells": [_pair_json(pair) for pair in comparison.pairs],
         "geomeans": [
@@ -83,7 +83,7 @@ def print_terminal(comparison: Comparison, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    parts: list[Table | Text] = [Text(f"BASE {comparison.base}, NEW {comparison.new}, by {comparison.metric.value}")]
+    parts: list[Table | Text] = [Text(f"BASE {comparison.base}, NEW {comparison.new}")]
     for each in comparison.differences[:_SHOWN_DIFFERENCES]:
         parts.append(Text(f"differs: {each['what']}: {each['base']} in BASE, {each['new']} in NEW"))
     if (more := len(comparison.differences) - _SHOWN_DIFFERENCES) > 0:
@@ -109,11 +109,9 @@ def _tables(comparison: Comparison) -> list[_Table]:
         (modes, _interval(mean.change), str(mean.change.count), mean.outcome.value)
         for modes, mean in comparison.means.items()
     ]
-    without = [pair for pair in comparison.pairs if pair.base_us is None]
-    failed = [(pair.label, pair.mode, pair.reason or "") for pair in without if pair.outcome is Outcome.REGRESSION]
     modes: dict[tuple[str, str], list[str]] = {}
-    for pair in without:
-        if pair.outcome is Outcome.NOT_COMPARABLE:
+    for pair in comparison.pairs:
+        if pair.base_us is None:
             modes.setdefault((pair.label, pair.reason or ""), []).append(pair.mode)
     labels: dict[tuple[str, str], list[str]] = {}
     for (label, reason), of_label in modes.items():
@@ -122,8 +120,7 @@ def _tables(comparison: Comparison) -> list[_Table]:
     found: list[_Table] = [
         ("Geometric means", means, ("mode", "NEW is faster by", "workloads", "outcome")),
         ("Rows", compared, _COLUMNS),
-        ("Passed in BASE, fail in NEW", failed, ("workload", "mode", "what")),
-        ("Not comparable", left, ("workloads", "modes", "why")),
+        ("Without a ratio", left, ("workloads", "modes", "why")),
     ]
     return [each for each in found if each[1]]
 

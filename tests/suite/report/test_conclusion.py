@@ -81,7 +81,7 @@ def test_unsettled_rows_have_no_verdict_and_are_in_no_mean():
 def test_sentence_without_any_ratio_counts_failures():
     cells = pair("EOS", 100.0, 50.0)
     result = concluded(*cells[:2], failed_cell("EOS", "indirection", Status.CRASH))
-    assert result.endswith("1 of 1 workloads have no result.")
+    assert ": of 1 workloads 1 have no result, and in 0 " in result
 
 
 def test_sentence_of_other_kernels_states_no_speed():
@@ -90,8 +90,8 @@ def test_sentence_of_other_kernels_states_no_speed():
     for last in (cells[-1], cells[-1].model_copy(update={"metrics": other})):
         result = concluded(*cells[:-1], last)
         assert result == (
-            "It cannot be told whether Encore (indirection) is faster than stock CUDA graphs: in 1 of 1 workloads the "
-            "two may have run other kernels, or had not settled."
+            "It cannot be told whether Encore (indirection) is faster than stock CUDA graphs: of 1 workloads 0 have no "
+            "result, and in 1 the two may have run other kernels, or had not settled."
         )
 
 

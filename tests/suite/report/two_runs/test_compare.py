@@ -14,7 +14,6 @@ from fixtures.synthetic_results import GPU, block, cell, environment, failed_cel
 from suite.cli.compare import parse_share
 from suite.cli.main import main
 from suite.measure.kernels import kernel_key
-from suite.report.compare import TimeKind
 from suite.report.runs import load_runs
 from suite.report.two_runs.pairs import Comparison, Outcome, Pair, compare_runs
 from suite.results.errors import EXIT_FINDING, EXIT_OK, EXIT_UNDECIDED, EXIT_WRONG_USE, WrongUse
@@ -295,25 +294,6 @@ def test_shards_of_a_run_are_compared_together(tmp_path: Path) -> None:
     ]
     base, new = (load_runs(names) for names in (runs[:2], runs[2:]))
     assert compare_runs(base, new).regressions == ("EOS placement", "ST placement")
-
-
-def test_throughput_is_compared_on_request(compare: Compare) -> None:
-    def with_throughput(placement_us: float | None) -> list[Cell]:
-        return [
-            each.model_copy(
-                update={"blocks": [b.model_copy(update={"throughput_us": placement_us}) for b in each.blocks]}
-            )
-            if each.mode == "placement" or placement_us is None
-            else each
-            for each in cells()
-        ]
-
-    by_latency = pair(compare(cells(), with_throughput(45.0)), "placement").change
-    assert by_latency is not None and by_latency.value == pytest.approx(1)
-    change = pair(compare(cells(), with_throughput(45.0), metric=TimeKind.THROUGHPUT), "placement").change
-    assert change is not None and change.value == pytest.approx(2, rel=0.01)
-    made = compare(cells(), with_throughput(None), metric=TimeKind.THROUGHPUT)
-    assert "no throughput samples in NEW" in (pair(made, "placement").reason or "")
 
 
 def with_kernels(cells: Sequence[Cell], kernels: dict[str, int] | None) -> list[Cell]:
