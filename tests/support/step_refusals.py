@@ -519,3 +519,34 @@ def function_of_numpys_own_generator(train: Step) -> Step:
 def a_module_of_torchscript(device: str, train: Step) -> Step:
     scripted = torch.jit.script(torch.nn.Linear(1, 1).to(device))  # type: ignore[no-untyped-call]
     return lambda batch: train(batch) * scripted.weight
+
+
+@refused("the gradient of another parameter", line=False)
+def gradients_exchanged(device: str, train: Step) -> Step:
+    one, other = (nn.Parameter(torch.ones(8, device=device)) for _ in range(2))
+
+    def step(batch: Batch) -> torch.Tensor:
+        ((one * 2 + other) * batch["x"]).sum().backward()  # type: ignore[no-untyped-call]
+        one.grad, other.grad = other.grad, one.grad
+        return train(batch)
+
+    return step
+
+
+class OfAKind(torch.Tensor):
+    """A class of the program's own for gradients."""
+
+
+@refused("no plain tensor", line=False)
+def gradients_of_a_class_of_its_own(device: str, model: nn.Module) -> Any:
+    """The program puts others there before each call, and the step adds to them."""
+    generator = torch.Generator().manual_seed(3)
+
+    def put(index: int) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator).to(device).as_subclass(OfAKind)
+
+    put(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    train = training_step(model, optimizer, zero=lambda: None)
+    return lambda batch: train(batch).detach(), {"between": put}

@@ -80,34 +80,3 @@ def test_memory_that_a_gradient_shared_keeps_its_name() -> None:
         _, size = call(*args)
         assert size == torch.from_numpy(abs(array_there)).sum()
     assert call.report().replays == 6
-
-
-class OfAKind(torch.Tensor):
-    """A class of the program's own for gradients."""
-
-
-def test_gradients_of_other_classes_are_refused() -> None:
-    """The program puts others there before each call, and the step adds to them."""
-    losses = []
-    for graphed in (False, True):
-        model = network("cpu")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-        def step(batch: dict[str, torch.Tensor], model: Any = model, optimizer: Any = optimizer) -> torch.Tensor:
-            loss = loss_of(model, batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        call = GraphedStep(step, device=CpuDevice()) if graphed else step
-        generator, moved = torch.Generator().manual_seed(3), []
-        for args in batches("cpu"):
-            for parameter in model.parameters():
-                moved.append(torch.randn(parameter.shape, generator=generator).as_subclass(OfAKind))
-                parameter.grad = moved[-1].clone()
-            losses.append(call(*args))
-    assert torch.equal(torch.stack(losses[:9]), torch.stack(losses[9:]))
-    assert isinstance(call, GraphedStep)
-    (refusal,) = call.report().refusals
-    assert "no plain tensor" in refusal.reason
