@@ -31,20 +31,18 @@ from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.source_lines import called_from
 from optimizations.torch_internals import replaced_attribute
 
-_WAITS: tuple[tuple[Any, str], ...] = (
-    (torch.cuda, "synchronize"),
-    (torch.cuda.Stream, "synchronize"),
-    (torch.cuda.Event, "synchronize"),
-    (torch.cuda.Event, "query"),
-    (torch.cuda.Stream, "query"),
+_WAIT = "a graph is waited for after its launch: wait after the step"
+_SEED = "seed before the step: a graph would not do it again"
+_REFUSED: tuple[tuple[Any, str, str], ...] = (
+    (torch.cuda, "synchronize", _WAIT),
+    (torch.cuda.Stream, "synchronize", _WAIT),
+    (torch.cuda.Event, "synchronize", _WAIT),
+    (torch.cuda.Event, "query", _WAIT),
+    (torch.cuda.Stream, "query", _WAIT),
+    (torch, "manual_seed", _SEED),
+    *((torch.cuda, name, _SEED) for name in ("manual_seed", "manual_seed_all", "seed", "seed_all")),
 )
-_SEEDS: tuple[tuple[Any, str], ...] = (
-    (torch, "manual_seed"),
-    (torch.cuda, "manual_seed"),
-    (torch.cuda, "manual_seed_all"),
-    (torch.cuda, "seed"),
-    (torch.cuda, "seed_all"),
-)
+"""Functions that a graph cannot repeat, with what to do instead."""
 
 _CAPTURED = "_cuda_isCurrentStreamCapturing"
 _OPTIMIZERS = "/torch/optim/"
@@ -117,16 +115,10 @@ def watched(observer: Observer, *, compiled: bool) -> Iterator[None]:
     stock_captured = getattr(graphs, _CAPTURED)
     stock_get, stock_set = torch.cuda.get_rng_state, torch.cuda.set_rng_state
     with contextlib.ExitStack() as stack:
-        for owner, name in _WAITS:
-            stock = vars(owner).get(name)
-            if stock is None:
-                continue
-            advice = "a graph is waited for after its launch: wait after the step"
-            stack.enter_context(replaced_attribute(owner, name, refusing(_qualified(owner, name), stock, advice)))
-        for owner, name in _SEEDS:
-            advice = "seed before the step: a graph would not do it again"
-            call = refusing(_qualified(owner, name), vars(owner)[name], advice)
-            stack.enter_context(replaced_attribute(owner, name, call))
+        for owner, name, advice in _REFUSED:
+            if (stock := vars(owner).get(name)) is not None:
+                call = refusing(_qualified(owner, name), stock, advice)
+                stack.enter_context(replaced_attribute(owner, name, call))
         for name in () if compiled else ("tensor", "as_tensor"):
             stock = vars(torch)[name]
             if not isinstance(stock, FunctionType) or stock.__module__ == __name__:  # not the program's own

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
+from optimizations.capture.signature import tensor_key
 from optimizations.torch_internals.tensor_guard import same_metadata
 
 TensorMetadata = tuple[object, ...]
@@ -20,12 +21,7 @@ TensorMetadata = tuple[object, ...]
 
 def metadata_of(tensor: torch.Tensor) -> TensorMetadata:
     """Return the metadata for which the kernels of a graph were chosen; not the address."""
-    try:
-        strides = tensor.stride() if tensor.layout is torch.strided else None
-        settings = tensor.device, tensor.is_inference(), tensor.is_conj(), tensor.is_neg()
-        return tensor.requires_grad, type(tensor), tensor.dtype, tensor.shape, *settings, strides
-    except RuntimeError:  # a parameter that gets its shape from the first batch
-        return tensor.requires_grad, type(tensor), tensor.dtype, None, None
+    return tensor.requires_grad, tensor_key(tensor), tensor.is_inference()
 
 
 def metadata_of_all(tensors: Iterable[torch.Tensor]) -> list[TensorMetadata]:
