@@ -138,9 +138,6 @@ def codes(analysis: Analysis) -> list[set[ReasonCode]]:
     return [{reason.code for reason in verdict.reasons} for verdict in analysis.verdicts]
 
 
-# What the files are.
-
-
 # The search.
 
 
@@ -263,6 +260,3 @@ def put(node: Node, place: Place, value: int) -> Node:
     data = data[: place[2]] + value.to_bytes(8, "little") + data[place[2] + 8 :]
     parameters[place[1]] = parameters[place[1]].model_copy(update={"data": data})
     return node.model_copy(update={"parameters": tuple(parameters)})
-
-
-# Doubt: one word otherwise, and an input is copied.

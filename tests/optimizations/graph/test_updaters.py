@@ -115,15 +115,18 @@ def analysis_of(*uses: PointerUse) -> Analysis:
     )
 
 
-def apply(program: Program, choice: Choice, tools: SimulatedTools, available: Available) -> tuple[AppliedPlan, Any]:
-    raw = real.CUgraph(program.graph)
-    captured = read_graph(program.driver, raw)
-    plan: Plan = make_plan(captured, analysis_of(*USES), choice, available)
-    applied = AppliedPlan(EditableGraph.of(program.driver, raw, captured), plan, tools)
-    graph = SimulatedGraph(program.driver, program.graph)
-    graph.instantiate()
-    applied.instantiated(real.CUgraphExec(graph.raw_cuda_graph_exec()), tools.stream())
-    return applied, graph
+def apply(
+    driver: SimulatedDriver, graph: int, choice: Choice, *uses: PointerUse, replace: Any = None
+) -> tuple[AppliedPlan, Any]:
+    """Plan these uses of inputs (by default the program's), and return the applied plan and the graph to replay."""
+    raw, tools = real.CUgraph(graph), SimulatedTools(driver, replace)
+    captured = read_graph(driver, raw)
+    plan: Plan = make_plan(captured, analysis_of(*(uses or USES)), choice, ALL)
+    applied = AppliedPlan(EditableGraph.of(driver, raw, captured), plan, tools)
+    run = SimulatedGraph(driver, graph)
+    run.instantiate()
+    applied.instantiated(real.CUgraphExec(run.raw_cuda_graph_exec()), tools.stream())
+    return applied, run
 
 
 NODES = {Choice.HOST: (3, 0), Choice.PRELUDE: (1, 2)}
@@ -140,7 +143,7 @@ def test_graph_reads_its_moved_inputs(program: Program, choice: Choice) -> None:
     plan = make_plan(captured, analysis_of(*USES), choice, ALL)
     nodes = len(plan.of(Choice.HOST)), len(plan.of(Choice.PRELUDE))
     assert nodes == NODES.get(choice, nodes)
-    applied, graph = apply(program, choice, SimulatedTools(program.driver), ALL)
+    applied, graph = apply(program.driver, program.graph, choice)
     at = {0: program.x.data_ptr(), 1: program.y.data_ptr()}
     applied.point(at)
     graph.replay()
@@ -167,14 +170,7 @@ def test_fill_writes_its_moved_destination() -> None:
     memory, elsewhere = torch.zeros(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8)
     graph = driver.new_graph()
     driver.add_node(graph, Node("MEMSET", fill={"address": memory.data_ptr() + 4, "bytes": 8}))
-    captured = read_graph(driver, real.CUgraph(graph))
-    use = PointerUse((0,), 0, 0, 3, 4, UseKind.MEMSET)
-    plan = make_plan(captured, analysis_of(use), Choice.PRELUDE, ALL)
-    tools = SimulatedTools(driver)
-    applied = AppliedPlan(EditableGraph.of(driver, real.CUgraph(graph), captured), plan, tools)
-    run = SimulatedGraph(driver, graph)
-    run.instantiate()
-    applied.instantiated(real.CUgraphExec(run.raw_cuda_graph_exec()), tools.stream())
+    applied, run = apply(driver, graph, Choice.PRELUDE, PointerUse((0,), 0, 0, 3, 4, UseKind.MEMSET))
     assert applied.point({3: elsewhere.data_ptr()}) == 8
     run.replay()
     assert elsewhere.tolist() == [0] * 4 + [7] * 8 + [0] * 4
@@ -189,14 +185,8 @@ def test_tensor_maps_are_made_for_the_new_address(choice: Choice) -> None:
     driver.add_function(function)
     graph = driver.new_graph()
     driver.add_node(graph, Node("KERNEL", function, [word(0), make_tensor_map(0x1000)]))
-    captured = read_graph(driver, real.CUgraph(graph))
     use = PointerUse((0,), 1, 0, 0, 0x20, UseKind.TENSOR_MAP)
-    plan = make_plan(captured, analysis_of(use), choice, ALL)
-    tools = SimulatedTools(driver, replace_address)
-    applied = AppliedPlan(EditableGraph.of(driver, real.CUgraph(graph), captured), plan, tools)
-    run = SimulatedGraph(driver, graph)
-    run.instantiate()
-    applied.instantiated(real.CUgraphExec(run.raw_cuda_graph_exec()), tools.stream())
+    applied, run = apply(driver, graph, choice, use, replace=replace_address)
     for address in (0x2000, 0x7F00_0000_3000):
         assert applied.point({0: address}) == 128
         run.replay()
@@ -206,8 +196,8 @@ def test_tensor_maps_are_made_for_the_new_address(choice: Choice) -> None:
 
 
 def test_prelude_runs_before_the_nodes_it_writes(program: Program) -> None:
-    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(program.driver), ALL)
     driver = program.driver
+    applied, graph = apply(driver, program.graph, Choice.PRELUDE)
     nodes = driver.graphs[program.graph].nodes
     assert [driver.nodes[node].updatable for node in nodes] == [True, True, False, False, False]
     table, prelude = nodes[-2:]
@@ -265,7 +255,7 @@ def test_interrupt_while_the_table_is_disabled_enables_it_again(program: Program
         return result
 
     driver.cuGraphNodeSetEnabled = interrupted
-    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(driver), ALL)
+    applied, graph = apply(driver, program.graph, Choice.PRELUDE)
     applied.point({0: program.x.data_ptr(), 1: program.y.data_ptr()})
     graph.replay()
     with pytest.raises(KeyboardInterrupt):
