@@ -15,7 +15,7 @@ from optimizations.placement.feed_plan import FeedPlan
 from optimizations.placement.observe import CannotObserve, Observation, observe
 from optimizations.placement.plan import Hoist, PlacementPlan, plan
 from optimizations.placement.residency import Residency, ResidentNode, residency
-from optimizations.placement.rewrite import Rewritten, rewrite
+from optimizations.placement.rewrite import rewrite
 from optimizations.placement.sources import input_sources
 from optimizations.placement.twin import RewriteFailed
 from optimizations.report import Copy, CpuNode, Hoisted, Left, PlacementReport, Staged
@@ -128,7 +128,7 @@ class _Attempts:
             if decided.is_empty:
                 return untouched(self.graph_module, "nothing could be moved", self._before(), decided.left)
             try:
-                rewritten = rewrite(self.graph_module, decided, self.observation, self.layouts)
+                graph_module, feeds = rewrite(self.graph_module, decided, self.observation, self.layouts)
             except RewriteFailed as error:
                 known = error.node.startswith("compute ")
                 unit = error.node if known else self._unit_of(error.node, decided)
@@ -136,7 +136,7 @@ class _Attempts:
                     return untouched(self.graph_module, f"not rewritten: {error}", self._before(), decided.left)
                 vetoes[unit] = error.reason
                 continue
-            return Placement(rewritten.graph_module, rewritten.feeds, self._report(decided, rewritten))
+            return Placement(graph_module, feeds, self._report(decided, graph_module))
 
     def _unit_of(self, node: str, decided: PlacementPlan) -> str | None:
         """Return the nearest operation with fed operands that `node` is or is computed from."""
@@ -152,9 +152,9 @@ class _Attempts:
                     pending.append(operand)
         return None
 
-    def _report(self, decided: PlacementPlan, rewritten: Rewritten) -> PlacementReport:
+    def _report(self, decided: PlacementPlan, graph_module: torch.fx.GraphModule) -> PlacementReport:
         before = self._before()
-        in_graph = {node.name for node in rewritten.graph_module.graph.nodes}
+        in_graph = {node.name for node in graph_module.graph.nodes}
         after = tuple(node for node in before.cpu_nodes_before if node.node in in_graph)
         gone = {(name, value) for name, values in decided.fed.items() for value in values}
         copies = tuple(

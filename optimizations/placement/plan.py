@@ -9,13 +9,14 @@ named.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from optimizations.byte_units import format_bytes
 from optimizations.options import Options
-from optimizations.placement.regions import Memory, Regions, regions
+from optimizations.placement.regions import Regions, reached, regions
 from optimizations.placement.residency import MIXED, Residency, ResidentNode
 from optimizations.placement.sources import VALUE_GUARD_LIMIT_BYTES
 from optimizations.report import HoistedForm, Left
@@ -94,7 +95,14 @@ class _Planner:
         self.options = options
         self.vetoes = vetoes
         self.held_bytes = held_bytes
-        self.memory = Memory.of(graph)
+        # By storage, in order: the nodes whose values lie in it, and the nodes that write it.
+        self.members: dict[int, list[str]] = defaultdict(list)
+        self.writers: dict[int, list[str]] = defaultdict(list)
+        for node in self.nodes.values():
+            for storage in node.storages:
+                self.members[storage].append(node.name)
+            for storage in node.writes:
+                self.writers[storage].append(node.name)
         self.order = {name: position for position, name in enumerate(self.nodes)}
         self.regions: Regions = regions(graph)
         self.attributes = self._hoistable_attributes()
@@ -137,7 +145,7 @@ class _Planner:
         for node in sorted(attributes, key=lambda node: node.value_bytes or 0):
             if node.source is None or not node.source.is_compared or not node.static or node.requires_grad:
                 continue
-            if any(self.memory.written_by(node.storages)):
+            if self._written_by(node.storages):
                 continue
             compared += node.value_bytes or 0
             if compared <= GUARDED_LIMIT_BYTES:
@@ -163,10 +171,9 @@ class _Planner:
     def _memory_settled(self, node: ResidentNode, found: set[str]) -> bool:
         """Return whether all users of its memory are hoisted too, and no other node reads it before the last write."""
         for storage in (node.storages | node.writes) - self.graph.input_storages:
-            if not found.issuperset(self.memory.users(storage)):
+            writers, members = self.writers[storage], set(self.members[storage])
+            if not found.issuperset([*members, *writers]):
                 return False
-            writers = self.memory.writers.get(storage, [])
-            members = set(self.memory.members.get(storage, []))
             last_write = max((self.order[writer] for writer in writers), default=-1)
             earlier = list(self.nodes.values())[: last_write + 1]
             if any(reader.name not in found and not members.isdisjoint(reader.operands) for reader in earlier):
@@ -251,10 +258,13 @@ class _Planner:
     def _against_times(self, node: ResidentNode) -> str | None:
         """Return why a copy made before the graph may differ from what the operation would read; else None."""
         for operand in self._cpu_operands(node.name):
-            for writer in self.memory.written_by(self.nodes[operand].storages):
+            for writer in self._written_by(self.nodes[operand].storages):
                 if self.order[writer] < self.order[node.name] and writer not in self.regions.before:
                     return f"{writer} ({self.nodes[writer].operation}) writes what it reads, and stays in the graph"
         return None
+
+    def _written_by(self, storages: Iterable[int]) -> list[str]:
+        return [writer for storage in storages for writer in self.writers[storage]]
 
     # The parts of the plan
 
@@ -266,15 +276,14 @@ class _Planner:
         wanted = {value for value in stages if self.nodes[value].op != "placeholder"}
         wanted |= {operand for name in after for operand in self.nodes[name].operands}
         wanted |= set(self.graph.returned)
-        pending = [name for name in wanted if name in self.regions.before or self.nodes[name].op == "get_attr"]
-        needed = set(pending)
-        while pending:
-            current = pending.pop()
-            for name in (*self.regions.precede[current], *self.memory.written_by(self.nodes[current].storages)):
-                if name not in needed and (name in self.regions.before or self.nodes[name].op == "get_attr"):
-                    needed.add(name)
-                    pending.append(name)
-        return self._in_order(needed)
+
+        def evaluated(names: Iterable[str]) -> Iterator[str]:
+            return (name for name in names if name in self.regions.before or self.nodes[name].op == "get_attr")
+
+        def needed_by(name: str) -> Iterator[str]:
+            return evaluated((*self.regions.precede[name], *self._written_by(self.nodes[name].storages)))
+
+        return self._in_order(reached(evaluated(wanted), needed_by))
 
     def _hoist(self, value: str, form: str) -> Hoist:
         needed = self._needed_for(value)
@@ -287,16 +296,12 @@ class _Planner:
 
     def _needed_for(self, value: str) -> list[str]:
         """Return `value` and everything it is computed from, writers of the same memory included, in order."""
-        pending, needed = [value], {value}
-        while pending:
-            node = self.nodes[pending.pop()]
-            storages = (node.storages | node.writes) - self.graph.input_storages
-            writers = [writer for storage in storages for writer in self.memory.writers.get(storage, [])]
-            for name in (*node.operands, *writers):
-                if name not in needed:
-                    needed.add(name)
-                    pending.append(name)
-        return sorted(needed, key=self.order.__getitem__)
+
+        def needed_by(name: str) -> Iterable[str]:
+            node = self.nodes[name]
+            return *node.operands, *self._written_by((node.storages | node.writes) - self.graph.input_storages)
+
+        return list(self._in_order(reached([value], needed_by)))
 
     def _must_stay_a_copy(self, node: ResidentNode) -> bool:
         changes_device = any(
@@ -305,10 +310,10 @@ class _Planner:
         if not changes_device or not node.tensors:
             return False
         read = [storage for operand in node.operands for storage in self.nodes[operand].storages]
-        writers = self.memory.written_by((*node.storages, *read))
+        writers = self._written_by((*node.storages, *read))
         if any(self.order[writer] > self.order[node.name] for writer in writers):
             return True
-        aliases = {name for storage in node.storages for name in self.memory.members[storage]}
+        aliases = {name for storage in node.storages for name in self.members[storage]}
         return not aliases.isdisjoint(self.graph.returned)
 
     def _left(self, fed: Mapping[str, tuple[str, ...]], how: Mapping[str, str]) -> Iterator[Left]:

@@ -9,8 +9,8 @@ all that has to follow it does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from optimizations.placement.residency import MIXED, Residency, ResidentNode
 
@@ -18,28 +18,15 @@ RANDOM_NUMBERS = -1
 """The CPU's generator, as memory that every draw writes."""
 
 
-@dataclass(slots=True)
-class Memory:
-    """List the nodes whose values lie in each storage, and the nodes that write it, in order."""
-
-    members: dict[int, list[str]] = field(default_factory=dict)
-    writers: dict[int, list[str]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, graph: Residency) -> Memory:
-        memory = cls()
-        for node in graph.nodes.values():
-            for storage in node.storages:
-                memory.members.setdefault(storage, []).append(node.name)
-            for storage in node.writes:
-                memory.writers.setdefault(storage, []).append(node.name)
-        return memory
-
-    def written_by(self, storages: Iterable[int]) -> Iterator[str]:
-        return (writer for storage in storages for writer in self.writers.get(storage, ()))
-
-    def users(self, storage: int) -> list[str]:
-        return self.members.get(storage, []) + self.writers.get(storage, [])
+def reached(names: Iterable[str], needed_by: Callable[[str], Iterable[str]]) -> set[str]:
+    """Return these names, and all that they need, directly or not."""
+    found = set(names)
+    pending = list(found)
+    while pending:
+        new = set(needed_by(pending.pop())) - found
+        found |= new
+        pending += new
+    return found
 
 
 @dataclass(frozen=True, slots=True)

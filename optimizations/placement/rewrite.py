@@ -7,7 +7,6 @@ allocated here; `feeds` allocates the inputs at the first call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from optimizations.placement.feed_plan import FeedPlan, Source, TensorLayout
 from optimizations.placement.observe import CannotObserve, Observation, observe
 from optimizations.placement.original import Original
 from optimizations.placement.plan import Hoist, PlacementPlan
+from optimizations.placement.regions import reached
 from optimizations.placement.twin import RewriteFailed, check_kept, check_passed, compare, new_alias
 from optimizations.torch_internals.geometry import is_lazy_view
 
@@ -28,23 +28,15 @@ STAGED = f"{ADDED}staged"
 PASSED = f"{ADDED}passed"
 
 
-@dataclass(frozen=True, slots=True)
-class Rewritten:
-    """Hold the new graph, and how arguments and results of the original map to its own."""
-
-    graph_module: torch.fx.GraphModule
-    feeds: FeedPlan
-
-
 def rewrite(
     graph_module: torch.fx.GraphModule,
     plan: PlacementPlan,
     observation: Observation,
     inputs: Sequence[Any],
-) -> Rewritten:
-    """Return the graph after `plan`, checked against the original's `observation` node by node.
+) -> tuple[torch.fx.GraphModule, FeedPlan]:
+    """Return the graph after `plan`, and how arguments and results of the original map to its own.
 
-    `inputs` are the ones that `observation` was made on.
+    It is checked against the original's `observation` node by node. `inputs` are those of that observation.
 
     Raises:
         RewriteFailed: a node of the rewritten graph differs in shape, strides, dtype or device from what it should be,
@@ -59,7 +51,7 @@ def rewrite(
         after = surgery.check()
     surgery.protect(after)
     surgery.note_values(after)
-    return Rewritten(surgery.result, surgery.feed_plan())
+    return surgery.result, feed_plan(surgery.original, surgery.connections, set(surgery.inputs()))
 
 
 class _Surgery:
@@ -192,17 +184,14 @@ class _Surgery:
         hoisted = {name for name in self.original.hoisted if name in self.nodes}
         storages = {name: self.original.storages(name) for name in hoisted}
         elsewhere = {*hoisted, *self.plan.before}
-        pending = [name for name in hoisted if any(user.name not in elsewhere for user in self.nodes[name].users)]
-        needed = set(pending)
-        while pending:
-            current = pending.pop()
-            operands = [operand.name for operand in self.nodes[current].all_input_nodes]
-            writers = [name for name in hoisted if not self.before.effects[name].writes.isdisjoint(storages[current])]
-            for name in (*operands, *writers):
-                if name in hoisted and name not in needed:
-                    needed.add(name)
-                    pending.append(name)
-        return needed
+
+        def needed_by(name: str) -> set[str]:
+            operands = {operand.name for operand in self.nodes[name].all_input_nodes}
+            writers = {one for one in hoisted if not self.before.effects[one].writes.isdisjoint(storages[name])}
+            return (operands | writers) & hoisted
+
+        read = (name for name in hoisted if any(user.name not in elsewhere for user in self.nodes[name].users))
+        return reached(read, needed_by)
 
     def _pass_on(self, node: torch.fx.Node) -> None:
         """Make the nodes that stay in the graph read a value that is evaluated before it."""
@@ -228,7 +217,7 @@ class _Surgery:
     def check(self) -> Observation:
         """Observe the rewritten graph and compare each node with its original."""
         added = {node.name: node.meta["example_value"] for node in self.graph.nodes if node.name.startswith(ADDED)}
-        given = [added[name] if name in added else self.original.inputs[name] for name in self._inputs()]
+        given = [added[name] if name in added else self.original.inputs[name] for name in self.inputs()]
         try:
             after = observe(self.result, given, mode=self.before.mode)
         except CannotObserve as error:
@@ -236,7 +225,8 @@ class _Surgery:
         compare(self.original, after)
         return after
 
-    def _inputs(self) -> list[str]:
+    def inputs(self) -> list[str]:
+        """Return the names of the inputs of the result."""
         return [node.name for node in self.graph.nodes if node.op == "placeholder"]
 
     def keep_copies(self, after: Observation) -> bool:
@@ -262,10 +252,6 @@ class _Surgery:
             facts = after.tensors.get(node.name)
             if facts and facts != self.before.tensors.get(node.name) and node.op != "placeholder":
                 node.meta["example_value"] = after.values[node.name]
-
-    def feed_plan(self) -> FeedPlan:
-        """Return how a call of the original becomes a call of the result."""
-        return feed_plan(self.original, self.connections, set(self._inputs()))
 
     # What is added to the graph, after the inputs and after the nodes added before.
 
