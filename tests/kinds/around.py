@@ -125,18 +125,17 @@ def calls_from_a_signal(world: World) -> None:
     world.note(found)
 
 
-@kind()
+@kind(gradients=False)
 def weights_exchanged_while_no_guard_looks(world: World) -> None:
     """Set `skip_guard_eval_unsafe`: the caller promises what guards check, and exchanges weights all the same."""
     net: Any = _net(world)
     run = world.compile(net)
-    with torch.no_grad():
-        for step in range(STEPS):
+    for step in range(STEPS):
+        world.note(run(world.values(step)))
+    with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
+        for step in range(2 * STEPS):
             world.note(run(world.values(step)))
-        with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
-            for step in range(2 * STEPS):
-                world.note(run(world.values(step)))
-                if step % 4 == 1:
-                    net[0].weight = nn.Parameter(world.values(90 + step, 4, 4))
-                if step % 4 == 3:
-                    net[0].weight.data = world.values(90 + step, 4, 4)
+            if step % 4 == 1:
+                net[0].weight = nn.Parameter(world.values(90 + step, 4, 4))
+            if step % 4 == 3:
+                net[0].weight.data = world.values(90 + step, 4, 4)

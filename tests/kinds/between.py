@@ -35,58 +35,54 @@ def nested_regions(world: World) -> None:
         table.add_(1)
 
 
-@kind()
+@kind(gradients=False)
 def alternating_stances(world: World) -> None:
     run = world.compile(_layers(world, 1)[0])
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            with torch.compiler.set_stance("force_eager" if step % 3 == 2 else "default"):
-                world.note(run(world.values(step)))
-        with torch.compiler.set_stance("eager_on_recompile"):
-            world.note(run(world.values(3, 7, 4)), run(world.values(4)))
+    for step in range(2 * STEPS):
+        with torch.compiler.set_stance("force_eager" if step % 3 == 2 else "default"):
+            world.note(run(world.values(step)))
+    with torch.compiler.set_stance("eager_on_recompile"):
+        world.note(run(world.values(3, 7, 4)), run(world.values(4)))
 
 
-@kind()
+@kind(gradients=False)
 def calls_in_ever_new_orders(world: World) -> None:
     runs = [world.compile(layer) for layer in _layers(world, 3)]
-    with torch.no_grad():
-        for step in range(4 * STEPS):
-            x = world.values(step)
-            for number in [(0, 1, 2), (0, 2), (1,), (2, 1, 0), (0, 0, 1)][step % 5]:
-                x = runs[number](x)
-            world.note(x)
+    for step in range(4 * STEPS):
+        x = world.values(step)
+        for number in [(0, 1, 2), (0, 2), (1,), (2, 1, 0), (0, 0, 1)][step % 5]:
+            x = runs[number](x)
+        world.note(x)
 
 
-@kind()
+@kind(gradients=False)
 def results_written_between_graphs(world: World) -> None:
     first = world.compile(lambda x: (x * 2, x + 1))
     second = world.compile(lambda a, b: a @ b.t())
-    with torch.no_grad():
-        for step in range(3 * STEPS):
-            a, b = first(world.values(step))
-            if step % 3:
-                a.add_(1)
-            if step % 4 == 3:
-                b = b.t().contiguous().t()
-            world.note(second(a, b))
-            if step % 5 == 4:
-                a.zero_()
-                world.note(second(a, b), a, b)
+    for step in range(3 * STEPS):
+        a, b = first(world.values(step))
+        if step % 3:
+            a.add_(1)
+        if step % 4 == 3:
+            b = b.t().contiguous().t()
+        world.note(second(a, b))
+        if step % 5 == 4:
+            a.zero_()
+            world.note(second(a, b), a, b)
 
 
-@kind(captured=False)
+@kind(gradients=False, captured=False)
 def written_inputs_that_are_results(world: World) -> None:
     def program(x: torch.Tensor) -> Any:
         x.mul_(1.5)
         return x.sum(0), x * 2
 
     run = world.compile(program)
-    with torch.no_grad():
-        x = world.values(0)
-        for step in range(3 * STEPS):
-            total, y = run(x)
-            world.note(total, y, x)
-            x = y if step % 3 else world.values(step)
+    x = world.values(0)
+    for step in range(3 * STEPS):
+        total, y = run(x)
+        world.note(total, y, x)
+        x = y if step % 3 else world.values(step)
 
 
 class _Buffers(nn.Module):
@@ -103,21 +99,20 @@ class _Buffers(nn.Module):
         return x - self.mean * self.calls + self.plain
 
 
-@kind()
+@kind(gradients=False)
 def buffers_written_from_both_sides(world: World) -> None:
     net = _Buffers(world)
     run = world.compile(net)
-    with torch.no_grad():
-        for step in range(3 * STEPS):
-            world.note(run(world.values(step)), net.mean, net.calls, net.plain)
-            if step % 4 == 3:
-                net.mean.zero_()
-            if step % 5 == 4:
-                net.mean = torch.ones(4, device=world.device)
-            if step % 6 == 5:
-                net.plain = net.plain * 0.5
-            if step == 9:
-                net.load_state_dict({name: value * 2 for name, value in net.state_dict().items()})
+    for step in range(3 * STEPS):
+        world.note(run(world.values(step)), net.mean, net.calls, net.plain)
+        if step % 4 == 3:
+            net.mean.zero_()
+        if step % 5 == 4:
+            net.mean = torch.ones(4, device=world.device)
+        if step % 6 == 5:
+            net.plain = net.plain * 0.5
+        if step == 9:
+            net.load_state_dict({name: value * 2 for name, value in net.state_dict().items()})
 
 
 @kind()
@@ -137,19 +132,18 @@ def parameters_updated_inside(world: World) -> None:
         world.note(run(world.values(step)), [p.detach() for p in net.parameters()])
 
 
-@kind()
+@kind(gradients=False)
 def one_result_in_two_places(world: World) -> None:
     def program(x: torch.Tensor) -> Any:
         y = x * 2
         return y, y, [y], {"row": y[0], "input": x}
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            one, other, inside, rows = run(world.values(step))
-            world.note(one is other, one is inside[0], one, rows)
-            one.add_(1)
-            world.note(other, inside, rows)
+    for step in range(STEPS):
+        one, other, inside, rows = run(world.values(step))
+        world.note(one is other, one is inside[0], one, rows)
+        one.add_(1)
+        world.note(other, inside, rows)
 
 
 @kind()

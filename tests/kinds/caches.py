@@ -17,7 +17,7 @@ def _reordered(cache: torch.Tensor) -> torch.Tensor:
     return cache.index_select(0, torch.tensor(ORDER, device=cache.device))
 
 
-@kind(captured=False)
+@kind(gradients=False, captured=False)
 def caches_written_from_a_position_on(world: World) -> None:
     """The position is a number, and goes back where a guess was wrong."""
     net = world.module(nn.Linear(4, 4))
@@ -27,13 +27,12 @@ def caches_written_from_a_position_on(world: World) -> None:
         return cache[:, : length + x.shape[1]].sum(1), length + x.shape[1]
 
     run = world.compile(program)
-    with torch.no_grad():
-        for sequence in range(2):
-            cache, length = world.moved(torch.zeros(3, 12, 4)), 0
-            for step, count in enumerate((4, 1, 3, 1, 2)):
-                found, length = run(world.values(20 * sequence + step, 3, count, 4), cache, length)
-                world.note(found, cache, length)
-                length -= step == 2
+    for sequence in range(2):
+        cache, length = world.moved(torch.zeros(3, 12, 4)), 0
+        for step, count in enumerate((4, 1, 3, 1, 2)):
+            found, length = run(world.values(20 * sequence + step, 3, count, 4), cache, length)
+            world.note(found, cache, length)
+            length -= step == 2
 
 
 class _Cached(nn.Module):
@@ -51,26 +50,25 @@ class _Cached(nn.Module):
         return (weights * self.keys).sum(1), self.position, self.keys[:, :2]
 
 
-@kind()
+@kind(gradients=False)
 def caches_that_modules_hold(world: World) -> None:
     """Results that are the cache, or views of it, are kept; the cache is reordered and replaced."""
     net, kept = world.module(_Cached()), []
     run = world.compile(net)
-    with torch.no_grad():
-        for sequence in range(3):
-            for step in range(8):
-                found, position, first = run(world.values(20 * sequence + step))
-                world.note(found, position, first, position is net.position, net.keys)
-                kept = [*kept[-2:], first if step % 2 else found]
-                world.note(kept)
-                if step == 4:
-                    net.keys.copy_(_reordered(net.keys))
-            net.position.zero_()
-            if sequence == 1:
-                net.keys = world.moved(torch.zeros(3, 10, 4))
+    for sequence in range(3):
+        for step in range(8):
+            found, position, first = run(world.values(20 * sequence + step))
+            world.note(found, position, first, position is net.position, net.keys)
+            kept = [*kept[-2:], first if step % 2 else found]
+            world.note(kept)
+            if step == 4:
+                net.keys.copy_(_reordered(net.keys))
+        net.position.zero_()
+        if sequence == 1:
+            net.keys = world.moved(torch.zeros(3, 10, 4))
 
 
-@kind()
+@kind(gradients=False)
 def caches_that_grow(world: World) -> None:
     """The result of one call is the input of the next, cut back and reordered."""
     net = world.module(nn.Linear(4, 4))
@@ -80,36 +78,34 @@ def caches_that_grow(world: World) -> None:
         return grown.mean(1), grown
 
     run = world.compile(program)
-    with torch.no_grad():
-        for sequence in range(3):
-            cache = world.moved(torch.zeros(3, 2, 4))
-            for step in range(6):
-                found, cache = run(world.values(20 * sequence + step, 3, 1 + step % 3, 4), cache)
-                world.note(found, cache)
-                if step % 3 == 2:
-                    cache = cache[:, :-1]
-                if step % 4 == 3:
-                    cache = _reordered(cache)
+    for sequence in range(3):
+        cache = world.moved(torch.zeros(3, 2, 4))
+        for step in range(6):
+            found, cache = run(world.values(20 * sequence + step, 3, 1 + step % 3, 4), cache)
+            world.note(found, cache)
+            if step % 3 == 2:
+                cache = cache[:, :-1]
+            if step % 4 == 3:
+                cache = _reordered(cache)
 
 
-@kind()
+@kind(gradients=False)
 def results_kept_written_and_passed_back(world: World) -> None:
     run = world.compile(lambda x, y: (x * 2 + y, (x - y).t()))
     ring: list[Any] = []
-    with torch.no_grad():
-        for step in range(24):
-            x = ring[step % len(ring)][0] if len(ring) > 3 else world.values(step)
-            found = run(x, world.values(step + 50))
-            version = found[0]._version
-            found[0].add_(1)
-            world.note(found, found[0]._version - version, [one.stride() for one in found])
-            ring = [*ring[-4:], found]
-            if step % 4 == 3:
-                ring[0][0].mul_(0.5)
-            world.note(ring)
+    for step in range(24):
+        x = ring[step % len(ring)][0] if len(ring) > 3 else world.values(step)
+        found = run(x, world.values(step + 50))
+        version = found[0]._version
+        found[0].add_(1)
+        world.note(found, found[0]._version - version, [one.stride() for one in found])
+        ring = [*ring[-4:], found]
+        if step % 4 == 3:
+            ring[0][0].mul_(0.5)
+        world.note(ring)
 
 
-@kind(captured=False)
+@kind(gradients=False, captured=False)
 def inputs_written_over_and_over(world: World) -> None:
     def program(x: torch.Tensor, y: torch.Tensor) -> Any:
         x.add_(y)
@@ -121,9 +117,8 @@ def inputs_written_over_and_over(world: World) -> None:
         return second.flip(0) + y, x.t(), first
 
     run, kept = world.compile(program), []
-    with torch.no_grad():
-        for step in range(16):
-            x, y = world.values(step) * 0.1, world.values(step + 40) * 0.1
-            found = run(x, y)
-            kept = [*kept[-2:], found[2]]
-            world.note(found, x, y, kept)
+    for step in range(16):
+        x, y = world.values(step) * 0.1, world.values(step + 40) * 0.1
+        found = run(x, y)
+        kept = [*kept[-2:], found[2]]
+        world.note(found, x, y, kept)

@@ -90,21 +90,20 @@ def parameters_swapped_and_converted(world: World) -> None:
         change()
 
 
-@kind()
+@kind(gradients=False)
 def parameters_freed_and_brought_back(world: World) -> None:
     """The storage is resized to nothing and filled again somewhere else, as sharded training does."""
     net = world.module(nn.Linear(4, 4, bias=False))
     kept = net.weight.detach().clone()
     run = world.compile(net)
     others = []
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            storage = net.weight.untyped_storage()
-            storage.resize_(0)
-            others.append(torch.full((4, 4), float(step), device=world.device))
-            storage.resize_(64)
-            net.weight.copy_(kept * (step + 1))
-            world.note(run(world.values(step)))
+    for step in range(2 * STEPS):
+        storage = net.weight.untyped_storage()
+        storage.resize_(0)
+        others.append(torch.full((4, 4), float(step), device=world.device))
+        storage.resize_(64)
+        net.weight.copy_(kept * (step + 1))
+        world.note(run(world.values(step)))
 
 
 @kind()
@@ -121,7 +120,7 @@ def lazy_and_tied_modules(world: World) -> None:
             net.lists[0] = nn.Parameter(world.values(96, 4))
 
 
-@kind()
+@kind(gradients=False)
 def results_in_cycles_and_containers(world: World) -> None:
     """Results that nothing but a cycle, an exception or a generator holds."""
 
@@ -135,26 +134,24 @@ def results_in_cycles_and_containers(world: World) -> None:
         for step in range(2 * STEPS):
             yield run(world.values(step))
 
-    with torch.no_grad():
-        for step, y in enumerate(stream()):
-            node = Node(y)
-            world.note(y)
-            if step % 3 == 2:
-                try:
-                    raise ValueError(y)
-                except ValueError as error:
-                    world.note(error.args[0])
-            world.note(node.me.value)
+    for step, y in enumerate(stream()):
+        node = Node(y)
+        world.note(y)
+        if step % 3 == 2:
+            try:
+                raise ValueError(y)
+            except ValueError as error:
+                world.note(error.args[0])
+        world.note(node.me.value)
 
 
-@kind()
+@kind(gradients=False)
 def the_same_result_passed_twice(world: World) -> None:
     run = world.compile(lambda x, y: (x * 2 + y, y.sin()))
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            x = world.values(step)
-            first, second = run(x, x if step % 2 else world.values(step + 20))
-            third, fourth = run(first, first if step % 3 else second)
-            world.note(third, fourth)
-            first.copy_(third)
-            world.note(run(first, third))
+    for step in range(2 * STEPS):
+        x = world.values(step)
+        first, second = run(x, x if step % 2 else world.values(step + 20))
+        third, fourth = run(first, first if step % 3 else second)
+        world.note(third, fourth)
+        first.copy_(third)
+        world.note(run(first, third))

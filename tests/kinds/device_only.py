@@ -36,7 +36,7 @@ if triton is not None:
         return out
 
 
-@kind(on_cpu=False)
+@kind(gradients=False, on_cpu=False)
 def kernels_of_the_users_own(world: World) -> None:
     def program(x: torch.Tensor, into: torch.Tensor) -> Any:
         x = x.contiguous()
@@ -47,12 +47,11 @@ def kernels_of_the_users_own(world: World) -> None:
         return out.sin(), into * 2
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            rows = 3 + step % 2
-            base = world.values(step, rows, 5)  # 20 bytes a row: some are not aligned as others
-            into = world.values(step + 30, rows, 4)
-            world.note(run(base[:, 1:], into), into)
+    for step in range(2 * STEPS):
+        rows = 3 + step % 2
+        base = world.values(step, rows, 5)  # 20 bytes a row: some are not aligned as others
+        into = world.values(step + 30, rows, 4)
+        world.note(run(base[:, 1:], into), into)
 
 
 @kind(on_cpu=False)
@@ -67,7 +66,7 @@ def kernels_inside_operators(world: World) -> None:
     world.infer(run, between=lambda: table.add_(1))
 
 
-@kind(on_cpu=False)
+@kind(gradients=False, on_cpu=False)
 def narrow_matrix_products(world: World) -> None:
     weight = world.values(80, 32, 64).to(torch.float8_e4m3fn)
     scale = torch.tensor(0.5, device=world.device)
@@ -77,31 +76,29 @@ def narrow_matrix_products(world: World) -> None:
         return torch._scaled_mm(narrow, weight.t(), scale_a=of_x, scale_b=scale, out_dtype=torch.bfloat16).float()
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            x = world.values(step, 16, 64)
-            world.note(run(x, x.abs().max() / 448))
-            scale.mul_(1.5)
+    for step in range(STEPS):
+        x = world.values(step, 16, 64)
+        world.note(run(x, x.abs().max() / 448))
+        scale.mul_(1.5)
 
 
-@kind(on_cpu=False)
+@kind(gradients=False, on_cpu=False)
 def streams_inside_and_outside(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run, side = world.compile(net), torch.cuda.Stream()
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            x = world.values(step)
-            if step % 3 == 2:
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    found = run(x)
-                torch.cuda.current_stream().wait_stream(side)
-                world.note(found)
-            else:
-                world.note(run(x))
+    for step in range(2 * STEPS):
+        x = world.values(step)
+        if step % 3 == 2:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                found = run(x)
+            torch.cuda.current_stream().wait_stream(side)
+            world.note(found)
+        else:
+            world.note(run(x))
 
 
-@kind(on_cpu=False)
+@kind(gradients=False, on_cpu=False)
 def weights_that_stream_from_pinned_memory(world: World) -> None:
     resident = [torch.randn(4, 4, generator=torch.Generator().manual_seed(i)).pin_memory() for i in range(3)]
 
@@ -109,28 +106,26 @@ def weights_that_stream_from_pinned_memory(world: World) -> None:
         return torch.tanh(x @ weight.to(x.device, non_blocking=True))
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            x = world.values(step)
-            for weight in resident:
-                x = run(x, weight).clone()
-            world.note(x)
-            torch.cuda.synchronize()
-            resident[step % 3].mul_(1.1)
+    for step in range(STEPS):
+        x = world.values(step)
+        for weight in resident:
+            x = run(x, weight).clone()
+        world.note(x)
+        torch.cuda.synchronize()
+        resident[step % 3].mul_(1.1)
 
 
-@kind(on_cpu=False)
+@kind(gradients=False, on_cpu=False)
 def events_around_calls(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run = world.compile(net)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    with torch.no_grad():
-        for step in range(STEPS):
-            start.record()
-            found = run(world.values(step))
-            end.record()
-            end.synchronize()
-            world.note(found, start.elapsed_time(end) >= 0)
+    for step in range(STEPS):
+        start.record()
+        found = run(world.values(step))
+        end.record()
+        end.synchronize()
+        world.note(found, start.elapsed_time(end) >= 0)
 
 
 @kind(on_cpu=False)

@@ -76,7 +76,7 @@ torch.library.register_autograd(
 )
 
 
-@kind(captured=False)
+@kind(gradients=False, captured=False)
 def custom_operators_that_write(world: World) -> None:
     total = world.values(22)
 
@@ -88,10 +88,9 @@ def custom_operators_that_write(world: World) -> None:
         return y + into
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            into = world.values(step + 30)
-            world.note(run(world.values(step), into), into, total)
+    for step in range(STEPS):
+        into = world.values(step + 30)
+        world.note(run(world.values(step), into), into, total)
 
 
 @kind()
@@ -102,20 +101,19 @@ def custom_operators_that_are_trained(world: World) -> None:
         world.train(run(world.values(step)), net)
 
 
-@kind(captured=False, unlike_eager="AOTAutograd takes no custom operators that return views")
+@kind(gradients=False, captured=False, unlike_eager="AOTAutograd takes no custom operators that return views")
 def custom_operators_that_return_views(world: World) -> None:
     def program(x: torch.Tensor) -> Any:
         row = torch.ops.kinds_of_programs.last_row(x * 1)
         return row + 1, torch.ops.kinds_of_programs.last_row(x)
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            x = world.values(step)
-            _, view = found = run(x)
-            world.note(found)
-            view.add_(1)
-            world.note(x)
+    for step in range(STEPS):
+        x = world.values(step)
+        _, view = found = run(x)
+        world.note(found)
+        view.add_(1)
+        world.note(x)
 
 
 _COUNTED: list[int] = [0]

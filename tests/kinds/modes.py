@@ -53,28 +53,26 @@ class _DoublingAdds(TorchFunctionMode):
         return found * 2 if func is torch.sin else found
 
 
-@kind()
+@kind(gradients=False)
 def function_modes(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run = world.compile(lambda x: net(torch.sin(x)))
-    with torch.no_grad():
-        for step in range(STEPS):
+    for step in range(STEPS):
+        world.note(run(world.values(step)))
+        with _Passing():
             world.note(run(world.values(step)))
-            with _Passing():
-                world.note(run(world.values(step)))
-            with _DoublingAdds():
-                world.note(run(world.values(step)))
+        with _DoublingAdds():
+            world.note(run(world.values(step)))
 
 
-@kind(captured=False)
+@kind(gradients=False, captured=False)
 def dispatch_modes(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run = world.compile(lambda x: net(torch.sin(x)))
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step)))
-            with _Looking():
-                world.note(run(world.values(step + 10)))
+    for step in range(STEPS):
+        world.note(run(world.values(step)))
+        with _Looking():
+            world.note(run(world.values(step + 10)))
 
 
 @kind()
@@ -94,20 +92,19 @@ def deterministic_algorithms(world: World) -> None:
         torch.use_deterministic_algorithms(before)
 
 
-@kind()
+@kind(gradients=False)
 def profilers(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run = world.compile(net)
-    with torch.no_grad():
-        for step in range(STEPS):
-            if step % 2:
-                with torch.profiler.profile(), torch.profiler.record_function("call"):
-                    world.note(run(world.values(step)))
-            else:
+    for step in range(STEPS):
+        if step % 2:
+            with torch.profiler.profile(), torch.profiler.record_function("call"):
                 world.note(run(world.values(step)))
+        else:
+            world.note(run(world.values(step)))
 
 
-@kind()
+@kind(gradients=False)
 def forked_random_numbers(world: World) -> None:
     """Random numbers that are drawn inside, on the CPU: each state is forked, and what follows is not touched."""
     devices = [0] if world.device == "cuda" else []
@@ -116,15 +113,14 @@ def forked_random_numbers(world: World) -> None:
         return x + torch.rand(4).to(x.device)
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            torch.manual_seed(step // 2)
-            with torch.random.fork_rng(devices):
-                run(world.values(step))
-            world.note(torch.rand(2), torch.rand(2, device=world.device).shape)
+    for step in range(STEPS):
+        torch.manual_seed(step // 2)
+        with torch.random.fork_rng(devices):
+            run(world.values(step))
+        world.note(torch.rand(2), torch.rand(2, device=world.device).shape)
 
 
-@kind(captured=False)
+@kind(gradients=False, captured=False)
 def generators_of_random_numbers(world: World) -> None:
     """A generator on the CPU, which the program keeps and passes."""
     own = torch.Generator().manual_seed(3)
@@ -133,30 +129,28 @@ def generators_of_random_numbers(world: World) -> None:
         return x + torch.rand(4, generator=own).to(x.device) * 2
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            own.manual_seed(step // 2)
-            world.note(run(world.values(step)))
-            world.note(torch.rand(2, generator=own))
+    for step in range(STEPS):
+        own.manual_seed(step // 2)
+        world.note(run(world.values(step)))
+        world.note(torch.rand(2, generator=own))
 
 
-@kind()
+@kind(gradients=False)
 def fake_tensors_and_real_ones(world: World) -> None:
     """Between real calls a compiled function gets fake tensors, for the shapes of its results."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     weight = world.values(30, 4, 4)
     run = world.compile(lambda x, w: (x @ w).relu())
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step), weight))
-            if step in (1, 3):
-                with FakeTensorMode() as mode:
-                    found = run(mode.from_tensor(world.values(step)), mode.from_tensor(weight))
-                    world.note(tuple(found.shape), str(found.device), type(found).__name__)
+    for step in range(STEPS):
+        world.note(run(world.values(step), weight))
+        if step in (1, 3):
+            with FakeTensorMode() as mode:
+                found = run(mode.from_tensor(world.values(step)), mode.from_tensor(weight))
+                world.note(tuple(found.shape), str(found.device), type(found).__name__)
 
 
-@kind()
+@kind(gradients=False)
 def alternating_autocast(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
 
@@ -166,12 +160,11 @@ def alternating_autocast(world: World) -> None:
         return net(x) + y.float()
 
     run, plain = world.compile(program), world.compile(net)
-    with torch.no_grad():
-        for step in range(STEPS):
-            found = run(world.values(step))
-            world.note((found * 4).round() / 4 if world.device == "cuda" else found)
-            with torch.autocast(world.device, torch.bfloat16, enabled=step % 2 == 1):
-                world.note(str(plain(world.values(step + 20)).dtype))
+    for step in range(STEPS):
+        found = run(world.values(step))
+        world.note((found * 4).round() / 4 if world.device == "cuda" else found)
+        with torch.autocast(world.device, torch.bfloat16, enabled=step % 2 == 1):
+            world.note(str(plain(world.values(step + 20)).dtype))
 
 
 @kind(on_gpu=False)

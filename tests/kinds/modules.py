@@ -66,44 +66,42 @@ class _Counting(nn.Module):
         return result
 
 
-@kind()
+@kind(gradients=False)
 def counters_on_both_sides(world: World) -> None:
     net = world.module(_Counting())
     run = world.compile(net)
-    with torch.no_grad():
-        for step in range(STEPS + 2):
-            world.note(run(world.values(step)), net.calls, net.seen)
-            if step == 3:
-                net.calls = torch.tensor(40)
+    for step in range(STEPS + 2):
+        world.note(run(world.values(step)), net.calls, net.seen)
+        if step == 3:
+            net.calls = torch.tensor(40)
 
 
-@kind()
+@kind(gradients=False)
 def compiled_modules_copied_and_pickled(world: World) -> None:
     net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
     run = world.compile(net)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step)))
-        twin = copy.deepcopy(run)
-        file = io.BytesIO()
-        torch.save(run.state_dict(), file)
-        file.seek(0)
-        state = torch.load(file)
-        world.note([name.removeprefix("_orig_mod.") for name in state])
-        for value in state.values():
-            value.mul_(2)
-        twin.load_state_dict(state)
-        for step in range(STEPS):
-            world.note(run(world.values(step)), twin(world.values(step)))
-        whole = io.BytesIO()
-        torch.save(net, whole)
-        whole.seek(0)
-        again = world.compile(torch.load(whole, weights_only=False))
-        for step in range(STEPS):
-            world.note(again(world.values(step)))
+    for step in range(STEPS):
+        world.note(run(world.values(step)))
+    twin = copy.deepcopy(run)
+    file = io.BytesIO()
+    torch.save(run.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file)
+    world.note([name.removeprefix("_orig_mod.") for name in state])
+    for value in state.values():
+        value.mul_(2)
+    twin.load_state_dict(state)
+    for step in range(STEPS):
+        world.note(run(world.values(step)), twin(world.values(step)))
+    whole = io.BytesIO()
+    torch.save(net, whole)
+    whole.seek(0)
+    again = world.compile(torch.load(whole, weights_only=False))
+    for step in range(STEPS):
+        world.note(again(world.values(step)))
 
 
-@kind()
+@kind(gradients=False)
 def weights_brought_by_hooks(world: World) -> None:
     """Weights wait on the CPU; a hook loads them to the device before a module runs, and offloads them after it."""
     layers = [nn.Linear(4, 4) for _ in range(2)]
@@ -113,9 +111,8 @@ def weights_brought_by_hooks(world: World) -> None:
     runs = [world.compile(layer.forward) for layer in layers]
     for layer, run in zip(layers, runs, strict=True):
         layer.forward = run
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(layers[1](layers[0](world.values(step))))
+    for step in range(STEPS):
+        world.note(layers[1](layers[0](world.values(step))))
 
 
 class _TwoDevices(nn.Module):

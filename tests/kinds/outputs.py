@@ -30,7 +30,7 @@ class Box:
 pytree.register_pytree_node(Box, lambda box: ([box.value], box.name), lambda values, name: Box(values[0], name))
 
 
-@kind()
+@kind(gradients=False)
 def inputs_and_views_of_them(world: World) -> None:
     weight, flag = world.values(10, 4, 4), world.values(11, 4)
 
@@ -38,15 +38,14 @@ def inputs_and_views_of_them(world: World) -> None:
         return x, x.t(), y[1:], weight.view(-1)[2:6], weight, x @ weight, flag.expand(3, 4), (x + y).t()
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            x, y = world.values(step), world.values(step + 20)
-            found = run(x, y)
-            world.note(found, found[0] is x, found[4] is weight, [one.stride() for one in found])
-            found[1].add_(1)
-            found[2].mul_(2)
-            found[3].sub_(1)
-            world.note(x, y, weight)
+    for step in range(STEPS):
+        x, y = world.values(step), world.values(step + 20)
+        found = run(x, y)
+        world.note(found, found[0] is x, found[4] is weight, [one.stride() for one in found])
+        found[1].add_(1)
+        found[2].mul_(2)
+        found[3].sub_(1)
+        world.note(x, y, weight)
 
 
 @kind()
@@ -66,21 +65,20 @@ def views_of_inputs_in_training(world: World) -> None:
         weight.grad = None
 
 
-@kind(captured=False, unlike_eager="AOTAutograd fails where inputs overlap that were apart")
+@kind(gradients=False, captured=False, unlike_eager="AOTAutograd fails where inputs overlap that were apart")
 def inputs_that_share_memory(world: World) -> None:
     def program(x: torch.Tensor, y: torch.Tensor) -> Any:
         x.add_(1)
         return x + y * 2
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            base = world.values(step, 5, 4)
-            x, y = (base[:3], base[2:]) if step % 3 == 0 else (base[:3], world.values(step + 30, 3, 4))
-            world.note(run(x, y), base)
+    for step in range(2 * STEPS):
+        base = world.values(step, 5, 4)
+        x, y = (base[:3], base[2:]) if step % 3 == 0 else (base[:3], world.values(step + 30, 3, 4))
+        world.note(run(x, y), base)
 
 
-@kind(captured=False)
+@kind(gradients=False, captured=False)
 def inputs_resized_and_set(world: World) -> None:
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.t_()
@@ -89,24 +87,22 @@ def inputs_resized_and_set(world: World) -> None:
         return x * 2
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            x, y = world.values(step), world.values(step + 20)
-            world.note(run(x, y), x, y, tuple(x.shape))
+    for step in range(STEPS):
+        x, y = world.values(step), world.values(step + 20)
+        world.note(run(x, y), x, y, tuple(x.shape))
 
 
-@kind()
+@kind(gradients=False)
 def strided_inputs_and_outputs(world: World) -> None:
     def program(x: torch.Tensor, y: torch.Tensor) -> Any:
         return (x * y).t(), x.flip(0), (x + 1).as_strided((2, 2), (1, 4)), x.expand(2, *x.shape) * 1
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            base = world.values(step, 8, 9)
-            x = base[1 + step % 2 : 4 + step % 2, step % 4 : step % 4 + 4]
-            found = run(x, base.t()[:3, 2:6])
-            world.note(found, [one.stride() for one in found])
+    for step in range(2 * STEPS):
+        base = world.values(step, 8, 9)
+        x = base[1 + step % 2 : 4 + step % 2, step % 4 : step % 4 + 4]
+        found = run(x, base.t()[:3, 2:6])
+        world.note(found, [one.stride() for one in found])
 
 
 @kind(captured=False)
@@ -176,7 +172,7 @@ def nests_of_the_users_own(world: World) -> None:
         world.note_gradients(net)
 
 
-@kind(captured=False)
+@kind(gradients=False, captured=False)
 def attributes_set_by_the_function(world: World) -> None:
     class Cache:
         keys: torch.Tensor | None = None
@@ -190,12 +186,11 @@ def attributes_set_by_the_function(world: World) -> None:
         return cache.keys.sum()
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step)), cache.length)
-            assert cache.keys is not None
-            world.note(cache.keys)
-            cache.keys = cache.keys.clone()
+    for step in range(STEPS):
+        world.note(run(world.values(step)), cache.length)
+        assert cache.keys is not None
+        world.note(cache.keys)
+        cache.keys = cache.keys.clone()
 
 
 @kind()
@@ -211,7 +206,7 @@ def results_on_the_cpu(world: World) -> None:
     world.infer(run, between=lambda: table.add_(1))
 
 
-@kind()
+@kind(gradients=False)
 def arrays_of_numpy(world: World) -> None:
     import numpy
 
@@ -222,7 +217,6 @@ def arrays_of_numpy(world: World) -> None:
         return x * both.to(x.device)
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step), numpy.full(4, step, dtype=numpy.float32)))
-            scales += 1
+    for step in range(STEPS):
+        world.note(run(world.values(step), numpy.full(4, step, dtype=numpy.float32)))
+        scales += 1

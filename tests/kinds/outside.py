@@ -52,17 +52,16 @@ def dual_numbers(world: World) -> None:
         world.note(is_right_or_refused(world.values(step + 20)))
 
 
-@kind(captured=False, unlike_eager="Dynamo does not compile while something else traces")
+@kind(gradients=False, captured=False, unlike_eager="Dynamo does not compile while something else traces")
 def tracers_around_a_compiled_function(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run = world.compile(lambda x: net(x).relu())
-    with torch.no_grad():
-        for step in range(STEPS):
-            x = world.values(step)
-            world.note(run(x))
-            world.note(_said(lambda x=x: make_fx(run)(x)(x + 1)))
-            world.note(_said(lambda x=x: torch.jit.trace(run, x)(x + 1)))
-            world.note(_said(lambda x=x: torch.fx.symbolic_trace(run)(x + 1)))
+    for step in range(STEPS):
+        x = world.values(step)
+        world.note(run(x))
+        world.note(_said(lambda x=x: make_fx(run)(x)(x + 1)))
+        world.note(_said(lambda x=x: torch.jit.trace(run, x)(x + 1)))
+        world.note(_said(lambda x=x: torch.fx.symbolic_trace(run)(x + 1)))
 
 
 @kind()
@@ -112,7 +111,7 @@ def exceptions_between_and_inside_calls(world: World) -> None:
             world.note(type(error).__name__)
 
 
-@kind()
+@kind(gradients=False)
 def wrong_calls(world: World) -> None:
     """Shapes, dtypes and arguments that do not fit raise what they raise, and the next call is served."""
     net = world.module(nn.Linear(4, 4))
@@ -125,11 +124,10 @@ def wrong_calls(world: World) -> None:
         lambda: run(world.values(0), 3),
         lambda: run(world.whole(0, 5)),
     ]
-    with torch.no_grad():
-        for step in range(STEPS):
-            world.note(run(world.values(step)))
-            try:
-                wrong[step % len(wrong)]()
-                world.note("no error")
-            except Exception as error:
-                world.note("an error" if isinstance(error, (RuntimeError, TypeError)) else type(error).__name__)
+    for step in range(STEPS):
+        world.note(run(world.values(step)))
+        try:
+            wrong[step % len(wrong)]()
+            world.note("no error")
+        except Exception as error:
+            world.note("an error" if isinstance(error, (RuntimeError, TypeError)) else type(error).__name__)

@@ -11,7 +11,7 @@ from torch import nn
 from kinds.world import STEPS, World, kind
 
 
-@kind()
+@kind(gradients=False)
 def all_sizes_dynamic(world: World) -> None:
     net, table = world.module(nn.Linear(4, 4)), torch.arange(64.0)
 
@@ -19,10 +19,9 @@ def all_sizes_dynamic(world: World) -> None:
         return net(x) + table[: x.shape[0], None].to(x.device), x.shape[0] * 2, x.numel()
 
     run = world.compile(program, dynamic=True)
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            world.note(run(world.values(step, 2 + step % 4, 4)))
-            table.add_(1)
+    for step in range(2 * STEPS):
+        world.note(run(world.values(step, 2 + step % 4, 4)))
+        table.add_(1)
 
 
 @kind(captured=False)  # Inductor makes no partitions on the CPU, and what reads a size is not captured

@@ -124,17 +124,16 @@ def pairs_that_are_trained(world: World) -> None:
         net.zero_grad()
 
 
-@kind(captured=False)
+@kind(gradients=False, captured=False)
 def pairs_that_are_written(world: World) -> None:
     def program(pair: Any, x: torch.Tensor) -> Any:
         pair.mul_(2)
         return pair + x
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            pair = Pair(world.values(step), world.values(step + 40))
-            world.note(_both(run(pair, world.values(step + 20))), _both(pair))
+    for step in range(STEPS):
+        pair = Pair(world.values(step), world.values(step + 40))
+        world.note(_both(run(pair, world.values(step + 20))), _both(pair))
 
 
 @contextlib.contextmanager
@@ -196,14 +195,13 @@ def distributed_tensors_as_inputs(world: World) -> None:
             world.note(found.full_tensor(), repr(found.placements))
 
 
-@kind(captured=False)
+@kind(gradients=False, captured=False)
 def nested_tensors(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run = world.compile(lambda jagged: torch.relu(net(jagged)) * 2)
-    with torch.no_grad():
-        for step in range(STEPS):
-            rows = [world.values(10 * step + i, 2 + (i + step) % 3, 4) for i in range(3)]
-            world.note(list(run(torch.nested.nested_tensor(rows, layout=torch.jagged)).unbind()))
+    for step in range(STEPS):
+        rows = [world.values(10 * step + i, 2 + (i + step) % 3, 4) for i in range(3)]
+        world.note(list(run(torch.nested.nested_tensor(rows, layout=torch.jagged)).unbind()))
 
 
 @kind()
@@ -220,7 +218,7 @@ def nested_tensors_that_are_trained(world: World) -> None:
         world.train(run(world.values(step, 8, 4), offsets), net)
 
 
-@kind(captured=False)
+@kind(gradients=False, captured=False)
 def sparse_inputs_and_attributes(world: World) -> None:
     adjacency = world.values(77, 3, 3).relu().to_sparse()
 
@@ -228,11 +226,10 @@ def sparse_inputs_and_attributes(world: World) -> None:
         return torch.sparse.mm(adjacency, x).relu() + torch.sparse.mm(other, x)
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(STEPS):
-            other = world.values(step + 30, 3, 3).relu()
-            world.note(run(world.values(step), other.to_sparse()))
-            world.note(run(world.values(step + 20), other.to_sparse_csr()))
+    for step in range(STEPS):
+        other = world.values(step + 30, 3, 3).relu()
+        world.note(run(world.values(step), other.to_sparse()))
+        world.note(run(world.values(step + 20), other.to_sparse_csr()))
 
 
 @kind(captured=False)
@@ -257,7 +254,7 @@ def complex_and_conjugate_inputs(world: World) -> None:
         world.note(run(x, y), run(x.conj(), y.mT), run(x, y.imag.to(torch.complex64)))
 
 
-@kind(captured=False)
+@kind(gradients=False, captured=False)
 def complex_inputs_of_which_a_part_is_written(world: World) -> None:
     """Inductor leaves views of complex tensors to operators, and does not take a write to one for one to the input."""
 
@@ -267,10 +264,9 @@ def complex_inputs_of_which_a_part_is_written(world: World) -> None:
         return torch.view_as_real(state).sum(1) * 2
 
     run = world.compile(program)
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            state = world.values(step + 30, 3, 4, dtype=torch.complex64)
-            world.note(run(world.values(step, 3, 1, dtype=torch.complex64), state), state)
+    for step in range(2 * STEPS):
+        state = world.values(step + 30, 3, 4, dtype=torch.complex64)
+        world.note(run(world.values(step, 3, 1, dtype=torch.complex64), state), state)
 
 
 class _Oscillating(nn.Module):
@@ -284,13 +280,12 @@ class _Oscillating(nn.Module):
         return torch.view_as_real(self.state).sum(1)
 
 
-@kind()
+@kind(gradients=False)
 def complex_buffers_of_which_a_part_is_written(world: World) -> None:
     net = world.module(_Oscillating())
     run = world.compile(net)
-    with torch.no_grad():
-        for step in range(2 * STEPS):
-            world.note(run(world.values(step, 3, 1, dtype=torch.complex64)), net.state)
+    for step in range(2 * STEPS):
+        world.note(run(world.values(step, 3, 1, dtype=torch.complex64)), net.state)
 
 
 @kind()

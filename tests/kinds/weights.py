@@ -16,16 +16,15 @@ def _net(world: World) -> nn.Sequential:
     return net
 
 
-@kind()
+@kind(gradients=False)
 def weights_in_one_vector(world: World) -> None:
     """Weights are views of a new vector in each call, in other alignments, as an evolution strategy sets them."""
     net = _net(world)
     run, size = world.compile(net), sum(p.numel() for p in net.parameters())
-    with torch.no_grad():
-        for step in range(3 * STEPS):
-            vector = world.values(step + 40, size + 3)[step % 3 : step % 3 + size]
-            vector_to_parameters(vector, net.parameters())
-            world.note(run(world.values(step)))
+    for step in range(3 * STEPS):
+        vector = world.values(step + 40, size + 3)[step % 3 : step % 3 + size]
+        vector_to_parameters(vector, net.parameters())
+        world.note(run(world.values(step)))
 
 
 @kind()
@@ -42,11 +41,11 @@ def weights_under_masks(world: World) -> None:
             prune.remove(net[0], "weight")
 
 
-@kind()
+@kind(gradients=False)
 def weights_from_files(world: World) -> None:
     net = _net(world)
     run = world.compile(net)
-    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         for step in range(2 * STEPS):
             world.note(run(world.values(step)))
             if step % 3 == 2:
@@ -97,7 +96,7 @@ class _Adapted(nn.Module):
         return result
 
 
-@kind()
+@kind(gradients=False)
 def adapters_added_merged_and_dropped(world: World) -> None:
     net = world.module(_Adapted())
     run = world.compile(net)
@@ -106,17 +105,16 @@ def adapters_added_merged_and_dropped(world: World) -> None:
         net.down[name] = nn.Parameter(world.values(seed, 4, 2))
         net.up[name] = nn.Parameter(world.values(seed + 1, 2, 4))
 
-    with torch.no_grad():
-        for step in range(4 * STEPS):
-            if step == 4:
-                add("one", 30)
-                net.active.append("one")
-            if step == 8:
-                add("two", 32)
-                net.active = ["two", "one"]
-            if step == 12:
-                net.base.weight.data += (net.down["two"] @ net.up["two"]).T
-                net.active, _, _ = ["one"], net.down.pop("two"), net.up.pop("two")
-            if step > 16:
-                add("one", 100 + 2 * step)
-            world.note(run(world.values(step)))
+    for step in range(4 * STEPS):
+        if step == 4:
+            add("one", 30)
+            net.active.append("one")
+        if step == 8:
+            add("two", 32)
+            net.active = ["two", "one"]
+        if step == 12:
+            net.base.weight.data += (net.down["two"] @ net.up["two"]).T
+            net.active, _, _ = ["one"], net.down.pop("two"), net.up.pop("two")
+        if step > 16:
+            add("one", 100 + 2 * step)
+        world.note(run(world.values(step)))

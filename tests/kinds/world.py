@@ -93,11 +93,18 @@ KINDS: dict[str, Kind] = {}
 
 
 def kind(
-    *, on_cpu: bool = True, on_gpu: bool = True, captured: bool = True, unlike_eager: str | None = None
+    *,
+    on_cpu: bool = True,
+    on_gpu: bool = True,
+    captured: bool = True,
+    gradients: bool = True,
+    unlike_eager: str | None = None,
 ) -> Callable[[Callable[[World], None]], Callable[[World], None]]:
+    """Register a program. Without `gradients` all of it runs under `torch.no_grad`."""
+
     def register(run: Callable[[World], None]) -> Callable[[World], None]:
         assert run.__name__ not in KINDS
-        KINDS[run.__name__] = Kind(run, on_cpu, on_gpu, captured, unlike_eager)
+        KINDS[run.__name__] = Kind(run if gradients else torch.no_grad()(run), on_cpu, on_gpu, captured, unlike_eager)
         return run
 
     return register

@@ -84,17 +84,16 @@ def one_compiled_method_of_many_objects(world: World) -> None:
             nets[2].table.add_(2)
 
 
-@kind()
+@kind(gradients=False)
 def one_compiled_function_of_many_modules(world: World) -> None:
     nets = [world.module(_net()) for _ in range(3)]
     run = world.compile(lambda net, x: net(x) * 2)
-    with torch.no_grad():
-        for step in range(3 * STEPS):
-            world.note(run(nets[step % 3], world.values(step)))
-            if step % 7 == 6:
-                nets[step % 3][0].weight.mul_(1.1)
-            if step % 9 == 8:
-                nets.append(nets.pop(0))
+    for step in range(3 * STEPS):
+        world.note(run(nets[step % 3], world.values(step)))
+        if step % 7 == 6:
+            nets[step % 3][0].weight.mul_(1.1)
+        if step % 9 == 8:
+            nets.append(nets.pop(0))
 
 
 @kind()

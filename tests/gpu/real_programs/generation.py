@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from real_programs.pieces import batches, built, integers, llama_config, mlp, normal
+from real_programs.pieces import batches, built, integers, llama_config, mlp, normal, served
 from real_programs.record import Body, Setting, program
 
 
@@ -50,7 +50,6 @@ def llama_decode_loop(setting: Setting) -> Body:
     prompts = batches(3, lambda generator: integers(setting, generator, config.vocab_size, 2, 16))
     new_tokens = setting.pick(16, 3)
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         prompt = prompts[i % len(prompts)]
         cache = StaticCache(config=config, max_cache_len=64)
@@ -63,7 +62,7 @@ def llama_decode_loop(setting: Setting) -> Body:
             tokens.append(logits[:, -1:].argmax(-1))
         return torch.cat(tokens, 1)
 
-    return Body(step)
+    return served(step)
 
 
 @program(calls=3)
@@ -97,7 +96,6 @@ def whisper_generate(setting: Setting) -> Body:
     frames = 2 * config.max_source_positions
     sounds = batches(2, lambda generator: normal(setting, generator, 1, config.num_mel_bins, frames))
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         return model.generate(
             sounds[i % len(sounds)],
@@ -108,7 +106,7 @@ def whisper_generate(setting: Setting) -> Body:
             output_logits=True,
         )["logits"]
 
-    return Body(step)
+    return served(step)
 
 
 @program(calls=4)
@@ -133,7 +131,6 @@ def t5_generate(setting: Setting) -> Body:
     prompts = batches(3, lambda generator: integers(setting, generator, config.vocab_size, 2, 32))
     new_tokens = setting.pick(8, 2)
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         states = encode(prompts[i % len(prompts)]).last_hidden_state
         tokens = torch.zeros(2, new_tokens + 1, dtype=torch.int64, device=setting.device)
@@ -143,7 +140,7 @@ def t5_generate(setting: Setting) -> Body:
             tokens[:, place + 1] = scores.argmax(-1)
         return tokens, scores
 
-    return Body(step)
+    return served(step)
 
 
 class CachedAttention(nn.Module):

@@ -154,17 +154,14 @@ def validation_loop(setting: Setting) -> Body:
     def step(i: int) -> Any:
         model.train()
         x, y = data[i % len(data)]
-        loss = nn.functional.cross_entropy(call(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = descend(nn.functional.cross_entropy(call(x), y), optimizer)
         model.eval()
         collected = []
         with torch.no_grad():
             for x, y in data:
                 logits = call(x)
                 collected.append({"loss": nn.functional.cross_entropy(logits, y), "logits": logits})
-        return loss.detach(), torch.stack([each["loss"] for each in collected]), [each["logits"] for each in collected]
+        return loss, torch.stack([each["loss"] for each in collected]), [each["logits"] for each in collected]
 
     return Body(step)
 
@@ -203,7 +200,6 @@ def hidden_state_fed_back(setting: Setting) -> Body:
     call = setting.compile(cell)
     data = batches(3, lambda generator: normal(setting, generator, setting.pick(16, 3), batch, width))
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         state = (torch.zeros(batch, width, device=setting.device), torch.zeros(batch, width, device=setting.device))
         outputs = []
@@ -212,7 +208,7 @@ def hidden_state_fed_back(setting: Setting) -> Body:
             outputs.append(state[0])
         return torch.stack(outputs)
 
-    return Body(step)
+    return served(step)
 
 
 @program(calls=6, trains=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from real_programs.pieces import batches, built, mlp, normal, transformer
+from real_programs.pieces import batches, built, mlp, normal, served, transformer
 from real_programs.record import Body, Setting, program
 
 
@@ -43,14 +43,13 @@ def models_in_turns(setting: Setting) -> Body:
     orders = ((0, 1, 2), (2, 0, 1), (1, 2, 0), (0, 2, 1))
     inputs = batches(3, lambda generator: normal(setting, generator, setting.pick(64, 4), width))
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         x = inputs[i % 3]
         for index in orders[i % len(orders)]:
             x = models[index](x)
         return x
 
-    return Body(step)
+    return served(step)
 
 
 @program(calls=8)
@@ -64,7 +63,6 @@ def side_stream(setting: Setting) -> Body:
         host = [x.pin_memory() for x in host]
     stream = torch.cuda.Stream() if on_gpu else None
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         if stream is None:
             return call(host[i % 3])
@@ -73,4 +71,4 @@ def side_stream(setting: Setting) -> Body:
         torch.cuda.current_stream().wait_stream(stream)
         return result
 
-    return Body(step)
+    return served(step)

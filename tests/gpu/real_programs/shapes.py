@@ -97,7 +97,6 @@ def ode_solver(setting: Setting) -> Body:
     def stage(time: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         return derivative(state * torch.cos(time).item())
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         state, time, size = starts[i % len(starts)], torch.tensor(0.0), torch.tensor(0.1)
         for turn in range(setting.pick(10, 2)):
@@ -111,7 +110,7 @@ def ode_solver(setting: Setting) -> Body:
                 size = size / 2
         return state
 
-    return Body(step)
+    return served(step)
 
 
 @program(calls=4, needs=("torchdiffeq",))
@@ -144,12 +143,11 @@ def slices_of_a_buffer(setting: Setting) -> Body:
     call = setting.compile(built(setting, lambda: mlp(width, 3)).eval())
     offsets = (0, 1, 5, 64, 33, 128, 2, 77)
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         begin = offsets[i % len(offsets)]
         return call(buffer[begin : begin + length].view(-1, width))
 
-    return Body(step)
+    return served(step)
 
 
 @program(calls=12)
@@ -169,12 +167,11 @@ def bert_lengths(setting: Setting) -> Body:
 
     inputs = batches(6, make)
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         tokens, mask = inputs[i % len(inputs)]
         return call(tokens, attention_mask=mask).pooler_output
 
-    return Body(step)
+    return served(step)
 
 
 @program(calls=12, trains=True)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from real_programs.pieces import batches, built, integers, mlp, normal, served, weights
+from real_programs.pieces import batches, built, descend, integers, mlp, normal, served, weights
 from real_programs.record import Body, Setting, program
 
 
@@ -40,12 +40,9 @@ def timm_training(setting: Setting) -> Body:
 
     def step(i: int) -> Any:
         images, labels = data[i % 3]
-        loss = nn.functional.cross_entropy(call(images), labels)
-        loss.backward()
-        optimizer.step()
+        loss = descend(nn.functional.cross_entropy(call(images), labels), optimizer)
         scheduler.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return loss
 
     return Body(step, lambda: weights(model))
 
@@ -74,13 +71,12 @@ def torchvision_detection(setting: Setting) -> Body:
     model.eval()
     model.backbone, model.head = setting.compile(model.backbone), setting.compile(model.head)
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         (found,) = model([photos[i % 3]])
         # Boxes of near-equal scores may change places; the scores in order do not.
         return found["scores"].sort().values
 
-    return Body(step)
+    return served(step)
 
 
 class Denoiser(nn.Module):
@@ -113,14 +109,13 @@ def diffusion_loop(setting: Setting) -> Body:
     times = torch.linspace(999, 0, setting.pick(20, 3)).long()
     kept = torch.linspace(0.98, 1.0, len(times))
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         image = noises[i % 3]
         for time, share in zip(times, kept, strict=True):
             image = share * image - 0.02 * call(image, time)
         return image
 
-    return Body(step)
+    return served(step)
 
 
 @program(calls=3, needs=("diffusers",))
@@ -146,7 +141,6 @@ def diffusers_pipeline(setting: Setting) -> Body:
     scheduler = DDIMScheduler(num_train_timesteps=100)
     noises = batches(2, lambda g: normal(setting, g, 1, 3, side, side))
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         scheduler.set_timesteps(setting.pick(10, 2))
         image = noises[i % 2]
@@ -154,4 +148,4 @@ def diffusers_pipeline(setting: Setting) -> Body:
             image = scheduler.step(call(image, time).sample, time, image).prev_sample
         return image
 
-    return Body(step)
+    return served(step)

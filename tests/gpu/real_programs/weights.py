@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from real_programs.pieces import batches, bert_config, built, normal, served, transformer
+from real_programs.pieces import batches, bert_config, built, descend, normal, served, transformer
 from real_programs.record import Body, Setting, program
 
 VERSIONS = 3
@@ -45,14 +45,13 @@ def swapped_parameter_data(setting: Setting) -> Body:
     versions = _versions(model)
     call = setting.compile(model)
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         chosen = versions[i % VERSIONS]
         for name, parameter in model.named_parameters():
             parameter.data = chosen[name]
         return call(inputs[i % 2])
 
-    return Body(step)
+    return served(step)
 
 
 @program(calls=12)
@@ -62,14 +61,13 @@ def load_state_dict_assign(setting: Setting) -> Body:
     versions = _versions(model)
     call = setting.compile(model)
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         if i % 2 == 0:
             state = {name: value.clone() for name, value in versions[i // 2 % VERSIONS].items()}
             model.load_state_dict(state, assign=True)
         return call(inputs[i % 2])
 
-    return Body(step)
+    return served(step)
 
 
 @program(calls=12)
@@ -79,7 +77,6 @@ def offloaded_and_returned(setting: Setting) -> Body:
     call = setting.compile(model)
     in_between = []
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         if i and i % 3 == 0:
             model.to("cpu")
@@ -89,7 +86,7 @@ def offloaded_and_returned(setting: Setting) -> Body:
             model.to(setting.device)
         return call(inputs[i % 2])
 
-    return Body(step)
+    return served(step)
 
 
 class Adapted(nn.Module):
@@ -118,13 +115,12 @@ def lora_adapters(setting: Setting) -> Body:
     inputs = _inputs(setting)
     call = setting.compile(model)
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         for layer, (down, up) in zip(model, adapters[i % VERSIONS], strict=True):
             layer.down, layer.up = nn.Parameter(down), nn.Parameter(up)
         return call(inputs[i % 2])
 
-    return Body(step)
+    return served(step)
 
 
 @program(calls=6, trains=True)
@@ -136,10 +132,7 @@ def ema_weights(setting: Setting) -> Body:
     call = setting.compile(model)
 
     def step(i: int) -> Any:
-        loss = call(inputs[i % 2]).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = descend(call(inputs[i % 2]).square().mean(), optimizer)
         with torch.no_grad():
             for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
                 mean.lerp_(parameter, 0.1)
@@ -147,7 +140,7 @@ def ema_weights(setting: Setting) -> Body:
             evaluated = call(inputs[0]).square().mean()
             for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
                 mean.data, parameter.data = parameter.data, mean.data
-        return loss.detach(), evaluated
+        return loss, evaluated
 
     return Body(step, lambda: next(average.parameters()))
 
@@ -177,10 +170,9 @@ def bert_checkpoints(setting: Setting) -> Body:
     checkpoints = [{name: value.cpu() for name, value in state.items()} for state in _versions(model)]
     tokens = torch.arange(32, device=setting.device)[None] % config.vocab_size
 
-    @torch.no_grad()
     def step(i: int) -> Any:
         for name, parameter in model.named_parameters():
             parameter.data = checkpoints[i % VERSIONS][name].to(setting.device)
         return call(tokens).last_hidden_state
 
-    return Body(step)
+    return served(step)
