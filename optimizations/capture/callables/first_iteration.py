@@ -24,30 +24,36 @@ MOST_EVENTS = 4096
 
 
 class _Forward:
-    """Represent a forward whose backward may still run: the hooks that record the backward reference this."""
+    """Represent a forward whose backward may still run. It is the hook that records the backward, and lives as long."""
 
-    def __init__(self, event: Event) -> None:
-        self.event, self.ran_backward = event, False
+    def __init__(self, event: Event, first: FirstIteration) -> None:
+        self._event, self._first, self.ran_backward = event, weakref.ref(first), False
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        if (first := self._first()) is not None and not (first.is_over or self.ran_backward):
+            first.order.append(replace(self._event, direction="backward"))
+        self.ran_backward = True
 
 
 class FirstIteration:
     """Run callables eagerly, and record their order and one sample for each signature of arguments.
 
     Attributes:
-        samples: copies of arguments for each callable; the index of a sample is the `variant` of its events.
+        samples: copies of arguments for each callable, by signature. The place of a sample is the `variant` of its
+            events.
+        order: the recorded forwards and backwards.
         is_over: whether the iteration has ended.
     """
 
     def __init__(self, callables: int) -> None:
-        self.samples: list[list[Sample]] = [[] for _ in range(callables)]
+        self.samples: list[dict[Hashable, Sample]] = [{} for _ in range(callables)]
+        self.order: list[Event] = []
         self.is_over = False
-        self._keys: list[list[Hashable]] = [[] for _ in range(callables)]
-        self._order: list[Event] = []
         self._running: list[weakref.ref[_Forward]] = []
         noted = weakref.ref(self)
 
         def after_step(*arguments: Any) -> None:
-            if (one := noted()) is not None and one._order and not one._is_awaited():
+            if (one := noted()) is not None and one.order and not one._is_awaited():
                 one.end()
 
         self._hook = register_optimizer_step_post_hook(after_step)
@@ -61,47 +67,26 @@ class FirstIteration:
     def call(self, number: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a callable for a call of the program, and record it."""
         given: list[torch.Tensor] = []
-        variant = self._variant(number, signature((args, kwargs), given), (args, kwargs), given)
-        forward = _Forward(Event(number, "forward", variant, len(self._order)))
-        self._order.append(forward.event)
+        key, samples = signature((args, kwargs), given), self.samples[number - 1]
+        if key not in samples:
+            copies = {id(one): one.detach().clone().requires_grad_(one.requires_grad) for one in given}
+            samples[key] = replaced((args, kwargs), iter([copies[id(one)] for one in given]))
+        event = Event(number, "forward", list(samples).index(key), len(self.order))
+        self.order.append(event)
         returned = function(*args, **kwargs)
         results: list[torch.Tensor] = []
         flatten(returned, results)
-        note = self._noting(forward)
+        forward = _Forward(event, self)
         for one in results:
             if one.grad_fn is not None and not any(one is tensor for tensor in given):
-                one.register_hook(note)
+                one.register_hook(forward)
         self._running.append(weakref.ref(forward))
-        del forward, note
-        if len(self._order) >= MOST_EVENTS and not self._is_awaited():
+        del forward
+        if len(self.order) >= MOST_EVENTS and not self._is_awaited():
             self.end()
         return returned
-
-    def events(self) -> tuple[Event, ...]:
-        """Return the recorded events."""
-        return tuple(self._order)
-
-    def _variant(self, number: int, key: Hashable, sample: Sample, tensors: list[torch.Tensor]) -> int:
-        """Return the index of the sample with the signature of a call. If there is none, copy the arguments."""
-        keys = self._keys[number - 1]
-        if key not in keys:
-            copies = {id(one): one.detach().clone().requires_grad_(one.requires_grad) for one in tensors}
-            self.samples[number - 1].append(replaced(sample, iter([copies[id(one)] for one in tensors])))
-            keys.append(key)
-        return keys.index(key)
 
     def _is_awaited(self) -> bool:
         """Return whether the backward of a forward may still run."""
         self._running = [one for one in self._running if (forward := one()) and not forward.ran_backward]
         return bool(self._running)
-
-    def _noting(self, forward: _Forward) -> Callable[[torch.Tensor], None]:
-        noted = weakref.ref(self)
-
-        def note(gradient: torch.Tensor) -> None:
-            one = noted()
-            if one is not None and not (one.is_over or forward.ran_backward):
-                one._order.append(replace(forward.event, direction="backward"))
-            forward.ran_backward = True
-
-        return note

@@ -35,7 +35,6 @@ from optimizations.capture.callables.installed import Installed
 from optimizations.capture.callables.order import (
     Event,
     WrongOrder,
-    default_order,
     events,
     plan_graphs,
 )
@@ -220,7 +219,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             if not self._first.is_over:
                 return self._first.call(number, before, args, kwargs)
             first, self._first = self._first, None
-            self.make(first.samples, first.events(), training=True)
+            self.make([list(one.values()) for one in first.samples], first.order, training=True)
         if self._first is not None or torch.is_grad_enabled() != self._training:  # validation between steps
             return before(*args, **kwargs)
         found = self._fitting(number, args, kwargs)
@@ -332,8 +331,9 @@ def graph_callables(
             raise ValueError("order and sample_kwargs need sample_args; without it the first iteration has both")
         return GraphedCallables(flat, options, device, FirstIteration(len(flat)))
     samples = samples_of(sample_args, sample_kwargs, len(flat))
-    entries = default_order(len(flat), training=torch.is_grad_enabled()) if order is None else order
-    planned = events(entries, len(flat))
+    if order is None:  # all forwards, then all backwards in reverse, for one micro-batch
+        order = [*range(1, len(flat) + 1), *(range(-len(flat), 0) if torch.is_grad_enabled() else ())]
+    planned = events(order, len(flat))
     made = GraphedCallables(flat, options, device or device_of(samples), None)
     made.make([[one] for one in samples], planned, training=planned[-1].direction == "backward")
     return made

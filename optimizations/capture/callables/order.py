@@ -79,12 +79,6 @@ def events(order: Iterable[int], callables: int) -> tuple[Event, ...]:
     return tuple(found)
 
 
-def default_order(callables: int, *, training: bool = True) -> list[int]:
-    """Return all forwards, then all backwards in reverse, for one micro-batch."""
-    forward = list(range(1, callables + 1))
-    return forward + [-number for number in reversed(forward)] if training else forward
-
-
 def plan_graphs(order: Sequence[Event], *, in_step: bool = False) -> tuple[Place, ...]:
     """Return the pairs of graphs that an order needs, callable by callable.
 

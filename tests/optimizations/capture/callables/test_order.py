@@ -9,7 +9,6 @@ import pytest
 from optimizations.capture.callables.order import (
     Event,
     WrongOrder,
-    default_order,
     events,
     plan_graphs,
 )
@@ -44,11 +43,6 @@ def test_backwards_match_forwards_in_order() -> None:
 def test_impossible_order_is_refused(order: list[int], words: str) -> None:
     with pytest.raises(WrongOrder, match=words):
         events(order, 2)
-
-
-def test_default_order_is_all_forwards_then_all_backwards() -> None:
-    assert default_order(3) == [1, 2, 3, -3, -2, -1]
-    assert default_order(2, training=False) == [1, 2]
 
 
 @pytest.mark.parametrize("case", [(4, 0, 6), (4, 3, 3), (8, 0, 2), (2, 0, 8)])
