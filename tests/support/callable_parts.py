@@ -110,3 +110,14 @@ class ReturnsOwnTensors(torch.autograd.Function):
     def backward(ctx: Any, tangent: torch.Tensor) -> Any:
         x, result = ctx.saved_tensors
         return result, x
+
+
+class Skips(nn.Module):
+    """Gives its argument back, next to a result or alone."""
+
+    def __init__(self, *, alone: bool) -> None:
+        super().__init__()
+        self.linear, self.alone = nn.Linear(3, 3), alone
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x if self.alone else (x, self.linear(x), x.detach())

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import collections
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from callable_parts import AddsItself, Buffered, Halves, ReturnsOwnTensors, Scaled, batches, gradients, graphed, same
+from callable_parts import (
+    AddsItself,
+    Buffered,
+    Halves,
+    ReturnsOwnTensors,
+    Scaled,
+    Skips,
+    batches,
+    gradients,
+    graphed,
+    same,
+)
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
@@ -126,7 +138,7 @@ def two_forwards_then_two_backwards(made: Sequence[Any]) -> Iterator[Any]:
 
 
 KEPT: list[torch.Tensor] = []
-"""What hooks keep. A callable does not reach it."""
+"""What hooks keep, and a weight. A callable does not reach it."""
 
 
 def hooked_parameter(kind: str) -> list[nn.Linear]:
@@ -283,17 +295,6 @@ def structured(made: Sequence[Any]) -> Iterator[Any]:
         yield from (hidden.detach().clone(), found["mask"].clone(), found["index"].clone())
 
 
-class Skips(nn.Module):
-    """Gives its argument back, next to a result or alone."""
-
-    def __init__(self, *, alone: bool) -> None:
-        super().__init__()
-        self.linear, self.alone = nn.Linear(3, 3), alone
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return x if self.alone else (x, self.linear(x), x.detach())
-
-
 def argument_returned(made: Sequence[Any]) -> Iterator[Any]:
     (module,) = made
     for start in batches(requires_grad=True):
@@ -356,6 +357,19 @@ def penalty(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     x = x.detach().requires_grad_()
     (slope,) = torch.autograd.grad((x @ weight).square().sum(), x, create_graph=True)
     return slope.square().sum()
+
+
+def referenced_weakly() -> list[Any]:
+    """Return a function whose weight is not among the state that Encore reaches."""
+    weight = nn.Parameter(torch.randn(3))
+    KEPT[:] = [weight]
+    reference = weakref.ref(weight)
+    return [lambda x: x * reference()]
+
+
+def unreached(made: Sequence[Any]) -> Iterator[Any]:
+    yield from train(made)
+    yield KEPT[0].grad
 
 
 def scalars(made: Sequence[Any]) -> Iterator[Any]:
@@ -519,6 +533,7 @@ PROGRAMS: dict[str, Program] = {
         run=one_tensor_thrice,
         samples=lambda made: [(x := torch.randn(2, 3, requires_grad=True), x, {"value": x})],
     ),
+    "a weight that is not reached": Program(make=referenced_weakly, run=unreached),
     "leaves that it makes": Program(make=lambda: closing_over(penalty, 3, 1), run=scalars),
     **{
         f"gradients in memory of others: {name}": Program(
