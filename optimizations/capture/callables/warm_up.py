@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +36,7 @@ from optimizations.capture.step.observing import (
 )
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.tensor_marks import TensorMarks
+from optimizations.graph.memory import memory_of
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
 from optimizations.torch_internals.generator_identity import identity
@@ -190,10 +190,12 @@ def _run_once(member: Member, training: bool, observer: Observer) -> list[Refusa
     member.parameters = [leaf for leaf in recorded.leaves if id(leaf) in lasting and id(leaf) not in arguments]
     member.leaves = list(map(weakref.ref, recorded.leaves))
     member.saved = recorded.saved
-    # Autograd treats results that share memory as separate tensors: a write into one is not in the other's gradient.
-    places = Counter(storage(one) for one in {id(one): one for one in results if one.requires_grad}.values())
+    # Autograd treats results that overlap as separate tensors: a write into one is not in the other's gradient.
+    apart = {id(one): one for one in results if one.requires_grad and storage(one)}.values()
+    overlapping = (pair for pair in itertools.combinations(apart, 2) if memory_of(pair[0]).overlaps(memory_of(pair[1])))
+    shared = {id(one) for pair in overlapping for one in pair}
     member.saved_results = tuple(
-        index for index, one in enumerate(results) if places[storage(one)] > 1 or storage(one) in recorded.saved
+        index for index, one in enumerate(results) if id(one) in shared or storage(one) in recorded.saved
     )
     found = gradients_of(outputs, marks, member.parameters, tangents)
     # As in eager, hooks of parameters without a gradient must not be called.

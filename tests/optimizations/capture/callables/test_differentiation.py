@@ -62,6 +62,16 @@ def test_write_into_a_shared_result_is_an_error_of_the_backward() -> None:
         (result.sum() + row.sum()).backward()
 
 
+def test_write_into_a_part_of_a_result_is_differentiated() -> None:
+    weight = torch.randn(3, 3, requires_grad=True)
+    call = graphed(lambda x: (x @ weight).split(1), batches(1))
+    first, second = call[0](x := torch.randn(2, 3))
+    first.mul_(2)
+    (first.sum() + second.sum()).backward()
+    assert weight.grad is not None and torch.allclose(weight.grad, (2 * x[0] + x[1])[:, None].expand(3, 3))
+    assert [one.replays for one in call.report()] == [1, 1]
+
+
 BACKWARDS: dict[str, tuple[Callable[[Any, nn.Linear, torch.Tensor], Any], str]] = {
     "its weight moved": (
         lambda call, module, loss: setattr(module.weight, "data", module.weight.data.clone()),
