@@ -455,10 +455,10 @@ def _draw_legend(figure: Figure, chart: Chart) -> None:
 
 
 def _write_legend(figure: Figure, handles: Sequence[Any]) -> None:
-    longest = max(len(handle.get_label()) for handle in handles)
-    rows = math.ceil(len(handles) / max(1, _CHARACTERS // (longest + 6)))
-    columns = math.ceil(len(handles) / rows)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5)
+    columns = max(1, _CHARACTERS // (max(len(handle.get_label()) for handle in handles) + 6))
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(columns, len(handles)), frameon=False, fontsize=8.5
+    )
 
 
 def _draw_lines(chart: LineChart) -> Figure:

@@ -178,7 +178,7 @@ class Ratios(Iterable[Comparison]):
 
 def mean_text(mean: stats.Ratio) -> str:
     """Write a geometric mean with its interval and its number of workloads."""
-    return f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}] of {mean.count}"
+    return f"{mean.text()} of {mean.count}"
 
 
 def spread_of(row: Sequence[Cell], metric: TimeKind) -> stats.Spread:

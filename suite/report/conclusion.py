@@ -124,8 +124,7 @@ def _ratio(item: Comparison | None, baseline: str, cells: dict[str, Cell | None]
         if item.verdict is not None
         else "not a gain of CUDA graphs: " + (item.kernels.value if item.kernels is not None else Kernels.UNSEEN.value)
     )
-    interval = f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
-    return f"Encore is {interval} times as fast as {_CALLED[baseline]}: {said}"
+    return f"Encore is {ratio.text()} times as fast as {_CALLED[baseline]}: {said}"
 
 
 def _memory(cells: dict[str, Cell | None]) -> str:

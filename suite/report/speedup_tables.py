@@ -158,7 +158,7 @@ def ratio_text(ratios: Ratios, label: str, mode: str, baseline: str) -> str:
     if device.verdict is not None and device.verdict is not item.verdict:
         said += f", device {device.verdict}"
     aside = "" if item.alternating else ", not alternating"
-    return f"{item.ratio.value:.2f} [{item.ratio.low:.2f}, {item.ratio.high:.2f}] {said}{aside}"
+    return f"{item.ratio.text()} {said}{aside}"
 
 
 def _speedup_row(item: Comparison) -> Row:

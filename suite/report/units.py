@@ -15,15 +15,7 @@ NOTHING = "\N{EN DASH}"
 
 _RATIO_NAMES = ("speedup", "low", "high", "ratio")
 _UNITS = {"us": "µs", "ms": "ms", "s": "s", "percent": "%", "mhz": "MHz", "w": "W", "c": "°C"}
-_PROPER_NAMES = {
-    "grace": "GraCE",
-    "pygraph": "PyGraph",
-    "fx": "FX",
-    "cpu": "CPU",
-    "cuda": "CUDA",
-    "sm": "SM",
-    "gpus": "GPUs",
-}
+_PROPER_NAMES = {"fx": "FX", "cuda": "CUDA"}
 
 
 def is_missing(value: object) -> bool:

@@ -105,6 +105,12 @@ class Ratio:
         """Return half of the interval, as a logarithm."""
         return self.error * float(stdtrit(self.freedom, (1 + confidence) / 2))
 
+    def text(self, digits: int = 2) -> str:
+        """Write the value with its interval, and without one where the error is unknown."""
+        low, high = self.interval()
+        value = f"{self.value:.{digits}f}"
+        return f"{value} [{low:.{digits}f}, {high:.{digits}f}]" if math.isfinite(high) else value
+
     @property
     def low(self) -> float:
         return self.interval()[0]

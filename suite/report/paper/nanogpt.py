@@ -6,7 +6,6 @@ the metric `decode` has the times of steps, of the prompt, and tokens per second
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -70,11 +69,8 @@ def _of_configurations(
         return paper[case].get(mode)
 
     def end_to_end(case: str, mode: str, base: str) -> str | None:
-        found = results.ratio(labels[case], mode, base)
-        if found.value is None or found.interval is None:
-            return None
-        low, high = found.interval
-        return f"{found.value:.2f} [{low:.2f}, {high:.2f}]" if math.isfinite(low + high) else f"{found.value:.2f}"
+        found = results.ratios.find(labels[case], mode, base)
+        return None if found is None or found.ratio is None else found.ratio.text()
 
     def more(case: str) -> dict[str, object]:
         row: dict[str, object] = {"prompt": cases[case].prompt, "generated": cases[case].new_tokens}

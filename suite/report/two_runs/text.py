@@ -106,7 +106,7 @@ def _tables(comparison: Comparison) -> list[_Table]:
         _row(pair) for pair in comparison.pairs if pair.base_us is not None and pair.outcome is not Outcome.CONTROL
     ]
     means = [
-        (modes, _interval(mean.change), str(mean.change.count), mean.outcome.value)
+        (modes, mean.change.text(3), str(mean.change.count), mean.outcome.value)
         for modes, mean in comparison.means.items()
     ]
     modes: dict[tuple[str, str], list[str]] = {}
@@ -135,11 +135,7 @@ def _row(pair: Pair) -> tuple[str, ...]:
         format_value("new_us", pair.new_us),
         pair.baseline or NOTHING,
         *(ratios or (NOTHING, NOTHING)),
-        _interval(pair.change) if pair.change else NOTHING,
+        pair.change.text(3) if pair.change else NOTHING,
         pair.outcome.value,
         "; ".join([*([pair.reason] if pair.reason else []), *kernels, *pair.remarks]),
     )
-
-
-def _interval(change: Ratio) -> str:
-    return f"{change.value:.3f} [{change.low:.3f}, {change.high:.3f}]"

@@ -52,8 +52,7 @@ def test_values_are_printed_by_the_unit_in_the_columns_name(column, value, text)
         ("coverage_percent", "coverage (%)"),
         ("cuda_graphs", "CUDA graphs"),
         ("workload", "workload"),
-        ("grace_coverage_percent", "GraCE coverage (%)"),
-        ("sm_clock_low_mhz", "SM clock low (MHz)"),
+        ("clock_low_mhz", "clock low (MHz)"),
     ],
 )
 def test_headings_show_the_unit(column, heading):
