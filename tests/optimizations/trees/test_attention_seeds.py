@@ -15,7 +15,6 @@ from optimizations.in_place.generated import GeneratedCode, read_function
 from optimizations.options import Options
 from optimizations.trees import readable_seeds
 from optimizations.trees.maker import EncoreMaker
-from optimizations.trees.readable_seeds import any_on_host, with_readable_seeds
 
 GPU = torch.device("meta")
 """Stands for the GPU: what lies there is not on the host."""
@@ -93,21 +92,6 @@ def test_seeds_passed_as_views_and_by_name_are_found() -> None:
                 grad, q, q, q, None, q, q, reinterpret_tensor(seed, (), (), 0), philox_offset=offset, dropout_p=0.1)
     """)
     assert found.seeds == (2, 3)
-
-
-@pytest.mark.parametrize("capturing", [False, True])
-def test_seeds_are_read_on_the_host_outside_captures(capturing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    seen: list[str] = []
-    run = with_readable_seeds(lambda inputs: seen.extend(one.device.type for one in inputs), lambda: (1, 2))
-    run([torch.empty((), device=GPU), torch.empty((), device=GPU), torch.zeros(())])
-    assert seen == (["meta", "meta", "cpu"] if capturing else ["meta", "cpu", "cpu"])
-
-
-def test_seeds_on_the_host_are_noticed() -> None:
-    inputs = [torch.zeros(()), torch.empty((), device=GPU)]
-    assert any_on_host(inputs, (0, 1))
-    assert not any_on_host(inputs, (1,))
 
 
 CALL = "torch.ops.aten._scaled_dot_product_efficient_attention_backward.default(a, a, a, a, None, a, a, seed, offset)"
