@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,33 +43,20 @@ def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: i
         wait: synchronizes with the device.
         iterations: number of iterations.
     """
-    launch = least_graph()  # bound before launches are timed, so that it is none of them
+    launch, replay = least_graph(), torch.cuda.CUDAGraph.replay  # before launches are timed, so that it is none of them
+    times_us: list[tuple[float, float]] = []
     found: list[Graphs] = []
-    for _ in range(iterations):
-        with timed_launches(torch.cuda.CUDAGraph, wait, lambda: waited_us(launch, wait)) as launches:
-            run()
-        waits = sum(wait_us for _, wait_us in launches[1:])
-        found.append(Graphs(len(launches), sum(own for own, _ in launches) - waits))
-    return found if all(one.count for one in found) else []
-
-
-@contextmanager
-def timed_launches(
-    kind: Any, wait: Callable[[], None], before: Callable[[], float]
-) -> Iterator[list[tuple[float, float]]]:
-    """Collect microseconds of each replay of a graph of this class inside the block, in order, by `waited_us`.
-
-    With each is the value that `before` returned right before it; it is not called before the first replay.
-    """
-    found: list[tuple[float, float]] = []
-    replay = kind.replay
 
     def timed(graph: Any) -> None:
-        own = before() if found else 0.0
-        found.append((waited_us(lambda: replay(graph), wait), own))
+        least_us = waited_us(launch, wait) if times_us else 0.0
+        times_us.append((waited_us(lambda: replay(graph), wait), least_us))
 
-    with replaced_attribute(kind, "replay", timed):
-        yield found
+    with replaced_attribute(torch.cuda.CUDAGraph, "replay", timed):
+        for _ in range(iterations):
+            times_us.clear()
+            run()
+            found.append(Graphs(len(times_us), sum(own - least for own, least in times_us)))
+    return found if all(one.count for one in found) else []
 
 
 def least_graph() -> Callable[[], object]:

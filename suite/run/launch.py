@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue
 from rich.console import Console
 
 from models.registry import DEFAULT_SET, TP_MARK, find, is_program
@@ -18,7 +17,7 @@ from suite.measure import environment
 from suite.measure.gpu import find_gpu, require_gpu, visible_gpus
 from suite.measure.modes import MODES, select_modes
 from suite.results import store
-from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
+from suite.results.errors import WrongUse
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Environment, Status
 from suite.results.store import RecordedRun, describe
@@ -63,35 +62,7 @@ class Request:
     """True if anything is measured: what is only planned needs no GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Hold a run after this start of it: the rows of all its starts, and what the budget left for a later one."""
-
-    path: Path
-    cells: Sequence[Cell]
-    new_cells: int
-    not_started: Sequence[str]
-
-    @property
-    def failed(self) -> list[Cell]:
-        return [cell for cell in self.cells if cell.status is not Status.PASS]
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_FINDING if self.failed else EXIT_OK
-
-    def summary(self) -> dict[str, JsonValue]:
-        """Return a summary for `--json`."""
-        return {
-            "run": describe(self.path),
-            "cells": len(self.cells),
-            "new_cells": self.new_cells,
-            "failed": [{"workload": c.workload, "mode": c.mode, "status": c.status.value} for c in self.failed],
-            "not_started": list(self.not_started),
-        }
-
-
-def launch(request: Request, console: Console, worker_command: Sequence[str] = WORKER_COMMAND) -> Finished:
+def launch(request: Request, console: Console, worker_command: Sequence[str] = WORKER_COMMAND) -> RunOutcome:
     """Make or continue a run and measure what it misses. Progress and remarks go to the console.
 
     Raises:
@@ -114,20 +85,19 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
         jobs = _jobs(plan, done)
         if not jobs:
             console.print(f"{where} has all of its {len(done)} cells already; nothing to run")
-            outcome = RunOutcome()
+            outcome = RunOutcome(path, done)
         else:
             missing = sum(len(job.missing) for job in jobs)
             console.print(f"{where}: {missing} cells to measure, {len(done)} are there")
             try:
-                outcome = _measure(request, console, writer, plan, jobs, worker_command)
+                outcome = _runner(request, console, writer, plan, jobs, worker_command).run(jobs, done)
             except Interrupted:
                 console.print(f"interrupted; go on with: {_again(request, where)}")
                 raise
             except OSError as error:
                 raise store.write_error(writer.path / store.CELLS, error) from error
-    finished = Finished(writer.path, [*done, *outcome.cells], len(outcome.cells), outcome.not_started)
-    _say_result(console, finished, _again(request, where))
-    return finished
+    _say_result(console, outcome, _again(request, where))
+    return outcome
 
 
 def _again(request: Request, where: str) -> str:
@@ -141,14 +111,14 @@ def _again(request: Request, where: str) -> str:
     return shlex.join(words)
 
 
-def _measure(
+def _runner(
     request: Request,
     console: Console,
     writer: RunWriter,
     plan: RunPlan,
     jobs: Sequence[Job],
     worker_command: Sequence[str],
-) -> RunOutcome:
+) -> Runner:
     estimates_s = _estimates_s(jobs, plan)
     bench = Bench(
         settings=plan.settings,
@@ -158,7 +128,7 @@ def _measure(
         display=Display(console, estimates_s),
         gpu_bytes=find_gpu().info.memory_bytes if plan.device == "cuda" else None,
     )
-    return Runner(writer, bench, estimates_s, user_cache() / "compiled", request.budget_s).run(jobs)
+    return Runner(writer, bench, estimates_s, user_cache() / "compiled", request.budget_s)
 
 
 def _chosen(request: Request, console: Console) -> tuple[Path | None, RunPlan]:
@@ -357,11 +327,11 @@ def _listed(found: Sequence[str]) -> str:
     return "; ".join(found[:MOST_DIFFERENCES]) + more
 
 
-def _say_result(console: Console, finished: Finished, again: str) -> None:
+def _say_result(console: Console, finished: RunOutcome, again: str) -> None:
     """Print the result of a run. `again`: the command that goes on."""
     where = describe(finished.path)
-    passed = len(finished.cells) - len(finished.failed)
-    console.print(f"{where}: {passed} of {len(finished.cells)} cells passed")
+    count = len(finished.all_cells)
+    console.print(f"{where}: {count - len(finished.failed)} of {count} cells passed")
     for cell in finished.failed:
         console.print(f"  {cell.workload} {cell.mode}: {cell.status}, see {where}/logs")
     if finished.failed:

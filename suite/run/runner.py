@@ -20,10 +20,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from models.registry import Workload
 from suite.measure.modes import Mode
+from suite.results.errors import EXIT_FINDING, EXIT_OK
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Grouping, Status
+from suite.results.store import describe
 from suite.run.blocks import enough_processes, measure_blocks
 from suite.run.group import Bench, GroupSession, do_not_fit
 from suite.run.host_use import watch_others
@@ -51,14 +55,34 @@ class Job:
 
 @dataclass(slots=True)
 class RunOutcome:
-    """Hold the outcome of a run: the cells written, and workloads that did not fit into the budget."""
+    """Hold a run after a start of it: rows of earlier starts, new ones, and what the budget left for a later one."""
 
+    path: Path
+    done: Sequence[Cell] = ()
     cells: list[Cell] = field(default_factory=list)
     not_started: list[str] = field(default_factory=list)
 
     @property
+    def all_cells(self) -> list[Cell]:
+        return [*self.done, *self.cells]
+
+    @property
     def failed(self) -> list[Cell]:
-        return [cell for cell in self.cells if cell.status is not Status.PASS]
+        return [cell for cell in self.all_cells if cell.status is not Status.PASS]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_FINDING if self.failed else EXIT_OK
+
+    def summary(self) -> dict[str, JsonValue]:
+        """Return a summary for `--json`."""
+        return {
+            "run": describe(self.path),
+            "cells": len(self.all_cells),
+            "new_cells": len(self.cells),
+            "failed": [{"workload": c.workload, "mode": c.mode, "status": c.status.value} for c in self.failed],
+            "not_started": list(self.not_started),
+        }
 
 
 def plan_jobs(
@@ -88,14 +112,14 @@ class Runner:
     budget_s: float | None = None
     clock: Callable[[], float] = time.monotonic
 
-    def run(self, jobs: Sequence[Job]) -> RunOutcome:
+    def run(self, jobs: Sequence[Job], done: Sequence[Cell] = ()) -> RunOutcome:
         """Measure all jobs the budget allows. However it ends, rows of workloads that are through are on disk, and no
         worker lives.
 
         Raises:
             CannotWrite: the disk is full.
         """
-        outcome = RunOutcome()
+        outcome = RunOutcome(self.writer.path, done)
         begun = self.clock()
         try:
             with TemporaryFolder() as headers:
