@@ -9,10 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
+import suite.measure.source_line
 from optimizations.report import ENTRIES, CompiledGraph, Copy, Entry, Left, PlacementReport
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
 from optimizations.report.recordings import CountedCalls, KeptResults, RecordingReport, ReplayedInput, SelectionReport
+from optimizations.stack_trace import Frame
 from suite.measure.encore_report import encore_report
+from suite.measure.source_line import line_of_frame, short_line, short_path
 from suite.results.schema import Metrics
 
 
@@ -103,3 +106,12 @@ def test_recordings_are_written_to_the_row_and_read_back() -> None:
     (recording,) = found[0]["recordings"]  # type: ignore[index, call-overload]
     assert recording["inputs"][0]["updaters"] == ["host"]
     assert recording["pointer_bytes"] == 24
+
+
+def test_lines_are_written_the_same_way_on_every_machine():
+    path = "/home/x/venv/lib/python3.12/site-packages/transformers/models/gpt2/modeling_gpt2.py"
+    frame = Frame(path, 573, "forward", "x = self.linear(ids)")
+    line = "transformers/models/gpt2/modeling_gpt2.py:573 in forward: x = self.linear(ids)"
+    assert line_of_frame(frame) == short_line(str(frame)) == line
+    assert short_path("/a/c.py") == "c.py"
+    assert short_path(suite.measure.source_line.__file__) == "suite/measure/source_line.py"
