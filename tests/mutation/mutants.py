@@ -59,7 +59,7 @@ NAMED = (
     Named("suite/results/stats.py", "math.fsum(1 / len(side) for side in sides)", "(1 / sum(map(len, sides)))",
           ("tests/suite/results/test_stats.py",)),
     Named("suite/measure/profiling.py", "if len(found) == 1", "if found",
-          ("tests/suite/measure/test_kernel_sources.py",)),
+          ("tests/suite/measure/test_profiling.py",)),
     Named("suite/worker/compilation.py", "max(spec.warm_up, self.calls_to_replay - 1 + spec.input_sets)", "1",
           ("tests/suite/worker/test_compilation.py",)),
     Named("suite/worker/judge.py", "for inputs, state in others:", "for inputs, state in []:",

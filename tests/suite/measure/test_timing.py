@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +13,6 @@ from manual_clock import Clock
 
 from models.registry import Inputs
 from suite.measure import timing
-from suite.measure.iteration import IterationOutput
 from suite.measure.timing import (
     DeviceTimer,
     InputsShareMemory,
@@ -28,19 +29,10 @@ class ScriptedTimer:
     """Notes every call in `events` and claims the device took 7 us."""
 
     def __init__(self, events: list[str]) -> None:
-        self.events = events
-
-    def synchronize(self) -> None:
-        self.events.append("synchronize")
-
-    def start(self) -> None:
-        self.events.append("start")
-
-    def stop(self) -> None:
-        self.events.append("stop")
-
-    def elapsed_us(self) -> float:
-        return 7.0
+        self.synchronize, self.start, self.stop = (
+            functools.partial(events.append, name) for name in ("synchronize", "start", "stop")
+        )
+        self.elapsed_us = lambda: 7.0
 
 
 @pytest.fixture
@@ -50,6 +42,16 @@ def clock(monkeypatch):
 
 def sets(count: int) -> list[Inputs]:
     return [Inputs(args=(torch.full((2,), float(index)),)) for index in range(count)]
+
+
+def noting() -> tuple[list[int], Callable[[Inputs], None]]:
+    """A list of the input sets that were used, and the iteration that notes them."""
+    used: list[int] = []
+    return used, lambda inputs: used.append(int(inputs.args[0][0]))
+
+
+def nothing(inputs: Inputs) -> None:
+    """An iteration that does nothing; what it returns is not looked at."""
 
 
 def block_of(iterate, input_sets, *, index=0, samples=5, throughput_iterations=0, timer=None, read_gpu=lambda: None):
@@ -67,12 +69,7 @@ def block_of(iterate, input_sets, *, index=0, samples=5, throughput_iterations=0
 
 
 def test_inputs_rotate_across_blocks():
-    used: list[int] = []
-
-    def iterate(inputs: Inputs) -> IterationOutput:
-        used.append(int(inputs.args[0][0]))
-        return IterationOutput(None, None)
-
+    used, iterate = noting()
     first = block_of(iterate, sets(4), index=0)
     assert first.input_sets == [0, 1, 2, 3, 0]
     assert used[LEAD_IN:] == first.input_sets
@@ -84,39 +81,28 @@ def test_inputs_rotate_across_blocks():
 
 @pytest.mark.parametrize(("count", "samples"), [(2, 1), (2, 5), (4, 5), (4, 9), (3, 10)])
 def test_inputs_move_in_every_iteration_of_both_metrics(count, samples):
-    used: list[int] = []
-
-    def iterate(inputs: Inputs) -> IterationOutput:
-        used.append(int(inputs.args[0][0]))
-        return IterationOutput(None, None)
-
+    used, iterate = noting()
     block_of(iterate, sets(count), samples=samples, throughput_iterations=samples)
     assert len(used) == LEAD_IN + 2 * samples
     assert all(now != before for before, now in itertools.pairwise(used))
 
 
 def test_slow_sample_is_kept(clock):
-    calls = 0
-
-    def iterate(inputs: Inputs) -> IterationOutput:
-        nonlocal calls
-        calls += 1
-        clock.pass_us(50_000 if calls == LEAD_IN + 3 else 40)
-        return IterationOutput(None, None)
-
-    block = block_of(iterate, sets(2), samples=20)
+    took_us = iter([*[40] * (LEAD_IN + 2), 50_000, *[40] * 17])
+    block = block_of(lambda inputs: clock.pass_us(next(took_us)), sets(2), samples=20)
     assert block.host_us == [40.0] * 2 + [50_000.0] + [40.0] * 17
     assert block.device_us is None
 
 
 def test_each_sample_waits_for_the_device_throughput_once():
     events: list[str] = []
-
-    def iterate(inputs: Inputs) -> IterationOutput:
-        events.append("iterate")
-        return IterationOutput(None, None)
-
-    block = block_of(iterate, sets(3), samples=2, throughput_iterations=3, timer=ScriptedTimer(events))
+    block = block_of(
+        lambda inputs: events.append("iterate"),
+        sets(3),
+        samples=2,
+        throughput_iterations=3,
+        timer=ScriptedTimer(events),
+    )
     sample = ["synchronize", "start", "iterate", "stop", "synchronize"]
     assert events == sample * (LEAD_IN + 2) + ["iterate"] * 3 + ["synchronize"]
     assert block.device_us == [7.0, 7.0]
@@ -124,15 +110,10 @@ def test_each_sample_waits_for_the_device_throughput_once():
 
 
 def test_throughput_is_the_mean_of_its_iterations(clock):
-    took_us = iter([*[9_000] * (LEAD_IN + 1), 1_000, 2_000, 3_000, 4_000, 5_000, *[9_000] * (LEAD_IN + 1)])
-
-    def iterate(inputs: Inputs) -> IterationOutput:
-        clock.pass_us(next(took_us))
-        return IterationOutput(None, None)
-
-    block = block_of(iterate, sets(2), samples=1, throughput_iterations=5)
+    took_us = iter([*[9_000] * (LEAD_IN + 1), 1_000, 2_000, 3_000, 4_000, 5_000])
+    block = block_of(lambda inputs: clock.pass_us(next(took_us)), sets(2), samples=1, throughput_iterations=5)
     assert block.throughput_us == 3_000
-    assert block_of(iterate, sets(2), samples=1).throughput_us is None
+    assert block_of(nothing, sets(2), samples=1).throughput_us is None
 
 
 def test_gpu_is_read_before_and_after_the_samples():
@@ -140,7 +121,7 @@ def test_gpu_is_read_before_and_after_the_samples():
         GpuState(sm_clock_mhz=clock, memory_clock_mhz=None, power_w=None, temperature_c=None, throttle_reasons=[])
         for clock in (1000, 2000)
     )
-    block = block_of(lambda inputs: IterationOutput(None, None), sets(2), read_gpu=lambda: next(readings))
+    block = block_of(nothing, sets(2), read_gpu=lambda: next(readings))
     assert block.gpu_before is not None and block.gpu_before.sm_clock_mhz == 1000
     assert block.gpu_after is not None and block.gpu_after.sm_clock_mhz == 2000
 
@@ -157,14 +138,9 @@ def test_block_runs_on_its_core_and_releases_it():
     before = os.sched_getaffinity(0)
     core = min(before)
     seen = []
-
-    def iterate(inputs: Inputs) -> IterationOutput:
-        seen.append(os.sched_getaffinity(0))
-        return IterationOutput(None, None)
-
     block = measure_block(
-        iterate, sets(2), DeviceTimer(), index=0, turn=0, samples=1, throughput_iterations=1,
-        read_gpu=lambda: None, core=core, process=2,
+        lambda inputs: seen.append(os.sched_getaffinity(0)), sets(2), DeviceTimer(), index=0, turn=0, samples=1,
+        throughput_iterations=1, read_gpu=lambda: None, core=core, process=2,
     )  # fmt: skip
     assert seen == [{core}, {core}]
     assert (block.core, block.process) == (core, 2)
@@ -177,7 +153,7 @@ def test_unavailable_core_is_not_recorded(monkeypatch):
 
     monkeypatch.setattr(os, "sched_setaffinity", refused)
     block = measure_block(
-        lambda inputs: IterationOutput(None, None), sets(2), DeviceTimer(), index=0, turn=0, samples=1,
+        nothing, sets(2), DeviceTimer(), index=0, turn=0, samples=1,
         throughput_iterations=0, read_gpu=lambda: None, core=0,
     )  # fmt: skip
     assert block.core is None
@@ -185,9 +161,4 @@ def test_unavailable_core_is_not_recorded(monkeypatch):
 
 def test_time_of_an_iteration_is_the_typical_one(clock):
     took_us = iter([50_000, 2_000, 2_000, 2_000, 2_000])
-
-    def iterate(inputs: Inputs) -> IterationOutput:
-        clock.pass_us(next(took_us))
-        return IterationOutput(None, None)
-
-    assert iteration_us(iterate, sets(2), DeviceTimer()) == 2_000
+    assert iteration_us(lambda inputs: clock.pass_us(next(took_us)), sets(2), DeviceTimer()) == 2_000
