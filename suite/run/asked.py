@@ -5,11 +5,11 @@ What such a process does to PyTorch, and how it fails, does not affect the calle
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import logging
 import select
 import signal
-import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -125,10 +125,13 @@ def answer(question: type[Q], respond: Callable[[Q], Record]) -> None:
 
     What is printed meanwhile is log.
     """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("question", help="as JSON")
+    parser.add_argument("answer", type=Path, help="the file to write")
+    options = parser.parse_args()
     end_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
-    text, file = sys.argv[1:]
-    found = respond(TypeAdapter[Any](question).validate_json(text))
-    write_atomically(Path(file), found.model_dump_json().encode())
+    found = respond(TypeAdapter[Any](question).validate_json(options.question))
+    write_atomically(options.answer, found.model_dump_json().encode())
