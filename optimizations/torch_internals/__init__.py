@@ -122,7 +122,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "abort_process_group": "torch.distributed.distributed_c10d:_abort_process_group",
     },
     "compare tensors and settings in C++": {
-        "GuardManagerType": "torch._dynamo.guards:GuardManagerType",
+        "plain_guard_node": "torch._dynamo.guards:GuardManagerType.GUARD_MANAGER",
         "RootGuardManager": "torch._C._dynamo.guards:RootGuardManager",
         "TensorGuards": "torch._C._dynamo.guards:TensorGuards",
         "dispatch_keys": "torch:_C._dispatch_keys",

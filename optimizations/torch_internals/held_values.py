@@ -64,7 +64,7 @@ class HeldValues:
     def __init__(self, held: Sequence[Held]) -> None:
         self._kept = tuple(held)
         versions = [one for one in self._kept if one.by_version]
-        self._versions = [(one.holder, _version(one.holder)) for one in versions]
+        self._versions = [comparison([one]) for one in versions]
         holders, same_versions = comparison(versions)
         self._unwritten = ComparedAfterWrites(same_versions, holders)
         self._others, self._same_others = comparison([one for one in self._kept if not one.by_version])
@@ -77,28 +77,16 @@ class HeldValues:
 
     def written(self) -> list[dict[Any, Any]]:
         """Return the dicts compared by version that were written since."""
-        return [holder for holder, check in self._versions if not check(holder)]
+        return [holders[0] for holders, same in self._versions if not same(holders)]
 
 
 def comparison(held: Sequence[Held]) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], bool]]:
     """Return a tuple of the holders, and a function that checks their contents. It keeps no value alive."""
     tree = torch_internals.RootGuardManager()
     for index, one in enumerate(held):
-        _add(tree.tuple_getitem_manager(index, f"held {index}", one.holder, _plain_node()), one)
+        _add(tree.tuple_getitem_manager(index, f"held {index}", one.holder, torch_internals.plain_guard_node), one)
     check: Callable[[tuple[Any, ...]], bool] = tree.check
     return tuple([one.holder for one in held]), check
-
-
-def _plain_node() -> Any:
-    return torch_internals.GuardManagerType.GUARD_MANAGER
-
-
-def _version(holder: dict[Any, Any]) -> Callable[[Any], bool]:
-    """Return a function that returns whether a dict was not written since."""
-    tree = torch_internals.RootGuardManager()
-    tree.add_dict_version_guard(holder, ("version",), None)
-    check: Callable[[Any], bool] = tree.check
-    return check
 
 
 def _add(node: Any, one: Held) -> None:
@@ -106,14 +94,16 @@ def _add(node: Any, one: Held) -> None:
     if one.by_version:
         node.add_dict_version_guard(one.holder, ("version",), None)
         return
-    of_dict = is_dict(one.holder) and not one.attributes
+    of_dict, plain = is_dict(one.holder) and not one.attributes, torch_internals.plain_guard_node
     if one.size is not None:
         (node.add_dict_length_check_guard if of_dict else node.add_length_check_guard)(one.size, ("size",), None)
     for key, value in one.entries:
         if one.attributes or type(one.holder) is types.CellType:
-            leaf = node.getattr_manager(key, "attribute", value, _plain_node())
+            leaf = node.getattr_manager(key, "attribute", value, plain)
         elif of_dict:  # the example None lets C++ pass by this entry while the version is the same
-            leaf = node.dict_getitem_manager(key, "entry", None if have_versions() else value, _plain_node())
+            leaf = node.dict_getitem_manager(
+                key, "entry", None if have_versions() else value, torch_internals.plain_guard_node
+            )
         else:
-            leaf = node.list_getitem_manager(key, "member", value, _plain_node())
+            leaf = node.list_getitem_manager(key, "member", value, plain)
         leaf.add_id_match_guard(id(value), ("identity",), None)

@@ -27,11 +27,10 @@ CHECKS_MADE = 16
 def same_metadata(tensors: Sequence[torch.Tensor]) -> Callable[[tuple[Any, ...]], bool]:
     """Return a function that checks whether a tuple holds tensors with the metadata of these, in the same order."""
     tree = torch_internals.RootGuardManager()
-    kind = torch_internals.GuardManagerType.GUARD_MANAGER
     tree.add_length_check_guard(len(tensors), ("length",), None)
     for index, tensor in enumerate(tensors):
         name = f"tensor {index}"
-        tree.tuple_getitem_manager(index, name, tensor, kind).add_tensor_match_guard(
+        tree.tuple_getitem_manager(index, name, tensor, torch_internals.plain_guard_node).add_tensor_match_guard(
             tensor,
             list(tensor.shape),
             list(tensor.stride()),
@@ -75,10 +74,9 @@ def same_gradients(
 
     Its metadata is not compared. The caller keeps what is expected alive.
     """
-    tree = torch_internals.RootGuardManager()
-    kind = torch_internals.GuardManagerType.GUARD_MANAGER
+    tree, plain = torch_internals.RootGuardManager(), torch_internals.plain_guard_node
     for index, (parameter, gradient) in enumerate(zip(parameters, expected, strict=True)):
-        node = tree.tuple_getitem_manager(index, f"parameter {index}", parameter, kind)
-        node.grad_manager("grad", gradient, kind).add_id_match_guard(id(gradient), ("grad",), None)
+        node = tree.tuple_getitem_manager(index, f"parameter {index}", parameter, plain)
+        node.grad_manager("grad", gradient, plain).add_id_match_guard(id(gradient), ("grad",), None)
     check: Callable[[tuple[torch.Tensor, ...]], bool] = tree.check
     return check
