@@ -53,9 +53,10 @@ def ask(
         command: what runs; it calls `answer`.
         questions: dataclasses.
         kind: the record of an answer.
-        timeout_s: processor time of each, which depends little on the speed and load of the machine.
+        timeout_s: how long each may take.
         say: called with a question and its seconds so far, every ten seconds.
-        no_gpu: hide GPUs, and let no threads compete, so that results are the same on every machine.
+        no_gpu: hide GPUs, and let no threads compete, so that results are the same on every machine. The limit is then
+            processor time, which depends little on the speed and load of the machine.
     """
     waiting: list[Q] = list(questions)
     running: list[_Running[Q]] = []
@@ -84,7 +85,7 @@ class _Running(Generic[Q]):
         folder.mkdir()
         self.question = question
         self.begun_at = self.said_at = self._cpu_used_at = monotonic()
-        self._timeout_s = timeout_s
+        self._timeout_s, self._limits_cpu = timeout_s, no_gpu
         self._cpu_s = 0.0
         self._answer = folder / "answer.json"
         text = TypeAdapter[Any](type(question)).dump_json(question).decode()
@@ -97,8 +98,11 @@ class _Running(Generic[Q]):
         self.worker = Supervised((*command, text, str(self._answer)), folder / "log.txt", env=env if no_gpu else None)
 
     def has_taken_too_long(self) -> bool:
-        """Return whether the process has exceeded its processor time, or has used none for so long that it hangs."""
-        used, now = self.worker.cpu_seconds(), monotonic()
+        """Return whether the process has exceeded its time, or has used no processor for so long that it hangs."""
+        now = monotonic()
+        if not self._limits_cpu:  # it may use many threads, or wait for a download or the GPU
+            return now - self.begun_at >= self._timeout_s
+        used = self.worker.cpu_seconds()
         if used >= self._cpu_s + 0.05:
             self._cpu_s, self._cpu_used_at = used, now
         return used >= self._timeout_s or now - self._cpu_used_at >= min(self._timeout_s, IDLE_S)
@@ -112,9 +116,10 @@ class _Running(Generic[Q]):
                 what = self.worker.exit_description()
             else:
                 self.worker.write_tracebacks()
-                what = f"used no processor time for {min(self._timeout_s, IDLE_S):g} s"
-                if self._cpu_s >= self._timeout_s:
-                    what = f"took longer than {self._timeout_s:g} s of processor time"
+                what = f"took longer than {self._timeout_s:g} s"
+                if self._limits_cpu:
+                    idle = f"used no processor time for {min(self._timeout_s, IDLE_S):g} s"
+                    what = f"{what} of processor time" if self._cpu_s >= self._timeout_s else idle
             return f"{what}\n{self.worker.log_tail()}".strip()
         finally:
             end([self.worker])

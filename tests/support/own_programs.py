@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,11 @@ class Net(nn.Module):
 
 def inference() -> Any:
     return Net().eval(), (torch.randn(16, 32),)
+
+
+def waits() -> Any:
+    time.sleep(2)
+    return inference()
 
 
 def function() -> Any:

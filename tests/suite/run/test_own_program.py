@@ -27,7 +27,7 @@ from suite.report.conclusion import six_lines
 from suite.report.runs import Run
 from suite.results.errors import WrongUse
 from suite.results.schema import Status
-from suite.run import own_program
+from suite.run import asked, own_program
 from suite.run.own_program import Examined, Question, examine, examine_programs, name_programs
 from suite.worker.protocol import CellSpec, Inaccurate
 
@@ -145,6 +145,15 @@ def test_examine_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     said: list[str] = []
     assert examine("own_programs:inference", "cpu", 7, said.append) == Examined(batch=16)
     assert said and "own_programs:inference" in said[0]
+
+
+def test_examine_limits_time_and_not_idleness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may load its weights over a network, and may use many threads."""
+    monkeypatch.chdir(Path(__file__).parents[2] / "support")
+    monkeypatch.setattr(asked, "IDLE_S", 0.5)
+    assert examine("own_programs:waits", "cpu", 7, print) == Examined(batch=16)
+    monkeypatch.setattr(own_program, "TIMEOUT_S", 1.0)
+    assert "running it as it is took longer than 1 s" in (examine("own_programs:waits", "cpu", 7, print).problem or "")
 
 
 @pytest.mark.parametrize(
