@@ -142,7 +142,6 @@ _OUTLINE = (
     ("times", "Where the time goes", ("times",)),
     ("coverage", "Coverage", ("coverage", "not_captured")),
     ("copies", "Copies", ("copies",)),
-    ("selection", "Selection", ("selection",)),
     ("memory", "Memory", ("memory",)),
     ("compile", "Compile time", ("compile_times",)),
     ("start", "Start", ("start",)),

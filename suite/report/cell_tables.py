@@ -13,7 +13,6 @@ import numpy as np
 
 from suite.measure.metrics import Metric, metrics
 from suite.report.runs import Run, cell_label
-from suite.report.selected import selected_functions
 from suite.report.table import Table, make_table
 from suite.results.schema import Block, Cell, CompileTimes, Status
 
@@ -198,14 +197,6 @@ TABLES: dict[str, RunTable] = {
         "measured: what was cached, and whether other modes compiled at the same time. waited: for kernels of the mode "
         "that compiles first; in no other column.",
         _compile_times_of,
-    ),
-    "selection": RunTable(
-        "Which graphs serve calls",
-        "A row per function that graphs are recorded of. none: without a graph; copy: a graph whose inputs are copied; "
-        "indirection: one that reads them in place. Times are medians of an iteration of the functions of a group, "
-        "which were judged together.",
-        lambda cell: (function.columns() for function in selected_functions(cell)),
-        only_passed=False,
     ),
     "correctness": RunTable(
         "Correctness",

@@ -13,7 +13,7 @@ from typing import Any
 from suite.results.schema import Cell, Status
 
 CANDIDATE_OF = {"no graph": "none", "copies": "copy", "in place": "indirection"}
-"""The names that rows of Encore 0.1, and tables, have for the decisions of `optimizations.selection`."""
+"""The names that rows of Encore 0.1 have for the decisions of `optimizations.selection`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,54 +21,34 @@ class SelectedFunction:
     """Describe a function of which graphs are recorded.
 
     Attributes:
-        graph, group: its FX graph, and the group of functions that were timed together.
+        group: the group of functions that were timed together.
         kept: "none" (no graph), "copy" or "indirection"; None if undecided.
         median_us: time of an iteration by candidate, of those that were timed.
     """
 
-    graph: int
     group: int
-    direction: str | None
-    kernels: int | None
-    copied_bytes: int | None
     kept: str | None
     median_us: Mapping[str, float]
-    reason: str | None
 
     def gain(self, candidate: str | None) -> float | None:
         """Return the speed-up of the candidate over no graph; None if either was not timed."""
         without, own = self.median_us.get("none"), self.median_us.get(candidate or "")
         return without / own if without and own else None
 
-    def columns(self) -> dict[str, object]:
-        """Return the function as a row of a table."""
-        times = {f"{name}_us": self.median_us.get(name) for name in CANDIDATE_OF.values()}
-        known = {name: getattr(self, name) for name in ("graph", "group", "direction", "kernels", "copied_bytes")}
-        return known | times | {"kept": self.kept, "reason": self.reason}
-
 
 def selected_functions(cell: Cell | None) -> Iterator[SelectedFunction]:
     """Yield the functions of a cell that passed, in the order of its report; none where nothing was selected."""
     if cell is None or cell.status is not Status.PASS or cell.metrics is None:
         return
-    number = 0
     reports: list[Any] = cell.metrics.encore_report or []
-    for graph in reports:
-        for record in graph.get("selection") or ():
-            number += 1
-            if "decision" in record:
-                kept, times = CANDIDATE_OF.get(record["decision"]), record["median_us"]
-                found = {CANDIDATE_OF[name]: time for name, time in times}
-                reason, group = record["why"], number
-            elif "candidates" in record and isinstance(record.get("group"), int):
-                kept, reason, group = record["kept"], record["reason"], record["group"]
-                found = {one["candidate"]: one["median_us"] for one in record["candidates"] if one["median_us"]}
-            else:
-                continue
-            yield SelectedFunction(
-                graph.get("index", 0), group, record["direction"], record["kernels"], record["copied_bytes"],
-                kept, found, reason,
-            )  # fmt: skip
+    records = [record for graph in reports for record in graph.get("selection") or ()]
+    for number, record in enumerate(records):
+        if "decision" in record:
+            found = {CANDIDATE_OF[name]: time for name, time in record["median_us"]}
+            yield SelectedFunction(number, CANDIDATE_OF.get(record["decision"]), found)
+        elif "candidates" in record and isinstance(record.get("group"), int):
+            found = {one["candidate"]: one["median_us"] for one in record["candidates"] if one["median_us"]}
+            yield SelectedFunction(record["group"], record["kept"], found)
 
 
 def judged_groups(cell: Cell | None) -> list[SelectedFunction]:

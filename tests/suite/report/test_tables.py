@@ -9,8 +9,6 @@ from fixtures.synthetic_results import (
     environment,
     failed_cell,
     in_processes,
-    metrics,
-    selection_record,
 )
 
 from suite.report import cell_tables, compare, provenance, runs, speedup_tables
@@ -112,30 +110,6 @@ def test_copies_are_summed_and_blocking_ones_counted(run):
     found = row(cell_tables.table("copies", run), workload="EOS", mode="graph")
     assert (found["placeholder_bytes"], found["placeholder_tensors"], found["pointer_bytes"]) == (8192, 2, None)
     assert (found["host_to_device_bytes"], found["host_to_device_copies"], found["blocking_copies"]) == (3072, 3, 2)
-
-
-def test_each_graph_has_its_times_and_what_is_kept() -> None:
-    times = [("none", 10.0, 1.25), ("copy", 8.0, None), ("indirection", 8.1, 1.0125)]
-    record = selection_record(
-        direction="backward",
-        group=7,
-        functions=2,
-        candidates=[
-            {"candidate": name, "calls": 9, "median_us": us, "ratio": ratio, "low": ratio and 1.0, "high": None}
-            for name, us, ratio in times
-        ],
-        copied_bytes=4096,
-        pointer_bytes=0,
-        budget_s=1.5,
-    )
-    report = [{"index": 0, "selection": []}, {"index": 1, "selection": [record]}]
-    chosen = cell("EOS", "encore", metrics=metrics().model_copy(update={"encore_report": report}))
-    table = cell_tables.table("selection", Run(environment(), (chosen, cell("EOS", "graph"))))
-    found = row(table, workload="EOS")
-    assert (found["graph"], found["group"], found["direction"], found["kernels"]) == (1, 7, "backward", 3)
-    assert [found[f"{name}_us"] for name, _, _ in times] == [10.0, 8.0, 8.1]
-    assert (found["kept"], found["copied_bytes"]) == ("copy", 4096)
-    assert len(table.frame) == 1
 
 
 def test_headline_has_means_and_counts_of_verdicts() -> None:
