@@ -98,11 +98,12 @@ def test_other_change_is_no_exchange(change: str) -> None:
     assert not same()
 
 
-def test_parameter_exchanged_during_creation_is_found() -> None:
+@pytest.mark.parametrize("change", ["parameter", "buffer"])
+def test_tensor_exchanged_during_creation_is_found(change: str) -> None:
     one = model()
     tensors: list[Any] = []
     held = held_by(one, tensors)
-    exchanged(one[1][1]._parameters, "weight")
+    CHANGES[change](one)
     with pytest.raises(Exchanged):
         same_tensors([(one, held)], tensors)
 
