@@ -12,6 +12,7 @@ step before may still read them.
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -157,7 +158,7 @@ class StaticLoader(Iterator[Any]):
             value, tensors = next(self._iterator), list[torch.Tensor]()
             structure = flatten(value, tensors)
             for _, one, is_leaf in parts(value, ""):
-                if is_leaf and not isinstance(one, (torch.Tensor, *PLAIN)):
+                if is_leaf and not isinstance(one, (torch.Tensor, enum.Enum, *PLAIN)):
                     raise TypeError(
                         f"a batch of a static loader holds a {type(one).__name__}; "
                         "yield tensors, numbers and strings in tuples, lists and dicts"

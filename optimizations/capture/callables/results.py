@@ -57,12 +57,7 @@ class StaticResults:
         )
 
     def move_out(self) -> bool:
-        """Move results that are still referenced to new memory. Return False if impossible, and copy later ones."""
-        moved = self._move_out()
-        self.copied = self.copied or not moved
-        return moved
-
-    def _move_out(self) -> bool:
+        """Move results that are still referenced to new memory. Return False if impossible."""
         if list(map(_place, self._own)) != self._written_at:
             return False
         if not self._idle:  # before the first launch only Encore references them

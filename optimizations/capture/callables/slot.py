@@ -104,7 +104,10 @@ class Slot:
         """Return why the forward cannot be launched; None if it can. Move results that are still referenced."""
         if self.written_memory.holds_one_of(inputs):
             return ARGUMENT_WRITTEN
-        return None if self.results.move_out() else RESULT_HELD
+        if not self.results.move_out():
+            self.results.copied = True
+            return RESULT_HELD
+        return None
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the results of the callable for these inputs, connected to autograd."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -53,9 +54,10 @@ def test_batch_of_another_shape_has_its_own_buffers() -> None:
 
 
 def test_equal_but_distinct_values_have_own_buffers() -> None:
-    loader = StaticLoader([(torch.ones(1), scale) for scale in (0.0, -0.0, 1, True, 0.0)], OnHost())
-    found = [tensor for tensor, _ in loader]
-    assert len({id(one) for one in found}) == 4 and found[0] is found[4]
+    kind = enum.Enum("Kind", ["A", "B"])
+    values = (0.0, -0.0, 1, True, kind.A, kind.B, kind.A, 0.0)
+    found = [tensor for tensor, _ in StaticLoader([(torch.ones(1), value) for value in values], OnHost())]
+    assert len({id(one) for one in found}) == 6 and found[0] is found[7] and found[4] is found[6]
 
 
 def test_next_batch_is_staged_ahead_across_epochs() -> None:
