@@ -199,9 +199,9 @@ class CallRecorder:
         returned, seen = self._observed(device, call, recording.progress, audits=True)
         now = time.perf_counter()
         recording.audits.took(now - began, now, recording.replays)
-        why = "compiled code anew" if seen.observer.set_up else seen.findings[0].reason if seen.findings else None
+        why = "compiled code anew" if seen.set_up else seen.findings[0].reason if seen.findings else None
         try:
-            require_same(self.name(), recording.trace, seen.observer.operations, replays=replays, why=why)
+            require_same(self.name(), recording.trace, seen.operations, replays=replays, why=why)
         except StepChanged as changed:
             self.recordings.drop_all()
             self._plan.forget()
@@ -334,12 +334,12 @@ class CallRecorder:
         self._eager += 1
         self._changes_streams(observes=True)
         returned, seen = self._observed(device, call, progress, audits=False)
-        if seen.observer.set_up:
+        if seen.set_up:
             if progress.passed_over():
                 self._refuse(key, SETS_UP, progress)
             return returned
-        progress.queries_capture = progress.queries_capture or seen.observer.queries_capture
-        if seen.findings and seen.observer.queries_capture and progress.try_as_captured():
+        progress.queries_capture = progress.queries_capture or seen.queries_capture
+        if seen.findings and seen.queries_capture and progress.try_as_captured():
             return returned
         if (refusal := progress.note(seen)) is not None:
             self._refuse(key, refusal, progress)
@@ -366,7 +366,7 @@ class CallRecorder:
                 step,
                 call,
                 self._rates,
-                progress.last.observer.outside if progress.last is not None and not audits else (),
+                progress.last.outside if progress.last is not None and not audits else frozenset(),
                 as_captured=progress.as_captured,
                 draws_unused=self._options.host_draws == "unused",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from optimizations.capture.step.host_random import HostRandom, identities
 from optimizations.capture.step.host_state import GREW, NUMBER, Change, HostState, Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, memory, storage
+from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.source_lines import BINDS, GROWS, STEPS, line_with
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import TensorMarks
@@ -57,14 +58,22 @@ class Observed:
     Attributes:
         structure: the structure of its results.
         findings: what a graph could not repeat.
+        outside: addresses of storages that it read and did not allocate.
+        generators: generators, other than the default one, from which it drew.
         draws: whether it drew from a generator of the GPU.
+        queries_capture: it queried whether it is captured, before anything was refused.
+        set_up: something was compiled or tuned during the call, so the next call may differ.
         makes_gradients: ids of parameters with a new gradient, if the call dropped all earlier gradients unread.
     """
 
-    observer: Observer
+    operations: Sequence[Operation]
     structure: Hashable
     findings: list[Refusal]
+    outside: frozenset[int]
+    generators: list[torch.Generator]
     draws: bool
+    queries_capture: bool
+    set_up: bool
     makes_gradients: frozenset[int]
 
 
@@ -73,7 +82,7 @@ def observe(
     step: Callable[..., Any],
     call: Call,
     rates: LearningRates,
-    seen_outside: Collection[int],
+    seen_outside: frozenset[int],
     *,
     as_captured: bool = False,
     draws_unused: bool = False,
@@ -81,7 +90,7 @@ def observe(
     """Run the call eagerly on the side stream; return its results and what it did.
 
     Args:
-        seen_outside: `Observer.outside` of the previous call, if any.
+        seen_outside: `Observed.outside` of the previous call, if any.
         as_captured: the value that the step gets if it queries whether it is captured.
         draws_unused: the caller declared that random numbers drawn on the host have no effect (`host_draws="unused"`).
     """
@@ -145,10 +154,14 @@ def observe(
         id(one) for one, (old, new) in zip(call.parameters, pairs, strict=True) if new is not None and new is not old
     )
     return returned, Observed(
-        observer=observer,
+        operations=observer.operations,
         structure=structure,
         findings=findings,
+        outside=frozenset(observer.outside),
+        generators=observer.generators,
         draws=draws,
+        queries_capture=observer.queries_capture,
+        set_up=observer.set_up,
         makes_gradients=frozenset(makes) if dropped else frozenset(),
     )
 
@@ -298,7 +311,7 @@ def _returned_gradients(call: Call, after: Sequence[torch.Tensor | None], result
         )
 
 
-def _moved_tensors(observer: Observer, call: Call, of_gradients: set[int], seen: Collection[int]) -> Iterator[Refusal]:
+def _moved_tensors(observer: Observer, call: Call, of_gradients: set[int], seen: frozenset[int]) -> Iterator[Refusal]:
     """Yield a refusal for a tensor of unknown origin that was not read in the previous call.
 
     Note [Compiled modules] in `observer`. `of_gradients`: storage addresses of the gradients before the call.

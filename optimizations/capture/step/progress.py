@@ -73,7 +73,7 @@ class Progress:
         self.findings = 0
         difference = None
         if before is not None:
-            difference = first_difference(before.observer.operations, seen.observer.operations)
+            difference = first_difference(before.operations, seen.operations)
             if difference is None and seen.structure != before.structure:
                 difference = OTHER_RESULT
         self.agreeing = 1 if difference is not None else self.agreeing + 1

@@ -217,7 +217,7 @@ def capture(
         call.known(placeholders),
         forbid=True,
         as_captured=progress.as_captured,
-        generators=seen.observer.generators,
+        generators=seen.generators,
         keeps_workspace=device.keeps_workspace,
     )
     observer.rates, observer.host_generators = rates.storages(), host_generators(device, call.state)
@@ -225,7 +225,7 @@ def capture(
     with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
         observer.log = log = device.launch_log()
-        with device.capturing(graph, pool, seen.observer.generators), log.noting(*loaded_modules(), operators=False):
+        with device.capturing(graph, pool, seen.generators), log.noting(*loaded_modules(), operators=False):
             if not pool_before and carves(os.environ):
                 device.make_room(room)
             there = [gradient for gradient in call.before if gradient is not None]
@@ -256,7 +256,7 @@ def capture(
     kept = [
         tensor
         for address, (reference, _) in observer.outside.items()
-        if address in seen.observer.outside
+        if address in seen.outside
         and address not in unread
         and (tensor := reference()) is not None
         and id(tensor) not in gradients_of_call  # `Gradients` keeps them
@@ -401,7 +401,7 @@ def _check(
         raise StepRefused(observer.refusals[0])
     if observer.queries_random_state and (observer.draws or seen.draws):
         raise StepRefused(CHECKPOINT_DRAWS)
-    if (difference := first_difference(seen.observer.operations, observer.operations)) is not None:
+    if (difference := first_difference(seen.operations, observer.operations)) is not None:
         raise StepDiffers(difference)
     if without_objects(structure) != without_objects(seen.structure):
         raise StepDiffers(OTHER_RESULT)

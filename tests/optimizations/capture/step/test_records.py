@@ -181,9 +181,7 @@ def test_first_difference_of_two_runs_is_reported_with_its_line() -> None:
 
 
 def seen(trace: list[Operation], *findings: Refusal) -> Observed:
-    observer = Observer(lambda tensor: True, {}, forbid=False)
-    observer.operations = trace
-    return Observed(observer, None, [*findings], False, frozenset())
+    return Observed(trace, None, [*findings], frozenset(), [], False, False, False, frozenset())
 
 
 def test_calls_that_agree_late_are_accepted() -> None:
