@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,29 +55,23 @@ CONTEXT_BYTES = 2**30
 
 
 @dataclass(slots=True)
-class Toolchain:
-    """Store one cell's findings about the host's compilers for all later cells.
-
-    Testing the compilers takes many seconds, so only the first process that compiles does it. `headers` is a folder
-    for compiled headers; None: each process compiles its own.
-    """
-
-    headers: Path | None = None
-    vec_isa_ok: bool | None = None
-    asked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Bench:
-    """Hold settings and tools of all cells of a run. `timeout_s` bounds each phase of a worker."""
+    """Hold settings and tools of all cells of a run. `timeout_s` bounds each phase of a worker.
+
+    Testing the host's compilers takes many seconds, so only the first process that compiles does it (`tested`), and all
+    later ones get what it found (`vec_isa_ok`). `headers` is a folder for compiled headers; None: each process compiles
+    its own.
+    """
 
     settings: RunSettings
     logs: Path
     timeout_s: float
     worker_command: Sequence[str]
     display: Display
-    toolchain: Toolchain = field(default_factory=Toolchain)
     gpu_bytes: int | None = None
+    headers: Path | None = None
+    vec_isa_ok: bool | None = None
+    tested: bool = False
 
 
 class GroupSession:
@@ -212,8 +206,8 @@ class GroupSession:
     def _prepare(self, members: Sequence[Member], cache: CompileCache) -> None:
         modes = [member.mode for member in members if member.process == members[0].process]
         compiling = [member for member in members if member.mode.backend is not None]
-        if compiling and not self.bench.toolchain.asked:
-            self.bench.toolchain.asked = True
+        if compiling and not self.bench.tested:
+            self.bench.tested = True
             self.converse(self._start_commands(compiling[:1], modes, cache))
         self.converse(
             {member: self._prepare_commands(member, modes, cache) for member in members if not member.failure}
@@ -292,8 +286,7 @@ class GroupSession:
                 case Collected(metrics=metrics):
                     member.metrics = metrics or member.metrics
                 case Built() as built:
-                    toolchain = self.bench.toolchain
-                    toolchain.vec_isa_ok = toolchain.vec_isa_ok or built.vec_isa_ok
+                    self.bench.vec_isa_ok = self.bench.vec_isa_ok or built.vec_isa_ok
                 case Failed() as failure:
                     member.failure, member.failed_rank = failure, answer.failed_rank
                     member.correctness = failure.correctness or member.correctness  # earlier findings stay valid
@@ -323,7 +316,6 @@ class GroupSession:
     def _spec(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> CellSpec:
         """Return the specification of a member's cell, without the fields that differ between ranks."""
         mode, later = member.mode, member.process > 0
-        toolchain = self.bench.toolchain
         cores = max(1, len(os.sched_getaffinity(0)) // (self.workload.tp or 1))
         share = max(1, cores // len(modes))
         # A pool of compilers takes seconds to start. Members that find their kernels in the cache need none.
@@ -341,8 +333,8 @@ class GroupSession:
             known_varying=first.varying if first and first.passed else None,
             known_iteration_us=self._iteration_us.get(mode.name),
             cache_dir=str(cache.folder),
-            vec_isa_ok=toolchain.vec_isa_ok,
-            headers_dir=str(toolchain.headers) if toolchain.headers else None,
+            vec_isa_ok=self.bench.vec_isa_ok,
+            headers_dir=str(self.bench.headers) if self.bench.headers else None,
             stochastic=self.workload.own is not None and self.workload.stochastic,
         )
 

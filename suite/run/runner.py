@@ -123,7 +123,7 @@ class Runner:
         begun = self.clock()
         try:
             with TemporaryFolder() as headers:
-                self.bench.toolchain.headers = Path(headers)
+                self.bench.headers = Path(headers)
                 for job in jobs:
                     if self._fits(job.workload.acronym, self.clock() - begun):
                         self._run_job(job, outcome)
