@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -90,6 +90,7 @@ def cell_of(
     log_tail = without_paths(member.worker.ranks[member.failed_rank].log_tail()) if failure else None
     baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
     retuned = _retuned(processes)
+    number = f"process {member.process + 1}: " if member.process else ""
     return Cell(
         schema_version=SCHEMA_VERSION,
         workload=workload.acronym,
@@ -106,7 +107,7 @@ def cell_of(
         with_optimizer=settings.with_optimizer,
         seed=settings.seed,
         status=failure.status if failure else Status.PASS,
-        error=without_paths(_told(member, failure)) if failure else None,
+        error=without_paths(f"{number}{failure.error}") if failure else None,
         log_tail=log_tail or None,
         started_at=first.started_at.isoformat(timespec="seconds"),
         wall_s=round(time.monotonic() - first.started, 3),
@@ -124,8 +125,24 @@ def cell_of(
         },
         processes=len(begun),
         other_kernels=sorted(retuned.keys() | _retuned(baselines).keys()),
-        later=_later_processes(begun, retuned),
-        shortages=[_shortage(one) for one in short],
+        later=[
+            LaterProcess(
+                process=one.process,
+                compile=one.prepared.compile if one.prepared else None,
+                retuned=retuned.get(one.process, []),
+            )
+            for one in begun[1:]
+        ],
+        shortages=[
+            Shortage(
+                mode=one.mode.name,
+                process=one.process,
+                phase="measure" if one.blocks else "prepare",
+                error=without_paths(one.failure.error),
+            )
+            for one in short
+            if one.failure is not None
+        ],
         others=most([one.others for one in processes if one.others is not None]),
         tp=workload.tp,
         ranks=_rank_parts(processes),
@@ -151,11 +168,6 @@ def _rank_parts(processes: Sequence[Member]) -> list[RankPart]:
     return parts if len(parts) > 1 else []
 
 
-def _told(member: Member, failure: Failed) -> str:
-    """Return the error of a failure, with the number of the process if it is a later one."""
-    return f"process {member.process + 1}: {failure.error}" if member.process else failure.error
-
-
 def _retuned(processes: Sequence[Member]) -> dict[int, list[str]]:
     """Return processes that ran other kernels than the first process of the same mode, and which."""
     first: dict[str, dict[str, int]] = {}
@@ -168,24 +180,3 @@ def _retuned(processes: Sequence[Member]) -> dict[int, list[str]]:
             if retuned := difference(member.kernels, before).retuned:
                 found[member.process] = [*found.get(member.process, ()), *retuned]
     return found
-
-
-def _shortage(member: Member) -> Shortage:
-    assert member.failure is not None
-    return Shortage(
-        mode=member.mode.name,
-        process=member.process,
-        phase="measure" if member.blocks else "prepare",
-        error=without_paths(member.failure.error),
-    )
-
-
-def _later_processes(processes: Sequence[Member], retuned: Mapping[int, list[str]]) -> list[LaterProcess]:
-    return [
-        LaterProcess(
-            process=member.process,
-            compile=member.prepared.compile if member.prepared else None,
-            retuned=retuned.get(member.process, []),
-        )
-        for member in processes[1:]
-    ]
