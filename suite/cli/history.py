@@ -64,8 +64,7 @@ def history(
 
     from suite.report import frame
     from suite.report.chart import to_png
-    from suite.report.history.figure import draw_history
-    from suite.report.history.lines import lines_of, to_table
+    from suite.report.history.lines import draw_history, lines_of, to_table
     from suite.report.runs import load_run
     from suite.results import store
 
