@@ -92,9 +92,9 @@ def order_launches(launches: Sequence[Launch]) -> LaunchOrder:
                 f"{launch.name} begins at node {launch.first}, and the launches before it end at {expected}"
             )
         expected += launch.count
-    pieces_of = _pieces(launches)
-    writers: dict[int, int] = {}
-    readers: dict[int, list[int]] = {}
+    pieces_of, count = _pieces(launches)
+    writers, readers = [_NONE] * count, [_NONE] * count
+    reads: list[tuple[int, int]] = []  # of a piece: the launch, and the place in this list of the read before
     before: list[int] = []
     waits_for: list[tuple[int, ...]] = []
     sinks: set[int] = set()
@@ -102,17 +102,26 @@ def order_launches(launches: Sequence[Launch]) -> LaunchOrder:
     for index, launch in enumerate(launches):
         if launch.barrier is not None:
             found, floor = set(sinks), index
-            writers.clear()
-            readers.clear()
+            writers, readers = [_NONE] * count, [_NONE] * count
         else:
             read, written = pieces_of(launch.reads), pieces_of(launch.writes)
-            found = {writers[piece] for piece in (*read, *written) if piece in writers}
-            found.update(*(readers.pop(piece, ()) for piece in written))
+            found = {writer for pieces in (*read, *written) for writer in set(writers[pieces])}
+            for last in {last for pieces in written for last in set(readers[pieces])}:
+                while last != _NONE:
+                    reader, last = reads[last]
+                    found.add(reader)
+            found.discard(_NONE)
             if not found and floor is not None:
                 found = {floor}
-            for piece in read:
-                readers.setdefault(piece, []).append(index)
-            writers.update(dict.fromkeys(written, index))
+            for pieces in read:
+                added = {}
+                for last in set(readers[pieces]):
+                    added[last] = len(reads)
+                    reads.append((index, last))
+                readers[pieces] = [added[last] for last in readers[pieces]]
+            for pieces in written:
+                size = pieces.stop - pieces.start
+                writers[pieces], readers[pieces] = [index] * size, [_NONE] * size
         waits, ancestors = _reduced(found, before)
         waits_for.append(waits)
         before.append(ancestors)
@@ -121,15 +130,22 @@ def order_launches(launches: Sequence[Launch]) -> LaunchOrder:
     return LaunchOrder(tuple(launches), tuple(waits_for))
 
 
-def _pieces(launches: Iterable[Launch]) -> Callable[[Iterable[Span]], list[int]]:
-    """Return a function that gives the pieces of memory in some spans: nothing begins or ends inside of a piece."""
+_NONE = -1
+"""The last writer or read of a piece that has none."""
+
+
+def _pieces(launches: Iterable[Launch]) -> tuple[Callable[[Iterable[Span]], list[slice]], int]:
+    """Return a function that gives the pieces of memory in each span, and the number of all pieces.
+
+    Nothing begins or ends inside of a piece. A large block may have thousands, so they are taken as slices of lists.
+    """
     known = (span for launch in launches if launch.barrier is None for span in (*launch.reads, *launch.writes))
     borders = sorted(set(chain.from_iterable(known)))
 
-    def pieces(spans: Iterable[Span]) -> list[int]:
-        return [piece for span in spans for piece in range(*(bisect_left(borders, edge) for edge in span))]
+    def pieces(spans: Iterable[Span]) -> list[slice]:
+        return [slice(bisect_left(borders, start), bisect_left(borders, end)) for start, end in spans if start < end]
 
-    return pieces
+    return pieces, len(borders)
 
 
 def _reduced(found: Iterable[int], before: Sequence[int]) -> tuple[tuple[int, ...], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 from hypothesis import given
@@ -104,3 +105,12 @@ def test_barrier_orders_all_later_work() -> None:
         ]
     )
     assert order.waits_for == ((), (), (0, 1), (2,))
+
+
+def test_memory_in_many_pieces_is_ordered_in_seconds() -> None:
+    count = 4000
+    launches = [Launch("a part", index, 1, (), ((index, index + 1),)) for index in range(count)]
+    launches += [Launch("all", count + index, 1, ((0, count),), ((0, count),)) for index in range(count)]
+    began_s = time.process_time()
+    order = order_launches(launches)
+    assert len(order.waits_for[count]) == count and time.process_time() - began_s < 5
