@@ -550,3 +550,8 @@ def gradients_of_a_class_of_its_own(device: str, model: nn.Module) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     train = training_step(model, optimizer, zero=lambda: None)
     return lambda batch: train(batch).detach(), {"between": put}
+
+
+@refused("the gradient of ", line=False, advice="return a copy of it")
+def gradient_that_is_returned(model: Any, train: Step) -> Step:
+    return lambda batch: (train(batch), model[0].weight.grad)

@@ -370,9 +370,7 @@ class CallRecorder:
                 as_captured=progress.as_captured,
                 draws_unused=self._options.host_draws == "unused",
             )
-        if self._changes.take_in_names(ran, call.state, texts((call.args, call.kwargs))):
-            for recording in self.recordings.tried:
-                recording.watch.invalidate()
+        self._changes.take_in_names(ran, call.state, texts((call.args, call.kwargs)))
         named = self._changes.names.has_path
         static = call.state.static_loaders
         seen.findings.extend(refused_iterators(call.state, lambda path: path not in static and named(path)))
@@ -460,9 +458,6 @@ class CallRecorder:
 
     def _instead(self, device: Device, key: Key, call: Call, progress: Progress, error: Exception) -> Callable[[], Any]:
         """Return a function that runs a call whose capture failed. It does not reference `error`."""
-        if isinstance(error, NotLaunched):
-            self._follows = False
-            return functools.partial(self._record, device, key, call, progress)
         if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
             raise error  # the call would raise it in eager, too; no work was done
         refusal = why(error)

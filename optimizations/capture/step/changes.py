@@ -56,12 +56,14 @@ class Changes:
         rest = lower.partition(".")[2]
         return any(lower == one or (one.startswith("self.") and rest == one[5:]) for one in self._ignored)
 
-    def take_in_names(self, ran: RanCode, state: HostState, texts: Iterable[str]) -> bool:
-        """Add the names in code that ran. Return whether an excluded value is now named and compared again."""
+    def take_in_names(self, ran: RanCode, state: HostState, texts: Iterable[str]) -> None:
+        """Add the names in code that ran. An excluded value that is named now is compared again.
+
+        Recordings from before need no change: the code that they were recorded from did not name it.
+        """
         self.names.take_in(ran, state, texts)
         named = {name for name in self.dropped if self.names.has_path(name) and not self._is_ignored(name)}
         self.dropped -= named
-        return bool(named)
 
     def note(self, numbers: Numbers, given: Mapping[str, Hashable], replays: int) -> Refusal | None:
         """Compare a call without a matching recording with the previous one.
@@ -129,8 +131,6 @@ class Changes:
 def named(names: Iterable[str]) -> str:
     """Return a list of names, which change on every call."""
     found = sorted(names)
-    if not found:
-        return "a value of Python that changes on every call"
     more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
     change = "change" if len(found) > 1 else "changes"
     return f"{', '.join(found[:MOST_NAMES])}{more}, which {change} on every call"

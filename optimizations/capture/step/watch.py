@@ -198,7 +198,6 @@ class Watch:
         self._store(state)
 
     def _store(self, state: HostState) -> None:
-        self._is_invalidated = False
         self._values = self._compared(state)
         self._compare_these()
 
@@ -235,8 +234,6 @@ class Watch:
 
     def unchanged(self) -> bool:
         """Return whether nothing changed in the recorded containers."""
-        if self._is_invalidated:
-            return False
         try:
             if not self._held.same():
                 others = [one for one in self._values.values() if _current(one) is not one.value]
@@ -274,10 +271,6 @@ class Watch:
             return False
         self._store(state)
         return True
-
-    def invalidate(self) -> None:
-        """Require that everything a step reaches is collected again before the next replay."""
-        self._is_invalidated = True
 
     def in_place(self) -> bool:
         """Return whether all tensors have their recorded addresses."""

@@ -378,6 +378,26 @@ def test_counter_read_by_no_code_is_not_compared() -> None:
     assert report.not_compared == ("Trainer.epoch",) and report.replays == 14 - 3
 
 
+def test_value_named_by_code_that_runs_later_is_compared() -> None:
+    trainer = Trainer()
+
+    def factor() -> int:
+        return 1 + trainer.epoch
+
+    def step(batch: dict[str, torch.Tensor], late: bool) -> torch.Tensor:
+        return batch["x"].sum() * (factor() if late else 1)
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index, (batch,) in enumerate(batches("cpu", 36)):
+        trainer.epoch = index if index < 12 else index // 8
+        late = index >= 12 and index % 2 == 0
+        assert torch.equal(graphed(batch, late), step(batch, late)), index
+        if index == 11:
+            assert graphed.report().not_compared and graphed.report().replays == 9
+    report = graphed.report()
+    assert report.refusals == () and report.not_compared == () and report.replays > 16
+
+
 @pytest.mark.parametrize("name", ["trainer.global_step", "self.global_step", "Trainer.global_step"])
 def test_ignored_counter_is_not_compared(name: str) -> None:
     trainer = Trainer()

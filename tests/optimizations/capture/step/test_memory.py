@@ -274,18 +274,6 @@ def test_step_in_a_capture_of_the_program_runs_uncaptured() -> None:
     assert torch.equal(doubled, x * 2) and graphed.report().replays == replays
 
 
-def test_callables_on_several_streams_run_in_order() -> None:
-    device = CpuDevice()
-    layer = nn.Linear(4, 4)
-    (served,) = graph_callables([layer], [(torch.ones(2, 4),)], device=device)
-    for forward, backward in ((0, 0), (7, 7), (0, 0), (9, 0)):
-        device.stream = forward
-        loss = served(torch.ones(2, 4)).sum()
-        device.stream = backward
-        loss.backward()
-    assert device.waits == [(7, 0), (0, 7), (9, 0), (0, 9)]
-
-
 def test_memory_of_the_previous_stream_is_freed() -> None:
     """Observed calls run on their own stream, and calls after a refusal on the program's."""
     device, model = CpuDevice(), network("cpu")
