@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -98,28 +99,23 @@ def one_compiled_function_of_many_modules(world: World) -> None:
 
 @kind()
 def training_in_threads(world: World) -> None:
-    found: dict[int, list[torch.Tensor]] = {}
     nets = [world.module(_net()) for _ in range(3)]
     runs = [world.compile(net) for net in nets]
     for run, net in zip(runs, nets, strict=True):
         run(world.values(0)).sum().backward()
         net.zero_grad()
 
-    def work(number: int) -> None:
+    def work(number: int) -> list[torch.Tensor]:
         net, noted = nets[number], []
         for step in range(STEPS):
             loss = runs[number](world.values(10 * number + step)).square().mean()
             loss.backward()
             noted += [loss.detach().clone(), *(p.grad.clone() for p in net.parameters())]
             net.zero_grad()
-        found[number] = noted
+        return noted
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    world.note([found[number] for number in sorted(found)])
+    with ThreadPoolExecutor(len(nets)) as threads:  # under stock they may raise
+        world.note(list(threads.map(work, range(len(nets)))))
 
 
 @kind()
