@@ -17,7 +17,7 @@ memory. So no placeholder is made, and the function is recorded on the caller's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +33,19 @@ LEAST_BYTES = 2**20
 
 
 def without_placeholder(
-    code: GeneratedCode, inputs: Sequence[Any], ordinary: Iterable[int], written: MemoryRanges, *, selects: bool
+    code: GeneratedCode,
+    inputs: Sequence[Any],
+    ordinary: Iterable[int],
+    written: Callable[[], MemoryRanges],
+    *,
+    selects: bool,
 ) -> list[int]:
     """Return the inputs to record on the caller's tensors. Note [Inputs without a placeholder].
 
     Args:
         code: the facts from the generated function's source.
         inputs: the inputs of the recorded call; `ordinary` are the positions of those that stock copies.
-        written: memory that the graph writes.
+        written: returns memory that the graph writes; called only if needed, for the allocator takes long to tell.
         selects: whether inputs that are cheap to copy are copied.
     """
     if code.collective:
@@ -60,7 +65,8 @@ def without_placeholder(
     if sum(code.triton_uses[index] for index in read) > AUTO_HOST_NODES:
         return []
     large = [index for index in read if size_bytes(inputs[index]) >= LEAST_BYTES and index not in code.written]
-    return [index for index in large if _is_readable(inputs, index, written)]
+    memory = written() if large else MemoryRanges(())
+    return [index for index in large if _is_readable(inputs, index, memory)]
 
 
 def _is_readable(inputs: Sequence[Any], index: int, written: MemoryRanges) -> bool:

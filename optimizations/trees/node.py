@@ -248,7 +248,7 @@ class EncoreNode(CUDAGraphNode):
             function.code(),
             inputs,
             ordinary,
-            MemoryRanges([*pool_memory(self.cuda_graphs_pool), *written]),
+            lambda: MemoryRanges([*pool_memory(self.cuda_graphs_pool), *written]),
             selects=function.options.selection == "rule",
         )
         given = {index: inputs[index] for index in chosen}

@@ -153,7 +153,7 @@ def chosen(
     code: GeneratedCode = CODE, inputs: Any = None, written: MemoryRanges = NOTHING, selects: bool = False
 ) -> Any:
     given = inputs or [values(1), values(2), values(3)]
-    return without_placeholder(code, given, (0, 1), written, selects=selects)
+    return without_placeholder(code, given, (0, 1), lambda: written, selects=selects)
 
 
 @pytest.fixture
