@@ -326,8 +326,7 @@ class EncoreManager(CUDAGraphTreeManager):
         Note [A recording that fails]. Without a graph where seeds of attention lie on the host: see `readable_seeds`.
         """
         function = self._function(function_id)
-        fixed = self.ids_to_funcs[function_id].static_input_idxs
-        refuse_derivatives(value for index, value in enumerate(new_inputs) if index not in fixed)
+        refuse_derivatives(self._copied_when_recorded(new_inputs, function_id))
         refused: str | None = FORWARD_UNCAPTURED
         if not any_on_host(new_inputs, function.code().seeds):
             with self._running_a_function():
@@ -363,6 +362,14 @@ class EncoreManager(CUDAGraphTreeManager):
         inputs.clear()
         self._note_uncaptured(function_id, function.without_graph)
         return function(arguments)
+
+    def _copied_when_recorded(self, inputs: Sequence[Any], function_id: Any) -> Iterator[Any]:
+        """Yield the inputs that stock copies in a recording: all but those at fixed addresses and results of graphs."""
+        fixed, node = self.ids_to_funcs[function_id].static_input_idxs, self.current_node
+        for index, value in enumerate(inputs):
+            is_copied = isinstance(value, torch.Tensor) and index not in fixed
+            if is_copied and (node is None or not node._is_cuda_graph_recorded_tensor(value)):
+                yield value
 
     def _end_failed_capture(self, replayed: bool, in_cusolver: bool) -> None:
         if replayed:
