@@ -30,9 +30,9 @@ def setting(mode: str = "eager") -> Setting:
 
 
 def flat(nest: Any) -> list[Any]:
-    from real_programs.worker import _leaves
+    from models.nests import leaves_of
 
-    return list(_leaves(nest))
+    return list(leaves_of(nest))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
