@@ -1,1 +1,1 @@
-"""Define the command line: one module for each command, and what they have in common."""
+"""Define the command line: `main` lists the commands, of which long ones have modules of their own."""

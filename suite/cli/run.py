@@ -39,7 +39,7 @@ def run(
     ] = None,
     modes: Annotated[
         str | None,
-        typer.Option(help="Modes, separated by commas; default: all the device can run, without step and callables."),
+        typer.Option(help="Modes, separated by commas; default: all the device can run but step, callables, by-hand."),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(help="Starts of each mode; default: 3 on a GPU, 1 on a CPU.", min=1)

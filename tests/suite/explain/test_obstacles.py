@@ -1,4 +1,4 @@
-"""The obstacles of published programs, as explain finds them: those that `test_explain_workloads` does not lower.
+"""The obstacles of published programs, as explain finds them: those that `test_workloads` does not lower.
 
 All are traced by one process, which lowers nothing, for lowering is what takes time.
 """
