@@ -210,13 +210,13 @@ class Device:
 
         return host_pointers(driver, graph, captured, plan)
 
-    def launch_log(self) -> LaunchLog:
-        """Return a log of the launches of a capture and of the memory they touch."""
+    def launch_log(self, *, notes_memory: bool) -> LaunchLog:
+        """Return a log of the launches of a capture and, with `notes_memory`, of the memory they touch."""
 
         def allocated() -> int:
             return int(torch.cuda.memory_stats_as_nested_dict(self.index)["allocated_bytes"]["all"]["allocated"])
 
-        return LaunchLog(self.node_count, None, allocated_bytes=allocated)
+        return LaunchLog(self.node_count, None, allocated_bytes=allocated, notes_memory=notes_memory)
 
     def branches(self, graph: Any, log: LaunchLog) -> Branches:
         """Return the race of a captured graph's chain against branches."""

@@ -105,7 +105,7 @@ class RacedGraph:
     @contextlib.contextmanager
     def capturing(self, generators: Iterable[torch.Generator]) -> Iterator[None]:
         """Capture the block like `Device.capturing`, and prepare the race."""
-        log = self._device.launch_log() if self._concurrency == "auto" else None
+        log = self._device.launch_log(notes_memory=True) if self._concurrency == "auto" else None
         noting = contextlib.nullcontext() if log is None else log.noting(*loaded_modules())
         with self._device.capturing(self.captured, self.pool, generators), noting:
             yield

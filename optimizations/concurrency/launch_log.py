@@ -103,6 +103,7 @@ class LaunchLog:
         may_be_kept: returns whether memory at an address may be kept.
         allocated_bytes: returns how much was ever allocated on the device.
         device_type: the type of the device whose memory counts.
+        notes_memory: whether memory is noted (reads, writes and live storages), which takes time.
 
     Attributes:
         logged: the launches so far.
@@ -121,6 +122,7 @@ class LaunchLog:
         may_be_kept: Callable[[int], bool] = lambda address: True,
         allocated_bytes: Callable[[], int] = lambda: 0,
         device_type: str = "cuda",
+        notes_memory: bool = True,
     ) -> None:
         self._count_nodes = count
         self._allocated_bytes = allocated_bytes
@@ -128,6 +130,7 @@ class LaunchLog:
         self._thread: int | None = None
         self._last = 0
         self._depth = 0
+        self._notes_memory = notes_memory
         self._all_given = given is None
         self._given = {one.untyped_storage()._cdata: _weak(one) for one in given or ()}
         self._moving = {one.untyped_storage()._cdata: (_weak(one), storage_of(one).span) for one in moving}
@@ -232,20 +235,23 @@ class LaunchLog:
         live: tuple[Span, ...] = ()
         freed: tuple[Span, ...] = ()
         before = 0
-        reads, writes = list(reads), list(writes)
+        reads, writes = (list(reads), list(writes)) if self._notes_memory else ([], [])
+        notes_allocations = is_operator and self._notes_memory
         with self._sparing_the_capture():
             self.note_others(f"before {name}")
-            live = self._spans_of_live(chain(reads, writes)) if is_operator else ()
+            live = self._spans_of_live(chain(reads, writes)) if notes_allocations else ()
             freed = tuple(span for storage, span in self._moving.values() if storage.expired())
-            before = self._allocated_bytes() if is_operator else 0
+            before = self._allocated_bytes() if notes_allocations else 0
         self._depth += 1
         try:
             result = call()
         finally:
             self._depth -= 1
         with self._sparing_the_capture():
-            made = list(tensors_in(result)) if is_operator else []
-            own_bytes = max(0, self._allocated_bytes() - before - self._new_bytes(made)) if is_operator else None
+            made = list(tensors_in(result)) if notes_allocations else []
+            own_bytes = None
+            if notes_allocations:
+                own_bytes = max(0, self._allocated_bytes() - before - self._new_bytes(made))
             now = self._count()
             if now > self._last:
                 launch = Launch(
@@ -258,7 +264,7 @@ class LaunchLog:
                         *(span for one in made if (span := self._span(one, is_whole=True))),
                     ),
                     barrier,
-                    current_line(),
+                    current_line() if self._notes_memory else None,
                 )
                 self.logged.append(
                     Logged(

@@ -224,7 +224,7 @@ def capture(
     room = bytes_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
     with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
-        observer.log = log = device.launch_log()
+        observer.log = log = device.launch_log(notes_memory=concurrency == "auto")
         with device.capturing(graph, pool, seen.generators), log.noting(*loaded_modules(), operators=False):
             if not pool_before and carves(os.environ):
                 device.make_room(room)

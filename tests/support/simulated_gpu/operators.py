@@ -301,8 +301,8 @@ class CpuDevice(Device):
 
         return SimpleNamespace(point=point, settle=lambda: None)
 
-    def launch_log(self) -> LaunchLog:
-        return LaunchLog(self.node_count, None, device_type="cpu")
+    def launch_log(self, *, notes_memory: bool) -> LaunchLog:
+        return LaunchLog(self.node_count, None, device_type="cpu", notes_memory=notes_memory)
 
     def branches(self, graph: Any, log: LaunchLog) -> Branches:
         driver: Any = CpuEdges

@@ -25,13 +25,14 @@ def test_operators_are_logged_where_they_add_nodes() -> None:
         nonlocal nodes
         nodes += count
 
-    log = LaunchLog(lambda: nodes, device_type="cpu")
+    log = LaunchLog(lambda: nodes, device_type="cpu", notes_memory=False)
     x = torch.ones(2)
     with log.noting(operators=False):
         log.operator(torch.ops.aten.mul.Tensor, (x, x), {}, lambda: adding(2), [77])
         log.operator(torch.ops.aten.view.default, (x, [2]), {}, lambda: adding(0), [78])
         launches = Launches.of(log)
         assert (launches.read, launches.unknown) == ({77}, None)
+        assert not any(one.launch.reads or one.launch.writes for one in log.logged)
         log.operator(torch.ops.aten.sin.default, (x.to_sparse(),), {}, lambda: adding(1))
         assert "sparse" in str(Launches.of(log).unknown)
         adding(1)
@@ -50,7 +51,7 @@ def test_kernel_of_one_node_is_known(added: int, reason: str | None) -> None:
     kernel.fn, kernel.run = SimpleNamespace(__name__="triton_double"), run
     kernel.triton_meta, kernel.mutated_arg_names, kernel.custom_kernel = {"signature": {}}, [], False
     module, x = {"kernel": kernel}, torch.ones(4)
-    log = LaunchLog(lambda: nodes, device_type="cpu")
+    log = LaunchLog(lambda: nodes, device_type="cpu", notes_memory=False)
     with log.noting(module, operators=False):
         module["kernel"].run(x[1:], stream=0)
         launches = Launches.of(log)
@@ -61,7 +62,7 @@ def test_kernel_of_one_node_is_known(added: int, reason: str | None) -> None:
 
 def test_nodes_of_unknown_code_are_not_evidence() -> None:
     nodes = 0
-    log = LaunchLog(lambda: nodes, device_type="cpu")
+    log = LaunchLog(lambda: nodes, device_type="cpu", notes_memory=False)
     with log.noting(operators=False):
         nodes = 1
         assert "came from neither" in str(Launches.of(log).unknown)
@@ -102,7 +103,7 @@ def test_tensor_without_readable_numbers_yields_none(make: Callable[[], torch.Te
 
 def test_number_passed_on_by_an_operator_counts_as_argument() -> None:
     table = torch.zeros(2, dtype=torch.int64)
-    log = LaunchLog(lambda: int(table.count_nonzero()))  # an operator that writes it added nodes
+    log = LaunchLog(lambda: int(table.count_nonzero()), notes_memory=False)  # an operator that writes it added nodes
     observer = Observer(lambda tensor: True, {}, forbid=False)
     observer.log = log
     with log.noting(operators=False), observer:
