@@ -147,9 +147,7 @@ class GraphedFunction:
         recorded = self._recorded.get(tuple([inputs[index] for index in integers]) if integers else ())
         if recorded is not None:
             return recorded(inputs)
-        follow_streams(
-            self._keywords["device_index"]
-        )  # it takes a manager's lock, which must not be done while holding this lock
+        follow_streams(self._keywords["device_index"])  # before the lock below: it takes a manager's
         with self._lock:  # two threads may make the first call
             return self._first_call(inputs)
 

@@ -364,12 +364,14 @@ class EncoreManager(CUDAGraphTreeManager):
         return function(arguments)
 
     def _copied_when_recorded(self, inputs: Sequence[Any], function_id: Any) -> Iterator[Any]:
-        """Yield the inputs that stock copies in a recording: all but those at fixed addresses and results of graphs."""
-        fixed, node = self.ids_to_funcs[function_id].static_input_idxs, self.current_node
-        for index, value in enumerate(inputs):
-            is_copied = isinstance(value, torch.Tensor) and index not in fixed
-            if is_copied and (node is None or not node._is_cuda_graph_recorded_tensor(value)):
-                yield value
+        """Return the inputs that stock copies in a recording: not those at fixed addresses or results of graphs."""
+        fixed = set(self.ids_to_funcs[function_id].static_input_idxs)
+        return (value for index, value in enumerate(inputs) if index not in fixed and not self._is_result(value))
+
+    def _is_result(self, value: Any) -> bool:
+        """Return whether an input of the next call is a result of a graph of this iteration."""
+        node = self.current_node
+        return node is not None and isinstance(value, torch.Tensor) and node._is_cuda_graph_recorded_tensor(value)
 
     def _end_failed_capture(self, replayed: bool, in_cusolver: bool) -> None:
         if replayed:
@@ -388,11 +390,8 @@ class EncoreManager(CUDAGraphTreeManager):
         Results of earlier graphs are not referenced: they must die during the recording, as they do in replays. An
         input that the function writes is not copied: it is written at its address.
         """
-        node = self.current_node
         return [
-            (node.borrowed(value), index not in mutated)
-            if node is not None and isinstance(value, torch.Tensor) and node._is_cuda_graph_recorded_tensor(value)
-            else (value, False)
+            (self.current_node.borrowed(value), index not in mutated) if self._is_result(value) else (value, False)
             for index, value in enumerate(inputs)
         ]
 

@@ -440,7 +440,7 @@ def folds_with_a_network_and_an_optimizer_each(device: str) -> Program:
 
 @loop()
 def gradients_in_one_tensor(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """Those of all parameters are views of it, as for a collective, and are never set to None."""
+    """Let the gradients of all parameters be views of one tensor, as for a collective, and never None."""
     whole = torch.zeros(sum(parameter.numel() for parameter in model.parameters()), device=device)
     sizes = [parameter.numel() for parameter in model.parameters()]
     for parameter, part in zip(model.parameters(), whole.split(sizes), strict=True):

@@ -1,4 +1,4 @@
-"""What autograd recorded of a function is found behind functions of any kind."""
+"""Leaves, saved tensors and outputs are found in autograd's graph behind functions of any kind."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def noting() -> tuple[list[int], Callable[[Inputs], None]]:
 
 
 def nothing(inputs: Inputs) -> None:
-    """An iteration that does nothing; what it returns is not looked at."""
+    """Do nothing, as an iteration; its result is ignored."""
 
 
 def block_of(iterate, input_sets, *, index=0, samples=5, throughput_iterations=0, timer=None, read_gpu=lambda: None):

@@ -174,7 +174,7 @@ class Training:
         mark: bool = True,
         look: Callable[[list[torch.Tensor]], Any] = lambda saved: None,
     ) -> Any:
-        """What `look` gives for the results of the forward."""
+        """Run a forward and, with `backward`, its backward; return what `look` returned for the forward's results."""
         x, y, tangent = values(start), values(start + 1), values(start + 2)
         saved = self.forward.checked(x, y, self.w, mark=mark)
         expected, seen = 2 * x + y * self.w, look(saved)

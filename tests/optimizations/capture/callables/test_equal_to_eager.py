@@ -34,7 +34,7 @@ Run = Callable[[Sequence[Any]], Iterator[torch.Tensor | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program, which yields tensors to compare, on callables that are made anew for each run.
+    """Hold a program, which yields tensors to compare. Each run makes its own callables.
 
     `samples` are arguments of each callable, `without` is how many calls run without graphs.
     """
@@ -132,7 +132,7 @@ def two_forwards_then_two_backwards(made: Sequence[Any]) -> Iterator[Any]:
 
 
 KEPT: list[torch.Tensor] = []
-"""What hooks keep, and a weight. A callable does not reach it."""
+"""Gradients that hooks keep, and a weight, outside of what a callable reaches."""
 
 
 def hooked_parameter(kind: str) -> list[nn.Linear]:
