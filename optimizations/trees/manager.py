@@ -123,6 +123,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self.running = False
         self.held_in_generation: int | None = None
         self._held_iterations = 0
+        self._begins = False  # whether the call in progress begins an iteration
         self._checkpoint_due = False
         self._ran_uncaptured = False
         self._runs_function = self._took_part = False
@@ -217,7 +218,8 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def _against_a_graph(self, function: RecordableFunction, inputs: Sequence[Any]) -> str | None:
         """Return why a call runs without a graph; None if a graph may be replayed or recorded."""
-        if self.current_node is not None and self._at_boundary() and not self.streams.inside_capture:
+        self._begins = self.current_node is not None and not self.streams.inside_capture and self._at_boundary()
+        if self._begins:
             self._check_held_results()
         if function.without_graph is not None or self.streams.inside_capture:
             return function.without_graph or INSIDE_CAPTURE
@@ -503,8 +505,12 @@ class EncoreManager(CUDAGraphTreeManager):
         return bool(super().can_start_new_generation(*arguments))
 
     def can_start_new_generation(self, *arguments: Any) -> bool:
-        """Return what stock does, but False while results of the previous iteration are live."""
-        return self.held_in_generation is None and self._at_boundary(*arguments)
+        """Return what stock does, but False while results of the previous iteration are live.
+
+        Other threads count generations without this manager's lock. One that begins after this call was checked for
+        live results is seen by the next call.
+        """
+        return self._begins and self.held_in_generation is None and self._at_boundary(*arguments)
 
     def _check_held_results(self) -> None:
         generation = self.get_curr_generation()

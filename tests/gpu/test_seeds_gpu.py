@@ -402,8 +402,8 @@ ON_THE_HOST = ("forward_has_no_graph", "forward_never_has_a_graph", "forward_was
 def test_uncaptured_backward_reads_its_seeds(way: str) -> None:
     """The program compares its results with eager's."""
     found = run_script(Path(__file__), way)
-    assert found["moved"] > 0, "the way was not taken"
-    assert found["replays"] > 0, "the forward had no graph"
+    assert found["moved"] > 0, f"the way was not taken: {found}"
+    assert found["replays"] > 0, f"the forward had no graph: {found}"
 
 
 @pytest.mark.parametrize("way", OTHERS)

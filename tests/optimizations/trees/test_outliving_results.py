@@ -150,6 +150,28 @@ def test_results_referenced_by_threads_do_not_end_graphs(cuda_on_cpu: CudaOnCpu)
     assert compiled.uncaptured() == {reasons.KEPT: manager.PATIENCE_OF_THREADS}
 
 
+def test_iteration_that_begins_during_a_call_overwrites_nothing(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread begins it, without the lock, after the call was checked for live results."""
+    first, second = (Compiled(Model(cuda_on_cpu), lean=False) for _ in range(2))
+    w, parameters = values(7), manager.EncoreManager._parameters
+
+    def begin_iteration(*arguments: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return parameters(*arguments)
+
+    for step in range(8):
+        x, y = values(step), values(2 * step)
+        (held,) = first.checked(x, y, w)
+        with monkeypatch.context() as patched:
+            patched.setattr(manager.EncoreManager, "_parameters", begin_iteration)
+            second.checked(y, x, w, mark=False)
+        assert torch.equal(held, 2 * x + y * w), step
+        del held
+    assert not first.uncaptured()
+
+
 def test_reports_are_made_while_other_threads_record(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """All containers that a report reads grow and shrink meanwhile."""
     compiled = Compiled(Model(cuda_on_cpu))
