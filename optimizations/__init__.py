@@ -13,10 +13,9 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from optimizations.capture.callables.order import WrongOrder
 from optimizations.options import Options, WrongOption
 from optimizations.report import GraphReport, recordings, report
-from optimizations.report.steps import Refusal, StepChanged, StepRefused, StepReport
+from optimizations.report.steps import Refusal, StepChanged, StepRefused, StepReport, WrongOrder
 from optimizations.torch_internals import UnsupportedTorch
 
 if TYPE_CHECKING:

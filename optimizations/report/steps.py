@@ -39,6 +39,10 @@ class StepChanged(RuntimeError):
     """Report that an audited call of a step differed from its recorded graph. The message names the difference."""
 
 
+class WrongOrder(ValueError):
+    """Report an order of `graph_callables` that no training loop can follow."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
     """Describe one CUDA graph of a whole step.

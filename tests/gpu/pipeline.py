@@ -91,7 +91,7 @@ def main() -> int:
     kind = parser.parse_args().device
     rank = int(os.environ["RANK"])
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
-    from optimizations.capture.callables.graph_callables import graph_callables
+    from optimizations.capture.callables.graph_callables import GraphedCallables
 
     simulated = None
     device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
@@ -108,7 +108,7 @@ def main() -> int:
         train_alone(reference, batches)
         stage = stages[rank]
         optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
-        group = graph_callables(stage, device=simulated)
+        group = GraphedCallables(stage, device=simulated)
         for micro_batches in batches:
             if rank == 0:
                 run_first(stage, micro_batches)

@@ -9,11 +9,11 @@ import torch
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
-from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 
 
 def graphed(callables: Any, sample: Sequence[Any] | None = None, **options: Any) -> GraphedCallables:
-    return graph_callables(callables, sample, **{"device": CpuDevice(), **options})
+    return GraphedCallables(callables, sample, **{"device": CpuDevice(), **options})
 
 
 def same(some: Sequence[Any], others: Sequence[Any]) -> bool:

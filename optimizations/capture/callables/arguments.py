@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -15,25 +15,43 @@ from optimizations.capture.signature import copies, flatten, refused_tensor
 from optimizations.capture.step.call import is_fully_sharded, refused_function, refused_iterators, refused_sources
 from optimizations.capture.step.host_state import MODULE_HOOKS, HostState
 from optimizations.capture.step.observer import StepRefused
+from optimizations.capture.step.options import HOST_DRAWS, require_one_of
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.source_lines import last_word
 from optimizations.capture.step.user_code import all_names, with_inner
-from optimizations.options import Concurrency
+from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import Refusal
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Hold the options of `graph_callables`."""
+Plan = Sequence[Sequence[tuple[Sample, int]]]
+"""For each callable its samples, and how many pairs of graphs are made for each."""
 
-    warm_up: int
-    copied: bool
-    share_io: bool
-    draws_unused: bool
-    concurrency: Concurrency
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Hold the checked options of `graph_callables`.
+
+    Raises:
+        TypeError, ValueError: an option is wrong; the message says what is allowed.
+    """
+
+    warm_up: int = 3
+    outputs: Literal["static", "copied"] = "static"
+    share_io: bool = False
+    host_draws: Literal["refused", "unused"] = "refused"
+    concurrency: Concurrency = CONCURRENCY
+
+    def __post_init__(self) -> None:
+        require_one_of("outputs", self.outputs, ("static", "copied"))
+        require_one_of("host_draws", self.host_draws, HOST_DRAWS)
+        require_one_of("concurrency", self.concurrency, get_args(Concurrency))
+        if type(self.warm_up) is not int:
+            raise TypeError(f"warm_up={self.warm_up!r} must be a whole number, not {type(self.warm_up).__name__}")
+        if self.warm_up < 1:
+            raise ValueError(f"warm_up={self.warm_up}: libraries must run once before a capture")
 
 
 def listed(callables: Any) -> list[Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""Capture callables: a forward and a backward graph for each place of the plan.
+"""Capture callables: a forward and a backward graph for each micro-batch in flight.
 
 Warm-up and captures have no visible effect: all their changes are undone. If one of the callables cannot be captured,
 no graphs are made.
@@ -12,17 +12,16 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.callables.arguments import Options, Sample, naming, reached_by
+from optimizations.capture.callables.arguments import Options, Plan, naming, reached_by
 from optimizations.capture.callables.installed import as_it_is
-from optimizations.capture.callables.order import Place
 from optimizations.capture.callables.results import StaticResults
 from optimizations.capture.callables.slot import Slot
 from optimizations.capture.callables.warm_up import (
     WRITES_ARGUMENT,
-    Member,
+    Variant,
+    distinct,
     gradients_of,
     inputs_like,
-    observing,
     putting_back,
     warm_up,
 )
@@ -44,199 +43,181 @@ FREED_MEANWHILE = Refusal(
 
 
 def make_slots(
-    device: Device,
-    callables: Sequence[Callable[..., Any]],
-    samples: Sequence[Sequence[Sample]],
-    plan: Sequence[Place],
-    options: Options,
-    *,
-    training: bool,
-) -> tuple[list[Member], list[Slot]]:
-    """Warm up the callables, on these samples of each, and capture them as planned.
+    device: Device, callables: Sequence[Callable[..., Any]], plan: Plan, options: Options, *, training: bool
+) -> tuple[list[Variant], list[Slot]]:
+    """Warm up the callables, on these samples of each, and capture them.
 
     Raises:
         StepRefused: a graph could not repeat one of them.
     """
-    members = []
-    for number, function in enumerate(callables, start=1):
-        for variant, sample in enumerate(samples[number - 1]):
+    variants: list[Variant] = []
+    # Pairs of one index read each other's results, so all callables have the same number of pairs.
+    least = max((pairs for samples in plan for _, pairs in samples), default=1) if options.share_io else 1
+    for number, (function, samples) in enumerate(zip(callables, plan, strict=True), start=1):
+        for index, (sample, pairs) in enumerate(samples):
             with naming(number):
                 state = reached_by(number, function, sample, device)
             marks = TensorMarks(state.tensors, to_restore=True)
-            members.append(Member(number, variant, as_it_is(function), sample, state, marks, options.draws_unused))
-    captures = Captures(device, members, options, training=training)
+            called = as_it_is(function)
+            pairs = max(pairs, least)
+            variants.append(Variant(number, index, pairs, called, sample, state, marks, device, options, training))
+    slots: list[Slot] = []
+    gradients: dict[int, torch.Tensor] = {}
     try:
-        with putting_back(device, members) as note:
-            for member in members:
-                with naming(member.number):
-                    warm_up(device, member, options.warm_up, training, note)
-            captures.capture(plan)
+        with putting_back(device, variants) as note:
+            for one in variants:
+                with naming(one.number):
+                    warm_up(one, note)
+            for one in variants:
+                several = sum(other.pairs for other in variants if other.number == one.number) > 1
+                for index in range(one.pairs):
+                    before = [slot for slot in slots if (slot.place[0], slot.place[2]) == (one.number - 1, index)]
+                    with naming(one.number):
+                        slot, outputs = _forward(
+                            one, index, before[0] if options.share_io and len(before) == 1 else None
+                        )
+                        slots.append(slot)
+                        one.slots.append(slot)
+                        if outputs and any(slot.differentiable):
+                            _backward(one, slot, outputs, gradients if several else None)
+                    del outputs  # they reference memory of the pool
+            _require_ready(device)
     except BaseException:
         device.wait()
-        for slot in captures.slots:
+        for slot in slots:
             slot.free()
         raise
-    return members, captures.slots
+    return variants, slots
 
 
-class Captures:
-    """Capture the graphs of callables one after another. `slots` are the pairs captured so far."""
-
-    def __init__(self, device: Device, members: Sequence[Member], options: Options, *, training: bool) -> None:
-        self.slots: list[Slot] = []
-        self._device, self._options, self._training = device, options, training
-        self._members = {(member.number, member.variant): member for member in members}
-        self._gradients: dict[int, torch.Tensor] = {}
-
-    def capture(self, plan: Sequence[Place]) -> None:
-        """Capture each forward and then its backward; with `share_io` first all forwards of one index.
-
-        Raises:
-            StepRefused: a graph could not repeat a callable.
-        """
-        groups = [[place] for place in plan]
-        if self._options.share_io:
-            indices = dict.fromkeys(place.index for place in plan)
-            groups = [sorted([p for p in plan if p.index == index], key=lambda p: p.callable) for index in indices]
-        several = {place.callable for place in plan if place.index or place.variant}
-        for group in groups:
-            here: list[tuple[Slot, list[torch.Tensor]]] = []
-            for place in group:
-                before = [slot for slot, _ in here if slot.place.callable == place.callable - 1]
-                with naming(place.callable):
-                    here.append(self._forward(place, before[0] if len(before) == 1 else None))
-                self.slots.append(here[-1][0])
-            while here:
-                slot, outputs = here.pop()
-                with naming(slot.place.callable):
-                    if outputs and any(slot.differentiable):
-                        self._backward(slot, outputs, several=slot.place.callable in several)
-                del outputs  # they reference memory of the pool
-        self._ready()
-
-    def _ready(self) -> None:
-        if not self._device.ready() and self.slots:  # a backward has to be on the stream of its forward
-            raise StepRefused(FREED_MEANWHILE)
-
-    @contextlib.contextmanager
-    def _capturing(
-        self, graph: RacedGraph, member: Member, expected: Sequence[Operation], others: Sequence[torch.Tensor] = ()
-    ) -> Iterator[tuple[Writes, Observer]]:
-        """Capture the block, and check that its operators are as expected. On an error the graph is freed.
-
-        Yield the record of writes to tensors that the member reaches and to `others`, and the observer.
-        """
-        self._ready()
-        writes = Writes([*member.state.tensors.values(), *others], compiled=member.state.compiled)
-        try:
-            captured = graph.capturing(member.generators)
-            with observing(self._device, member, writes.note, captured, forbid=True) as observer:
-                yield writes, observer
-            difference = first_difference(expected, observer.operations)
-            for refusal in [*observer.refusals, *([] if difference is None else [difference])]:
-                raise StepRefused(refusal)
-        except BaseException:
-            graph.captured.reset()
-            raise
-
-    def _forward(self, place: Place, before: Slot | None) -> tuple[Slot, list[torch.Tensor]]:
-        """Capture a forward. Return also the results from which its backward starts."""
-        member = self._members[place.callable, place.variant]
-        state = member.state
-        tensors: list[torch.Tensor] = []
-        flatten(member.sample, tensors)
-        shared = {} if before is None else _shared(tensors, before)
-        with self._device.here():
-            inputs = inputs_like(member.sample, shared)
-        placeholders = inputs.recording_inputs
-        args, kwargs = replaced(member.sample, iter(placeholders))
-        graph = RacedGraph(self._device, self._device.new_pool(), self._options.concurrency)
-        torch.clear_autocast_cache()
-        captured = self._capturing(graph, member, member.forward, placeholders)
-        with torch.set_grad_enabled(self._training), captured as (writes, _):
-            nest = member.function(*args, **kwargs)
-        torch.clear_autocast_cache()
-        outputs: list[torch.Tensor] = []
-        if flatten(nest, outputs) != member.structure:
-            raise StepRefused(OTHER_RESULT)
-        if any(map(writes.include, placeholders)):
-            raise StepRefused(WRITES_ARGUMENT)
-        static = [output.detach() for output in outputs]
-        by_id = {id(one): index for index, one in enumerate(placeholders)}
-        passed = {index: by_id[id(output)] for index, output in enumerate(outputs) if id(output) in by_id}
-        takes_part = [output.requires_grad and index not in passed for index, output in enumerate(outputs)]
-        differentiable = any(takes_part) and any(one.requires_grad for one in [*placeholders, *member.parameters])
-        reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
-        slot = Slot(
-            place=place,
-            forward=graph,
-            inputs=inputs,
-            shared=list(shared),
-            reads=[before, *before.reads] if before is not None and shared else [],
-            parameters=list(member.parameters) if differentiable else [],
-            nest=replaced(nest, iter(static)),
-            results=StaticResults(
-                static,
-                member.saved_results,
-                [index for index, output in enumerate(outputs) if storage(output) in reached],
-                copied=self._options.copied,
-            ),
-            differentiable=[takes and differentiable for takes in takes_part],
-            mutated=_counted(member, writes),
-            passed=passed,
-            repeated={index: first for index, first in enumerate(alias_pattern(outputs)) if first != index},
-            read_back=[one for one in state.tensors.values() if _is_plain(one) and storage(one) in member.saved],
-            written_memory=WrittenMemory([tensor for tensor in state.tensors.values() if writes.include(tensor)]),
-        )
-        member.slots.append(slot)
-        return slot, [output for output, takes in zip(outputs, takes_part, strict=True) if takes]
-
-    def _backward(self, slot: Slot, outputs: Sequence[torch.Tensor], *, several: bool) -> None:
-        """Capture the backward of a slot.
-
-        `several`: all slots of the callable write gradients of its parameters to the same memory. It is outside all
-        pools, because a slot may save tensors for its backward in a pool.
-        """
-        member = self._members[slot.place.callable, slot.place.variant]
-        arguments, parameters = slot.inputs.recording_inputs, slot.parameters
-        slot.tangents = [torch.zeros_like(output) for output in outputs]
-        depends = depending_on(outputs, [*arguments, *parameters])
-        slot.backward = RacedGraph(self._device, slot.forward.pool, self._options.concurrency)
-        count = len(arguments)
-        own: list[torch.Tensor] = []
-        for parameter in parameters if several else ():
-            if id(parameter) not in self._gradients:
-                self._gradients[id(parameter)] = torch.empty_like(parameter).detach()
-            own.append(self._gradients[id(parameter)])
-        with self._capturing(slot.backward, member, member.backward) as (writes, observer):
-            gradients = gradients_of(outputs, arguments, parameters, slot.tangents)
-            if own:
-                with observer.unseen():
-                    copy_all(own, [one for one in gradients[count:] if one is not None])
-                gradients[count:] = own
-        slot.mutated_back = _counted(member, writes)
-        slot.gradients, slot.depends = gradients, depends
-        if all(one is None for one in gradients):
-            slot.differentiable = [False for _ in slot.differentiable]
-        slot.without_gradient = [index for index, one in enumerate(gradients[:count]) if one is None]
+def _require_ready(device: Device) -> None:
+    if not device.ready():  # a backward has to be on the stream of its forward
+        raise StepRefused(FREED_MEANWHILE)
 
 
-def _shared(tensors: Sequence[torch.Tensor], before: Slot) -> dict[int, torch.Tensor]:
+@contextlib.contextmanager
+def _capturing(
+    graph: RacedGraph, variant: Variant, expected: Sequence[Operation], others: Sequence[torch.Tensor] = ()
+) -> Iterator[tuple[Writes, Observer]]:
+    """Capture the block, and check that its operators are as expected. On an error the graph is freed.
+
+    Yield the record of writes to tensors that the callable reaches and to `others`, and the observer.
+    """
+    _require_ready(variant.device)
+    writes = Writes([*variant.state.tensors.values(), *others], compiled=variant.state.compiled)
+    try:
+        captured = graph.capturing(variant.generators)
+        with variant.observing(writes.note, captured, forbid=True) as observer:
+            yield writes, observer
+        difference = first_difference(expected, observer.operations)
+        for refusal in [*observer.refusals, *([] if difference is None else [difference])]:
+            raise StepRefused(refusal)
+    except BaseException:
+        graph.captured.reset()
+        raise
+
+
+def _forward(variant: Variant, index: int, before: Slot | None) -> tuple[Slot, list[torch.Tensor]]:
+    """Capture a forward. Return also the results from which its backward starts.
+
+    `before`: the slot whose results it reads in place where it can.
+    """
+    device, state = variant.device, variant.state
+    shared = {} if before is None else _shared(variant, before)
+    with device.here():
+        inputs = inputs_like(variant.sample, shared)
+    placeholders = inputs.recording_inputs
+    args, kwargs = replaced(variant.sample, iter(placeholders))
+    graph = RacedGraph(device, device.new_pool(), variant.options.concurrency)
+    torch.clear_autocast_cache()
+    captured = _capturing(graph, variant, variant.forward, placeholders)
+    with torch.set_grad_enabled(variant.training), captured as (writes, _):
+        nest = variant.function(*args, **kwargs)
+    torch.clear_autocast_cache()
+    tensors: list[torch.Tensor] = []
+    if flatten(nest, tensors) != variant.structure:
+        raise StepRefused(OTHER_RESULT)
+    if any(map(writes.include, placeholders)):
+        raise StepRefused(WRITES_ARGUMENT)
+    results = distinct(tensors, placeholders)
+    static = [result.detach() for result in results]
+    places = {id(one): place for place, one in enumerate([*placeholders, *results])}
+    order = [places[id(one)] for one in tensors]
+    takes_part = [result.requires_grad for result in results]
+    differentiable = any(takes_part) and any(one.requires_grad for one in [*placeholders, *variant.parameters])
+    reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
+    slot = Slot(
+        place=(variant.number, variant.index, index),
+        device=device,
+        forward=graph,
+        inputs=inputs,
+        shared=list(shared),
+        reads=[before, *before.reads] if before is not None and shared else [],
+        parameters=list(variant.parameters) if differentiable else [],
+        nest=replaced(nest, iter([[*placeholders, *static][place] for place in order])),
+        order=order,
+        results=StaticResults(
+            static,
+            variant.saved_results,
+            [place for place, result in enumerate(results) if storage(result) in reached],
+            copied=variant.options.outputs == "copied",
+        ),
+        differentiable=[takes and differentiable for takes in takes_part],
+        mutated=_counted(variant, writes),
+        read_back=[one for one in state.tensors.values() if _is_plain(one) and storage(one) in variant.saved],
+        written_memory=WrittenMemory([tensor for tensor in state.tensors.values() if writes.include(tensor)]),
+    )
+    return slot, [result for result, takes in zip(results, takes_part, strict=True) if takes]
+
+
+def _backward(
+    variant: Variant, slot: Slot, outputs: Sequence[torch.Tensor], own: dict[int, torch.Tensor] | None
+) -> None:
+    """Capture the backward of a slot.
+
+    `own`: memory for the gradients of parameters, by id, to which all slots of a callable write. It is outside of all
+    pools, because a slot may save tensors for its backward in a pool.
+    """
+    arguments, parameters = slot.inputs.recording_inputs, slot.parameters
+    slot.tangents = [torch.zeros_like(output) for output in outputs]
+    slot.depends = depending_on(outputs, [*arguments, *parameters])
+    slot.backward = RacedGraph(slot.device, slot.forward.pool, variant.options.concurrency)
+    count, targets = len(arguments), list[torch.Tensor]()
+    if own is not None:
+        own.update({id(one): torch.empty_like(one).detach() for one in parameters if id(one) not in own})
+        targets = [own[id(one)] for one in parameters]
+    with _capturing(slot.backward, variant, variant.backward) as (writes, observer):
+        gradients = gradients_of(outputs, arguments, parameters, slot.tangents)
+        if targets:
+            with observer.unseen():
+                copy_all(targets, [one for one in gradients[count:] if one is not None])
+            gradients[count:] = targets
+    slot.mutated_back, slot.gradients = _counted(variant, writes), gradients
+    if all(one is None for one in gradients):
+        slot.differentiable = [False for _ in slot.differentiable]
+    slot.without_gradient = [index for index, one in enumerate(gradients[:count]) if one is None]
+
+
+def _shared(variant: Variant, before: Slot) -> dict[int, torch.Tensor]:
     """Return the results of the previous slot that a callable can read in place, by the indices of its arguments.
 
     The n-th tensor of its arguments may be the n-th result if both have equal metadata and are differentiable.
     """
-    aliases, found = alias_pattern(tensors), {}
-    for index, (tensor, result) in enumerate(zip(tensors, before.results.static, strict=False)):
-        is_equal = tensor.requires_grad and tensor_key(tensor.detach()) == tensor_key(result)
-        if is_equal and before.differentiable[index] and not before.results.copied and aliases.count(index) == 1:
+    tensors: list[torch.Tensor] = []
+    flatten(variant.sample, tensors)
+    aliases, found, count = alias_pattern(tensors), {}, len(before.inputs.recording_inputs)
+    for index, (tensor, place) in enumerate(zip(tensors, before.order, strict=False)):
+        if place < count or not before.differentiable[place - count] or before.results.copied:
+            continue
+        result = before.results.static[place - count]
+        if tensor.requires_grad and tensor_key(tensor.detach()) == tensor_key(result) and aliases.count(index) == 1:
             found[index] = result
     return found
 
 
-def _counted(member: Member, writes: Writes) -> list[torch.Tensor]:
+def _counted(variant: Variant, writes: Writes) -> list[torch.Tensor]:
     """Return the tensors that a launch writes and whose versions it increments for autograd."""
-    written = [tensor for tensor in member.state.tensors.values() if writes.include(tensor)]
+    written = [tensor for tensor in variant.state.tensors.values() if writes.include(tensor)]
     return [tensor for tensor in written if writes.counted(tensor) or tensor.is_inference()]
 
 

@@ -15,37 +15,23 @@ import contextlib
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.callables.arguments import (
-    Options,
-    Sample,
-    device_of,
-    difference,
-    listed,
-    samples_of,
-)
+from optimizations.capture.callables.arguments import Options, Plan, device_of, difference, listed, samples_of
 from optimizations.capture.callables.capturing import make_slots
-from optimizations.capture.callables.first_iteration import FirstIteration
 from optimizations.capture.callables.installed import Installed
-from optimizations.capture.callables.order import (
-    Event,
-    WrongOrder,
-    events,
-    plan_graphs,
-)
+from optimizations.capture.callables.order import FirstIteration, live_at_once
 from optimizations.capture.callables.slot import RESULT_HELD, Slot
-from optimizations.capture.callables.warm_up import Member
+from optimizations.capture.callables.warm_up import Variant
 from optimizations.capture.device import Device
 from optimizations.capture.signature import signature
 from optimizations.capture.step.call import Arguments
 from optimizations.capture.step.changes import MOST_NAMES
 from optimizations.capture.step.host_state import MODULE_HOOKS
-from optimizations.capture.step.options import HOST_DRAWS, require_one_of
 from optimizations.capture.step.surroundings import ambient, saved_tensors_are_watched, watched_by_others
 from optimizations.capture.step.watch import Watch
 from optimizations.options import CONCURRENCY, Concurrency
@@ -72,13 +58,24 @@ _groups: WeakRegistry[GraphedCallables] = WeakRegistry()
 
 
 class _Variant:
-    """Hold the graphs of a callable for the signature of one sample."""
+    """Hold the graphs of a callable for the signature of one sample. They are valid while its state is unchanged."""
 
-    def __init__(self, member: Member, watch: Watch) -> None:
-        self.slots, self.watch = member.slots, watch
+    def __init__(self, made: Variant, function: Callable[..., Any]) -> None:
+        # Hooks of the callable itself run around its graphs. Hooks of other callables that it calls are captured.
+        around = id(vars(function)) if isinstance(function, torch.nn.Module) else 0
+        self.watch = Watch(
+            made.state,
+            lambda held, key: key in MODULE_HOOKS and id(held) == around,
+            lambda tensor: True,
+            made.parameters,
+            hooks_of_tensors=False,  # they run after the graph
+        )
+        self.slots = made.slots
+        for slot in self.slots:
+            slot.in_place = self.watch.in_place
         tensors: list[torch.Tensor] = []
-        self._key = signature(member.sample, tensors)
-        self._arguments, self._settings = Arguments(*member.sample, tensors), ambient()
+        self._key = signature(made.sample, tensors)
+        self._arguments, self._settings = Arguments(*made.sample, tensors), ambient()
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], str | None]:
         """Return the tensors among these arguments, and the reason if they do not fit, else None."""
@@ -94,57 +91,73 @@ class _Variant:
 
 
 class GraphedCallables(Sequence[Callable[..., Any]]):
-    """Hold the graphed callables that `graph_callables` returns, in the order in which they were passed."""
+    """Hold the graphed callables that `graph_callables` returns, in the order in which they were passed.
+
+    The arguments are those of `graph_callables`. `device`: the GPU of the samples, unless it is given.
+    """
 
     def __init__(
         self,
-        callables: Sequence[Callable[..., Any]],
-        options: Options,
-        device: Device | None,
-        first: FirstIteration | None,
+        callables: Any,
+        sample_args: Sequence[Any] | None = None,
+        *,
+        order: Sequence[int] | None = None,
+        sample_kwargs: Sequence[Mapping[str, Any]] | None = None,
+        device: Device | None = None,
+        **options: Any,
     ) -> None:
-        self._callables, self._options, self._device = callables, options, device
-        self._first = first
-        self._training = True
-        self._variants: list[list[_Variant]] = [[] for _ in callables]
+        self._options, self._callables = Options(**options), listed(callables)
+        count = len(self._callables)
+        self._first: FirstIteration | None = None
+        plan: Plan = ()
+        if sample_args is None:
+            if order is not None or sample_kwargs is not None:
+                raise ValueError("order and sample_kwargs need sample_args; without it the first iteration has both")
+            self._first, self._training = FirstIteration(count), True
+        else:
+            pairs, self._training = [1] * count, torch.is_grad_enabled()
+            if order is not None:
+                pairs, self._training = live_at_once(order, count)
+            plan = [[one] for one in zip(samples_of(sample_args, sample_kwargs, count), pairs, strict=True)]
+            device = device or device_of(plan)
+        self._device = device
+        self._variants: list[list[_Variant]] = [[] for _ in self._callables]
         self._slots: list[Slot] = []
         self._closed = False
         self._without_graph: Counter[tuple[int, str]] = Counter()
         self._warned: set[int] = set()
         self._installed = [
-            Installed(functools.partial(self._call, number), one) for number, one in enumerate(callables, start=1)
+            Installed(functools.partial(self._call, number), one) for number, one in enumerate(self._callables, start=1)
         ]
         self._graphed = [one.take_place() for one in self._installed]
         _groups.add(self)
+        if plan:
+            self._make(plan)
 
     def end_iteration(self) -> None:
         """End the first iteration of a program without a PyTorch optimizer. The next call makes the graphs."""
         if self._first is not None:
             self._first.end()
 
-    def make(self, samples: Sequence[Sequence[Sample]], order: Sequence[Event], *, training: bool) -> None:
-        """Make the graphs of an order, for these samples of each callable.
+    def _make(self, plan: Plan) -> None:
+        """Make the graphs for these samples.
 
         Raises:
             StepRefused: a graph could not repeat one of the callables.
         """
-        device = self._device = self._device or device_of(samples)
-        self._training = training
-        plan = plan_graphs(order, in_step=self._options.share_io)
         try:
-            members, self._slots = make_slots(device, self._callables, samples, plan, self._options, training=training)
-            with torch.set_grad_enabled(training):  # as in captures and replayed calls
-                for member in members:
-                    variant = _Variant(member, self._watch(member))
-                    self._variants[member.number - 1].append(variant)
-                    for slot in member.slots:
-                        slot.before_launch, slot.in_place = device.follow, variant.watch.in_place
+            self._device = device = self._device or device_of(plan)
+            made, self._slots = make_slots(device, self._callables, plan, self._options, training=self._training)
+            with torch.set_grad_enabled(self._training):  # as in captures and replayed calls
+                for one in made:
+                    self._variants[one.number - 1].append(_Variant(one, self._callables[one.number - 1]))
         except BaseException:
             self.close()
             raise
         finally:
-            with contextlib.suppress(Exception):  # the first exception matters more
-                device.give_back()  # memory that the warm-up cached on its side stream
+            if self._device is not None:
+                with contextlib.suppress(Exception):  # the first exception matters more
+                    self._device.give_back()  # memory that the warm-up cached on its side stream
 
     def __len__(self) -> int:
         return len(self._callables)
@@ -154,19 +167,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def __reduce__(self) -> Any:
         raise TypeError("graphs cannot be copied or saved: copy or save the modules, and call graph_callables again")
-
-    def _watch(self, member: Member) -> Watch:
-        """Return a watch of the state of a callable: its graphs are valid while that is unchanged."""
-        function = self._callables[member.number - 1]
-        # Hooks of the callable itself run around its graphs. Hooks of other callables that it calls are captured.
-        around = id(vars(function)) if isinstance(function, torch.nn.Module) else 0
-        return Watch(
-            member.state,
-            lambda held, key: key in MODULE_HOOKS and id(held) == around,
-            lambda tensor: True,
-            member.parameters,
-            hooks_of_tensors=False,  # they run after the graph
-        )
 
     def restart(self) -> None:
         """Discard pending backwards, after an iteration that ended early."""
@@ -195,7 +195,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Return reports on the graphs, forward and backward of each pair."""
         found: list[CallableReport] = []
         for slot in self._slots:
-            inputs, tangents, of = slot.inputs, slot.tangents, slot.place.callable
+            inputs, tangents, of = slot.inputs, slot.tangents, slot.place[0]
             reasons = {reason: times for (number, reason), times in self._without_graph.items() if number == of}
             copied_back = sum(one.nbytes for one in tangents), len(tangents)
             for graph, direction, copied, replays in (
@@ -204,8 +204,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             ):
                 if graph is not None:
                     without_graph = {} if any(one.callable == of for one in found) else reasons
-                    place = of, slot.place.variant, slot.place.index, direction
-                    found.append(CallableReport(*place, *copied, replays, without_graph, graph.side_by_side.report()))
+                    raced = graph.side_by_side.report()
+                    found.append(CallableReport(*slot.place, direction, *copied, replays, without_graph, raced))
         return tuple(found)
 
     # Calls.
@@ -219,8 +219,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             if not self._first.is_over:
                 return self._first.call(number, before, args, kwargs)
             first, self._first = self._first, None
-            self.make([list(one.values()) for one in first.samples], first.order, training=True)
-        if self._first is not None or torch.is_grad_enabled() != self._training:  # validation between steps
+            self._make(first.plan())
+        if torch.is_grad_enabled() != self._training:  # validation between steps
             return before(*args, **kwargs)
         found = self._fitting(number, args, kwargs)
         if isinstance(found, str):
@@ -260,7 +260,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._without_graph[number, reason] += 1
         matters = reason in WARNED_OF
         if number in self._warned or not (
-            matters or not any(slot.forwards for slot in self._slots if slot.place.callable == number)
+            matters or not any(slot.forwards for slot in self._slots if slot.place[0] == number)
         ):
             return
         self._warned.add(number)
@@ -281,7 +281,6 @@ def graph_callables(
     share_io: bool = False,
     host_draws: Literal["refused", "unused"] = "refused",
     concurrency: Concurrency = CONCURRENCY,
-    device: Device | None = None,
 ) -> GraphedCallables:
     """Return modules and functions, each with forward and backward CUDA graphs for the micro-batches of a schedule.
 
@@ -306,7 +305,6 @@ def graph_callables(
         share_io: a callable reads the results of the one before where they lie, and copies none.
         host_draws: as of `graph_step`.
         concurrency: as of `graph_step`, for each of the graphs.
-        device: stands for the GPU in tests of Encore.
 
     Raises:
         WrongOrder: no training loop can follow `order`.
@@ -315,34 +313,20 @@ def graph_callables(
             by the first call after the first iteration, and later calls run as they are.
     """
     torch_internals.require_supported()
-    require_one_of("outputs", outputs, ("static", "copied"))
-    require_one_of("host_draws", host_draws, HOST_DRAWS)
-    require_one_of("concurrency", concurrency, get_args(Concurrency))
-    if type(warm_up) is not int:
-        raise TypeError(f"warm_up={warm_up!r} must be a whole number, not {type(warm_up).__name__}")
-    if warm_up < 1:
-        raise ValueError(f"warm_up={warm_up}: libraries must run once before a capture")
-    if order is not None and not isinstance(order, Iterable):
-        raise TypeError(f"order={order!r} has to be a list of whole numbers, such as [1, 1, 2, -2, -1, 2, -2, -1]")
-    flat = listed(callables)
-    options = Options(warm_up, outputs == "copied", share_io, host_draws == "unused", concurrency)
-    if sample_args is None:
-        if order is not None or sample_kwargs is not None:
-            raise ValueError("order and sample_kwargs need sample_args; without it the first iteration has both")
-        return GraphedCallables(flat, options, device, FirstIteration(len(flat)))
-    samples = samples_of(sample_args, sample_kwargs, len(flat))
-    if order is None:  # all forwards, then all backwards in reverse, for one micro-batch
-        order = [*range(1, len(flat) + 1), *(range(-len(flat), 0) if torch.is_grad_enabled() else ())]
-    planned = events(order, len(flat))
-    made = GraphedCallables(flat, options, device or device_of(samples), None)
-    made.make([[one] for one in samples], planned, training=planned[-1].direction == "backward")
-    return made
+    return GraphedCallables(
+        callables,
+        sample_args,
+        order=order,
+        sample_kwargs=sample_kwargs,
+        warm_up=warm_up,
+        outputs=outputs,
+        share_io=share_io,
+        host_draws=host_draws,
+        concurrency=concurrency,
+    )
 
 
 def release_callables() -> None:
     """Free the graphs of all graphed callables."""
     for group in _groups.alive():
         group.close()
-
-
-__all__ = ["GraphedCallables", "WrongOrder", "graph_callables"]

@@ -1,72 +1,61 @@
-"""Plan the graphs of callables from the order in which a program runs them forward and backward. Pure.
+"""Count the forwards of callables that are live at one time: a callable needs as many pairs of graphs.
 
-`[1, 1, 2, 2, -2, -2, -1, -1]`: two forwards of callable 1, two of callable 2, then their backwards. The n-th -c is the
-backward of the n-th c, as in the schedules of Megatron and Transformer Engine.
+The tensors that a forward saves are live until its backward. The order decides nothing else: each launch is preceded by
+a check that no tensor in the memory of its graphs is needed any more.
 
-The tensors that a forward saves are live until its backward. So a callable needs as many pairs of graphs as it has
-micro-batches in flight. The order decides nothing else: each launch is preceded by a check that no tensor in the memory
-of its graphs is needed any more.
+The caller gives the order as numbers: `[1, 1, 2, 2, -2, -2, -1, -1]` are two forwards of callable 1, two of callable 2,
+then their backwards. The n-th -c is the backward of the n-th c, as in the schedules of Megatron and Transformer Engine.
+Or the first iteration shows it, in which the callables run eagerly. That ends when a PyTorch optimizer has made its
+step and no backward may still run, or when the program ends it. Several iterations, such as those of a scaler that
+skips its first steps, need the same graphs as one.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
-Direction = Literal["forward", "backward"]
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from optimizations.capture.callables.arguments import Plan, Sample
+from optimizations.capture.signature import flatten, replaced, signature
+from optimizations.report.steps import WrongOrder
 
-class WrongOrder(ValueError):
-    """Report an order that no training loop can follow."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Name a forward or backward of a callable (numbered from 1).
-
-    Attributes:
-        variant: index of the sample whose signature its arguments have.
-        micro_batch: index of the forward, or of the forward to which the backward belongs.
-    """
-
-    callable: int
-    direction: Direction
-    variant: int = 0
-    micro_batch: int = 0
+MOST_CALLS = 2048
+"""Most calls of a first iteration. A program with more probably has no PyTorch optimizer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Plan one pair of graphs: the `index`-th of those in flight for a callable and variant."""
+def live_at_once(order: Iterable[int], callables: int) -> tuple[list[int], bool]:
+    """Return how many forwards of each callable are live at one time, and whether the order has backwards.
 
-    callable: int
-    variant: int
-    index: int
-
-
-def events(order: Iterable[int], callables: int) -> tuple[Event, ...]:
-    """Return an order as events. Either every forward has its backward or none has.
+    Either every forward has its backward or none has. Without backwards one is live at a time.
 
     Raises:
+        TypeError: it is no list.
         WrongOrder: it has an unknown callable, lacks one, or has a backward before its forward. The message names the
             entry.
     """
-    found: list[Event] = []
+    if not isinstance(order, Iterable):
+        raise TypeError(f"order={order!r} has to be a list of whole numbers, such as [1, 1, 2, -2, -1, 2, -2, -1]")
     counts: Counter[int] = Counter()
+    most = [1] * callables
     for place, entry in enumerate(order):
         if type(entry) is not int:
             raise WrongOrder(
                 f"order[{place}] is {entry!r}: entries are whole numbers, c for a forward of callable c and -c for its "
                 "backward, which computes all gradients at once"
             )
-        if not 1 <= abs(entry) <= callables:
+        number = abs(entry)
+        if not 1 <= number <= callables:
             raise WrongOrder(f"order[{place}] is {entry}, but callables go from 1 to {callables}")
-        if entry < 0 and counts[entry] >= counts[-entry]:
-            raise WrongOrder(f"order[{place}] is {entry}, but no forward of callable {-entry} is without backward")
-        found.append(Event(abs(entry), "forward" if entry > 0 else "backward", micro_batch=counts[entry]))
         counts[entry] += 1
+        if (live := counts[number] - counts[-number]) < 0:
+            raise WrongOrder(f"order[{place}] is {entry}, but no forward of callable {number} is without backward")
+        most[number - 1] = max(most[number - 1], live)
     trains = any(entry < 0 for entry in counts)
     for number in range(1, callables + 1):
         if not counts[number]:
@@ -76,23 +65,83 @@ def events(order: Iterable[int], callables: int) -> tuple[Event, ...]:
                 f"callable {number} has {counts[number]} forwards and {counts[-number]} backwards; each forward needs "
                 "one, or none of any callable"
             )
-    return tuple(found)
+    return most if trains else [1] * callables, trains
 
 
-def plan_graphs(order: Sequence[Event], *, in_step: bool = False) -> tuple[Place, ...]:
-    """Return the pairs of graphs that an order needs, callable by callable.
+class _Forward:
+    """Note whether the backward of a forward ran. It is a hook of the results, and lives as long as their graph."""
 
-    Args:
-        in_step: all callables have the same number of pairs, because pairs of one index read each other's results.
+    ran_backward = False
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        self.ran_backward = True
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Hold the calls of one signature: copies of the first one's arguments, and the forwards that are live."""
+
+    sample: Sample
+    live: list[weakref.ref[_Forward]] = field(default_factory=list)
+    most: int = 1
+
+    def is_awaited(self) -> bool:
+        """Return whether the backward of a forward may still run."""
+        self.live = [one for one in self.live if (forward := one()) and not forward.ran_backward]
+        return bool(self.live)
+
+
+class FirstIteration:
+    """Run callables eagerly, and count the forwards that are live for each signature of arguments.
+
+    Attributes:
+        is_over: whether the iteration has ended.
     """
-    have_backward = {(one.callable, one.micro_batch) for one in order if one.direction == "backward"}
-    alive: Counter[tuple[int, int]] = Counter()
-    most: dict[tuple[int, int], int] = {}
-    for event in order:
-        of = event.callable, event.variant
-        if (event.callable, event.micro_batch) in have_backward:
-            alive[of] += 1 if event.direction == "forward" else -1
-        most[of] = max(most.get(of, 1), alive[of])
-    if in_step:
-        most = dict.fromkeys(most, max(most.values()))
-    return tuple(Place(*of, index) for of, count in most.items() for index in range(count))
+
+    def __init__(self, callables: int) -> None:
+        self._seen: list[dict[Hashable, _Seen]] = [{} for _ in range(callables)]
+        self._calls, self.is_over = 0, False
+        noted = weakref.ref(self)
+
+        def after_step(*arguments: Any) -> None:
+            if (one := noted()) is not None and one._calls:
+                one._end_if_possible()
+
+        self._hook = register_optimizer_step_post_hook(after_step)
+        weakref.finalize(self, self._hook.remove).atexit = False
+
+    def end(self) -> None:
+        """End the iteration."""
+        self.is_over = True
+        self._hook.remove()
+
+    def _end_if_possible(self) -> None:
+        if not any(one.is_awaited() for seen in self._seen for one in seen.values()):
+            self.end()
+
+    def plan(self) -> Plan:
+        """Return the samples of each callable, each with the number of its forwards that were live at one time."""
+        return [[(one.sample, one.most) for one in seen.values()] for seen in self._seen]
+
+    def call(self, number: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a callable for a call of the program, and count it."""
+        given: list[torch.Tensor] = []
+        key, seen = signature((args, kwargs), given), self._seen[number - 1]
+        if key not in seen:
+            copies = {id(one): one.detach().clone().requires_grad_(one.requires_grad) for one in given}
+            seen[key] = _Seen(replaced((args, kwargs), iter([copies[id(one)] for one in given])))
+        self._calls += 1
+        returned = function(*args, **kwargs)
+        results: list[torch.Tensor] = []
+        flatten(returned, results)
+        forward = _Forward()
+        for one in results:
+            if one.grad_fn is not None and not any(one is tensor for tensor in given):
+                one.register_hook(forward)
+        seen[key].is_awaited()
+        seen[key].live.append(weakref.ref(forward))
+        seen[key].most = max(seen[key].most, len(seen[key].live))
+        del forward
+        if self._calls >= MOST_CALLS:
+            self._end_if_possible()
+        return returned

@@ -17,15 +17,15 @@ hooks gets the zeros, and so does an argument that was computed from one.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.callables.order import Place
 from optimizations.capture.callables.results import StaticResults, version_of
+from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.side_by_side import RacedGraph
 from optimizations.capture.signature import replaced
@@ -39,50 +39,47 @@ class BackwardRefused(RuntimeError):
 
 @dataclass(slots=True)
 class Slot:
-    """Hold the graphs of one `place` of the plan, and what they read and write.
+    """Hold one pair of graphs of a callable, and what they read and write.
 
     Attributes:
+        place: the numbers of the callable and of its sample, and the index of the micro-batch among those in flight.
         inputs: tensors among the arguments.
         shared: indices of inputs that are results of another slot and are read in place.
         reads: the slot with the shared results, and the slots that it reads.
         pending: forwards whose backward may read this memory.
         parameters: leaves that get gradients from the backward, after the inputs.
-        nest: the structure that the callable returned; `results` are the tensors in it.
+        nest: the structure that the callable returned; its tensors are those of the inputs and results at `order`.
         differentiable: which results are differentiable.
-        before_launch: is called before each launch.
         in_place: whether the tensors that the graphs read have their recorded addresses.
         mutated: tensors whose versions a forward increments; `mutated_back`: those of the backward.
         written_memory: memory that the forward writes.
         read_back: parameters and buffers whose values the backward reads.
-        passed: results that are inputs: the index of the input by that of the result.
-        repeated: results that are the same tensor as an earlier one.
         tangents: tensors from which the backward reads the gradients of results.
         gradients: the gradients that it computes of inputs and parameters; None for those without one.
         depends: for each gradient, the differentiable results on which it depends.
         without_gradient: inputs without a gradient.
     """
 
-    place: Place
+    place: tuple[int, int, int]
+    device: Device
     forward: RacedGraph
     inputs: CopiedInputs
     shared: Sequence[int]
     reads: Sequence[Slot]
     parameters: list[torch.Tensor]
     nest: Any
+    order: Sequence[int]
     results: StaticResults
     differentiable: list[bool]
-    mutated: Sequence[torch.Tensor] = ()
-    read_back: Sequence[torch.Tensor] = ()
-    written_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
-    passed: Mapping[int, int] = field(default_factory=dict)
-    repeated: Mapping[int, int] = field(default_factory=dict)
-    backward: Any = None
+    mutated: Sequence[torch.Tensor]
+    read_back: Sequence[torch.Tensor]
+    written_memory: WrittenMemory
+    backward: RacedGraph | None = None
     tangents: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor | None] = field(default_factory=list)
     depends: list[frozenset[int]] = field(default_factory=list)
     without_gradient: Sequence[int] = ()
     mutated_back: Sequence[torch.Tensor] = ()
-    before_launch: Callable[[], object] = lambda: None
     in_place: Callable[[], bool] = lambda: True
     pending: list[weakref.ref[Pending]] = field(default_factory=list)
     forwards: int = 0
@@ -114,19 +111,17 @@ class Slot:
         given = [one.detach() if index in self.without_gradient else one for index, one in enumerate(inputs)]
         # Like `Graphed.apply`, which unwraps dead functorch wrappers also of parameters. No transform is active.
         unwrapped = torch_internals.unwrap_dead_wrappers(tuple(given))
-        found = list(_apply(self, len(given), *unwrapped, *self.parameters))
+        found = _apply(self, len(given), *unwrapped, *self.parameters)
         self.results.out = [weakref.ref(one) for one in found]
-        for index, of in self.passed.items():
-            found[index] = inputs[of]
-        for index, first in self.repeated.items():
-            found[index] = found[first]
-        return replaced(self.nest, iter(found))
+        known = [*inputs, *found]
+        return replaced(self.nest, iter([known[index] for index in self.order]))
 
     def launch_backward(
         self, tangents: Sequence[torch.Tensor | None], nodes: Sequence[Any]
     ) -> list[torch.Tensor | None]:
         """Launch the backward; return gradients of inputs, then of parameters. `nodes`: their autograd nodes."""
-        self.before_launch()
+        assert self.backward is not None
+        self.device.follow()
         given = [tangent for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
         moved = [(to, of) for to, of in zip(self.tangents, given, strict=True) if of is not None]
         copy_all([to for to, _ in moved], [of for _, of in moved])
@@ -203,7 +198,7 @@ class Pending:
                 "its forward and its backward; clone it before"
             )
         if why is not None:
-            raise BackwardRefused(f"the backward of callable {self._slot.place.callable} {why}")
+            raise BackwardRefused(f"the backward of callable {self._slot.place[0]} {why}")
 
 
 class Graphed(torch.autograd.Function):
@@ -230,7 +225,7 @@ class Graphed(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise BackwardRefused(
-                f"the backward of callable {ctx.slot.place.callable} is a graph, whose gradients cannot be "
+                f"the backward of callable {ctx.slot.place[0]} is a graph, whose gradients cannot be "
                 "differentiated (create_graph=True); compute such gradients inside of the callable, or leave it out of "
                 "graph_callables"
             )

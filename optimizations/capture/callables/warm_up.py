@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.callables.arguments import Sample
+from optimizations.capture.callables.arguments import Options, Sample
 from optimizations.capture.callables.slot import Slot
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, with_classes_of
@@ -46,13 +46,14 @@ MOST_SET_UPS = 8
 
 
 @dataclass(slots=True)
-class Member:
+class Variant:
     """Hold a callable to capture with one of its samples, and the observations of its last run.
 
     Attributes:
-        variant: the index of the sample.
+        number, index: the number of the callable, from 1, and that of the sample.
+        pairs: how many pairs of graphs are made.
         function: the function that runs; `state` is the state that it reaches, with `marks` of the tensors.
-        draws_unused: the caller declared that random numbers drawn on the host have no effect.
+        training: whether it runs with gradients.
         parameters: leaves whose gradients it computes; `leaves`: all leaves that were reached.
         saved: addresses of storages that its backward reads.
         saved_results: results that must not be written before the backward: it reads them, or they overlap.
@@ -65,16 +66,19 @@ class Member:
     """
 
     number: int
-    variant: int
+    index: int
+    pairs: int
     function: Callable[..., Any]
     sample: Sample
     state: HostState
     marks: TensorMarks
-    draws_unused: bool
+    device: Device
+    options: Options
+    training: bool
     parameters: list[torch.Tensor] = field(default_factory=list)
     leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     saved: frozenset[int] = frozenset()
-    saved_results: tuple[int, ...] = ()
+    saved_results: Sequence[int] = ()
     structure: Hashable = None
     forward: Sequence[Operation] = ()
     backward: Sequence[Operation] = ()
@@ -83,140 +87,152 @@ class Member:
     as_captured: bool = False
     slots: list[Slot] = field(default_factory=list)
 
+    @contextlib.contextmanager
+    def observing(
+        self,
+        before_write: Callable[[torch.Tensor], None],
+        around: contextlib.AbstractContextManager[None],
+        *,
+        forbid: bool,
+    ) -> Iterator[Observer]:
+        """Observe a run in the block. With `forbid` it is a capture: operators that cannot be captured raise.
 
-@contextlib.contextmanager
-def observing(
-    device: Device,
-    member: Member,
-    before_write: Callable[[torch.Tensor], None],
-    around: contextlib.AbstractContextManager[None],
-    *,
-    forbid: bool,
-) -> Iterator[Observer]:
-    """Observe a run of a member in the block. With `forbid` it is a capture: operators that cannot be captured raise.
+        After the block the observer's `refusals` list everything that a graph could not repeat.
 
-    After the block the observer's `refusals` list everything that a graph could not repeat.
-
-    Args:
-        before_write: is called with each tensor that is about to be written.
-        around: the context of the warm-up or capture.
-    """
-    state, known = member.state, member.generators if forbid else ()
-    observer = Observer(device.holds, {}, forbid=forbid, generators=known, keeps_workspace=device.keeps_workspace)
-    observer.in_region = False  # autocast's cached casts are cleared before each run
-    observer.before_write = before_write
-    observer.host_generators = host_generators(device, state)
-    observer.as_captured = member.as_captured
-    watched = forbidden_calls.watched(observer, compiled=state.compiled)
-    before, states = Generators(device, state), device.random_states()
-    snapshot = state.snapshot()
-    host_random = HostRandom(with_torch=device.has_own_random, generators=state.generators)
-    try:
-        with around, compilations.noticed(observer), watched, observer:
-            yield observer
-        found = observer.refusals  # the callable may catch exceptions
-        found += map(changed_itself, member.marks.changed())
-        if not member.draws_unused:
-            found += [drawn_on_the_host(name, state, "call") for name in host_random.drawn()]
-        if not forbid and (observer.draws or not all(map(torch.equal, states, device.random_states()))):
-            found += [CHECKPOINT_DRAWS] if observer.queries_random_state else before.refusals(observer)
-        found += call_changes(state, snapshot, ())
-    finally:
-        member.generators = observer.generators
-        for generator, first in zip(observer.generators[len(known) :], observer.first_states, strict=True):
-            member.first_states.setdefault(identity(generator), (generator, first))
+        Args:
+            before_write: is called with each tensor that is about to be written.
+            around: the context of the warm-up or capture.
+        """
+        device, state, known = self.device, self.state, self.generators if forbid else ()
+        observer = Observer(device.holds, {}, forbid=forbid, generators=known, keeps_workspace=device.keeps_workspace)
+        observer.in_region = False  # autocast's cached casts are cleared before each run
+        observer.before_write = before_write
+        observer.host_generators = host_generators(device, state)
+        observer.as_captured = self.as_captured
+        watched = forbidden_calls.watched(observer, compiled=state.compiled)
+        before, states = Generators(device, state), device.random_states()
+        snapshot = state.snapshot()
+        host_random = HostRandom(with_torch=device.has_own_random, generators=state.generators)
+        try:
+            with around, compilations.noticed(observer), watched, observer:
+                yield observer
+            found = observer.refusals  # the callable may catch exceptions
+            found += map(changed_itself, self.marks.changed())
+            if self.options.host_draws == "refused":
+                found += [drawn_on_the_host(name, state, "call") for name in host_random.drawn()]
+            if not forbid and (observer.draws or not all(map(torch.equal, states, device.random_states()))):
+                found += [CHECKPOINT_DRAWS] if observer.queries_random_state else before.refusals(observer)
+            found += call_changes(state, snapshot, ())
+        finally:
+            self.generators = observer.generators
+            for generator, first in zip(observer.generators[len(known) :], observer.first_states, strict=True):
+                self.first_states.setdefault(identity(generator), (generator, first))
 
 
-def warm_up(device: Device, member: Member, times: int, training: bool, note: Callable[[torch.Tensor], None]) -> None:
-    """Run a callable `times` times, or more often while it compiles. `note` is called with tensors to be written.
+def warm_up(variant: Variant, note: Callable[[torch.Tensor], None]) -> None:
+    """Run a callable as often as its options say, or more often while it compiles.
+
+    `note` is called with tensors to be written.
 
     Raises:
         StepRefused: a graph could not repeat the last run, or the runs changed Python state.
     """
-    outset = member.state.snapshot()
+    outset, times = variant.state.snapshot(), variant.options.warm_up
     try:
         for count in itertools.count(1):
-            with observing(device, member, note, device.warming_up(), forbid=False) as observer:
-                findings = _run_once(member, training, observer)
-            if any(parameter.grad is not None for parameter in member.state.parameters()):
+            with variant.observing(note, variant.device.warming_up(), forbid=False) as observer:
+                findings = [*_run_once(variant, observer)]
+            if any(parameter.grad is not None for parameter in variant.state.parameters()):
                 findings.append(OWN_BACKWARD)
             if count >= times and not observer.set_up:
                 break
             if count >= times + MOST_SET_UPS:
                 raise StepRefused(SETS_UP)
-            member.as_captured = True
+            variant.as_captured = True
     finally:
-        for generator, state in member.first_states.values():
+        for generator, state in variant.first_states.values():
             generator.set_state(state)
     for refusal in [*findings, *observer.refusals]:
         raise StepRefused(refusal)
-    for change in member.state.changes(outset):
+    for change in variant.state.changes(outset):
         raise StepRefused(replace(SETS_ITSELF_UP, reason=f"{SETS_ITSELF_UP.reason} ({change.words})"))
 
 
-def _run_once(member: Member, training: bool, observer: Observer) -> list[Refusal]:
-    """Run a callable on a copy of its sample, forward and backward. Return refusals of its results and arguments.
+def _run_once(variant: Variant, observer: Observer) -> Iterator[Refusal]:
+    """Run a callable on a copy of its sample, forward and backward. Yield refusals of its results and arguments.
 
     Leaves that are not reached through its state count as parameters, too, if the previous run reached them.
     """
     with observer.unseen():
-        marks = [*inputs_like(member.sample).recording_inputs]
-        given = replaced(member.sample, iter(marks))
+        inputs = inputs_like(variant.sample).recording_inputs
+        given = replaced(variant.sample, iter(inputs))
         containers, since = Given(*given), next_number()
         torch.clear_autocast_cache()
     try:
-        with torch.set_grad_enabled(training):
-            returned = member.function(*given[0], **given[1])
+        with torch.set_grad_enabled(variant.training):
+            returned = variant.function(*given[0], **given[1])
     except RuntimeError as error:
         if "leaf Variable" not in str(error):  # copies of arguments are leaves
             raise
         raise StepRefused(WRITES_ARGUMENT) from error
     middle = len(observer.operations)
-    member.forward, member.backward = observer.operations[:middle], ()
-    findings = [*containers.changes(*given)]
-    results: list[torch.Tensor] = []
-    member.structure = flatten(returned, results)
-    findings += _strange_results(one for _, one, is_leaf in parts(returned, "") if is_leaf and type(one) not in PLAIN)
-    arguments = set(map(id, marks))
-    outputs = [tensor for tensor in results if tensor.requires_grad and id(tensor) not in arguments]
-    if not (training and outputs):
-        return findings
+    variant.forward, variant.backward = observer.operations[:middle], ()
+    yield from containers.changes(*given)
+    tensors: list[torch.Tensor] = []
+    variant.structure = flatten(returned, tensors)
+    for _, one, is_leaf in parts(returned, ""):
+        if is_leaf and (refusal := _refused_result(one)) is not None:
+            yield refusal
+    results = distinct(tensors, inputs)
+    outputs = [tensor for tensor in results if tensor.requires_grad]
+    if not (variant.training and outputs):
+        return
     with observer.unseen():
         recorded = recorded_of(outputs, since, saved_too=True)
         tangents = [torch.zeros_like(output) for output in outputs]
     if recorded.older:
-        return [*findings, OLDER]
-    lasting = [*map(id, member.state.parameters()), *(id(leaf) for one in member.leaves if (leaf := one()) is not None)]
-    member.parameters = [leaf for leaf in recorded.leaves if id(leaf) in lasting and id(leaf) not in arguments]
-    member.leaves = list(map(weakref.ref, recorded.leaves))
-    member.saved = recorded.saved
+        yield OLDER
+        return
+    lasting = [
+        *map(id, variant.state.parameters()),
+        *(id(leaf) for one in variant.leaves if (leaf := one()) is not None),
+    ]
+    parameters = [leaf for leaf in distinct(recorded.leaves, inputs) if id(leaf) in lasting]
+    variant.leaves, variant.saved = list(map(weakref.ref, recorded.leaves)), recorded.saved
     # Autograd treats results that overlap as separate tensors: a write into one is not in the other's gradient.
-    apart = {id(one): one for one in results if one.requires_grad and storage(one)}.values()
-    overlapping = (pair for pair in itertools.combinations(apart, 2) if memory_of(pair[0]).overlaps(memory_of(pair[1])))
-    shared = {id(one) for pair in overlapping for one in pair}
-    member.saved_results = tuple(
+    pairs = itertools.combinations([one for one in outputs if storage(one)], 2)
+    shared = {id(one) for pair in pairs if memory_of(pair[0]).overlaps(memory_of(pair[1])) for one in pair}
+    variant.saved_results = [
         index for index, one in enumerate(results) if id(one) in shared or storage(one) in recorded.saved
-    )
-    found = gradients_of(outputs, marks, member.parameters, tangents)
+    ]
+    found = gradients_of(outputs, inputs, parameters, tangents)
     # As in eager, hooks of parameters without a gradient must not be called.
-    used = zip(member.parameters, found[len(marks) :], strict=True)
-    member.parameters = [parameter for parameter, gradient in used if gradient is not None]
-    member.backward = observer.operations[middle:]
+    used = zip(parameters, found[len(inputs) :], strict=True)
+    variant.parameters = [parameter for parameter, gradient in used if gradient is not None]
+    variant.backward = observer.operations[middle:]
     if any(gradient is not None and gradient.layout is not torch.strided for gradient in found):
-        findings.append(SPARSE)
-    return findings
+        yield SPARSE
 
 
-def _strange_results(results: Iterable[Any]) -> Iterator[Refusal]:
-    """Yield a refusal for each result that a graph cannot return."""
-    for value in results:
-        if not isinstance(value, torch.Tensor):
-            advice = "return tensors, numbers, and containers of such: what an object holds would be overwritten"
-            yield Refusal(f"returns a {type(value).__qualname__}", advice)
-        elif type(value) not in (torch.Tensor, torch.nn.Parameter):
-            yield Refusal(f"returns a {type(value).__qualname__}", "return plain tensors")
-        elif value.layout is not torch.strided:
-            yield Refusal(f"returns a tensor of layout {value.layout}", "return strided tensors")
+def distinct(tensors: Iterable[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return these tensors, each once, without those that are inputs."""
+    others = set(map(id, inputs))
+    return [one for one in {id(one): one for one in tensors}.values() if id(one) not in others]
+
+
+def _refused_result(value: Any) -> Refusal | None:
+    """Return a refusal of a result that a graph cannot return."""
+    kind = type(value)
+    if kind in PLAIN:
+        return None
+    if not isinstance(value, torch.Tensor):
+        advice = "return tensors, numbers, and containers of such: what an object holds would be overwritten"
+        return Refusal(f"returns a {kind.__qualname__}", advice)
+    if kind not in (torch.Tensor, torch.nn.Parameter):
+        return Refusal(f"returns a {kind.__qualname__}", "return plain tensors")
+    if value.layout is not torch.strided:
+        return Refusal(f"returns a tensor of layout {value.layout}", "return strided tensors")
+    return None
 
 
 def gradients_of(
@@ -262,12 +278,12 @@ def inputs_like(sample: Sample, shared: dict[int, torch.Tensor] | None = None) -
 
 
 @contextlib.contextmanager
-def putting_back(device: Device, members: Sequence[Member]) -> Iterator[Callable[[torch.Tensor], None]]:
+def putting_back(device: Device, variants: Sequence[Variant]) -> Iterator[Callable[[torch.Tensor], None]]:
     """Restore after the block Python state, values of all reached tensors, gradients and random states.
 
     Yield a function to call with each tensor that is about to be written, so that only written ones are copied.
     """
-    states = [member.state for member in members]
+    states = [one.state for one in variants]
     outset, random_states = [state.snapshot() for state in states], device.random_states()
     tensors = {id(one): one for state in states for one in state.tensors.values()}.values()
     # Inner tensors of wrapper subclasses are in this list themselves.
@@ -294,9 +310,9 @@ def putting_back(device: Device, members: Sequence[Member]) -> Iterator[Callable
     finally:
         for memory, content in saved.values():
             memory.copy_(content)
-        for member, before in zip(members, outset, strict=True):
-            member.marks.restore()
-            member.state.restore(before)
+        for variant, before in zip(variants, outset, strict=True):
+            variant.marks.restore()
+            variant.state.restore(before)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         device.restore_random_states(random_states)

@@ -8,7 +8,7 @@ import torch
 from fp8_page import STEPS, program, trained
 from simulated_gpu.operators import CpuDevice
 
-from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step.graphed_step import GraphedStep
 
 
@@ -31,7 +31,7 @@ def test_callables_with_scales_and_cached_casts_are_replayed() -> None:
     page, layers, device = program(), list[Any](), CpuDevice()
 
     def graphed(model: Any, optimizer: Any) -> Any:
-        layers.append(graph_callables(list(model), device=device))
+        layers.append(GraphedCallables(list(model), device=device))
         return page.training_step(model, optimizer, GraphedStep(page.update_scales, device=device))
 
     expected, state = trained(page, "cpu", page.training_step)

@@ -12,7 +12,7 @@ import torch
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
-from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.inputs import NotLaunched
 from optimizations.capture.side_by_side import side_by_side
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -207,7 +207,7 @@ def trained(concurrency: Any) -> tuple[GraphedCallables, CpuDevice]:
     theirs = Towers()
     mine = copy.deepcopy(theirs)
     device, given = CpuDevice(), batches(20)
-    graphed = graph_callables([mine], [(given[0][0],)], device=device, concurrency=concurrency)
+    graphed = GraphedCallables([mine], [(given[0][0],)], device=device, concurrency=concurrency)
     optimizers = [sgd(model.parameters(), lr=0.05) for model in (theirs, mine)]
     for x, y in given:
         losses = []
@@ -241,7 +241,7 @@ def test_callables_stay_chains_without_the_option() -> None:
     graphed, _ = trained("off")
     assert all(one.concurrency is not None and "'off'" in one.concurrency.reason for one in graphed.report())
     with pytest.raises(ValueError, match="concurrency='on' is unknown"):
-        graph_callables([Towers()], [(torch.zeros(4, 8),)], device=CpuDevice(), concurrency="on")  # type: ignore[arg-type]
+        GraphedCallables([Towers()], [(torch.zeros(4, 8),)], device=CpuDevice(), concurrency="on")  # type: ignore[arg-type]
 
 
 def test_callables_do_not_launch_a_disabled_graph() -> None:

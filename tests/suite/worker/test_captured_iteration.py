@@ -20,7 +20,7 @@ import optimizations
 from models import registry
 from models.instance import instantiate
 from models.nests import map_tensors
-from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step.graphed_step import GraphedStep
 from suite.measure import launches
 from suite.measure.iteration import iteration
@@ -61,7 +61,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Captures are made of CPU operators; the graphs there are."""
     device = CpuDevice()
     monkeypatch.setattr(optimizations, "graph_step", functools.partial(GraphedStep, device=device))
-    monkeypatch.setattr(optimizations, "graph_callables", functools.partial(graph_callables, device=device))
+    monkeypatch.setattr(optimizations, "graph_callables", functools.partial(GraphedCallables, device=device))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     stream = SimpleNamespace(wait_stream=lambda other: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
@@ -199,7 +199,7 @@ def test_layer_drop_models_train_in_graphs_as_in_eager(acronym: str, monkeypatch
     for mode in ("plain", *CAPTURING):
         device = CpuDeviceWithHost()
         monkeypatch.setattr(optimizations, "graph_step", functools.partial(GraphedStep, device=device))
-        monkeypatch.setattr(optimizations, "graph_callables", functools.partial(graph_callables, device=device))
+        monkeypatch.setattr(optimizations, "graph_callables", functools.partial(GraphedCallables, device=device))
         instance = instantiate(registry.find(acronym), variant="published", size="tiny", device="cpu", seed=0)
         without_dropout(instance.module)
         optimizer = instance.optimizer()

@@ -15,7 +15,7 @@ from torch import nn
 
 from optimizations.capture.callables import graph_callables as module
 from optimizations.capture.callables import slot as launches
-from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 from tests.optimizations.capture.step.test_replaying import counted
 
 
@@ -105,7 +105,7 @@ def graphed(stages: list[Stage], order: list[int] | None = None, **options: Any)
     sample = torch.randn(5, 6)
     between = torch.randn(5, 6, requires_grad=True)
     options.setdefault("device", CpuDevice())
-    return graph_callables(stages, [(sample,), (between,)], order=order, **options)
+    return GraphedCallables(stages, [(sample,), (between,)], order=order, **options)
 
 
 class Scaling(nn.Module):
@@ -134,7 +134,7 @@ CHANGES: dict[str, Callable[[Scaling], Any]] = {
 @pytest.mark.parametrize("name", sorted(CHANGES))
 def test_calls_run_uncaptured_after_an_unrecorded_change(name: str) -> None:
     module = Scaling()
-    call = graph_callables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
+    call = GraphedCallables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
     call[0](torch.randn(5, 6)).sum().backward()
     assert call.calls_without_graph == 0
     CHANGES[name](module)
@@ -177,7 +177,7 @@ HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_result_referenced_by_its_storage_stays_valid(name: str) -> None:
     """A program that stored its address would read stale memory if the result moved."""
     module = nn.Linear(4, 4)
-    call = graph_callables([module], [(torch.randn(2, 4),)], device=CpuDevice(), order=[1])
+    call = GraphedCallables([module], [(torch.randn(2, 4),)], device=CpuDevice(), order=[1])
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(2):
@@ -196,12 +196,12 @@ def test_graphs_without_backwards_replay_under_no_grad() -> None:
     """Either the order has no backwards, or the calls run under no_grad."""
     for enabled in (True, False):
         with torch.set_grad_enabled(enabled):
-            call = graph_callables([nn.Linear(4, 4)], [(torch.randn(2, 4),)], device=CpuDevice(), order=[1])
+            call = GraphedCallables([nn.Linear(4, 4)], [(torch.randn(2, 4),)], device=CpuDevice(), order=[1])
         with torch.no_grad():
             call[0](torch.randn(2, 4))
         assert (call.calls_without_graph, call.report()[0].replays) == (0, 1)
     with torch.no_grad():
-        call = graph_callables([nn.Linear(4, 4)], [(torch.randn(2, 4),)], device=CpuDevice(), order=[1, -1])
+        call = GraphedCallables([nn.Linear(4, 4)], [(torch.randn(2, 4),)], device=CpuDevice(), order=[1, -1])
     call[0](torch.randn(2, 4)).sum().backward()
     assert [one.replays for one in call.report()] == [1, 1]
 
@@ -210,7 +210,7 @@ def test_graphed_layers_of_a_list_replay_in_the_model() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6))
     reference = copy.deepcopy(model)
     device = CpuDevice()
-    call = graph_callables(nn.ModuleList(model), [torch.randn(5, 6, requires_grad=True)], device=device)
+    call = GraphedCallables(nn.ModuleList(model), [torch.randn(5, 6, requires_grad=True)], device=device)
     for _ in range(2):
         x = torch.randn(5, 6, requires_grad=True)
         model(x).square().sum().backward()
@@ -229,7 +229,7 @@ def test_keyword_arguments_are_inputs_too() -> None:
 
     device = CpuDevice()
     sample = torch.randn(3, requires_grad=True)
-    call = graph_callables([mixed], [(sample,)], sample_kwargs=[{"scale": torch.randn(3), "power": 2}], device=device)
+    call = GraphedCallables([mixed], [(sample,)], sample_kwargs=[{"scale": torch.randn(3), "power": 2}], device=device)
     x, scale = torch.randn(3, requires_grad=True), torch.randn(3)
     found = call[0](x, scale=scale, power=2)
     assert torch.equal(found, (x * scale) ** 2)
@@ -241,6 +241,7 @@ def test_keyword_arguments_are_inputs_too() -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a number as order": ({"order": 5}, r"order=5 has to be a list of whole numbers, such as \[1, 1, 2"),
+    "a fraction in the order": ({"order": [1, -1.5]}, r"order\[1\] is -1.5: entries are whole numbers"),
     "one dict for all": ({"sample_kwargs": {"scale": 2}}, "sample_kwargs has to be a list with a dict of keyword"),
     "a tensor as samples": ({"sample_args": torch.ones(3)}, "sample_args has to be a list with a tuple of arguments"),
     "too few samples": ({"sample_args": [(torch.ones(3),)] * 2}, "sample_args has 2 entries for 1 callables"),
@@ -263,7 +264,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_wrong_argument_structure_names_the_expected_one(name: str) -> None:
     given, words = WRONG[name]
     with pytest.raises((TypeError, ValueError), match=words):
-        graph_callables(
+        GraphedCallables(
             **{"callables": nn.Linear(3, 3), "sample_args": [(torch.randn(3),)], "device": CpuDevice(), **given}
         )
 
@@ -273,7 +274,7 @@ def test_known_call_needs_no_signature_and_one_gradient_copy(
 ) -> None:
     stage = Stage(1)
     sample = torch.randn(4, 6, requires_grad=True)
-    graph_callables([stage], [(sample,)], device=CpuDevice())
+    GraphedCallables([stage], [(sample,)], device=CpuDevice())
     made: list[int] = []
     copies: list[int] = []
 
@@ -295,7 +296,7 @@ def test_known_call_needs_no_signature_and_one_gradient_copy(
 
 def test_irrelevant_setting_keeps_the_graphs() -> None:
     stage = Stage(1)
-    (stepped,) = group = graph_callables([stage], [(torch.randn(4, 6),)], device=CpuDevice())
+    (stepped,) = group = GraphedCallables([stage], [(torch.randn(4, 6),)], device=CpuDevice())
     x = torch.randn(4, 6)
     stepped(x).sum().backward()
     assert group.calls_without_graph == 0
@@ -339,7 +340,7 @@ UNSERVED: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], str]] = {
 def test_report_gives_reasons_of_calls_without_graph(name: str) -> None:
     use, words = UNSERVED[name]
     module = nn.Linear(3, 3)
-    call = graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())
+    call = GraphedCallables([module], [torch.randn(2, 3)], device=CpuDevice())
     for _ in range(2):
         x = torch.randn(2, 3)
         found = use(module, x)
@@ -353,7 +354,7 @@ def test_report_gives_reasons_of_calls_without_graph(name: str) -> None:
 
 
 def test_two_tensors_in_place_of_one_are_distinguished() -> None:
-    call = graph_callables(lambda x, y: x * y, [(x := torch.randn(3), x)], device=CpuDevice())
+    call = GraphedCallables(lambda x, y: x * y, [(x := torch.randn(3), x)], device=CpuDevice())
     assert torch.equal(call[0](x, x + 1), x * (x + 1))
     (forward, *_) = call.report()
     assert ["passed twice" in reason for reason in forward.without_graph] == [True]
@@ -362,7 +363,7 @@ def test_two_tensors_in_place_of_one_are_distinguished() -> None:
 def test_warning_is_given_if_the_first_call_does_not_match() -> None:
     """A smaller batch is expected at times; a sample that matches no call is an error of the program."""
     modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
-    graph_callables(modules, [torch.randn(2, 3)], device=CpuDevice())
+    GraphedCallables(modules, [torch.randn(2, 3)], device=CpuDevice())
     x = torch.randn(2, 3)
     with pytest.warns(UserWarning, match="callable 1 runs .* in requires_grad; none of its calls had one so far"):
         modules[0](x.detach().requires_grad_())
@@ -382,7 +383,7 @@ def functions_called(layers: int) -> list[str]:
     model = nn.Sequential(*[module for _ in range(layers) for module in (nn.Linear(8, 8), nn.GELU())])
     given = torch.randn(6, 8)
     expected = model(given).detach()
-    (graphed,) = graph_callables([model], [(given,)], device=CpuDevice())
+    (graphed,) = GraphedCallables([model], [(given,)], device=CpuDevice())
     for _ in range(3):
         graphed(given).sum().backward()
     with counted() as names:

@@ -12,7 +12,7 @@ from callable_parts import same
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
-from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step.observer import StepRefused
 from tests.optimizations.capture.callables.test_callables import Stage, steps
 
@@ -32,7 +32,7 @@ def test_first_iteration_records_the_order(name: str, flags: bool) -> None:
     plain = [Stage(1), Stage(2)]
     expected = steps(plain, plain, order, flags=flags, iterations=4)
     stages = [Stage(1), Stage(2)]
-    group = graph_callables(stages, device=CpuDevice())
+    group = GraphedCallables(stages, device=CpuDevice())
     assert same(steps(group, stages, order, flags=flags, iterations=4), expected)
     reports = group.report()
     assert sum(one.replays for one in reports) + 2 * group.calls_without_graph == 3 * len(order)
@@ -50,7 +50,7 @@ def test_as_many_graphs_are_made_as_are_live_at_once() -> None:
         (SCHEDULES["one at a time"], [(1, 0), (2, 0)]),
     ):
         stages = [Stage(1), Stage(2)]
-        group = graph_callables(stages, device=CpuDevice())
+        group = GraphedCallables(stages, device=CpuDevice())
         steps(group, stages, order, iterations=2)
         assert sorted(places(group)) == expected
 
@@ -61,7 +61,7 @@ def one_call(module: nn.Module, x: torch.Tensor) -> None:
 
 def test_program_without_optimizer_ends_its_iteration() -> None:
     module = nn.Linear(3, 3)
-    group = graph_callables(module, device=CpuDevice())
+    group = GraphedCallables(module, device=CpuDevice())
     for _ in range(2):
         one_call(module, torch.randn(2, 3))
     assert not group.report()
@@ -74,7 +74,7 @@ def test_optimizer_step_before_a_backward_ends_no_iteration() -> None:
     """A discriminator's optimizer steps before the generator's backward has run."""
     module = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-    group = graph_callables(module, device=CpuDevice())
+    group = GraphedCallables(module, device=CpuDevice())
     loss = module(torch.randn(2, 3)).sum()
     optimizer.step()
     other = module(torch.randn(2, 3)).sum()
@@ -89,7 +89,7 @@ def test_optimizer_step_before_a_backward_ends_no_iteration() -> None:
 
 def test_forward_without_backward_is_not_waited_for() -> None:
     modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
-    group = graph_callables(modules, device=CpuDevice())
+    group = GraphedCallables(modules, device=CpuDevice())
     optimizer = torch.optim.SGD(modules[0].parameters(), lr=0.1)
     for _ in range(3):
         modules[1](torch.randn(2, 3))
@@ -97,14 +97,14 @@ def test_forward_without_backward_is_not_waited_for() -> None:
         optimizer.step()
     assert group.calls_without_graph == 0
     assert [(one.callable, one.direction, one.replays) for one in group.report()] == [
-        *((2, "forward", 2), (2, "backward", 0), (1, "forward", 2), (1, "backward", 2)),
+        *((1, "forward", 2), (1, "backward", 2), (2, "forward", 2), (2, "backward", 0)),
     ]
 
 
 def test_callable_first_called_later_runs_uncaptured() -> None:
     modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
     reference = copy.deepcopy(modules)
-    graph_callables(modules, device=CpuDevice())
+    GraphedCallables(modules, device=CpuDevice())
     optimizer = torch.optim.SGD(modules[0].parameters(), lr=0.1)
     one_call(modules[0], torch.randn(2, 3))
     optimizer.step()
@@ -120,7 +120,7 @@ def test_refusal_is_raised_once_after_the_first_iteration() -> None:
 
     module = Reads(3, 3)
     reference = copy.deepcopy(module)
-    graph_callables(module, device=CpuDevice())
+    GraphedCallables(module, device=CpuDevice())
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     one_call(module, torch.randn(2, 3))
     optimizer.step()
@@ -144,7 +144,7 @@ def test_first_calls_set_up_is_finished_before_the_capture() -> None:
     torch.manual_seed(0)
     module = SetsUp()
     reference = copy.deepcopy(module)
-    group = graph_callables(module, device=CpuDevice())
+    group = GraphedCallables(module, device=CpuDevice())
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     for x in torch.randn(3, 2, 3):
         assert torch.equal(module(x), reference(x))
@@ -156,12 +156,12 @@ def test_first_calls_set_up_is_finished_before_the_capture() -> None:
 @pytest.mark.parametrize("given", [{"order": [1, -1]}, {"sample_kwargs": [{}]}])
 def test_order_needs_samples(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="need sample_args"):
-        graph_callables(nn.Linear(3, 3), device=CpuDevice(), **given)
+        GraphedCallables(nn.Linear(3, 3), device=CpuDevice(), **given)
 
 
 def test_validation_is_excluded_from_the_first_iteration() -> None:
     module = nn.Linear(3, 3)
-    group = graph_callables(module, device=CpuDevice())
+    group = GraphedCallables(module, device=CpuDevice())
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     for _ in range(2):
         module.eval()
@@ -179,7 +179,7 @@ def test_optimizer_hooks_are_removed_with_the_group() -> None:
         return len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks)
 
     before = hooks()
-    group = graph_callables(nn.Linear(3, 3), device=CpuDevice())
+    group = GraphedCallables(nn.Linear(3, 3), device=CpuDevice())
     assert hooks() == before + 1
     group.close()
     assert hooks() == before

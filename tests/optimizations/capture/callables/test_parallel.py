@@ -11,7 +11,7 @@ from simulated_gpu.operators import CpuDevice
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step.observer import StepRefused
 
 
@@ -57,7 +57,7 @@ def test_distributed_wrapper_is_refused(kind: str, within: bool, process_group: 
     callable_: Any = Holder(wrapper).run if within else wrapper
     words = f"callable 1 reaches .*wrapper, {kind}" if within else f"callable 1 is {kind}"
     with pytest.raises(StepRefused, match=words):
-        graph_callables([callable_], [torch.randn(2, 3)], device=CpuDevice())
+        GraphedCallables([callable_], [torch.randn(2, 3)], device=CpuDevice())
 
 
 def test_wrapped_module_may_be_graphed_with_gradient_exchange(process_group: None) -> None:
@@ -67,7 +67,7 @@ def test_wrapped_module_may_be_graphed_with_gradient_exchange(process_group: Non
         wrapper = DistributedDataParallel(nn.Linear(3, 3))
         wrapper.register_comm_hook(None, lambda state, bucket: half(bucket.buffer()))
         if graphs:
-            group = graph_callables([wrapper.module], [torch.randn(2, 3)], device=CpuDevice())
+            group = GraphedCallables([wrapper.module], [torch.randn(2, 3)], device=CpuDevice())
         torch.manual_seed(1)
         for _ in range(3):
             wrapper(torch.randn(2, 3)).square().sum().backward()

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 
 RANDOM_PROGRAMS = 30
 
@@ -75,7 +75,7 @@ def test_dispatch_modes_observe_operators() -> None:
 def test_saved_tensor_hooks_run_unless_they_offload_to_the_cpu() -> None:
     layer, other = nn.Linear(4, 4), nn.Linear(4, 4)
     other.load_state_dict(layer.state_dict())
-    graphed = graph_callables([layer], [(torch.ones(2, 4),)], device=CpuDevice())
+    graphed = GraphedCallables([layer], [(torch.ones(2, 4),)], device=CpuDevice())
 
     def forwards() -> int:
         return sum(one.replays for one in graphed.report() if one.direction == "forward")
@@ -170,7 +170,7 @@ def test_random_programs_equal_uncaptured_runs() -> None:
     replays = without = 0
     for seed in range(RANDOM_PROGRAMS):
         expected, _ = outcome(seed, "cpu", None)
-        found, group = outcome(seed, "cpu", functools.partial(graph_callables, device=CpuDevice()))
+        found, group = outcome(seed, "cpu", functools.partial(GraphedCallables, device=CpuDevice()))
         assert not list(differences(found, expected)), (seed, drawn(seed))
         replays += sum(one.replays for one in group.report())
         without += group.calls_without_graph

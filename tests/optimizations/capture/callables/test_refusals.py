@@ -17,7 +17,6 @@ from step_refusals import Store
 from torch import nn
 from torch.nn import functional
 
-from optimizations.capture.callables.graph_callables import WrongOrder
 from optimizations.capture.step.observer import StepRefused
 
 
@@ -235,12 +234,6 @@ def test_module_passed_twice_is_refused() -> None:
     module = nn.Linear(3, 3)
     with pytest.raises(ValueError, match="callable 2 is callable 1 again: give each once"):
         graphed([module, module], batches(2))
-
-
-@pytest.mark.parametrize("order", [[1, -1.5], [1.0, -1.0], ["1", "-1"], [True, -1], [1, None]])
-def test_order_of_anything_but_whole_numbers_is_refused(order: Any) -> None:
-    with pytest.raises(WrongOrder, match=r"order\[[01]\] is .*: entries are whole numbers"):
-        graphed(nn.Linear(3, 3), batches(1), order=order)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")

@@ -17,7 +17,7 @@ from callable_parts import Buffered, Halves, batches, gradients, graphed, same
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
-from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 
 
 def test_written_shared_memory_makes_a_call_run_uncaptured() -> None:
@@ -170,7 +170,7 @@ def test_call_on_another_stream_runs_uncaptured() -> None:
     """The first stream may still read a result whose last reference on the host is gone."""
     device = CpuDevice()
     module = nn.Linear(3, 3)
-    group = graph_callables(module, batches(1), device=device)
+    group = GraphedCallables(module, batches(1), device=device)
     for stream, without in ((11, 0), (12, 1), (11, 1)):
         device.stream = stream
         with warnings.catch_warnings(record=True) as found:
@@ -185,7 +185,7 @@ def test_call_on_another_stream_runs_uncaptured() -> None:
 def test_hooks_of_parameters_of_unused_results_get_zeros() -> None:
     """Autograd calls these hooks, and most accept tensors only."""
     module = Halves()
-    call = graph_callables(module, [tuple(batches(2))], device=CpuDevice())[0]
+    call = GraphedCallables(module, [tuple(batches(2))], device=CpuDevice())[0]
     module.second.weight.register_hook(lambda gradient: gradient * 2)
     call(*batches(2))[0].sum().backward()
     assert module.second.weight.grad is not None and not module.second.weight.grad.any()
@@ -194,7 +194,7 @@ def test_hooks_of_parameters_of_unused_results_get_zeros() -> None:
 
 def test_hooks_before_an_unused_argument_get_zeros() -> None:
     first, second, module = nn.Linear(3, 3), nn.Linear(3, 3), Halves()
-    call = graph_callables(module, [tuple(batches(2, requires_grad=True))], device=CpuDevice())
+    call = GraphedCallables(module, [tuple(batches(2, requires_grad=True))], device=CpuDevice())
     seen: list[torch.Tensor] = []
     first.weight.register_hook(seen.append)
     for _ in range(2):
@@ -206,7 +206,7 @@ def test_hooks_before_an_unused_argument_get_zeros() -> None:
 
 def test_graph_with_a_resized_result_is_not_launched() -> None:
     """A launch would write to the old memory of the result and return the new one."""
-    call = graph_callables([torch.exp], [(torch.randn(4),)], order=[1], device=CpuDevice())
+    call = GraphedCallables([torch.exp], [(torch.randn(4),)], order=[1], device=CpuDevice())
     with torch.no_grad():
         out = call[0](torch.randn(4))
         place = out.data_ptr()

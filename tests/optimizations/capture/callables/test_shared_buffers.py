@@ -12,7 +12,7 @@ from callable_parts import gradients, same
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
-from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.callables.slot import BackwardRefused
 
 
@@ -24,7 +24,7 @@ def layers(count: int = 3) -> list[nn.Module]:
 def graphed(modules: Sequence[Any], **options: Any) -> Any:
     x = torch.randn(2, 4)
     samples = [(x,), *((x.clone().requires_grad_(),) for _ in modules[1:])]
-    return graph_callables(list(modules), samples, share_io=True, device=CpuDevice(), **options)
+    return GraphedCallables(list(modules), samples, share_io=True, device=CpuDevice(), **options)
 
 
 def forward(modules: Sequence[Any], x: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ def test_write_into_a_shared_result_is_an_error_of_the_backward() -> None:
     """The second callable's backward reads the result; the first one's does not."""
     double, square = (lambda x: x * 2), torch.square
     sample = torch.randn(3, requires_grad=True)
-    group = graph_callables([double, square], [(sample,), (sample,)], share_io=True, device=CpuDevice())
+    group = GraphedCallables([double, square], [(sample,), (sample,)], share_io=True, device=CpuDevice())
     hidden = group[0](sample)
     loss = group[1](hidden).sum()
     with torch.no_grad():

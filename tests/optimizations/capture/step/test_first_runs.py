@@ -17,7 +17,7 @@ from step_parts import batches, loss_of, network
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.source_lines import _TUNERS
@@ -136,7 +136,7 @@ def test_capture_query_answers_true_where_else_refused() -> None:
             return x
         return x * 2
 
-    (graphed,) = graph_callables(reads_unless_captured, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
+    (graphed,) = GraphedCallables(reads_unless_captured, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
     x = torch.arange(3.0, requires_grad=True)
     assert torch.equal(graphed(x), x * 2)
 
@@ -273,7 +273,7 @@ def timing_kernels(monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[tor
 
 def test_autotuning_in_first_runs_does_not_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     function = timing_kernels(monkeypatch, 4)
-    (graphed,) = graph_callables(function, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
+    (graphed,) = GraphedCallables(function, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
     x = torch.arange(3.0, requires_grad=True)
     assert torch.equal(graphed(x), x * 2)
 
@@ -289,7 +289,7 @@ def test_autotuning_while_observed_does_not_refuse(monkeypatch: pytest.MonkeyPat
 def test_callables_that_autotune_in_every_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     function = timing_kernels(monkeypatch, 10**6)
     with pytest.raises(StepRefused, match="times kernels"):
-        graph_callables(function, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
+        GraphedCallables(function, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
 
 
 def test_generated_code_that_waits_is_refused_with_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_generated_code_that_waits_is_refused_with_its_line(monkeypatch: pytest.
     source = "import torch\ndef call(x):\n    torch.cuda.synchronize()\n    return x * 2\n"
     exec(compile(source, str(tmp_path / "cabc.py"), "exec"), vars(generated))  # noqa: S102
     with pytest.raises(StepRefused, match="calls torch\\.cuda\\.synchronize") as raised:
-        graph_callables(lambda x: generated.call(x), [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
+        GraphedCallables(lambda x: generated.call(x), [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
     assert "test_first_runs.py" in str(raised.value.refusal.source_line)
 
 
@@ -314,7 +314,7 @@ def test_wait_in_the_first_run_only_does_not_refuse(monkeypatch: pytest.MonkeyPa
             torch.cuda.synchronize()
         return x * 2
 
-    (graphed,) = graph_callables(loads_itself, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
+    (graphed,) = GraphedCallables(loads_itself, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
     x = torch.arange(3.0, requires_grad=True)
     assert torch.equal(graphed(x), x * 2)
 

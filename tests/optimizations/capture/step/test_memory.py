@@ -17,7 +17,7 @@ from simulated_gpu.operators import ELSEWHERE, CpuDevice, CpuGraph
 from step_parts import batches, network, training_step
 from torch import nn
 
-from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
 from tests.optimizations.capture.callables.test_differentiation import graphed
@@ -179,10 +179,10 @@ def test_matrix_products_on_other_streams_are_refused(multiplies: bool) -> None:
         with pytest.warns(UserWarning, match="multiplies matrices on a stream or in a thread of its own"):
             found = [graphed_step(x) for _ in range(6)]
         with pytest.raises(StepRefused, match="multiplies matrices on a stream"):
-            graph_callables(step, [(x,)], device=device, order=[1])
+            GraphedCallables(step, [(x,)], device=device, order=[1])
     else:
         found = [graphed_step(x) for _ in range(6)]
-        graph_callables(step, [(x,)], device=device, order=[1]).close()
+        GraphedCallables(step, [(x,)], device=device, order=[1]).close()
     assert all(torch.equal(one, expected) for one in found)
     assert graphed_step.report().replays == (0 if multiplies else 3)
 
@@ -218,11 +218,11 @@ def test_callables_are_refused_where_their_stream_changes() -> None:
 
     x = torch.randn(2, 3, requires_grad=True)
     changes_at = 1  # nothing is captured yet
-    assert len(graph_callables(nn.Linear(3, 3), [(x,)], device=Changes()).report()) == 2
+    assert len(GraphedCallables(nn.Linear(3, 3), [(x,)], device=Changes()).report()) == 2
     for number in (2, 3):  # after a capture, and behind the last one
         changes_at = number
         with pytest.raises(StepRefused, match="workspaces were freed"):
-            graph_callables(nn.Linear(3, 3), [(x,)], device=Changes())
+            GraphedCallables(nn.Linear(3, 3), [(x,)], device=Changes())
 
 
 @pytest.mark.parametrize("order", [[1, -1, 2, -2], [1, 2, -2, -1, 1, 2, -2, -1], [1, -1, 1, -1]], ids=str)
@@ -298,8 +298,8 @@ def test_memory_of_the_previous_stream_is_freed() -> None:
 
 def test_warm_up_memory_of_callables_is_freed() -> None:
     device = CpuDevice()
-    graph_callables(nn.Linear(8, 4), [(torch.randn(3, 8),)], device=device)
+    GraphedCallables(nn.Linear(8, 4), [(torch.randn(3, 8),)], device=device)
     assert device.given_back == 1
     with pytest.raises(StepRefused):
-        graph_callables(lambda x: x * x.sum().item(), [(torch.randn(3, 8),)], device=device)
+        GraphedCallables(lambda x: x * x.sum().item(), [(torch.randn(3, 8),)], device=device)
     assert device.given_back == 2, "also where they are refused"

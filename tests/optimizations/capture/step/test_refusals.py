@@ -25,7 +25,7 @@ from step_refusals import REFUSED, Refused, trained
 from torch import nn
 
 from optimizations import torch_internals
-from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step.graphed_step import GraphedStep, graph_step
 from optimizations.capture.step.observer import StepRefused
 
@@ -390,7 +390,7 @@ def test_unknown_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.equal(step(*batch), reference.step(*batch))
     assert step.report().recordings == () and step.report().calls == 3
     with pytest.raises(torch_internals.UnsupportedTorch, match=expected):
-        graph_callables(nn.Linear(2, 2), (torch.ones(1, 2),))
+        GraphedCallables(nn.Linear(2, 2), (torch.ones(1, 2),))
 
 
 def test_nested_step_is_part_of_the_outer_step() -> None:
@@ -528,7 +528,7 @@ def test_deferred_function_is_refused_with_its_line(name: str) -> None:
     assert advice in refusal.advice
     assert refusal.source_line is not None and "test_refusals.py:" in refusal.source_line
     with pytest.raises(StepRefused, match="callable 1 does its work when"):
-        graph_callables([later], [(torch.ones(2),)], device=CpuDevice())
+        GraphedCallables([later], [(torch.ones(2),)], device=CpuDevice())
 
 
 @pytest.mark.parametrize("name", ["reset", "close"])
