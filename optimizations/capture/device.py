@@ -30,7 +30,7 @@ from optimizations.graph.pools import (
     used_memory,
 )
 from optimizations.graph.read import captured_nodes, read_graph
-from optimizations.graph.records import CapturedGraph, MemoryRange, words_of
+from optimizations.graph.records import CapturedGraph, MemoryRange, OtherNode, words_of
 from optimizations.in_place.addresses import Pointers
 from optimizations.race import Race, mark
 from optimizations.trees.hook import at_rest
@@ -277,7 +277,9 @@ def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) 
 def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange]) -> bool:
     """Return whether a word of a kernel's parameters, or an end of a copy or fill, is an address in the ranges.
 
-    A word may begin at every fourth byte. A number that equals such an address counts as one.
+    A word may begin at every fourth byte. A number that equals such an address counts as one, and so does a graph
+    inside of the graph, which is not read.
     """
     ranges = MemoryRanges(memory)
-    return any(address in ranges for _, node in graph.walk() for address in words_of(node))
+    inside = any(isinstance(node, OtherNode) and node.type_name == "GRAPH" for node in graph.nodes)
+    return inside or any(address in ranges for node in graph.nodes for address in words_of(node))

@@ -123,8 +123,7 @@ class HostUpdates:
 
 def node_update(target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> NodeUpdate:
     """Return the update of a node of `target` from the host: one driver call sets it."""
-    (index,) = node.node
-    driver, handle, record = target.driver, target.handles[index], target.captured.nodes[index]
+    driver, handle, record = target.driver, target.handles[node.node], target.captured.nodes[node.node]
     if isinstance(record, KernelNode):
         parameters = LaunchParameters([parameter.data for parameter in record.parameters])
         launch = parameters.given_to(check(driver.cuGraphKernelNodeGetParams, handle))

@@ -20,10 +20,8 @@ from optimizations.graph.records import (
     WORD_BYTES,
     Capture,
     CapturedGraph,
-    ChildGraphNode,
     KernelNode,
     MemoryRange,
-    NodePath,
     words_in,
 )
 
@@ -32,7 +30,7 @@ def find_named_uses(
     capture: Capture,
     launches: Sequence[tuple[str, Sequence[int]]],
     named: Collection[int],
-    triton: Collection[NodePath],
+    triton: Collection[int],
     others: str,
 ) -> Analysis:
     """Return the places in the graph of `capture` that hold addresses of its inputs.
@@ -45,7 +43,8 @@ def find_named_uses(
         triton: the nodes that launch Triton kernels.
         others: why inputs that are not in `named` are copied.
     """
-    nodes = [(path, node) for path, node in capture.graph.walk() if isinstance(node, KernelNode) and path in triton]
+    every = enumerate(capture.graph.nodes)
+    nodes = [(index, node) for index, node in every if isinstance(node, KernelNode) and index in triton]
     unlike = _unlike(capture.graph, [node.name for _, node in nodes], [name for name, _ in launches])
     verdicts = []
     for placeholder in sorted(capture.placeholders, key=lambda one: one.input):
@@ -61,11 +60,11 @@ def find_named_uses(
 
 
 def _verdict(
-    index: int, memory: MemoryRange, nodes: Sequence[tuple[NodePath, KernelNode]], passed: Sequence[int]
+    index: int, memory: MemoryRange, nodes: Sequence[tuple[int, KernelNode]], passed: Sequence[int]
 ) -> InputVerdict:
     """Return the findings on one input; `passed` is how often it was passed to each node."""
     uses = []
-    for (path, node), times in zip(nodes, passed, strict=True):
+    for (place, node), times in zip(nodes, passed, strict=True):
         if not times:
             continue  # this input was not passed to it; Note [Which launch is which]
         found = list(_addresses(node, memory))
@@ -77,7 +76,7 @@ def _verdict(
                 f"{node.name} was given it {times} times, and its node holds {len(found)} addresses in it, "
                 f"{len(plain)} of them plain parameters",
             )
-        uses += [PointerUse(path, parameter, offset, index, 0) for parameter, offset, _ in plain]
+        uses += [PointerUse(place, parameter, offset, index, 0) for parameter, offset, _ in plain]
     if not uses:
         return _copied(index, ReasonCode.NO_USE, "no kernel uses it")
     return InputVerdict(index, tuple(sorted(uses)), ())
@@ -94,15 +93,9 @@ def _unlike(graph: CapturedGraph, found: Sequence[str | None], named: Sequence[s
             f"the graph's {len(found)} Triton kernels are not the {len(named)} that the generated code launches, "
             "one by one"
         )
-    if not _listed_as_captured(graph):
+    if any(edge.source >= edge.target for edge in graph.edges):
         return "the driver does not list the graph's nodes in the order in which they depend on one another"
     return None
-
-
-def _listed_as_captured(graph: CapturedGraph) -> bool:
-    return all(edge.source < edge.target for edge in graph.edges) and all(
-        _listed_as_captured(node.graph) for node in graph.nodes if isinstance(node, ChildGraphNode)
-    )
 
 
 def _addresses(node: KernelNode, memory: MemoryRange) -> Iterator[tuple[int, int, int]]:

@@ -16,7 +16,7 @@ as the fallback. The rule does not measure the graph itself. Rewriting Triton ke
 measured as well: between 2 and 16 nodes it saved 0.2 to 1.4 us of a replay over the prelude, and took more time beyond.
 
 Note [One updater per node]. A device-updatable node must not be updated from the host as well, so all uses of a node
-get the same updater. Nodes of child graphs have none: inputs that they use are copied.
+get the same updater.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from optimizations.graph.pointers import Analysis, PointerUse, Reason, ReasonCode, UseKind
-from optimizations.graph.records import WORD_BYTES, CapturedGraph, KernelNode, MemcpyNode, NodePath, format_path
+from optimizations.graph.records import WORD_BYTES, CapturedGraph, KernelNode, MemcpyNode
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
 from optimizations.options import Choice as Choice
 
@@ -84,7 +84,7 @@ class Available:
         against_prelude: returns why the graph cannot have a prelude, None if it can. It may compile kernels.
     """
 
-    triton: frozenset[NodePath] = frozenset()
+    triton: frozenset[int] = frozenset()
     against_prelude: Callable[[], str | None] = lambda: None
 
 
@@ -124,7 +124,7 @@ class PlannedNode:
         updates: the prelude's writes; none if the host writes each use.
     """
 
-    node: NodePath
+    node: int
     updater: Choice
     uses: tuple[PointerUse, ...]
     updates: tuple[ParameterUpdate, ...] = ()
@@ -154,7 +154,7 @@ class Plan:
     inputs: tuple[InputPlan, ...]
     slots: tuple[Slot, ...]
     nodes: tuple[PlannedNode, ...]
-    fallbacks: tuple[tuple[NodePath, str], ...]
+    fallbacks: tuple[tuple[int, str], ...]
 
     def of(self, updater: Choice) -> tuple[PlannedNode, ...]:
         """Return the nodes of one updater."""
@@ -174,20 +174,16 @@ def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, availabl
     if choice is Choice.OFF:
         for reasons in against.values():
             reasons.append(Reason(ReasonCode.OFF, "indirection is switched off"))
-    for use in analysis.uses:
-        if len(use.node) > 1 and not against[use.input]:
-            where = f"node {format_path(use.node)} is in a child graph, whose nodes cannot be updated one by one"
-            against[use.input].append(Reason(ReasonCode.NO_UPDATER, where))
-    uses: dict[NodePath, list[PointerUse]] = defaultdict(list)
+    uses: dict[int, list[PointerUse]] = defaultdict(list)
     for use in analysis.uses:
         if not against[use.input]:
             uses[use.node].append(use)
     wants_prelude = choice is Choice.PRELUDE or (choice is Choice.AUTO and len(uses) > AUTO_HOST_NODES)
-    records, nodes, fallbacks = dict(graph.walk()), [], []
+    nodes, fallbacks = [], []
     slots: dict[tuple[int, int, bytes | None], Slot] = {}
     for node, found in uses.items():
         refusal = _against_prelude(found, available) if wants_prelude else None
-        record = records[node]
+        record = graph.nodes[node]
         if wants_prelude and refusal is None and isinstance(record, KernelNode):
             updates = tuple(_update(record, use, slots) for use in found)
             nodes.append(PlannedNode(node, Choice.PRELUDE, tuple(found), updates))
@@ -220,7 +216,7 @@ def _update(record: KernelNode, use: PointerUse, slots: dict[tuple[int, int, byt
     return ParameterUpdate(parameter.offset + use.byte_offset, slots[key])
 
 
-def _alignment_bytes(uses: Collection[PointerUse], triton: Collection[NodePath]) -> int:
+def _alignment_bytes(uses: Collection[PointerUse], triton: Collection[int]) -> int:
     """Return the alignment that an input's address needs to be read in place.
 
     Kernels were chosen for the placeholder, which is aligned to 512 bytes. Inductor's own rely on the alignment that it
@@ -264,9 +260,7 @@ def with_reasons(analysis: Analysis, code: ReasonCode, messages: Mapping[int, st
 
 def _multidimensional_copies(analysis: Analysis, graph: CapturedGraph) -> Iterable[tuple[int, str]]:
     """Yield the inputs used by copies that `cuGraphExecMemcpyNodeSetParams` does not take, with the reason."""
-    copies = {path: node for path, node in graph.walk() if isinstance(node, MemcpyNode)}
     for use in analysis.uses:
-        if use.kind in (UseKind.MEMCPY_SOURCE, UseKind.MEMCPY_DESTINATION):
-            copy = copies[use.node]
-            if copy.height * copy.depth != 1:
-                yield use.input, f"node {format_path(use.node)} copies in several dimensions and cannot be updated"
+        copy = graph.nodes[use.node]
+        if isinstance(copy, MemcpyNode) and copy.height * copy.depth != 1:
+            yield use.input, f"node {use.node} copies in several dimensions and cannot be updated"

@@ -33,10 +33,8 @@ from optimizations.graph.records import (
     MemcpyEnd,
     MemcpyNode,
     MemsetNode,
-    NodePath,
     OtherNode,
     difference,
-    format_path,
 )
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, find_tensor_maps
 
@@ -67,7 +65,7 @@ class PointerUse:
     other nodes both are 0.
     """
 
-    node: NodePath
+    node: int
     parameter: int
     byte_offset: int
     input: int
@@ -120,7 +118,7 @@ class InputVerdict:
 class UnexplainedWord:
     """Name a word of a kernel parameter, or an address in a memcpy or memset node, whose change is unexplained."""
 
-    node: NodePath
+    node: int
     parameter: int
     byte_offset: int
 
@@ -172,8 +170,9 @@ def find_pointer_uses(
             reason = Reason(ReasonCode.GRAPHS_DIFFER, f"the captures are not of the same work: {found}")
             return Analysis(tuple(InputVerdict(index, (), (reason,)) for index in moves.inputs), ())
     search = _Search(moves, replace_address, [_place(first, second, capture) for capture in more])
-    for (path, one), *others in zip(*(capture.graph.walk() for capture in (first, second, *more)), strict=True):
-        search.visit(path, one, *(node for _, node in others))
+    every = zip(*(capture.graph.nodes for capture in (first, second, *more)), strict=True)
+    for index, nodes in enumerate(every):
+        search.visit(index, *nodes)
     return search.result()
 
 
@@ -201,7 +200,7 @@ def _place(first: Capture, second: Capture, capture: Capture) -> _Place:
 class _ChangedHalf:
     """Hold a changed half of a word from both captures, with its whole word, `offset` bytes into the parameter."""
 
-    node: NodePath
+    node: int
     parameter: int
     offset: int
     first: bytes
@@ -233,34 +232,34 @@ class _Search:
         self._unexplained: dict[UnexplainedWord, str] = {}
         self._changed_halves: list[_ChangedHalf] = []
 
-    def visit(self, path: NodePath, first: _Visited, second: _Visited, *more: _Visited) -> None:
+    def visit(self, node: int, first: _Visited, second: _Visited, *more: _Visited) -> None:
         """Search one node in all captures; `more` have their placeholders at `places`."""
         match first, second:
             case KernelNode(), KernelNode():
                 for index, (one, other) in enumerate(zip(first.parameters, second.parameters, strict=True)):
-                    again = [node.parameters[index].data for node in more if isinstance(node, KernelNode)]
-                    self._parameter(path, index, one.data, other.data, again, first.name)
+                    again = [found.parameters[index].data for found in more if isinstance(found, KernelNode)]
+                    self._parameter(node, index, one.data, other.data, again, first.name)
             case MemcpyNode(), MemcpyNode():
-                self._memcpy_end(path, UseKind.MEMCPY_SOURCE, first.source, second.source)
-                self._memcpy_end(path, UseKind.MEMCPY_DESTINATION, first.destination, second.destination)
+                self._memcpy_end(node, UseKind.MEMCPY_SOURCE, first.source, second.source)
+                self._memcpy_end(node, UseKind.MEMCPY_DESTINATION, first.destination, second.destination)
             case MemsetNode(), MemsetNode():
-                self._address(path, UseKind.MEMSET, first.address, second.address)
+                self._address(node, UseKind.MEMSET, first.address, second.address)
             case OtherNode(), _ if first.type_name not in TRANSPARENT_NODES:
-                self._opaque.append(f"node {format_path(path)} is of type {first.type_name}")
+                self._opaque.append(f"node {node} is of type {first.type_name}")
 
-    def _memcpy_end(self, path: NodePath, kind: UseKind, first: MemcpyEnd, second: MemcpyEnd) -> None:
+    def _memcpy_end(self, node: int, kind: UseKind, first: MemcpyEnd, second: MemcpyEnd) -> None:
         """Search one end of a copy. Inputs are never in host memory, so host addresses are not compared."""
         if first.memory != "host":
-            self._address(path, kind, first.address, second.address)
+            self._address(node, kind, first.address, second.address)
 
-    def _address(self, path: NodePath, kind: UseKind, first: int, second: int) -> None:
+    def _address(self, node: int, kind: UseKind, first: int, second: int) -> None:
         """Search the address of a memcpy or memset node."""
-        if first != second and not self._word(path, kind, 0, 0, first, second):
-            self._doubt(path, 0, 0, first, second)
+        if first != second and not self._word(node, kind, 0, 0, first, second):
+            self._doubt(node, 0, 0, first, second)
 
     def _parameter(
         self,
-        path: NodePath,
+        node: int,
         parameter: int,
         first: bytes,
         second: bytes,
@@ -270,14 +269,14 @@ class _Search:
         if first == second:
             return
         explained = bytearray(len(first))
-        self._tensor_maps(path, parameter, first, second, explained)
+        self._tensor_maps(node, parameter, first, second, explained)
         for start in (0, HALF_WORD_BYTES):
             for offset in range(start, len(first) - WORD_BYTES + 1, WORD_BYTES):
                 word = slice(offset, offset + WORD_BYTES)
                 if first[word] == second[word] or any(explained[word]):
                     continue
                 values = (int.from_bytes(data[word], "little") for data in (first, second))
-                if self._word(path, UseKind.PARAMETER, parameter, offset, *values):
+                if self._word(node, UseKind.PARAMETER, parameter, offset, *values):
                     explained[word] = b"\1" * WORD_BYTES
         # Unexplained changes are recorded by half words: padding can fill one half next to a value.
         for offset in range(0, len(first), HALF_WORD_BYTES):
@@ -289,7 +288,7 @@ class _Search:
             start = offset - offset % WORD_BYTES
             word = slice(start, start + WORD_BYTES)
             self._changed_halves.append(
-                _ChangedHalf(path, parameter, start, first[half], second[half], first[word], second[word], kernel)
+                _ChangedHalf(node, parameter, start, first[half], second[half], first[word], second[word], kernel)
             )
 
     def _is_left_over(self, first: bytes, second: bytes, more: Sequence[bytes]) -> bool:
@@ -304,40 +303,40 @@ class _Search:
             for place, half in zip(self._places, more, strict=True)
         )
 
-    def _tensor_maps(self, path: NodePath, parameter: int, first: bytes, second: bytes, explained: bytearray) -> None:
+    def _tensor_maps(self, node: int, parameter: int, first: bytes, second: bytes, explained: bytearray) -> None:
         if self._replace_address is None or len(first) < TENSOR_MAP_BYTES:
             return
         for offset, origin in find_tensor_maps(first, second, self._moves, self._replace_address):
             explained[offset : offset + TENSOR_MAP_BYTES] = b"\1" * TENSOR_MAP_BYTES
             self._uses[origin.input].append(
-                PointerUse(path, parameter, offset, origin.input, origin.delta, UseKind.TENSOR_MAP)
+                PointerUse(node, parameter, offset, origin.input, origin.delta, UseKind.TENSOR_MAP)
             )
 
-    def _word(self, path: NodePath, kind: UseKind, parameter: int, offset: int, first: int, second: int) -> bool:
+    def _word(self, node: int, kind: UseKind, parameter: int, offset: int, first: int, second: int) -> bool:
         """Record the word as an address of an input, if it is one; return whether it is explained."""
         origins = self._moves.origins(first, second)
         owned = self._moves.is_owned(first, second)
         for origin in origins:
-            self._uses[origin.input].append(PointerUse(path, parameter, offset, origin.input, origin.delta, kind))
+            self._uses[origin.input].append(PointerUse(node, parameter, offset, origin.input, origin.delta, kind))
             if owned:
-                message = f"{_location(path, parameter, offset)} may be its address or one in the graph's own memory"
+                message = f"{_location(node, parameter, offset)} may be its address or one in the graph's own memory"
                 self._against[origin.input].append(Reason(ReasonCode.AMBIGUOUS, message))
         return bool(origins) or owned
 
     def _doubt(
-        self, path: NodePath, parameter: int, offset: int, first: int, second: int, kernel: str | None = None
+        self, node: int, parameter: int, offset: int, first: int, second: int, kernel: str | None = None
     ) -> None:
         in_step = self._moves.in_step(first, second)
         for origin in in_step:
             message = (
-                f"{_location(path, parameter, offset)} moved with it but points {origin.delta} bytes from its start, "
+                f"{_location(node, parameter, offset)} moved with it but points {origin.delta} bytes from its start, "
                 f"outside its {self._moves.size_bytes(origin.input)} bytes"
             )
             self._against[origin.input].append(Reason(ReasonCode.OUTSIDE, message))
         if not in_step:
-            where = f"{_location(path, parameter, offset)}{f' of {kernel[:80]}' if kernel else ''}"
+            where = f"{_location(node, parameter, offset)}{f' of {kernel[:80]}' if kernel else ''}"
             message = f"{where} changed between the captures, from {first:#x} to {second:#x}"
-            self._unexplained[UnexplainedWord(path, parameter, offset)] = message
+            self._unexplained[UnexplainedWord(node, parameter, offset)] = message
 
     def _judge_changed_halves(self) -> None:
         """Record a doubt for every changed word, unless the change is half of an address found elsewhere."""
@@ -388,5 +387,5 @@ class _Search:
             yield Reason(ReasonCode.NO_USE, "no use of its address was found: it is unused, or reached unseen")
 
 
-def _location(path: NodePath, parameter: int, offset: int) -> str:
-    return f"node {format_path(path)}, parameter {parameter}, byte {offset}"
+def _location(node: int, parameter: int, offset: int) -> str:
+    return f"node {node}, parameter {parameter}, byte {offset}"

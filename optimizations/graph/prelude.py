@@ -138,7 +138,7 @@ class Prelude:
     ) -> None:
         function = tools.function(build_prelude, KERNEL_NAME)
         tables = pack_tables(
-            [(_make_updatable(target.driver, target.handles[node.node[0]]), node.updates) for node in nodes]
+            [(_make_updatable(target.driver, target.handles[node.node]), node.updates) for node in nodes]
         )
         self._nodes, self._updates = (_on_device(table, tools.device) for table in tables)
         self._status = torch.zeros(1, dtype=torch.int32, device=tools.device)

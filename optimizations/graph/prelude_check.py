@@ -49,7 +49,7 @@ def unload_kernels() -> None:
 
 def available(tools: DeviceTools, graph: CapturedGraph, kernels: Collection[str]) -> Available:
     """Return the updaters for the nodes of `graph`; `kernels` are the driver's names of its Triton kernels."""
-    nodes = (path for path, node in graph.walk() if isinstance(node, KernelNode) and node.name in kernels)
+    nodes = (index for index, node in enumerate(graph.nodes) if isinstance(node, KernelNode) and node.name in kernels)
     return Available(frozenset(nodes), lambda: tools.against_prelude)
 
 
@@ -80,7 +80,7 @@ def failed_prelude(driver: Any, tools: DeviceTools, stream: Any) -> str | None:
         empty = EditableGraph(driver, raw, (), CapturedGraph(nodes=(), edges=()), context)
         empty.add_kernel(tools.function(build_table_kernel, KERNEL_NAME, CAPACITIES[0]), 1, 1, arguments)
         captured = read_graph(driver, raw)
-        found = Analysis((InputVerdict(0, (PointerUse((0,), 0, 0, 0, 0),), ()),), ())
+        found = Analysis((InputVerdict(0, (PointerUse(0, 0, 0, 0, 0),), ()),), ())
         plan = make_plan(captured, found, Choice.PRELUDE, Available())
         applied = AppliedPlan(EditableGraph.of(driver, raw, captured), plan, tools)
         executable = check(driver.cuGraphInstantiate, raw, 0)

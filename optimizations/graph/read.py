@@ -12,7 +12,6 @@ from typing import Any
 from optimizations.graph.driver import CudaCallFailed, check
 from optimizations.graph.records import (
     CapturedGraph,
-    ChildGraphNode,
     Edge,
     KernelNode,
     MemcpyEnd,
@@ -27,7 +26,7 @@ LAUNCH_PARAM_END, LAUNCH_PARAM_BUFFER_POINTER = 0, 1
 
 
 def read_graph(driver: Any, graph: Any) -> CapturedGraph:
-    """Return all nodes and edges of `graph`, child graphs included.
+    """Return all nodes and edges of `graph`.
 
     Args:
         driver: the module `cuda.bindings.driver`.
@@ -73,7 +72,7 @@ def _read_edges(driver: Any, graph: Any, position: dict[int, int]) -> tuple[Edge
     )
 
 
-def _read_node(driver: Any, handle: Any) -> KernelNode | MemcpyNode | MemsetNode | ChildGraphNode | OtherNode:
+def _read_node(driver: Any, handle: Any) -> KernelNode | MemcpyNode | MemsetNode | OtherNode:
     kind = check(driver.cuGraphNodeGetType, handle).name.removeprefix("CU_GRAPH_NODE_TYPE_")
     match kind:
         case "KERNEL":
@@ -82,8 +81,6 @@ def _read_node(driver: Any, handle: Any) -> KernelNode | MemcpyNode | MemsetNode
             return _read_memcpy(driver, handle)
         case "MEMSET":
             return _read_memset(driver, handle)
-        case "GRAPH":
-            return ChildGraphNode(graph=read_graph(driver, check(driver.cuGraphChildGraphNodeGetGraph, handle)))
         case _:
             return OtherNode(type_name=kind)
 

@@ -24,8 +24,6 @@ STEP_BYTES = 4
 Uint32 = Annotated[int, Field(ge=0, lt=2**32)]
 Uint64 = Annotated[int, Field(ge=0, lt=2**64)]
 Dim3 = tuple[Uint32, Uint32, Uint32]
-NodePath = tuple[int, ...]
-"""Index of a node in its graph; in a child graph, the indices of the child-graph nodes that lead to it come first."""
 
 
 class _Record(BaseModel):
@@ -134,21 +132,17 @@ class MemsetNode(_Record):
     height: Uint64
 
 
-class ChildGraphNode(_Record):
-    """Hold a graph inside the graph."""
-
-    kind: Literal["child_graph"] = "child_graph"
-    graph: CapturedGraph
-
-
 class OtherNode(_Record):
-    """Name the type of any other node as the driver does, without its prefix (`EMPTY`, `HOST`, `CONDITIONAL`, ...)."""
+    """Name the type of any other node as the driver does, without its prefix (`EMPTY`, `HOST`, `GRAPH`, ...).
+
+    `GRAPH` is a graph inside of the graph, as a program's own graph that it launches in a capture.
+    """
 
     kind: Literal["other"] = "other"
     type_name: str
 
 
-Node = Annotated[KernelNode | MemcpyNode | MemsetNode | ChildGraphNode | OtherNode, Field(discriminator="kind")]
+Node = Annotated[KernelNode | MemcpyNode | MemsetNode | OtherNode, Field(discriminator="kind")]
 
 
 class Edge(_Record):
@@ -177,14 +171,6 @@ class CapturedGraph(_Record):
                 raise ValueError(f"edge {edge.source} -> {edge.target} in a graph of {len(self.nodes)} nodes")
         return self
 
-    def walk(self, path: NodePath = ()) -> Iterator[tuple[NodePath, KernelNode | MemcpyNode | MemsetNode | OtherNode]]:
-        """Yield every node with its path; for child graphs, their nodes instead."""
-        for index, node in enumerate(self.nodes):
-            if isinstance(node, ChildGraphNode):
-                yield from node.graph.walk((*path, index))
-            else:
-                yield (*path, index), node
-
 
 class Capture(_Record):
     """Hold one capture: the graph, its inputs' placeholders, and the memory that the graph owns.
@@ -205,34 +191,19 @@ class Capture(_Record):
         return self
 
 
-def difference(first: CapturedGraph, second: CapturedGraph, path: NodePath = ()) -> str | None:
+def difference(first: CapturedGraph, second: CapturedGraph) -> str | None:
     """Describe a difference between the graphs other than addresses and parameter bytes; None if there is none."""
-    where = f" in the child graph at node {format_path(path)}" if path else ""
     if len(first.nodes) != len(second.nodes):
-        return f"{len(first.nodes)} nodes in one capture and {len(second.nodes)} in the other{where}"
+        return f"{len(first.nodes)} nodes in one capture and {len(second.nodes)} in the other"
     for index, (one, other) in enumerate(zip(first.nodes, second.nodes, strict=True)):
-        found = _node_difference(one, other, (*path, index))
-        if found:
-            return found
+        if one.kind != other.kind:
+            return f"node {index} is a {one.kind} node in one capture and a {other.kind} node in the other"
+        shapes = _shape(one), _shape(other)
+        for field, value in shapes[0].items():
+            if value != shapes[1][field]:
+                return f"node {index} ({one.kind}) differs in {field}: {value} and {shapes[1][field]}"
     if set(first.edges) != set(second.edges):
-        return f"the dependencies between the nodes differ{where}"
-    return None
-
-
-def format_path(path: NodePath) -> str:
-    """Return a node's path for messages: `3`, or `3/0` for node 0 of the child graph at node 3."""
-    return "/".join(str(index) for index in path)
-
-
-def _node_difference(first: Node, second: Node, path: NodePath) -> str | None:
-    if first.kind != second.kind:
-        return f"node {format_path(path)} is a {first.kind} node in one capture and a {second.kind} node in the other"
-    if isinstance(first, ChildGraphNode) and isinstance(second, ChildGraphNode):
-        return difference(first.graph, second.graph, path)
-    shapes = _shape(first), _shape(second)
-    for field, value in shapes[0].items():
-        if value != shapes[1][field]:
-            return f"node {format_path(path)} ({first.kind}) differs in {field}: {value} and {shapes[1][field]}"
+        return "the dependencies between the nodes differ"
     return None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from optimizations.graph.memory import size_bytes
 from optimizations.graph.plan import Choice, Plan, PlannedNode
 from optimizations.graph.pointers import PointerUse, UseKind
-from optimizations.graph.records import WORD_BYTES, NodePath, format_path
+from optimizations.graph.records import WORD_BYTES
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
 from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.examination import Findings, ineligible_reason
@@ -69,7 +69,7 @@ def describe(
         )
 
     replayed = tuple(map(input_report, recorded.copied))
-    nodes = list(findings.captured.walk()) if findings is not None else None
+    nodes = findings.captured.nodes if findings is not None else None
     pointers = [use for one in replayed if one.indirect for use in uses[one.index]]
     return RecordingReport(
         direction=direction,
@@ -112,7 +112,7 @@ def _findings(
     return against, defaultdict(tuple, uses)
 
 
-def _pointer_bytes(plan: Plan | None, planned: Mapping[NodePath, PlannedNode], uses: Sequence[PointerUse]) -> int:
+def _pointer_bytes(plan: Plan | None, planned: Mapping[int, PlannedNode], uses: Sequence[PointerUse]) -> int:
     """Return the bytes written when all inputs moved: the pointer table, and each address set from the host."""
     from_host = (
         TENSOR_MAP_BYTES if use.kind is UseKind.TENSOR_MAP else WORD_BYTES
@@ -125,4 +125,4 @@ def _pointer_bytes(plan: Plan | None, planned: Mapping[NodePath, PlannedNode], u
 def _fallbacks(plan: Plan | None) -> tuple[str, ...]:
     if plan is None:
         return ()
-    return tuple(f"node {format_path(node)}: {reason}" for node, reason in plan.fallbacks)
+    return tuple(f"node {node}: {reason}" for node, reason in plan.fallbacks)

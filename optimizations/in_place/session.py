@@ -186,7 +186,7 @@ class Session:
         """Return the number of kernels of the recorded graph; None if it was not read."""
         if self.findings is None:
             return None
-        return sum(isinstance(node, KernelNode) for _, node in self.findings.captured.walk())
+        return sum(isinstance(node, KernelNode) for node in self.findings.captured.nodes)
 
     def still_read(self, stream: torch.cuda.Stream) -> None:
         """Keep the memory that launches on this stream read until they complete.

@@ -68,7 +68,7 @@ def test_new_tensor_map_begins_with_its_address() -> None:
 def windows() -> Iterator[bytes]:
     """Return every 128 bytes that the search would check in real captures; none of them is a whole map."""
     for name in FILES:
-        for _, node in load(name).first.graph.walk():
+        for node in load(name).first.graph.nodes:
             for parameter in node.parameters if isinstance(node, KernelNode) else ():
                 for start in range(0, parameter.size - TENSOR_MAP_BYTES + 1, TENSOR_MAP_ALIGNMENT):
                     yield parameter.data[start : start + TENSOR_MAP_BYTES]

@@ -15,7 +15,6 @@ from optimizations.graph.pointers import PointerUse, UseKind
 from optimizations.graph.records import (
     Capture,
     CapturedGraph,
-    ChildGraphNode,
     Edge,
     KernelNode,
     MemcpyEnd,
@@ -23,7 +22,6 @@ from optimizations.graph.records import (
     MemoryRange,
     MemsetNode,
     Node,
-    NodePath,
     OtherNode,
     Parameter,
     Placeholder,
@@ -194,7 +192,7 @@ def examples(count: int) -> settings:
 
 @st.composite
 def cases(draw: st.DrawFn, padding: bool = True, minimum_inputs: int = 1) -> Case:
-    """Graphs of kernels, copies, fills, markers and child graphs over the inputs of a layout."""
+    """Graphs of kernels, copies, fills and markers over the inputs of a layout."""
     layout = draw(layouts(minimum_inputs))
     plain = plain_fields(layout)
     fields = pointer_fields(layout) | plain
@@ -203,25 +201,25 @@ def cases(draw: st.DrawFn, padding: bool = True, minimum_inputs: int = 1) -> Cas
     addresses = pointer_fields(layout) | plain.filter(lambda field: len(field.first) == 8)
     uses: set[PointerUse] = set()
 
-    def note(path: NodePath, kind: UseKind, parameter: int, offset: int, origin: tuple[int, int] | None) -> None:
+    def note(node: int, kind: UseKind, parameter: int, offset: int, origin: tuple[int, int] | None) -> None:
         if origin is not None:
-            uses.add(PointerUse(path, parameter, offset, *origin, kind))
+            uses.add(PointerUse(node, parameter, offset, *origin, kind))
 
-    def kernel_nodes(path: NodePath) -> Triple:
+    def kernel_nodes(node: int) -> Triple:
         data: tuple[list[bytes], ...] = ([], [], [])
         for number, content in enumerate(draw(st.lists(st.lists(fields, min_size=1, max_size=6), max_size=4))):
             captured, pointers = join_fields(content)
             for target, bytes_ in zip(data, captured, strict=True):
                 target.append(bytes_)
             for offset, origin in pointers:
-                note(path, UseKind.PARAMETER, number, offset, origin)
+                note(node, UseKind.PARAMETER, number, offset, origin)
         return kernel(data[0]), kernel(data[1]), kernel(data[2])
 
-    def memcpy_nodes(path: NodePath) -> Triple:
+    def memcpy_nodes(node: int) -> Triple:
         ends = (draw(addresses), draw(addresses))
         memory = draw(st.sampled_from(["device", "unified", "host"]))
-        note(path, UseKind.MEMCPY_SOURCE, 0, 0, ends[0].origin if memory != "host" else None)
-        note(path, UseKind.MEMCPY_DESTINATION, 0, 0, ends[1].origin)
+        note(node, UseKind.MEMCPY_SOURCE, 0, 0, ends[0].origin if memory != "host" else None)
+        note(node, UseKind.MEMCPY_DESTINATION, 0, 0, ends[1].origin)
         nodes = [
             MemcpyNode(
                 source=MemcpyEnd(memory=memory, address=int.from_bytes(source, "little")),
@@ -238,9 +236,9 @@ def cases(draw: st.DrawFn, padding: bool = True, minimum_inputs: int = 1) -> Cas
         ]
         return nodes[0], nodes[1], nodes[2]
 
-    def memset_nodes(path: NodePath) -> Triple:
+    def memset_nodes(node: int) -> Triple:
         field = draw(addresses)
-        note(path, UseKind.MEMSET, 0, 0, field.origin)
+        note(node, UseKind.MEMSET, 0, 0, field.origin)
         nodes = [
             MemsetNode(
                 address=int.from_bytes(data, "little"), pitch_bytes=0, value=0, element_bytes=4, width=4, height=1
@@ -249,25 +247,15 @@ def cases(draw: st.DrawFn, padding: bool = True, minimum_inputs: int = 1) -> Cas
         ]
         return nodes[0], nodes[1], nodes[2]
 
-    def marker(path: NodePath) -> Triple:
-        node = OtherNode(type_name="EMPTY")
-        return node, node, node
+    def marker(node: int) -> Triple:
+        empty = OtherNode(type_name="EMPTY")
+        return empty, empty, empty
 
-    def child(path: NodePath) -> Triple:
-        graphs = graph_triple(path, deeper=False)
-        nodes = [ChildGraphNode(graph=graph) for graph in graphs]
-        return nodes[0], nodes[1], nodes[2]
-
-    def graph_triple(path: NodePath, deeper: bool) -> tuple[CapturedGraph, CapturedGraph, CapturedGraph]:
-        makers = [kernel_nodes, kernel_nodes, kernel_nodes, memcpy_nodes, memset_nodes, marker]
-        count = draw(st.integers(1, 4))
-        chosen = [draw(st.sampled_from([*makers, child] if deeper else makers)) for _ in range(count)]
-        triples = [maker((*path, index)) for index, maker in enumerate(chosen)]
-        edges = tuple(Edge(source=index, target=index + 1) for index in range(count - 1))
-        graphs = [CapturedGraph(nodes=tuple(nodes), edges=edges) for nodes in zip(*triples, strict=True)]
-        return graphs[0], graphs[1], graphs[2]
-
-    graphs = graph_triple((), deeper=True)
+    makers = [kernel_nodes, kernel_nodes, kernel_nodes, memcpy_nodes, memset_nodes, marker]
+    count = draw(st.integers(1, 8))
+    triples = [draw(st.sampled_from(makers))(index) for index in range(count)]
+    edges = tuple(Edge(source=index, target=index + 1) for index in range(count - 1))
+    graphs = [CapturedGraph(nodes=tuple(nodes), edges=edges) for nodes in zip(*triples, strict=True)]
     return Case(
         layout,
         layout.capture(graphs[0], 0),

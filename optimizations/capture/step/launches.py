@@ -117,8 +117,8 @@ class Launches:
             (one.launch.name, [by_address[address] for address, _ in one.passed if address in by_address])
             for one in self.kernels
         ]
-        nodes = {path for path, node in graph.walk() if isinstance(node, KernelNode)}
-        triton = frozenset((one.launch.first,) for one in self.kernels if (one.launch.first,) in nodes)
+        nodes = {index for index, node in enumerate(graph.nodes) if isinstance(node, KernelNode)}
+        triton = frozenset(one.launch.first for one in self.kernels if one.launch.first in nodes)
         placeholders = tuple(Placeholder(input=index, memory=place) for index, place in sorted(memory.items()))
         analysis = find_named_uses(
             Capture(graph=graph, placeholders=placeholders), passed, set(memory), triton, "an operator reads it"
@@ -142,8 +142,8 @@ class Launches:
         named = {one.launch.first for one in self.kernels}
         return [
             word
-            for path, node in graph.walk()
-            if len(path) > 1 or path[0] in named or not isinstance(node, KernelNode)
+            for index, node in enumerate(graph.nodes)
+            if index in named or not isinstance(node, KernelNode)
             for word in words_of(node)
         ]
 

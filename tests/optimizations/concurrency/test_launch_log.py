@@ -24,7 +24,6 @@ from optimizations.concurrency.launch_log import (
 from optimizations.concurrency.order import Launch, Span, order_launches
 from optimizations.graph.records import (
     CapturedGraph,
-    ChildGraphNode,
     KernelNode,
     MemcpyEnd,
     MemcpyNode,
@@ -379,7 +378,7 @@ HOST, DEVICE = (MemcpyEnd(memory=memory, address=1) for memory in ("host", "devi
         ((kernel_node(RESULT), kernel_node(7, 0xFF0000)), "no parameter of gemm is a known address"),
         ((kernel_with_map(make_tensor_map),), None),  # its plain address is found
         ((kernel_with_map(make_hidden_map),), "address of a result"),
-        ((ChildGraphNode(graph=CapturedGraph(nodes=(), edges=())),), "a node of it is of the kind"),
+        ((OtherNode(type_name="GRAPH"),), "a node of it is of the kind GRAPH"),
         ((OtherNode(type_name="HOST"),), "a node of it is of the kind"),
         ((MemcpyNode(source=HOST, destination=DEVICE, width_bytes=4, height=1, depth=1),), "copies between"),
     ],

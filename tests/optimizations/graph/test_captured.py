@@ -16,7 +16,6 @@ from optimizations.graph.read import node_handles, read_graph
 from optimizations.graph.records import (
     Capture,
     CapturedGraph,
-    ChildGraphNode,
     Edge,
     KernelNode,
     MemcpyEnd,
@@ -96,9 +95,6 @@ class FakeDriver:
     def cuGraphMemsetNodeGetParams(self, node: Any) -> tuple[Any, ...]:
         return self._answer("cuGraphMemsetNodeGetParams", self.nodes[int(node)]["params"])
 
-    def cuGraphChildGraphNodeGetGraph(self, node: Any) -> tuple[Any, ...]:
-        return self._answer("cuGraphChildGraphNodeGetGraph", self.nodes[int(node)]["graph"])
-
     def _info(self, call: str, function: Any, index: int) -> tuple[Any, ...]:
         layout = self.functions[int(function)]["layout"]
         if index >= len(layout):
@@ -132,9 +128,8 @@ def kernel_params(function: int, *, by_library: bool = False, kernel_params: int
     return launch
 
 
-KERNEL, MEMCPY, MEMSET, GRAPH, HOST = (
-    getattr(cuda.CUgraphNodeType, f"CU_GRAPH_NODE_TYPE_{name}")
-    for name in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH", "HOST")
+KERNEL, MEMCPY, MEMSET, GRAPH = (
+    getattr(cuda.CUgraphNodeType, f"CU_GRAPH_NODE_TYPE_{name}") for name in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH")
 )
 
 
@@ -184,7 +179,7 @@ def test_kernel_that_hides_its_parameters_is_an_error() -> None:
         read_graph(driver, 1)
 
 
-def test_copies_fills_child_graphs_and_other_nodes_are_read() -> None:
+def test_copies_fills_and_other_nodes_are_read() -> None:
     copy = cuda.CUDA_MEMCPY3D()
     copy.srcMemoryType, copy.dstMemoryType = cuda.CUmemorytype(1), cuda.CUmemorytype(2)
     copy.srcHost, copy.dstDevice, copy.dstXInBytes, copy.dstPitch = 0x5000, cuda.CUdeviceptr(0x7F0000000000), 16, 512
@@ -193,11 +188,10 @@ def test_copies_fills_child_graphs_and_other_nodes_are_read() -> None:
     fill.dst, fill.value, fill.elementSize, fill.width, fill.height = cuda.CUdeviceptr(0x7F0000000400), 1, 4, 8, 1
     nodes = [
         {"type": MEMCPY, "params": copy},
-        {"type": GRAPH, "graph": 2},
-        {"type": HOST},
         {"type": MEMSET, "params": fill},
+        {"type": GRAPH},
     ]
-    driver = FakeDriver(nodes, {1: ([100, 101, 102], [(100, 101, 0), (101, 102, 1)]), 2: ([103], [])})
+    driver = FakeDriver(nodes, {1: ([100, 101, 102], [(100, 101, 0), (101, 102, 1)])})
 
     graph = read_graph(driver, 1)
 
@@ -210,20 +204,12 @@ def test_copies_fills_child_graphs_and_other_nodes_are_read() -> None:
                 height=3,
                 depth=1,
             ),
-            ChildGraphNode(
-                graph=CapturedGraph(
-                    nodes=(
-                        MemsetNode(address=0x7F0000000400, pitch_bytes=0, value=1, element_bytes=4, width=8, height=1),
-                    ),
-                    edges=(),
-                )
-            ),
-            OtherNode(type_name="HOST"),
+            MemsetNode(address=0x7F0000000400, pitch_bytes=0, value=1, element_bytes=4, width=8, height=1),
+            OtherNode(type_name="GRAPH"),
         ),
         edges=(Edge(source=0, target=1), Edge(source=1, target=2, from_port=1)),
     )
     assert [int(handle) for handle in node_handles(driver, 1)] == [100, 101, 102]
-    assert [path for path, _ in graph.walk()] == [(0,), (1, 0), (2,)]
 
 
 def test_function_the_library_does_not_have_is_named() -> None:

@@ -45,7 +45,7 @@ def test_aliased_input_is_copied() -> None:
 
 @pytest.mark.parametrize(("height", "depth", "copied"), [(1, 1, False), (2, 1, True), (1, 3, True)])
 def test_input_in_a_copy_of_several_dimensions_is_copied(height: int, depth: int, copied: bool) -> None:
-    uses = PointerUse((0,), 0, 0, 1, 0, UseKind.MEMCPY_DESTINATION), PointerUse((1,), 0, 0, 0, 0)
+    uses = PointerUse(0, 0, 0, 1, 0, UseKind.MEMCPY_DESTINATION), PointerUse(1, 0, 0, 0, 0)
     found = limit(analysis_of(*uses), graph_of(copy_of(height, depth), kernel([word(1)])), ())
     assert codes(found) == [[], [ReasonCode.NO_UPDATER] if copied else []]
 
@@ -83,15 +83,15 @@ def test_kernels_of_one_process_are_no_collectives(name: str) -> None:
 @pytest.mark.parametrize(
     ("uses", "expected"),
     [
-        ([PointerUse((0,), 0, 0, 0, 0)], ALIGNMENT_BYTES),
-        ([PointerUse((1,), 0, 0, 0, 0)], LIBRARY_ALIGNMENT_BYTES),
-        ([PointerUse((0,), 0, 0, 0, 0), PointerUse((1,), 0, 0, 0, 0)], LIBRARY_ALIGNMENT_BYTES),
-        ([PointerUse((1,), 0, 0, 0, 0, UseKind.MEMCPY_SOURCE)], ALIGNMENT_BYTES),
-        ([PointerUse((1,), 0, 0, 0, 0, UseKind.MEMSET)], ALIGNMENT_BYTES),
-        ([PointerUse((0,), 0, 0, 0, 0, UseKind.TENSOR_MAP)], TENSOR_MAP_ALIGNMENT_BYTES),
+        ([PointerUse(0, 0, 0, 0, 0)], ALIGNMENT_BYTES),
+        ([PointerUse(1, 0, 0, 0, 0)], LIBRARY_ALIGNMENT_BYTES),
+        ([PointerUse(0, 0, 0, 0, 0), PointerUse(1, 0, 0, 0, 0)], LIBRARY_ALIGNMENT_BYTES),
+        ([PointerUse(1, 0, 0, 0, 0, UseKind.MEMCPY_SOURCE)], ALIGNMENT_BYTES),
+        ([PointerUse(1, 0, 0, 0, 0, UseKind.MEMSET)], ALIGNMENT_BYTES),
+        ([PointerUse(0, 0, 0, 0, 0, UseKind.TENSOR_MAP)], TENSOR_MAP_ALIGNMENT_BYTES),
     ],
 )
 def test_library_kernels_keep_the_alignment_they_were_chosen_for(uses: list[PointerUse], expected: int) -> None:
     graph = graph_of(kernel([bytes(128)]), copy_of())
-    plan = make_plan(graph, analysis_of(*uses, inputs=1), Choice.HOST, Available(frozenset({(0,)})))
+    plan = make_plan(graph, analysis_of(*uses, inputs=1), Choice.HOST, Available(frozenset({0})))
     assert plan.inputs[0].alignment_bytes == expected

@@ -40,15 +40,15 @@ def find(
         for index, address in memory.items()
     )
     capture = Capture(graph=CapturedGraph(nodes=tuple(nodes), edges=chain), placeholders=placeholders)
-    triton = {(index,) for index, node in enumerate(nodes) if isinstance(node, KernelNode) and node.name != "nccl"}
+    triton = {index for index, node in enumerate(nodes) if isinstance(node, KernelNode) and node.name != "nccl"}
     return find_named_uses(capture, launches, named, triton, "it is not named")
 
 
 def test_named_launches_are_found_next_to_unreadable_nodes() -> None:
     nodes = [launch("a", X, OUT), launch("nccl", OUT), OtherNode(type_name="HOST"), launch("b", Y, X, X, OUT)]
     x, y = find(nodes, [("a", [0]), ("b", [1, 0, 0])]).verdicts
-    assert x.uses == (PointerUse((0,), 0, 0, 0, 0), PointerUse((3,), 1, 0, 0, 0), PointerUse((3,), 2, 0, 0, 0))
-    assert y.uses == (PointerUse((3,), 0, 0, 1, 0),)
+    assert x.uses == (PointerUse(0, 0, 0, 0, 0), PointerUse(3, 1, 0, 0, 0), PointerUse(3, 2, 0, 0, 0))
+    assert y.uses == (PointerUse(3, 0, 0, 1, 0),)
     assert x.indirect and y.indirect
 
 
@@ -56,7 +56,7 @@ def test_intermediate_in_memory_of_a_dead_input_is_left_alone() -> None:
     """The second kernel writes where x was, and the third, of the same name as the first, reads it."""
     nodes = [launch("a", X, OUT), launch("b", OUT, X), launch("a", X, OUT)]
     x, _ = find(nodes, [("a", [0]), ("b", []), ("a", [])]).verdicts
-    assert x.uses == (PointerUse((0,), 0, 0, 0, 0),)
+    assert x.uses == (PointerUse(0, 0, 0, 0, 0),)
     assert x.indirect
 
 
@@ -93,7 +93,7 @@ def test_nodes_listed_out_of_order_are_not_evidence() -> None:
     graph = CapturedGraph(nodes=(launch("a", X, OUT), launch("a", X, OUT)), edges=(Edge(source=1, target=0),))
     placeholder = Placeholder(input=0, memory=MemoryRange(address=X, size_bytes=SIZE))
     capture = Capture(graph=graph, placeholders=(placeholder,))
-    (x,) = find_named_uses(capture, [("a", [0]), ("a", [])], {0}, {(0,), (1,)}, "").verdicts
+    (x,) = find_named_uses(capture, [("a", [0]), ("a", [])], {0}, {0, 1}, "").verdicts
     assert (x.uses, x.reasons[0].code) == ((), ReasonCode.UNEXPLAINED)
 
 
@@ -110,7 +110,7 @@ def test_every_use_is_found_at_its_argument(launches: list[tuple[str, list[int |
     analysis = find(nodes, [(name, [one for one in passed if one is not None]) for name, passed in launches])
     for verdict in analysis.verdicts:
         expected = {
-            ((index,), place)
+            (index, place)
             for index, (_, passed) in enumerate(launches)
             for place, one in enumerate(passed)
             if one == verdict.input

@@ -17,15 +17,13 @@ from optimizations.graph.plan import (
     Plan,
     make_plan,
 )
-from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, ReasonCode, UseKind, find_pointer_uses
+from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, UseKind, find_pointer_uses
 from optimizations.graph.records import (
     CapturedGraph,
-    ChildGraphNode,
     KernelNode,
     MemcpyNode,
     MemsetNode,
     Node,
-    NodePath,
 )
 
 EVERYTHING = Available()
@@ -73,9 +71,9 @@ def from_buffer(node: KernelNode, content: bytearray) -> KernelNode:
     return node.model_copy(update={"parameters": parameters})
 
 
-def replay(graph: CapturedGraph, plan: Plan, address: Mapping[int, int]) -> dict[NodePath, Node]:
+def replay(graph: CapturedGraph, plan: Plan, address: Mapping[int, int]) -> dict[int, Node]:
     """Return each node's parameters after a replay of the plan with inputs at these addresses."""
-    nodes: dict[NodePath, Node] = dict(graph.walk())
+    nodes: dict[int, Node] = dict(enumerate(graph.nodes))
     table = bytearray(sum(slot.size_bytes for slot in plan.slots))
     for one in plan.inputs:
         if one.indirect:
@@ -107,15 +105,14 @@ def test_plan_sets_new_addresses_in_every_node(case: Case, choice: Choice, avail
 
     indirect = {one.input for one in plan.inputs if one.indirect}
     address = {index: 0x7A00_0000_0000 + (index << 20) for index in range(len(case.layout.sizes))}
-    expected: dict[NodePath, Node] = {}
-    for path, node in case.first.graph.walk():
-        uses = [use for use in analysis.uses if use.node == path and use.input in indirect]
-        expected[path] = write(node, uses, address)
+    expected: dict[int, Node] = {}
+    for index, node in enumerate(case.first.graph.nodes):
+        uses = [use for use in analysis.uses if use.node == index and use.input in indirect]
+        expected[index] = write(node, uses, address)
     assert replay(case.first.graph, plan, address) == expected
 
     updated = [node.node for node in plan.nodes]
     assert len(set(updated)) == len(updated), "no node has two updaters"
-    assert all(len(path) == 1 for path in updated), "no updater reaches into child graphs"
     assert available is EVERYTHING or not plan.slots
     spans = [(slot.offset_bytes, slot.offset_bytes + slot.size_bytes) for slot in plan.slots]
     assert [start for start, _ in spans] == [0, *(end for _, end in spans)][: len(spans)]
@@ -138,7 +135,7 @@ def analysed(nodes: Sequence[Node], uses: Sequence[PointerUse]) -> tuple[Capture
 
 def pointer_kernels(count: int) -> tuple[CapturedGraph, Analysis]:
     """`count` kernels that all take input 0 as their only parameter."""
-    return analysed([kernel([word(1)])] * count, [PointerUse((index,), 0, 0, 0, 0) for index in range(count)])
+    return analysed([kernel([word(1)])] * count, [PointerUse(index, 0, 0, 0, 0) for index in range(count)])
 
 
 def counts(plan: Plan) -> tuple[int, int]:
@@ -164,38 +161,21 @@ def test_nodes_have_the_chosen_updater(choice: Choice, nodes: int, expected: tup
 def test_host_replaces_the_prelude_with_a_reason(choice: Choice) -> None:
     plan = make_plan(*pointer_kernels(5), choice, WITHOUT_PRELUDE)
     assert counts(plan) == (5, 0)
-    assert plan.fallbacks == tuple(((index,), f"prelude: {OLD}") for index in range(5))
-
-
-def test_input_without_updater_is_copied_and_frees_its_nodes() -> None:
-    """Input 1 is used by a kernel in a child graph, so node 0 is left to input 0."""
-    node = kernel([word(1), word(2)])
-    graph, analysis = analysed(
-        [node, ChildGraphNode(graph=CapturedGraph(nodes=(kernel([word(2)]),), edges=()))],
-        [PointerUse((0,), 0, 0, 0, 0), PointerUse((0,), 1, 0, 1, 0), PointerUse((1, 0), 0, 0, 1, 0)],
-    )
-    plan = make_plan(graph, analysis, Choice.PRELUDE, EVERYTHING)
-    assert [one.indirect for one in plan.inputs] == [True, False]
-    assert plan.inputs[1].reasons[0].code is ReasonCode.NO_UPDATER
-    assert "child graph" in plan.inputs[1].reasons[0].message
-    assert [(one.updater, [use.input for use in one.uses]) for one in plan.nodes] == [(Choice.PRELUDE, [0])]
+    assert plan.fallbacks == tuple((index, f"prelude: {OLD}") for index in range(5))
 
 
 def test_tensor_maps_are_written_whole_through_the_table() -> None:
     first, other = make_tensor_map(512), make_tensor_map(512, shape=9)
     nodes = [kernel([word(5), first]), kernel([first]), kernel([bytes(64) + other])]
     uses = [
-        PointerUse((0,), 1, 0, 0, 0, UseKind.TENSOR_MAP),
-        PointerUse((1,), 0, 0, 0, 0, UseKind.TENSOR_MAP),
-        PointerUse((2,), 0, 64, 0, 0, UseKind.TENSOR_MAP),
+        PointerUse(0, 1, 0, 0, 0, UseKind.TENSOR_MAP),
+        PointerUse(1, 0, 0, 0, 0, UseKind.TENSOR_MAP),
+        PointerUse(2, 0, 64, 0, 0, UseKind.TENSOR_MAP),
     ]
     plan = make_plan(*analysed(nodes, uses), Choice.PRELUDE, EVERYTHING)
     assert [slot.tensor_map for slot in plan.slots] == [first, other], "equal maps share a slot"
     assert sum(slot.size_bytes for slot in plan.slots) == 256
     assert [node.updates[0].buffer_offset for node in plan.of(Choice.PRELUDE)] == [8, 0, 64]
     assert (
-        make_plan(*analysed(nodes, uses), Choice.HOST, Available(frozenset({(0,), (1,), (2,)})))
-        .inputs[0]
-        .alignment_bytes
-        == 32
+        make_plan(*analysed(nodes, uses), Choice.HOST, Available(frozenset({0, 1, 2}))).inputs[0].alignment_bytes == 32
     )

@@ -35,7 +35,6 @@ from optimizations.graph.records import (
     MemoryRange,
     MemsetNode,
     Node,
-    NodePath,
 )
 from tests.optimizations.graph.test_plan import replay
 
@@ -117,7 +116,7 @@ def displacement(one: MemoryRange, other: MemoryRange) -> int:
 def found_places(analysis: Analysis) -> dict[int, list[Place]]:
     return {
         verdict.input: [
-            (use.node[0], use.parameter, use.byte_offset + (use.kind is UseKind.MEMCPY_DESTINATION))
+            (use.node, use.parameter, use.byte_offset + (use.kind is UseKind.MEMCPY_DESTINATION))
             for use in verdict.uses
         ]
         for verdict in analysis.verdicts
@@ -131,7 +130,7 @@ def is_triton(node: Node) -> bool:
 def updaters(plan: Plan) -> dict[str, list[int]]:
     """The nodes of each updater."""
     nodes = {choice.value: plan.of(choice) for choice in (Choice.HOST, Choice.PRELUDE)}
-    return {updater: [node.node[0] for node in found] for updater, found in nodes.items() if found}
+    return {updater: [node.node for node in found] for updater, found in nodes.items() if found}
 
 
 def codes(analysis: Analysis) -> list[set[ReasonCode]]:
@@ -212,7 +211,7 @@ def test_simulated_tensor_map_is_bit_identical_to_a_real_one() -> None:
 
 def planned(name: str, choice: Choice) -> tuple[RecordedCaptures, Plan]:
     pair = load(name)
-    triton = frozenset(path for path, node in pair.first.graph.walk() if is_triton(node))
+    triton = frozenset(index for index, node in enumerate(pair.first.graph.nodes) if is_triton(node))
     return pair, make_plan(pair.first.graph, analyse(pair), choice, Available(triton))
 
 
@@ -238,12 +237,12 @@ def test_plan_moves_the_first_capture_to_any_address(name: str, choice: Choice) 
     assert replay(pair.first.graph, plan, address) == written(pair.first.graph, places, address)
 
 
-def written(graph: CapturedGraph, places: dict[int, list[Place]], address: dict[int, int]) -> dict[NodePath, Node]:
+def written(graph: CapturedGraph, places: dict[int, list[Place]], address: dict[int, int]) -> dict[int, Node]:
     """The nodes with these places set to these addresses, byte by byte."""
-    nodes: dict[NodePath, Node] = dict(graph.walk())
+    nodes: dict[int, Node] = dict(enumerate(graph.nodes))
     for index, found in places.items():
         for place in found:
-            nodes[(place[0],)] = put(nodes[(place[0],)], place, address[index])
+            nodes[place[0]] = put(nodes[place[0]], place, address[index])
     return nodes
 
 

@@ -102,9 +102,9 @@ def program() -> Program:
 ALL = Available()
 
 USES = (
-    PointerUse((0,), 0, 0, 0, 0),
-    PointerUse((1,), 1, 0, 1, DELTA),
-    PointerUse((2,), 0, 0, 1, 0, UseKind.MEMCPY_SOURCE),
+    PointerUse(0, 0, 0, 0, 0),
+    PointerUse(1, 1, 0, 1, DELTA),
+    PointerUse(2, 0, 0, 1, 0, UseKind.MEMCPY_SOURCE),
 )
 
 
@@ -170,7 +170,7 @@ def test_fill_writes_its_moved_destination() -> None:
     memory, elsewhere = torch.zeros(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8)
     graph = driver.new_graph()
     driver.add_node(graph, Node("MEMSET", fill={"address": memory.data_ptr() + 4, "bytes": 8}))
-    applied, run = apply(driver, graph, Choice.PRELUDE, PointerUse((0,), 0, 0, 3, 4, UseKind.MEMSET))
+    applied, run = apply(driver, graph, Choice.PRELUDE, PointerUse(0, 0, 0, 3, 4, UseKind.MEMSET))
     assert applied.point({3: elsewhere.data_ptr()}) == 8
     run.replay()
     assert elsewhere.tolist() == [0] * 4 + [7] * 8 + [0] * 4
@@ -185,7 +185,7 @@ def test_tensor_maps_are_made_for_the_new_address(choice: Choice) -> None:
     driver.add_function(function)
     graph = driver.new_graph()
     driver.add_node(graph, Node("KERNEL", function, [word(0), make_tensor_map(0x1000)]))
-    use = PointerUse((0,), 1, 0, 0, 0x20, UseKind.TENSOR_MAP)
+    use = PointerUse(0, 1, 0, 0, 0x20, UseKind.TENSOR_MAP)
     applied, run = apply(driver, graph, choice, use, replace=replace_address)
     for address in (0x2000, 0x7F00_0000_3000):
         assert applied.point({0: address}) == 128

@@ -84,7 +84,7 @@ def test_named_inputs_need_no_comparison(cuda_on_cpu: CudaOnCpu, monkeypatch: py
     def doubtful(*captures: Any, further: Sequence[Any], **options: Any) -> Analysis:
         made.append(len(further))
         reason = (Reason(ReasonCode.UNEXPLAINED, "a word changed"),)
-        return Analysis(tuple(InputVerdict(index, (), reason) for index in (0, 1)), (UnexplainedWord((0,), 0, 0),))
+        return Analysis(tuple(InputVerdict(index, (), reason) for index in (0, 1)), (UnexplainedWord(0, 0, 0),))
 
     monkeypatch.setattr(examination, "find_pointer_uses", doubtful)
     code = GeneratedCode(None, **USED_BY_PRODUCTS)

@@ -67,7 +67,7 @@ def test_plan_with_another_node_updater_is_not_the_variant() -> None:
 
     graph = CapturedGraph(nodes=(kernel([word(1)]),), edges=())
     plan = make_plan(
-        graph, analysis_of(PointerUse((0,), 0, 0, 0, 0)), Choice.PRELUDE, Available(against_prelude=lambda: "old")
+        graph, analysis_of(PointerUse(0, 0, 0, 0, 0)), Choice.PRELUDE, Available(against_prelude=lambda: "old")
     )
     assert _objection(plan, "prelude") == "prelude: old"
     assert _objection(plan, "host") is None

@@ -289,7 +289,7 @@ class CpuDevice(Device):
             written = 0
             for node in plan.nodes:
                 uses = [use for use in node.uses if use.input in addresses]
-                place = graph.nodes()[node.node[0]]
+                place = graph.nodes()[node.node]
                 operator, arguments, keywords, results = graph.operators[place]
                 changed = [*arguments]
                 for use in uses:

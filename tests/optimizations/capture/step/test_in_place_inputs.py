@@ -25,7 +25,7 @@ from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import Launch
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.read import read_graph
-from optimizations.graph.records import CapturedGraph, ChildGraphNode, Edge, MemoryRange
+from optimizations.graph.records import MemoryRange
 
 __all__ = ["copied"]
 
@@ -508,18 +508,6 @@ def test_driver_error_disables_only_in_place_reading(call: str, monkeypatch: pyt
     step = GraphedStep(training(on(device)), device=device)
     assert all(map(torch.equal, [step(*one) for one in given], expected))
     assert step.report().refusals == () and followed(step) == (0, 2)
-
-
-def test_pointer_in_a_child_graph_prevents_in_place_reading() -> None:
-    place = MemoryRange(address=2**40, size_bytes=64)
-    source, inside = (address.to_bytes(8, "little") for address in (2**40, 2**40 + 16))
-    launches = Launches()
-    launches.kernels.append(Logged(Launch("triton_double", 0), is_operator=False, passed=((2**40, 2**40),)))
-    for word_of_another in (b"", inside):
-        inner = CapturedGraph(nodes=(synthetic_kernel([word_of_another], name="another"),), edges=())
-        nodes = synthetic_kernel([source], name="triton_double"), ChildGraphNode(graph=inner)
-        plan = launches.plan(CapturedGraph(nodes=nodes, edges=(Edge(source=0, target=1),)), {0: place})
-        assert plan.inputs[0].indirect is not bool(word_of_another)
 
 
 # The driver's side.

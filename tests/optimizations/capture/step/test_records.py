@@ -23,7 +23,7 @@ from optimizations.capture.step.observer import Observer, draws, has_own_state, 
 from optimizations.capture.step.observing import Observed
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.progress import MOST_SIGNATURES, PATIENCE, Plan, Progress
-from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, Parameter
+from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, OtherNode, Parameter
 from optimizations.report.steps import Refusal
 
 
@@ -259,6 +259,7 @@ def test_address_is_found_in_any_kernel_argument() -> None:
         assert any_word_in(graph_of_kernel(inside), memory)
     assert not any_word_in(graph_of_kernel((address + 64).to_bytes(8, "little")), memory)
     assert not any_word_in(graph_of_kernel((address - 1).to_bytes(8, "little")), memory)
+    assert any_word_in(CapturedGraph(nodes=(OtherNode(type_name="GRAPH"),), edges=()), memory), "it is not read"
 
 
 def test_module_imported_while_watched_retains_no_observer() -> None:
