@@ -15,6 +15,7 @@ from typing import TypeGuard
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.signature import alias_pattern
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import MemoryRanges, each_once, memory_of, overlaps, size_bytes
 from optimizations.graph.records import MemoryRange
@@ -44,26 +45,20 @@ class CopiedInputs:
         self.in_place = sorted(in_place)
         self._addresses = [inputs[index].data_ptr() for index in self.in_place]
         self.recording_inputs = [first[id(tensor)] for tensor in inputs]
-        seen: set[int] = set()
-        self._copied = [
+        copied = [
             index
-            for index, tensor in enumerate(inputs)
-            if size_bytes(tensor)
-            and self.recording_inputs[index] is not tensor
-            and not (id(tensor) in seen or seen.add(id(tensor)))  # type: ignore[func-returns-value]
+            for index, first_index in enumerate(alias_pattern(inputs))
+            if first_index == index and size_bytes(inputs[index]) and self.recording_inputs[index] is not inputs[index]
         ]
-        self._once = [overlaps(inputs[index]) for index in self._copied]
-        self._targets = [
-            each_once(self.recording_inputs[index]) if once else self.recording_inputs[index].detach()
-            for index, once in zip(self._copied, self._once, strict=True)
-        ]
+        self._copied = [(index, overlaps(inputs[index])) for index in copied]
         self._tracker: AddressTracker | None = None
-        self._count_copies()
+        self._copy_to_placeholders()
         self.bind(inputs)
 
-    def _count_copies(self) -> None:
-        copied = [self.recording_inputs[index] for index in self._copied]
-        self.copied_tensors, self.copied_bytes = len(copied), sum(map(size_bytes, copied))
+    def _copy_to_placeholders(self) -> None:
+        copied = [(self.recording_inputs[index], once) for index, once in self._copied]
+        self._targets = [each_once(one) if once else one.detach() for one, once in copied]
+        self.copied_tensors, self.copied_bytes = len(copied), sum(size_bytes(one) for one, _ in copied)
 
     @property
     def followed(self) -> Sequence[int]:
@@ -77,19 +72,15 @@ class CopiedInputs:
 
     def placeholders(self) -> dict[int, torch.Tensor]:
         """Return, by index, the placeholders of inputs that are copied element by element."""
-        pairs = zip(self._copied, self._once, strict=True)
-        return {index: self.recording_inputs[index] for index, once in pairs if not once}
+        return {index: self.recording_inputs[index] for index, once in self._copied if not once}
 
     def follow(self, inputs: Sequence[TrackedInput], pointers: Pointers, owned: Sequence[MemoryRange]) -> None:
         """Let the graph read these inputs in place from now on. `owned`: memory that the graph writes."""
         indices = {one.index for one in inputs}
         recorded = [one.data_ptr() if index in indices else None for index, one in enumerate(self.recording_inputs)]
-        rest = [place for place, index in enumerate(self._copied) if index not in indices]
-        self._copied = [self._copied[place] for place in rest]
-        self._once = [self._once[place] for place in rest]
-        self._targets = [self._targets[place] for place in rest]
+        self._copied = [one for one in self._copied if one[0] not in indices]
+        self._copy_to_placeholders()
         self._tracker = AddressTracker(inputs, recorded, pointers, MemoryRanges(owned), self._fill)
-        self._count_copies()
 
     def free(self) -> None:
         """Free the memory of placeholders that the graph no longer reads and that have no other reference.
@@ -133,8 +124,8 @@ class CopiedInputs:
             except CudaCallFailed as error:
                 raise NotLaunched(str(error)) from error
         if self._copied:
-            pairs = zip(self._copied, self._once, strict=True)
-            copy_all(self._targets, [each_once(inputs[index]) if once else inputs[index] for index, once in pairs])
+            sources = [each_once(inputs[index]) if once else inputs[index] for index, once in self._copied]
+            copy_all(self._targets, sources)
 
     def give_back(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
         """Copy written placeholders back to the caller's tensors."""
@@ -217,7 +208,7 @@ def _holders(found: Sequence[torch.Tensor | None], index: int) -> tuple[int, ...
     """Return the reference counts of a tensor in a list. No variable refers to it here, which would be counted."""
     if not is_plain(found[index]):
         return None
-    storage = untyped_storage(found[index])
+    storage = found[index].untyped_storage()  # type: ignore[union-attr]
     return (
         sys.getrefcount(found[index]),
         weakref.getweakrefcount(found[index]),
@@ -230,9 +221,3 @@ def _holders(found: Sequence[torch.Tensor | None], index: int) -> tuple[int, ...
 def is_plain(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     """Return whether this is a strided tensor and of no subclass."""
     return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested
-
-
-def untyped_storage(tensor: torch.Tensor | None) -> torch.UntypedStorage:
-    """Return the storage of a tensor that is not None."""
-    assert tensor is not None
-    return tensor.untyped_storage()

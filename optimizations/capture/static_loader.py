@@ -79,9 +79,8 @@ class StaticLoader(Iterator[Any]):
         self._loader = loader
         self.transfer = transfer
         self._iterator: Iterator[Any] | None = None
-        self._ahead: deque[tuple[Any, Hashable, Sequence[torch.Tensor]]] = deque(maxlen=1)
+        self._ahead: deque[tuple[Any, Hashable, Sequence[torch.Tensor]]] = deque()
         self._error: Exception | None = None
-        self._given_back: deque[Batch] = deque()
         self._buffers: dict[Hashable, tuple[torch.Tensor, ...]] = {}
         self.lent: tuple[Batch, ...] = ()
 
@@ -93,7 +92,6 @@ class StaticLoader(Iterator[Any]):
         """Begin a new epoch. Batches of the last one that were copied ahead are dropped."""
         self._iterator, self._error = iter(self._loader), None
         self._ahead.clear()
-        self._given_back.clear()
         return self
 
     def __next__(self) -> Any:
@@ -124,28 +122,23 @@ class StaticLoader(Iterator[Any]):
             if not isinstance(error, StopIteration):
                 self._error = None  # the loader decides how to continue after it
             raise error
-        if not self._given_back:
-            value, structure, staged = self._ahead.popleft()
-        elif (batch := self._given_back.popleft()).key[0] == place:
-            return batch
-        else:
-            value, structure, staged = batch.value, batch.key[1], batch.buffers
+        value, structure, staged = self._ahead.popleft()
         key = place, structure, *((one.shape, one.dtype) for one in staged)
         if key not in self._buffers:
             self._buffers[key] = tuple(map(torch.empty_like, staged))
         buffers = self._buffers[key]
-        self.transfer.fill(buffers, staged)
+        if staged is not buffers:  # else it was given back, and its buffers are those for this place
+            self.transfer.fill(buffers, staged)
         return Batch(replaced(value, iter(buffers)), buffers, (*key, *(one.data_ptr() for one in buffers)))
 
     def is_ready(self) -> bool:
         """Return whether `take` returns a batch, and does not raise."""
-        if not self._given_back:
-            self.prefetch()
-        return bool(self._given_back or self._ahead)
+        self.prefetch()
+        return bool(self._ahead)
 
     def give_back(self, batches: Sequence[Batch]) -> None:
         """Let the next calls of `take` return these batches."""
-        self._given_back.extendleft(reversed(batches))
+        self._ahead.extendleft((one.value, one.key[1], one.buffers) for one in reversed(batches))
 
     def prefetch(self) -> None:
         """Begin to copy the next batch. An exception of the loader is raised by `take`."""

@@ -71,17 +71,15 @@ def make_slots(
             for one in variants:
                 several = sum(other.pairs for other in variants if other.number == one.number) > 1
                 for index in range(one.pairs):
-                    before = [slot for slot in slots if (slot.place[0], slot.place[2]) == (one.number - 1, index)]
                     with naming(one.number):
-                        slot, outputs = _forward(
-                            one, index, before[0] if options.share_io and len(before) == 1 else None
-                        )
+                        slot, outputs = _forward(one, index, slots)
                         slots.append(slot)
                         one.slots.append(slot)
                         if outputs and any(slot.differentiable):
                             _backward(one, slot, outputs, gradients if several else None)
                     del outputs  # they reference memory of the pool
-            _require_ready(device)
+            if not device.ready():
+                raise StepRefused(FREED_MEANWHILE)
     except BaseException:
         device.wait()
         for slot in slots:
@@ -90,20 +88,21 @@ def make_slots(
     return variants, slots
 
 
-def _require_ready(device: Device) -> None:
-    if not device.ready():  # a backward has to be on the stream of its forward
-        raise StepRefused(FREED_MEANWHILE)
-
-
 @contextlib.contextmanager
 def _capturing(
-    graph: RacedGraph, variant: Variant, expected: Sequence[Operation], others: Sequence[torch.Tensor] = ()
+    graph: RacedGraph,
+    variant: Variant,
+    expected: Sequence[Operation],
+    others: Sequence[torch.Tensor] = (),
+    *,
+    is_first: bool = False,
 ) -> Iterator[tuple[Writes, Observer]]:
     """Capture the block, and check that its operators are as expected. On an error the graph is freed.
 
     Yield the record of writes to tensors that the callable reaches and to `others`, and the observer.
     """
-    _require_ready(variant.device)
+    if not variant.device.ready() and not is_first:  # a backward has to be on the stream of its forward
+        raise StepRefused(FREED_MEANWHILE)
     writes = Writes([*variant.state.tensors.values(), *others], compiled=variant.state.compiled)
     try:
         captured = graph.capturing(variant.generators)
@@ -117,20 +116,18 @@ def _capturing(
         raise
 
 
-def _forward(variant: Variant, index: int, before: Slot | None) -> tuple[Slot, list[torch.Tensor]]:
-    """Capture a forward. Return also the results from which its backward starts.
-
-    `before`: the slot whose results it reads in place where it can.
-    """
+def _forward(variant: Variant, index: int, slots: Sequence[Slot]) -> tuple[Slot, list[torch.Tensor]]:
+    """Capture a forward after these slots. Return also the results from which its backward starts."""
     device, state = variant.device, variant.state
-    shared = {} if before is None else _shared(variant, before)
+    before = [one for one in slots if (one.place[0], one.place[2]) == (variant.number - 1, index)]
+    shared = _shared(variant, before[0]) if variant.options.share_io and len(before) == 1 else {}
     with device.here():
         inputs = inputs_like(variant.sample, shared)
     placeholders = inputs.recording_inputs
     args, kwargs = replaced(variant.sample, iter(placeholders))
     graph = RacedGraph(device, device.new_pool(), variant.options.concurrency)
     torch.clear_autocast_cache()
-    captured = _capturing(graph, variant, variant.forward, placeholders)
+    captured = _capturing(graph, variant, variant.forward, placeholders, is_first=not slots)
     with torch.set_grad_enabled(variant.training), captured as (writes, _):
         nest = variant.function(*args, **kwargs)
     torch.clear_autocast_cache()
@@ -152,7 +149,7 @@ def _forward(variant: Variant, index: int, before: Slot | None) -> tuple[Slot, l
         forward=graph,
         inputs=inputs,
         shared=list(shared),
-        reads=[before, *before.reads] if before is not None and shared else [],
+        reads=[before[0], *before[0].reads] if shared else [],
         parameters=list(variant.parameters) if differentiable else [],
         nest=replaced(nest, iter([[*placeholders, *static][place] for place in order])),
         order=order,
