@@ -74,7 +74,6 @@ def make_slots(
                     with naming(one.number):
                         slot, outputs = _forward(one, index, slots)
                         slots.append(slot)
-                        one.slots.append(slot)
                         if outputs and any(slot.differentiable):
                             _backward(one, slot, outputs, gradients if several else None)
                     del outputs  # they reference memory of the pool
@@ -161,7 +160,11 @@ def _forward(variant: Variant, index: int, slots: Sequence[Slot]) -> tuple[Slot,
         ),
         differentiable=[takes and differentiable for takes in takes_part],
         mutated=_counted(variant, writes),
-        read_back=[one for one in state.tensors.values() if _is_plain(one) and storage(one) in variant.saved],
+        read_back=[
+            one
+            for one in state.tensors.values()
+            if one.layout is torch.strided and not one.is_inference() and storage(one) in variant.saved
+        ],
         written_memory=WrittenMemory([tensor for tensor in state.tensors.values() if writes.include(tensor)]),
     )
     return slot, [result for result, takes in zip(results, takes_part, strict=True) if takes]
@@ -216,7 +219,3 @@ def _counted(variant: Variant, writes: Writes) -> list[torch.Tensor]:
     """Return the tensors that a launch writes and whose versions it increments for autograd."""
     written = [tensor for tensor in variant.state.tensors.values() if writes.include(tensor)]
     return [tensor for tensor in written if writes.counted(tensor) or tensor.is_inference()]
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_inference()

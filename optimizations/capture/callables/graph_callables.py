@@ -60,7 +60,7 @@ _groups: WeakRegistry[GraphedCallables] = WeakRegistry()
 class _Variant:
     """Hold the graphs of a callable for the signature of one sample. They are valid while its state is unchanged."""
 
-    def __init__(self, made: Variant, function: Callable[..., Any]) -> None:
+    def __init__(self, made: Variant, function: Callable[..., Any], slots: Sequence[Slot]) -> None:
         # Hooks of the callable itself run around its graphs. Hooks of other callables that it calls are captured.
         around = id(vars(function)) if isinstance(function, torch.nn.Module) else 0
         self.watch = Watch(
@@ -70,7 +70,7 @@ class _Variant:
             made.parameters,
             hooks_of_tensors=False,  # they run after the graph
         )
-        self.slots = made.slots
+        self.slots = [slot for slot in slots if slot.place[:2] == (made.number, made.index)]
         for slot in self.slots:
             slot.in_place = self.watch.in_place
         tensors: list[torch.Tensor] = []
@@ -150,7 +150,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             made, self._slots = make_slots(device, self._callables, plan, self._options, training=self._training)
             with torch.set_grad_enabled(self._training):  # as in captures and replayed calls
                 for one in made:
-                    self._variants[one.number - 1].append(_Variant(one, self._callables[one.number - 1]))
+                    variant = _Variant(one, self._callables[one.number - 1], self._slots)
+                    self._variants[one.number - 1].append(variant)
         except BaseException:
             self.close()
             raise

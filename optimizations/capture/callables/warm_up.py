@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from optimizations.capture.callables.arguments import Options, Sample
-from optimizations.capture.callables.slot import Slot
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, with_classes_of
 from optimizations.capture.signature import PLAIN, flatten, parts, replaced
@@ -62,7 +61,6 @@ class Variant:
         generators: generators of the GPU, other than the default one, from which it drew.
         first_states: states of these before the first draw.
         as_captured: the value that a query for a capture returns.
-        slots: its graphs after the capture.
     """
 
     number: int
@@ -85,7 +83,6 @@ class Variant:
     generators: Sequence[torch.Generator] = ()
     first_states: dict[int, tuple[torch.Generator, torch.Tensor]] = field(default_factory=dict)
     as_captured: bool = False
-    slots: list[Slot] = field(default_factory=list)
 
     @contextlib.contextmanager
     def observing(
