@@ -11,8 +11,6 @@ A CUDA graph that reads stale input addresses computes a correct result of other
 hardly depend on its inputs (an AlexNet with random weights returns nearly the same for all images), such a result is
 within the tolerance. But it is closer to eager's result of those other inputs, which is checked here. Rounding does
 not cause this: it would need the same sign in many elements.
-
-Check that all ranks have the same results: by digests, and where bits differ by the norms of tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from suite.measure.results import BUFFER, GRADIENT, Results, State
+from suite.measure.results import BUFFER, GRADIENT, State
 
 CHUNK_ELEMENTS = 2**24
 """Elements compared at once: tensors come from host memory, and are compared in float64 on the device."""
@@ -194,28 +192,3 @@ def result_of_other_inputs(
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1)[:: -(-tensor.numel() // MOST_ELEMENTS)] if tensor.numel() > MOST_ELEMENTS else tensor
-
-
-def norms(results: Sequence[Results]) -> dict[str, float]:
-    """Return the L2 norm of every tensor that is compared, by input set and name."""
-    return {
-        f"{place} {name}": float(torch.linalg.vector_norm(tensor.detach().to(torch.float64)))
-        for place, one in enumerate(results)
-        for name, tensor in one.tensors.items()
-    }
-
-
-def largest_spread(by_rank: Sequence[Mapping[str, float]]) -> float:
-    """Return the largest relative difference of a norm between ranks; infinite where a tensor is missing on one rank
-    or only some of the norms are finite."""
-    if any(own.keys() != by_rank[0].keys() for own in by_rank):
-        return math.inf
-    return max((_spread([own[name] for own in by_rank]) for name in by_rank[0]), default=0.0)
-
-
-def _spread(values: Sequence[float]) -> float:
-    if all(value == values[0] or (math.isnan(value) and math.isnan(values[0])) for value in values):
-        return 0.0
-    if not all(math.isfinite(value) for value in values):
-        return math.inf
-    return (max(values) - min(values)) / max(values)

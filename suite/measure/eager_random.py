@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from optimizations import torch_internals
 from optimizations.torch_internals.cpu_results import SETTING, pass_after
@@ -41,13 +40,6 @@ def eager_random_numbers() -> Iterator[None]:
         SETTING: pass_after(getattr(config, SETTING), "encore: draws in order, 1", keep_order_of_draws),
     }
     with config.patch(settings):
-        yield
-
-
-@contextmanager
-def attention_that_drops_alike() -> Iterator[None]:
-    """Make attention drop the same elements in eager and in code compiled in the block, with or without a mask."""
-    with sdpa_kernel(SDPBackend.MATH):
         yield
 
 

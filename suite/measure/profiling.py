@@ -32,8 +32,8 @@ import hashlib
 import json
 import re
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -125,17 +125,6 @@ class UnevenIterations(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceWork:
-    """Describe one kernel, copy or memset on the device. `moved_bytes` is None for kernels."""
-
-    category: str
-    name: str
-    in_graph: bool
-    duration_us: float
-    moved_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class IterationProfile:
     """Describe one iteration: mean times over the trace, and exact counts, which are equal in all iterations."""
 
@@ -156,7 +145,19 @@ def analyse(
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     launches = graph_launches(events)
-    work = _device_work(events, launches)
+    totals: Counter[tuple[str, bool]] = Counter()
+    copies: dict[tuple[str, str], list[int]] = defaultdict(list)  # bytes by direction and kind of source memory
+    kernel_us, keys = 0.0, list[str]()
+    for event in events:
+        if (category := event.get("cat")) not in _DEVICE_WORK:
+            continue
+        name, facts = event["name"], event["args"]
+        totals[category, facts["correlation"] in launches or bool(facts.get("graph node id"))] += 1
+        if category == "kernel":
+            kernel_us += float(event["dur"])
+            keys.append(kernel_key(name, facts.get("grid", ()), facts.get("block", ()), sources))
+        elif match := _MEMCPY.match(name):
+            copies[match["direction"], match["source"].lower()].append(facts.get("bytes") or 0)
 
     def per_iteration(total: int, what: str) -> int:
         each, rest = divmod(total, iterations)
@@ -165,12 +166,11 @@ def analyse(
         return each
 
     def count(category: str, *, in_graph: bool) -> int:
-        total = sum(item.category == category and item.in_graph is in_graph for item in work)
-        return per_iteration(total, f"{category} events {'in' if in_graph else 'outside of'} graphs")
+        where = "in" if in_graph else "outside of"
+        return per_iteration(totals[category, in_graph], f"{category} events {where} graphs")
 
     graph_kernels, eager_kernels = count("kernel", in_graph=True), count("kernel", in_graph=False)
     kernels = graph_kernels + eager_kernels
-    copies = _copies(work)
     return IterationProfile(
         coverage=Coverage(
             graph_kernels=graph_kernels,
@@ -183,8 +183,8 @@ def analyse(
             eager_memsets=count("gpu_memset", in_graph=False),
             profiled_iterations=iterations,
         ),
-        kernels=count_kernels(_kernel_keys(events, sources), iterations),
-        kernel_time_us=sum(item.duration_us for item in work if item.category == "kernel") / iterations,
+        kernels=count_kernels(keys, iterations),
+        kernel_time_us=kernel_us / iterations,
         host_to_device=[
             HostToDeviceCopy(
                 copied_bytes=per_iteration(sum(sizes), f"bytes copied from {source} memory"),
@@ -209,37 +209,6 @@ def graph_launches(events: Iterable[Mapping[str, Any]]) -> set[int]:
         for event in events
         if event.get("cat") in _CALLS and _GRAPH_LAUNCH.match(event["name"])
     }
-
-
-def _device_work(events: Iterable[Mapping[str, Any]], launches: Collection[int]) -> list[DeviceWork]:
-    return [
-        DeviceWork(
-            category=event["cat"],
-            name=event["name"],
-            in_graph=event["args"]["correlation"] in launches or bool(event["args"].get("graph node id")),
-            duration_us=float(event["dur"]),
-            moved_bytes=event["args"].get("bytes"),
-        )
-        for event in events
-        if event.get("cat") in _DEVICE_WORK
-    ]
-
-
-def _kernel_keys(events: Iterable[Mapping[str, Any]], sources: Mapping[str, str]) -> list[str]:
-    return [
-        kernel_key(event["name"], event["args"].get("grid", ()), event["args"].get("block", ()), sources)
-        for event in events
-        if event.get("cat") == "kernel"
-    ]
-
-
-def _copies(work: Iterable[DeviceWork]) -> dict[tuple[str, str], list[int]]:
-    """Return sizes in bytes of all copies by (direction, kind of source memory), such as ("HtoD", "pageable")."""
-    sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for item in work:
-        if item.category == "gpu_memcpy" and (match := _MEMCPY.match(item.name)):
-            sizes[match["direction"], match["source"].lower()].append(item.moved_bytes or 0)
-    return sizes
 
 
 _KERNEL = re.compile(r"async_compile\.triton\(\s*'(\w+)',\s*'''(.*?)'''", re.DOTALL)

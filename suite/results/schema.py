@@ -117,8 +117,8 @@ class Correctness(Record):
     ranks_equal: bool | None = None
     """True if all ranks' results have the same bits, on all inputs, where the workload is split over GPUs."""
     ranks_spread: float | None = None
-    """The largest relative difference of a tensor's norms between ranks. The reference is the whole module in eager
-    mode, on each rank by itself."""
+    """Of older rows: the largest relative difference of a tensor's norms between ranks. Now each rank's results are
+    compared with those of the whole module in eager mode, and with no other rank's but by their bits."""
     varying: list[dict[str, list[float]]] | None = None
     widened_error: float | None = None
     """Error of the mode compiled in higher precision, relative to eager in that precision; measured where eager's

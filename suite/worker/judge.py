@@ -39,15 +39,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.instance import Instance
 from models.registry import Inputs
 from optimizations import torch_internals
 from optimizations.atomic_file import write_atomically
 from optimizations.torch_internals.tuning import graphs_marked
-from suite.measure.compare import largest_spread, norms
 from suite.measure.correctness import (
     Agreement,
     combine,
@@ -58,7 +59,7 @@ from suite.measure.correctness import (
     refused_of_other_inputs,
     tolerance_of,
 )
-from suite.measure.eager_random import attention_that_drops_alike, eager_random_numbers
+from suite.measure.eager_random import eager_random_numbers
 from suite.measure.fingerprint import sketched_error
 from suite.measure.iteration import Iterate, iteration
 from suite.measure.memory import release
@@ -191,16 +192,15 @@ class Judge:
         workload = self._program.instance.workload
         with ExitStack() as stack:
             if self.is_tried and workload.task == "training":
-                stack.enter_context(attention_that_drops_alike())
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if self.is_tried and workload.tried_deterministic:
                 stack.enter_context(deterministic_algorithms())
             yield
 
     def _check(self) -> Correctness:
         verdict, forgotten = self.trial_verdict, False
-        ranked = isinstance(self._program.ranks, RankGroup)
         # After a trial only digests are needed, so gigabytes of gradients are not copied to the host.
-        compiled = self._results(self._compilation.iterate) if verdict is None or ranked else []
+        compiled = self._results(self._compilation.iterate) if verdict is None else []
         bits = [one.all_bits() for one in compiled] or [self._bits_of_run(*each)[0] for each in self._each_checked()]
         if verdict is None:
             assert self.eager is not None, "eager ran before"
@@ -210,8 +210,9 @@ class Judge:
         if forgotten:
             self._compilation.compile_again()
         correctness = self._record(verdict, bits)
-        if ranked:
-            correctness = self._across_ranks(correctness, compiled)
+        if isinstance(self._program.ranks, RankGroup):
+            every = self._program.ranks.all(correctness.digests)
+            correctness = correctness.model_copy(update={"ranks_equal": all(one == every[0] for one in every)})
         if not correctness.passed:
             raise Inaccurate(correctness)
         return correctness
@@ -263,18 +264,6 @@ class Judge:
         )
         self._compilation.forget()
         return replace(verdict, passed=verdict.passed and wide.passed, widened_error=wide.max_relative_error)
-
-    def _across_ranks(self, correctness: Correctness, compiled: list[Results]) -> Correctness:
-        """Return the correctness, extended by a comparison of all ranks' digests and norms of tensors."""
-        said = self._program.ranks.all((correctness.digests, norms(compiled)))
-        spread = largest_spread([own for _, own in said])
-        return correctness.model_copy(
-            update={
-                "ranks_equal": all(digests == said[0][0] for digests, _ in said),
-                "ranks_spread": spread,
-                "passed": correctness.passed and spread <= correctness.tolerance,
-            }
-        )
 
     def _record(self, verdict: Agreement, bits: Sequence[Mapping[str, str]] = ()) -> Correctness:
         """Return the verdict as a record, with digests and tensors that vary when the results are computed again."""
@@ -387,17 +376,10 @@ TRIAL_FOLDER = "trial"
 def trial_cache(cache: Path) -> Iterator[None]:
     """Make Inductor and Triton use a folder in `cache` inside the block; unload code of both folders."""
     own = cache / TRIAL_FOLDER
-    used = {"TORCHINDUCTOR_CACHE_DIR": own / INDUCTOR, "TRITON_CACHE_DIR": own / TRITON}
-    before = {name: os.environ.get(name) for name in used}
+    used = {"TORCHINDUCTOR_CACHE_DIR": str(own / INDUCTOR), "TRITON_CACHE_DIR": str(own / TRITON)}
     torch_internals.clear_caches()
-    os.environ |= {name: str(folder) for name, folder in used.items()}
     try:
-        with graphs_marked(TRIAL_FOLDER):
+        with patch.dict(os.environ, used), graphs_marked(TRIAL_FOLDER):
             yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
         torch_internals.clear_caches()

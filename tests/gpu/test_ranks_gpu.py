@@ -217,7 +217,7 @@ def test_plain_transformer_split_over_gpus_in_the_suite(tmp_path: Path, ranks: i
     assert len(rows) == 6
     for row in rows:
         assert len(row["ranks"]) == ranks
-        assert row["correctness"]["ranks_spread"] <= row["correctness"]["tolerance"]
+        assert row["correctness"]["passed"]
         coverage = [part["metrics"]["coverage"]["percent"] for part in row["ranks"]]
         if row["mode"] == "indirection":
             assert min(coverage) > 90, coverage

@@ -6,7 +6,6 @@ import pytest
 
 from models.registry import UnknownWorkload, find
 from suite.explain.targets import find_targets
-from suite.measure.compare import largest_spread
 from suite.results.errors import WrongUse
 from suite.run.matrix import parse_degrees, require_whole, split_names
 
@@ -51,11 +50,3 @@ def test_more_gpus_than_there_are_is_wrong_use(monkeypatch: pytest.MonkeyPatch, 
         main(["run", "XLNET-I", "--tp", "2,4"])
     assert ended.value.code == 2
     assert "XLNET-I@tp4: 2 GPUs can be used here" in capsys.readouterr().err
-
-
-def test_ranks_whose_results_differ_are_found() -> None:
-    assert largest_spread([{"a": 2.0, "b": 0.0}, {"a": 2.0, "b": 0.0}]) == 0.0
-    assert largest_spread([{"a": 2.0}, {"a": 1.0}]) == 0.5
-    assert largest_spread([{"a": float("nan")}, {"a": float("nan")}]) == 0.0
-    assert largest_spread([{"a": float("nan")}, {"a": 1.0}]) == float("inf")
-    assert largest_spread([{"a": 1.0}, {"b": 1.0}]) == float("inf")
