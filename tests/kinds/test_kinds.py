@@ -66,6 +66,18 @@ def test_so_it_is_in_several_graphs(request: pytest.FixtureRequest, monkeypatch:
     assert world.cuda.replays
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["several_forwards_in_some_steps", "a_backward_that_comes_steps_later", "graphs_retained_in_some_steps"],
+)
+def test_so_it_is_by_the_slow_path(request: pytest.FixtureRequest, name: str) -> None:
+    expected = outcome(name, "cpu", eager)
+    world: CompiledOnCpu = request.getfixturevalue("compiled_on_cpu")
+    found = outcome(name, "cpu", lambda target: torch.compile(target, backend="encore", options={"lean": False}))
+    assert not differences(found, expected)
+    assert world.cuda.replays
+
+
 def test_results_with_more_than_memory_are_not_left_to_a_graph(compiled_on_cpu: CompiledOnCpu) -> None:
     """The results of a replay of CUDAGraph Trees have no conjugate bit."""
     run = torch.compile(lambda x: (x * 2).conj(), backend="encore")
