@@ -8,10 +8,7 @@ header. Otherwise only some cells would include it: XLNET-I took 62 s to compile
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -72,21 +69,7 @@ def restart_timers() -> None:
     utils.compilation_time_metrics.clear()
 
 
-@contextmanager
-def untimed() -> Iterator[None]:
-    """Exclude the block from all running timers of Dynamo."""
-    utils = torch_internals.dynamo_utils
-    begin = time.time_ns()
-    try:
-        yield
-    finally:
-        spent = time.time_ns() - begin
-        for name in utils.get_chromium_event_logger().get_stack():
-            utils.cumulative_time_spent_ns[name] -= spent  # what the timer itself adds at its end has it
-
-
 def timer_seconds() -> dict[str, float]:
     """Return seconds by the name of Dynamo's timer since `restart_timers`. Timers nest: they add up to no total."""
     spent_ns = torch_internals.dynamo_utils.cumulative_time_spent_ns
-    # Some that run are not added up; `untimed` leaves them below zero.
-    return {name: nanoseconds / 1e9 for name, nanoseconds in sorted(spent_ns.items()) if nanoseconds >= 0}
+    return {name: nanoseconds / 1e9 for name, nanoseconds in sorted(spent_ns.items())}

@@ -39,9 +39,9 @@ def copied_bytes(tensor: torch.Tensor, expanded_dims: Sequence[int]) -> int:
 
 
 @contextlib.contextmanager
-def counting(node_class: type | None = None) -> Iterator[CopyCount]:
-    """Count the copies into placeholders of all replays inside the block. `node_class`: for tests, the stock class."""
-    target: Any = node_class or torch_internals.cudagraph_trees.CUDAGraphNode
+def counting() -> Iterator[CopyCount]:
+    """Count the copies into placeholders of all replays inside the block."""
+    target: Any = torch_internals.cudagraph_trees.CUDAGraphNode
     stock = target._copy_inputs_and_remove_from_src
     count = CopyCount()
 

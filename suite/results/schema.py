@@ -219,9 +219,9 @@ class CompileTimes(Record):
     `conditions` is None where they are unknown. `settle_calls` counts the calls after warm-up until none of Encore's
     CUDA graphs waited for more calls; `settled`: this state was reached. Until 2026-11-24 first processes spread
     Encore's work on graphs over these calls, as users' programs do. `waited_s` is the time for which the mode waited
-    for the GPU's lock, and in older rows for the mode that compiled first; no other time includes it. `calls_s` has the
-    first `CALLS_OF_START` calls of warm-up and settling, each with a synchronization; `settle_s` is the sum of all
-    calls after warm-up.
+    for the GPU's lock, and in older rows for the mode that compiled first; of the other times only `parts` include it,
+    since version 0.2. `calls_s` has the first `CALLS_OF_START` calls of warm-up and settling, each with a
+    synchronization; `settle_s` is the sum of all calls after warm-up.
     """
 
     first_call_s: float

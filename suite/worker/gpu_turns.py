@@ -7,12 +7,11 @@ A process has one lock object for its workload, which tuning uses too. torch is 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -29,12 +28,8 @@ class GpuTurns:
         waited_s: seconds that this process has waited for the lock since the caller last set this to 0.
     """
 
-    def __init__(
-        self, file: Path, waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    ) -> None:
-        """Open the lock file. The context `waiting()` is entered for each wait."""
+    def __init__(self, file: Path) -> None:
         self.waited_s = 0.0
-        self._waiting = waiting
         file.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._held = fcntl.LOCK_UN
@@ -74,12 +69,11 @@ class GpuTurns:
             return
         most_s = MOST_WAIT_S if most_wait_s is None else most_wait_s
         begin = time.monotonic()
-        with self._waiting():
-            while not self._gets(kind):
-                if time.monotonic() > begin + most_s:
-                    print(f"another process has had the GPU for itself for {most_s:.0f} s; going on next to it")
-                    break
-                time.sleep(_POLL_S)
+        while not self._gets(kind):
+            if time.monotonic() > begin + most_s:
+                print(f"another process has had the GPU for itself for {most_s:.0f} s; going on next to it")
+                break
+            time.sleep(_POLL_S)
         self.waited_s += time.monotonic() - begin
 
     def _gets(self, kind: int) -> bool:
@@ -98,9 +92,7 @@ TURNS = "turns"
 @cache
 def turns_of(file: Path) -> GpuTurns:
     """Return the lock object of this process; with two of them it would wait for itself."""
-    from suite.measure.compile_times import untimed
-
-    return GpuTurns(file, untimed)
+    return GpuTurns(file)
 
 
 @contextmanager
