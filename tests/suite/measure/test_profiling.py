@@ -1,23 +1,155 @@
-"""Profiled iterations are counted, differing or empty profiles handled, and generated kernels have sources."""
+"""Kineto traces are analysed, differing and empty ones handled, and generated kernels have sources."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from optimizations import torch_internals
 from suite.measure import profiling
-from suite.measure.profiling import KernelSources
+from suite.measure.profiling import KernelSources, UnevenIterations, analyse
 
 
-def trace_of(kernels: int) -> dict:
-    return {
-        "traceEvents": [
-            {"ph": "X", "cat": "kernel", "name": "k", "dur": 2.0, "args": {"correlation": number}}
-            for number in range(kernels)
-        ]
-    }
+def event(category: str, name: str, correlation: int, us: float = 2.0, **facts: Any) -> dict[str, Any]:
+    facts = {"External id": correlation, "stream": 7, "correlation": correlation, **facts}
+    return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": 3.0, "dur": us, "args": facts}
+
+
+def call(name: str, correlation: int, category: str = "cuda_runtime") -> dict[str, Any]:
+    return event(category, name, correlation, cbid=211)
+
+
+def kernel(name: str, correlation: int, us: float = 2.0, **more: Any) -> dict[str, Any]:
+    return event("kernel", name, correlation, us, grid=[16, 1, 1], block=[128, 1, 1], **more)
+
+
+def memcpy(what: str, correlation: int, moved_bytes: int) -> dict[str, Any]:
+    return event("gpu_memcpy", f"Memcpy {what}", correlation, 1.5, bytes=moved_bytes)
+
+
+def memset(correlation: int) -> dict[str, Any]:
+    return event("gpu_memset", "Memset (Device)", correlation, bytes=4)
+
+
+def trace(*events: dict) -> dict:
+    """With what else stands in a trace: metadata, flow and CPU events, which must not be counted."""
+    rest = [
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": 1.0, "args": {"name": "python"}},
+        {"ph": "s", "id": 1, "pid": 4242, "tid": 4242, "ts": 10.0, "cat": "ac2g", "name": "ac2g"},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaDeviceSynchronize", "pid": 1, "tid": 1, "ts": 9.0, "dur": 1.0,
+         "args": {"cbid": 165, "correlation": 9999}},
+        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x", "ts": 0.0, "dur": 99.0,
+         "args": {"Op count": 0}},
+    ]  # fmt: skip
+    return {"schemaVersion": 1, "traceEvents": [*rest, *events]}
+
+
+def test_kernels_are_counted_by_their_launching_call():
+    profile = analyse(
+        trace(
+            call("cudaGraphLaunch", 1),
+            kernel("triton_poi_fused_0", 1, us=3.0),
+            kernel("sm90_xmma_gemm", 1, us=5.0),
+            memcpy("DtoD (Device -> Device)", 1, 640),
+            memset(1),
+            call("cudaLaunchKernel", 2),
+            kernel("multi_tensor_apply_kernel", 2, us=1.0),
+            call("cudaMemsetAsync", 3),
+            memset(3),
+        ),
+        iterations=1,
+    )
+    coverage = profile.coverage
+    assert (coverage.graph_kernels, coverage.eager_kernels, coverage.graph_launches) == (2, 1, 1)
+    assert coverage.percent == pytest.approx(200 / 3)
+    assert (coverage.graph_memcpys, coverage.eager_memcpys) == (1, 0)
+    assert (coverage.graph_memsets, coverage.eager_memsets) == (1, 1)
+    assert profile.kernel_time_us == 9.0
+    assert profile.device_to_device_bytes == 640
+
+
+@pytest.mark.parametrize(
+    ("name", "launches"),
+    [
+        *((name, 1) for name in ("cudaGraphLaunch", "cudaGraphLaunch_v10000", "cudaGraphLaunch_ptsz", "cuGraphLaunch")),
+        *((name, 0) for name in ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel")),
+        *((name, 0) for name in ("cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphInstantiate")),
+    ],
+)
+def test_only_launches_of_graphs_count_as_such(name, launches):
+    category = "cuda_runtime" if name.startswith("cuda") else "cuda_driver"
+    coverage = analyse(trace(call(name, 1, category), kernel("k", 1)), 1).coverage
+    assert (coverage.percent, coverage.graph_launches) == (100.0 * launches, launches)
+
+
+def test_graph_node_id_marks_kernels_without_a_launch_record():
+    profile = analyse(trace(kernel("k", 77, **{"graph node id": 8589934593}), kernel("k", 78)), 1)
+    assert (profile.coverage.graph_kernels, profile.coverage.eager_kernels) == (1, 1)
+
+
+def test_without_a_kernel_there_is_no_percentage():
+    assert analyse(trace(), 1).coverage.percent is None
+
+
+def test_host_to_device_copies_block_from_pageable_memory():
+    profile = analyse(
+        trace(
+            call("cudaMemcpyAsync", 1),
+            memcpy("HtoD (Pageable -> Device)", 1, 256),
+            call("cudaMemcpyAsync", 2),
+            memcpy("HtoD (Pageable -> Device)", 2, 44),
+            call("cudaMemcpyAsync", 3),
+            memcpy("HtoD (Pinned -> Device)", 3, 8),
+            memcpy("DtoH (Device -> Pinned)", 4, 1000),
+            memcpy("DtoD (Device -> Device)", 5, 4096),
+        ),
+        1,
+    )
+    pageable, pinned = profile.host_to_device
+    assert (pageable.memory, pageable.copied_bytes, pageable.count, pageable.blocking) == ("pageable", 300, 2, True)
+    assert (pinned.memory, pinned.copied_bytes, pinned.count, pinned.blocking) == ("pinned", 8, 1, False)
+    assert profile.device_to_device_bytes == 4096
+    assert profile.coverage.eager_memcpys == 5
+
+
+def steady(iteration: int) -> list[dict]:
+    number = 10 * iteration
+    return [
+        call("cudaGraphLaunch", number),
+        kernel("a", number, us=4.0),
+        kernel("b", number, us=2.0 * (iteration + 1)),
+        call("cudaMemcpyAsync", number + 1),
+        memcpy("HtoD (Pageable -> Device)", number + 1, 64),
+    ]
+
+
+def test_like_iterations_are_averaged_exactly():
+    profile = analyse(trace(*steady(0), *steady(1), *steady(2)), 3)
+    assert (profile.coverage.graph_kernels, profile.coverage.graph_launches) == (2, 1)
+    assert profile.coverage.profiled_iterations == 3
+    assert profile.host_to_device[0].copied_bytes == 64
+    assert profile.kernel_time_us == pytest.approx(4.0 + (2 + 4 + 6) / 3)
+
+
+@pytest.mark.parametrize(
+    ("stray", "named"),
+    [
+        ([call("cudaLaunchKernel", 90), kernel("c", 90)], "kernel events outside of graphs"),
+        ([call("cudaGraphLaunch", 90)], "graph launches"),
+        ([memcpy("HtoD (Pinned -> Device)", 91, 6)], "gpu_memcpy"),
+    ],
+)
+def test_iterations_that_differ_are_not_averaged(stray, named):
+    with pytest.raises(UnevenIterations, match=named):
+        analyse(trace(*steady(0), *steady(1), *stray), 2)
+
+
+def test_kernels_are_distinguished_by_name_and_launch():
+    twice = [kernel("triton_poi_fused_add_3", number) for number in (1, 2)]
+    profile = analyse(trace(*(call("cuLaunchKernel", number, "cuda_driver") for number in (1, 2)), *twice), 2)
+    assert profile.kernels == {"triton_poi_fused_add 16x1x1 128x1x1": 1}
 
 
 @pytest.fixture
@@ -28,7 +160,7 @@ def sessions(monkeypatch):
 
     def scripted(iterate, iterations: int) -> dict:
         asked.append(iterations)
-        return trace_of(seen[len(asked) - 1])
+        return trace(*(kernel("k", number) for number in range(seen[len(asked) - 1])))
 
     monkeypatch.setattr(profiling, "trace", scripted)
     return seen, asked
