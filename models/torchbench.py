@@ -8,16 +8,13 @@ Note [TorchBench's interface]. A `Model` takes (test: "train" | "eval", device: 
 `device` with these very strings. No default device is set around it, so that what it leaves on the CPU stays there and
 its data loaders draw from CPU generators. `get_module()` gives an `nn.Module` and its inputs: a tuple, a list, a single
 tensor, or a mapping of keyword arguments. A class with `ALLOW_CUSTOMIZE_BSIZE = False` refuses any batch but its own; a
-test that a model does not have raises `NotImplementedError`. An unknown name raises `ModelNotFoundError`, which is a
-`RuntimeError`. Models of the folder `canary_models` have a function of their own for that. All models of TorchBench's
-lists of further models (of Hugging Face and timm) share a class, which keeps the name of the first model built with it.
-Importing or building a model may set global flags of PyTorch (cuDNN's choice of algorithms, the default device;
-`torch.manual_seed` is replaced by one that ignores its argument) and variables of the environment that PyTorch reads
-(modded_nanogpt: the allocator's): they are put back, and so is the working directory. Flags of the compilers are not
-(simple_gpt_tp_manual sets some of `torch._inductor.config` when it is built): they belong to the model, and the runner
-of TorchBench leaves them, too. All modes have them, and no other workload meets them: a process that builds a model,
-for a cell, a trial or an analysis, never builds one of another workload. Some models call `sys.exit` where something is
-missing.
+test that a model does not have raises `NotImplementedError`. Importing or building a model may change what later code
+of any process relies on: the default device and dtype, whether gradients are enabled, `torch.manual_seed` (replaced by
+one that ignores its argument), variables of the environment that PyTorch reads (modded_nanogpt: the allocator's) and
+the working directory. These are put back. Other flags of PyTorch and its compilers (cuDNN's, attention's; some of
+`torch._inductor.config` in simple_gpt_tp_manual) belong to the model, and the runner of TorchBench leaves them, too.
+All modes have them, and no other workload meets them: a process that builds a model, for a cell, a trial or an
+analysis, never builds one of another workload. Some models call `sys.exit` where something is missing.
 """
 
 from __future__ import annotations
@@ -30,12 +27,11 @@ import pkgutil
 import random
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableSequence
+from collections.abc import Iterator, Mapping, MutableSequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from models.losses import mean_loss
-from models.precision import precision_kept
 from models.registry import DtypePolicy, Inputs, Size, Task, UnknownWorkload, Workload
 from models.torchbench_offline import VARIANT, without_downloads
 
@@ -45,7 +41,6 @@ if TYPE_CHECKING:
 PREFIX = "torchbench"
 TRAINING_SUFFIX = "-train"
 VARIANTS = ("published", VARIANT)
-TINY_BATCH = 1
 STDOUT, STDERR = 1, 2
 
 _INFERENCE_UNDER_AMP = (
@@ -76,9 +71,6 @@ GRADIENTS_IN_INFERENCE = frozenset({"maml"})
 EXAMPLE_SHAPES: Mapping[str, tuple[int, ...]] = {"yolov3": (3, 384, 512)}
 """Shape without the batch of the uniform example input that the published runner makes for a model in place of the
 model's own: yolov3 gives a data loader in training."""
-
-KEEP_THEIR_BATCH = frozenset({"demucs", "pyhpc_turbulent_kinetic_energy", "pytorch_struct", "vision_maskrcnn"})
-"""Models whose batch the published runner never changes: some refuse another one only when they are called."""
 
 SETTING_PREFIXES = ("PYTORCH_", "TORCH", "TRITON_", "CUDA_", "CUBLAS_", "NCCL_", "OMP_", "MKL_")
 """Of variables of the environment by which PyTorch, its libraries and its compilers are set."""
@@ -176,7 +168,7 @@ class _Program:
         self._examples: dict[tuple[str, Size, str], Any] = {}
 
     def build(self, variant: str, size: Size, device: torch.device) -> torch.nn.Module:
-        """Return the module, built for `device`; the tiny size is a batch of one, where the model takes one.
+        """Return the module, built for `device` with the batch of its class, in any size.
 
         Raises:
             TorchBenchRefuses: the model has no such test, not on this device, or no module to return, or gives example
@@ -188,7 +180,7 @@ class _Program:
         offline = without_downloads() if variant == VARIANT else contextlib.nullcontext()
         with _global_state_kept(), offline:
             try:
-                model = self._model(size, device.type)
+                model = self._model(device.type)
             except SystemExit as error:
                 raise self._refusal("ends the process instead of being built", error) from error
             try:
@@ -205,21 +197,13 @@ class _Program:
         self._examples[variant, size, device.type] = example
         return module
 
-    def _model(self, size: Size, device: str) -> Any:
+    def _model(self, device: str) -> Any:
         # The batch is always passed, because TorchBench's default depends on the GPU.
-        own = self._batch if getattr(self._model_class, "ALLOW_CUSTOMIZE_BSIZE", True) else None
-        may_be_tiny = own is not None and self._name not in KEEP_THEIR_BATCH
-        wanted = TINY_BATCH if size == "tiny" and may_be_tiny else own
-        for batch in dict.fromkeys((wanted, own)):
-            try:
-                return self._model_class(test=self._test, device=device, batch_size=batch)
-            except Exception as error:
-                if batch != own:
-                    continue  # a model refuses a batch with whatever error it likes
-                if isinstance(error, NotImplementedError):
-                    raise self._refusal(f"has no test {self._test!r} on {device}", error) from error
-                raise
-        raise AssertionError("the last batch either is built or raises")
+        batch = self._batch if getattr(self._model_class, "ALLOW_CUSTOMIZE_BSIZE", True) else None
+        try:
+            return self._model_class(test=self._test, device=device, batch_size=batch)
+        except NotImplementedError as error:
+            raise self._refusal(f"has no test {self._test!r} on {device}", error) from error
 
     def _refusal(self, what: str, error: BaseException | None = None) -> TorchBenchRefuses:
         reason = "" if error is None else f": {_reason(error)}"
@@ -278,24 +262,11 @@ def _global_state_kept() -> Iterator[None]:
     """Restore global settings after importing and building a model, and log its output."""
     import torch
 
-    values: dict[Callable[[Any], object], Any] = {
-        torch.set_default_dtype: torch.get_default_dtype(),
-        torch.set_grad_enabled: torch.is_grad_enabled(),
-        torch.set_num_threads: torch.get_num_threads(),
-        torch.autograd.set_detect_anomaly: torch.is_anomaly_enabled(),
-        torch.backends.cuda.enable_flash_sdp: torch.backends.cuda.flash_sdp_enabled(),
-        torch.backends.cuda.enable_mem_efficient_sdp: torch.backends.cuda.mem_efficient_sdp_enabled(),
-        torch.backends.cuda.enable_math_sdp: torch.backends.cuda.math_sdp_enabled(),
-        torch.backends.cuda.enable_cudnn_sdp: torch.backends.cuda.cudnn_sdp_enabled(),
-    }
-    cudnn = torch.backends.cudnn
-    flags = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic")}
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    dtype, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
     manual_seed, default_device = torch.manual_seed, torch.get_default_device()
     folder, settings = Path.cwd(), _settings()
     try:
-        with _stdout_on_stderr(), precision_kept():
+        with _stdout_on_stderr():
             yield
     finally:
         os.chdir(folder)
@@ -305,11 +276,8 @@ def _global_state_kept() -> Iterator[None]:
         torch.manual_seed = manual_seed
         if torch.get_default_device() != default_device:
             torch.set_default_device(None)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        for name, value in flags.items():
-            setattr(cudnn, name, value)
-        for restore, value in values.items():
-            restore(value)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
 
 
 @contextlib.contextmanager
@@ -342,28 +310,19 @@ def _model_class(name: str) -> Any:
             "`git clone https://github.com/pytorch/benchmark && cd benchmark && pip install -e . && "
             f"python install.py models {shlex.quote(name)}`"
         ) from error
-    models, canary = _names("models"), _names("canary_models")
-    found = models.get(name.lower()) or canary.get(name.lower())
+    found = _names().get(name.lower())
+    if found is None:
+        raise _unknown(name)
     try:
         with _global_state_kept():
-            if name.lower() in canary and name.lower() not in models:
-                model_class = torchbenchmark.load_canary_model_by_name(found)
-            else:
-                model_class = torchbenchmark.load_model_by_name(name)
+            model_class = torchbenchmark.load_model_by_name(found)
     except (Exception, SystemExit) as error:
-        if isinstance(error, getattr(torchbenchmark, "ModelNotFoundError", ())):
-            raise _unknown(name) from error
-        if found is None:  # TorchBench went on to its lists of further models
-            raise _unknown(name, f", and its lists of further models cannot be read ({_reason(error)})") from error
         raise TorchBenchUnavailable(
             f"TorchBench's model {name} cannot be imported ({_reason(error)}); install what it needs by "
             f"`python install.py models {shlex.quote(name)}` in TorchBench's folder"
         ) from error
     if model_class is None:  # what TorchBench has no class for, it gives None for
         raise _unknown(name)
-    if getattr(model_class, "name", name).lower() != name.lower():  # another one's: Note [TorchBench's interface]
-        own = {"name": name, "__module__": model_class.__module__}
-        model_class = type(model_class)(model_class.__name__, (model_class,), own)
     return model_class
 
 
@@ -371,17 +330,16 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _unknown(name: str, more: str = "") -> UnknownWorkload:
-    known = [*_names("models").values(), *_names("canary_models").values()]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+def _unknown(name: str) -> UnknownWorkload:
+    near = difflib.get_close_matches(name, _names().values(), n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else "its folder torchbenchmark/models lists them"
-    return UnknownWorkload(f"TorchBench has no model {name!r}{more}; {hint}")
+    return UnknownWorkload(f"TorchBench has no model {name!r}; {hint}")
 
 
-def _names(folder: str) -> dict[str, str]:
-    """Return names of the models in a folder of TorchBench's, by their lower case."""
+def _names() -> dict[str, str]:
+    """Return names of the models in TorchBench's folder of models, by their lower case."""
     try:
-        package = importlib.import_module(f"torchbenchmark.{folder}")
+        package = importlib.import_module("torchbenchmark.models")
     except ImportError:
         return {}
     return {module.name.lower(): module.name for module in pkgutil.iter_modules(package.__path__)}

@@ -86,7 +86,6 @@ status=$?
 cat -- "$log" >&2
 [ $status -eq 0 ] || failed+=("tests")
 run "explain" "$python" -P encore/own_packages.py suite explain --size tiny EOS DLRM
-run "host times" "$python" tests/support/host_times.py
 tests="$(grep -E '^=*( ?[0-9]+ (passed|failed|error).*) in ' "$log" | tail -n 1 | tr -d '=' | sed 's/^ //')"
 torch="$("$python" -c 'import platform, torch; print(f"PyTorch {torch.__version__}, Python {platform.python_version()}")')"
 echo "versions: $torch: ${tests:-no tests ran} ${failed[*]:+(failed: ${failed[*]})} in all $((SECONDS - start)) s" | tr -s ' '

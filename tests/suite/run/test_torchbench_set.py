@@ -126,7 +126,7 @@ def test_listed_model_is_built_as_the_named_one(tmp_path: Path, monkeypatch: pyt
         assert [getattr(row, field) for field in same] == [getattr(named, field) for field in same]
         assert row.builds_on_device and named.builds_on_device
         instance = instantiate(row, size="tiny", device="cpu", seed=0)
-        assert instance.inputs(0).args[0].shape == (1, 5)
+        assert instance.inputs(0).args[0].shape == (4, 5)
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchbenchmark"]:
             del sys.modules[name]
