@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
-from checked_runs import SEED, mlp, results_of, verdict_on
+from checked_runs import SEED, Checked, mlp, verdict_on
 from tiny_workloads import instance_of
 
 from models import registry
@@ -19,13 +19,11 @@ from suite.measure.correctness import (
     SMALL,
     TOLERANCE,
     UNIT_ROUNDOFF,
-    compare_with_eager,
     compute_dtype,
     higher_precision,
     loss_scales,
 )
-from suite.measure.iteration import iteration
-from suite.measure.results import Results, State, run_checked
+from suite.measure.results import Results
 
 
 def test_eager_module_passes_without_error():
@@ -107,15 +105,12 @@ WRONG = (torch.zeros_like, torch.neg, noise, permuted, one_element_wrong, first_
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("task", ["inference", "training"])
 def test_wrong_values_fail_under_every_dtype_policy(task, wrong, policy):
-    instance = wide(task, policy)
-    inputs = instance.inputs(0)
-    state = State(instance.module, inputs)
-    eager = results_of(instance, instance.module)
+    checked = Checked(wide(task, policy))
+    eager = checked.eager
     names = ["output"] if task == "inference" else ["output", "gradient 0.weight", "gradient 2.weight"]
-    assert compare_with_eager(eager, eager, instance, inputs, state, SEED).passed
+    assert checked.verdict(eager).passed
     for name in names:
-        results = Results({**eager.tensors, name: wrong(eager.tensors[name])})
-        verdict = compare_with_eager(results, eager, instance, inputs, state, SEED)
+        verdict = checked.verdict(Results({**eager.tensors, name: wrong(eager.tensors[name])}))
         assert (verdict.passed, verdict.undecided, verdict.worst) == (False, False, name)
 
 
@@ -123,14 +118,12 @@ def test_wrong_values_fail_under_every_dtype_policy(task, wrong, policy):
 def test_small_gradient_may_be_off_by_three_times_eagers_error(monkeypatch, name, passed):
     monkeypatch.setitem(TOLERANCE, "bfloat16", 1e-6)
     monkeypatch.setitem(UNIT_ROUNDOFF, "bfloat16", 1e-6)
-    instance = wide("training", "bf16")
-    inputs = instance.inputs(0)
-    state = State(instance.module, inputs)
-    eager, true = results_of(instance, instance.module), higher_precision(instance, inputs, state, SEED, "bfloat16")
-    farther = true.tensors[name] + 2.9 * (eager.tensors[name].float() - true.tensors[name])
-    eager = Results({each: tensor.float() for each, tensor in eager.tensors.items()})
-    assert (eager.tensors[name].numel() < SMALL) is passed
-    verdict = compare_with_eager(Results({**eager.tensors, name: farther}), eager, instance, inputs, state, SEED)
+    checked = Checked(wide("training", "bf16"))
+    eager = {each: tensor.float() for each, tensor in checked.eager.tensors.items()}
+    true = higher_precision(checked.instance, checked.inputs, checked.state, SEED, "bfloat16").tensors[name]
+    checked.eager = Results(eager)
+    assert (eager[name].numel() < SMALL) is passed
+    verdict = checked.verdict(Results({**eager, name: true + 2.9 * (eager[name] - true)}))
     assert (verdict.passed, verdict.worst) == (passed, name)
 
 
@@ -138,34 +131,6 @@ def test_every_dtype_policy_is_tested():
     assert set(get_args(DtypePolicy)) <= set(POLICIES)
     computed = {compute_dtype(wide("inference", policy), wide("inference", policy).inputs(0)) for policy in POLICIES}
     assert computed == {"bfloat16", "float16", "float32", "float64"}
-
-
-def test_wrong_gradient_fails_though_output_and_loss_are_right():
-    class ReversedGradient(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return -gradient
-
-    instance = instance_of(mlp, task="training")
-    verdict = verdict_on(instance, lambda x: ReversedGradient.apply(instance.module(x)))
-    assert not verdict.passed
-    assert verdict.worst.startswith("gradient ")
-
-
-def test_gradient_that_is_missing_fails():
-    instance = instance_of(mlp, task="training")
-
-    def frozen_first_layer(x):
-        first = instance.module[0]
-        hidden = torch.nn.functional.linear(x, first.weight.detach(), first.bias.detach())
-        return instance.module[2](instance.module[1](hidden))
-
-    verdict = verdict_on(instance, frozen_first_layer)
-    assert not verdict.passed and verdict.worst.startswith("gradient 0.") and verdict.max_relative_error == math.inf
 
 
 class InPlace(torch.nn.Module):
@@ -227,23 +192,18 @@ def test_excluded_outputs_count_for_bits_only():
             return {"scores": x.sum(dim=1), "choice": x + self.shift}
 
     instance = instance_of(TwoValues, compared=lambda output: output["scores"].sort().values)
-    inputs = instance.inputs(0)
-    state = State(instance.module, inputs)
-    run = iteration(instance, instance.module, marks_steps=False)
-    eager = run_checked(instance, run, inputs, state, SEED)
+    checked = Checked(instance)
+    eager = checked.eager
     instance.module.shift = 1.0
-    shifted = run_checked(instance, run, inputs, state, SEED)
+    shifted = checked.run(instance.module)
     assert list(eager.tensors) == ["output"]
-    assert torch.equal(eager.tensors["output"], inputs.args[0].sum(dim=1).sort().values)
-    assert compare_with_eager(shifted, eager, instance, inputs, state, SEED).max_relative_error == 0.0
+    assert torch.equal(eager.tensors["output"], checked.inputs.args[0].sum(dim=1).sort().values)
+    assert checked.verdict(shifted).max_relative_error == 0.0
     assert shifted.digest() != eager.digest()
 
 
 def test_mask_rcnn_is_compared_by_its_scores():
-    instance = instantiate(registry.find("VM"), size="tiny", device="cpu", seed=3)
-    inputs = instance.inputs(0)
-    run = iteration(instance, instance.module, marks_steps=False)
-    found = run_checked(instance, run, inputs, State(instance.module, inputs), SEED)
+    found = Checked(instantiate(registry.find("VM"), size="tiny", device="cpu", seed=3)).eager
     (scores,) = found.tensors.values()
     assert 0 < len(scores) <= 4
     assert torch.equal(scores, scores.sort().values)
@@ -255,9 +215,9 @@ def test_mask_rcnn_is_compared_by_its_scores():
 )
 def test_higher_precision_applies_to_the_whole_module(policy, expected):
     instance = instance_of(mlp, dtype_policy=policy, task="training")
-    inputs = instance.inputs(0)
-    state = State(instance.module, inputs)
-    precise = higher_precision(instance, inputs, state, SEED, compute_dtype(instance, inputs))
+    checked = Checked(instance)
+    dtype = compute_dtype(instance, checked.inputs)
+    precise = higher_precision(instance, checked.inputs, checked.state, SEED, dtype)
     assert precise is not None
     assert {tensor.dtype for tensor in precise.tensors.values()} == {expected}
     assert next(instance.module.parameters()).dtype == (torch.bfloat16 if policy == "bf16" else torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checked_runs import SEED, results_of
+from checked_runs import Checked
 from tiny_workloads import instance_of
 
 from suite.measure import compare
@@ -12,11 +12,10 @@ from suite.measure.correctness import (
     TOLERANCE,
     Agreement,
     combine,
-    compare_with_eager,
     compute_dtype,
     refused_of_other_inputs,
 )
-from suite.measure.results import Results, State
+from suite.measure.results import Results
 
 
 class Indifferent(torch.nn.Module):
@@ -34,21 +33,18 @@ class Indifferent(torch.nn.Module):
 @pytest.mark.parametrize(("policy", "share"), [("bf16", 0.01), ("fp16", 0.002), ("amp", 0.01)])
 def test_result_of_other_inputs_fails_within_the_tolerance(policy, share):
     instance = instance_of(lambda: Indifferent(share), dtype_policy=policy)
-    eager = [results_of(instance, instance.module, index) for index in (0, 1)]
+    checked = [Checked(instance, index) for index in (0, 1)]
+    eager = [one.eager for one in checked]
     linear, dtype = instance.module.linear, eager[0].tensors["output"].dtype
 
     def rounded_once(x: torch.Tensor) -> torch.Tensor:
         exact = torch.nn.functional.linear(x.double() * share, linear.weight.double(), linear.bias.double())
         return exact.to(dtype)
 
-    right = [results_of(instance, rounded_once, index) for index in (0, 1)]
+    right = [one.run(rounded_once) for one in checked]
 
     def verdict(results: list[Results]) -> Agreement:
-        each = []
-        for index in (0, 1):
-            inputs = instance.inputs(index)
-            state = State(instance.module, inputs)
-            each.append(compare_with_eager(results[index], eager[index], instance, inputs, state, SEED))
+        each = [one.verdict(found) for one, found in zip(checked, results, strict=True)]
         assert all(one.passed for one in each), "the first comparison must not be the one that refuses"
         return refused_of_other_inputs(combine(each), results, eager, device=torch.device("cpu"))
 

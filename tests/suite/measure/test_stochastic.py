@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
-from checked_runs import SEED, mlp, verdict_on
+from checked_runs import SEED, Checked, mlp, verdict_on
 from tiny_workloads import instance_of, normal_inputs
 
 from models import registry
@@ -22,8 +23,6 @@ from suite.measure.correctness import (
     higher_precision,
     without_dropout,
 )
-from suite.measure.iteration import iteration
-from suite.measure.results import State, run_checked
 
 
 def underflowing() -> torch.nn.Module:
@@ -104,7 +103,7 @@ def test_too_little_memory_for_a_reference_is_no_verdict(monkeypatch):
     def refuses(module):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(correctness.copy, "deepcopy", refuses)
+    monkeypatch.setattr(correctness, "copy", SimpleNamespace(deepcopy=refuses))
     for instance in (stochastic_instance(), instance_of(mlp, dtype_policy="fp16")):
         with pytest.raises(torch.OutOfMemoryError):
             verdict_on(instance, lambda x, module=instance.module: module(x) * 1.2)
@@ -121,8 +120,8 @@ class Overflowing(torch.nn.Module):
 
 def test_overflow_in_eager_excuses_no_finite_error():
     instance = stochastic_instance(Overflowing, task="inference")
-    inputs = instance.inputs(0)
-    own = error_without_dropout(instance, inputs, State(instance.module, inputs), SEED, "float16")
+    checked = Checked(instance)
+    own = error_without_dropout(instance, checked.inputs, checked.state, SEED, "float16")
     assert own is not None and math.isnan(own["output"])
     verdict = verdict_on(instance, lambda x: instance.module(x) * 1.2)
     assert not verdict.passed and math.isfinite(verdict.max_relative_error)
@@ -165,9 +164,9 @@ NOISY = [row for row in registry.workloads().values() if row.stochastic and row.
 @pytest.mark.parametrize("workload", STOCHASTIC, ids=lambda workload: workload.acronym)
 def test_registered_workloads_are_random_by_dropout_only(workload):
     instance = instantiate(workload, size="tiny", device="cpu", seed=3)
-    inputs = instance.inputs(0)
-    dtype = compute_dtype(instance, inputs)
-    own = error_without_dropout(instance, inputs, State(instance.module, inputs), SEED, dtype)
+    checked = Checked(instance)
+    dtype = compute_dtype(instance, checked.inputs)
+    own = error_without_dropout(instance, checked.inputs, checked.state, SEED, dtype)
     assert own is not None and any(name.startswith("gradient ") for name in own)
     # Gradients and statistics may be zero in truth, and then all that is left of them is rounding.
     assert 0 < max(error for name, error in own.items() if name.startswith(("output", "loss"))) < 0.5
@@ -177,11 +176,9 @@ def test_registered_workloads_are_random_by_dropout_only(workload):
 def test_noise_in_inference_is_the_same_in_higher_precision(workload):
     instance = instantiate(workload, size="tiny", device="cpu", seed=3)
     assert draws_float32_noise(instance)
-    inputs = instance.inputs(0)
-    state, dtype = State(instance.module, inputs), compute_dtype(instance, inputs)
-    run = iteration(instance, instance.module, marks_steps=False)
-    eager, other = (run_checked(instance, run, inputs, state, seed) for seed in (SEED, SEED + 1))
-    precise = higher_precision(instance, inputs, state, SEED, dtype)
+    checked = Checked(instance)
+    eager, other = checked.eager, checked.run(instance.module, SEED + 1)
+    precise = higher_precision(instance, checked.inputs, checked.state, SEED, compute_dtype(instance, checked.inputs))
     assert precise is not None
     device = instance.device
     near, far = (

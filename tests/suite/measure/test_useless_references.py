@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from checked_runs import Checked
 from tiny_workloads import instance_of
 
 from suite.measure.correctness import (
@@ -14,10 +15,8 @@ from suite.measure.correctness import (
     TOLERANCE,
     Agreement,
     compare_widened,
-    compare_with_eager,
 )
-from suite.measure.iteration import iteration
-from suite.measure.results import Results, State, run_checked
+from suite.measure.results import Results, State
 
 
 class Losing(torch.nn.Module):
@@ -29,12 +28,8 @@ class Losing(torch.nn.Module):
 
 def losing_verdict(wrong: Callable[[torch.Tensor], torch.Tensor]) -> Agreement:
     """On a function of the inputs next to eager, in bfloat16."""
-    instance = instance_of(Losing, dtype_policy="bf16")
-    inputs = instance.inputs(0)
-    state = State(instance.module, inputs)
-    eager = run_checked(instance, iteration(instance, instance.module, marks_steps=False), inputs, state, 1)
-    results = Results({"output": wrong(inputs.args[0]).to(torch.bfloat16)})
-    return compare_with_eager(results, eager, instance, inputs, state, 1)
+    checked = Checked(instance_of(Losing, dtype_policy="bf16"))
+    return checked.verdict(Results({"output": wrong(checked.inputs.args[0]).to(torch.bfloat16)}))
 
 
 def in_float32(x: torch.Tensor) -> torch.Tensor:
