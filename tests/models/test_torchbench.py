@@ -150,6 +150,15 @@ class Batch:
 FLOATS, COUNTS = torch.arange(12.0).view(4, 3), torch.arange(5)
 
 
+@pytest.mark.parametrize(
+    ("example", "args", "kwargs"),
+    [(FLOATS, 1, []), ([FLOATS, 2], 2, []), ((FLOATS, COUNTS), 2, []), ({"x": FLOATS, "y": COUNTS}, 0, ["x", "y"])],
+)
+def test_example_inputs_are_the_arguments_of_a_call(example: Any, args: int, kwargs: list[str]) -> None:
+    inputs = given(example).inputs(0)
+    assert (len(inputs.args), list(inputs.kwargs)) == (args, kwargs)
+
+
 def test_complex_numbers_vary_and_unordered_inputs_repeat() -> None:
     waves = torch.polar(torch.arange(1.0, 7), torch.arange(6.0))
     repeated = (torch.tensor([True, False]), torch.tensor(2.5), torch.empty(0, 3), torch.tensor([7.0]))
