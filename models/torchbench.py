@@ -29,10 +29,10 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, MutableSequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from models.losses import mean_loss
-from models.registry import DtypePolicy, Inputs, Size, Task, UnknownWorkload, Workload
+from models.registry import DtypePolicy, Inputs, Size, UnknownWorkload, Workload
 from models.torchbench_offline import VARIANT, without_downloads
 
 if TYPE_CHECKING:
@@ -84,20 +84,6 @@ class TorchBenchRefuses(RuntimeError):
     """Report that a model of TorchBench cannot be built with these options; the message has TorchBench's reason."""
 
 
-def dtype_policy(name: str, *, training: bool) -> DtypePolicy:
-    """Return the dtype policy that the published runner converts this model to."""
-    if training:
-        return "amp-bf16" if name in TRAINED_IN_BFLOAT16 else "amp"
-    return INFERENCE_DTYPE_EXCEPTIONS.get(name, "bf16")
-
-
-def optimizer(name: str, *, training: bool) -> Literal["sgd", "adam"] | None:
-    """Return the optimizer that the published runner trains this model with; None in inference."""
-    if not training:
-        return None
-    return "sgd" if name in TRAINED_WITH_SGD else "adam"
-
-
 def published_loss(output: Any) -> torch.Tensor:
     """Return the published runner's loss, as a scalar.
 
@@ -131,29 +117,41 @@ def workload(name: str) -> Workload:
         )
     model_class = _model_class(model_name)
     model_name = getattr(model_class, "name", model_name)  # names are found in any case
-    task: Task = "training" if training else "inference"
     batches = {test: getattr(model_class, f"DEFAULT_{test.upper()}_BSIZE", None) for test in ("train", "eval")}
     test, other = ("train", "eval") if training else ("eval", "train")
     if batches[test] is None and batches[other] is not None:
         instead = f"{PREFIX}:{model_name}{'' if training else TRAINING_SUFFIX}"
+        task = "training" if training else "inference"
         raise UnknownWorkload(f"TorchBench's {model_name} is not made for {task}; use {instead}")
-    program = _Program(model_name, model_class, test, batches[test])
+    return row(model_name, test, batches[test], _Program(model_name, model_class, test, batches[test]))
+
+
+def row(name: str, test: str, batch: int | None, program: Any, sets: tuple[str, ...] = ()) -> Workload:
+    """Return the record of a model's test ("train" or "eval"), with the published runner's dtypes and optimizers.
+
+    `program` has the methods `build` and `inputs` of a workload.
+    """
+    training = test == "train"
+    policy: DtypePolicy = INFERENCE_DTYPE_EXCEPTIONS.get(name, "bf16")
+    if training:
+        policy = "amp-bf16" if name in TRAINED_IN_BFLOAT16 else "amp"
     return Workload(
-        acronym=f"{PREFIX}:{model_name}{TRAINING_SUFFIX if training else ''}",
-        name=model_name,
+        acronym=f"{PREFIX}:{name}{TRAINING_SUFFIX if training else ''}",
+        name=name,
         suite=PREFIX,
-        task=task,
-        batch=batches[test] or 1,
-        dtype_policy=dtype_policy(model_name, training=training),
+        task="training" if training else "inference",
+        batch=batch or 1,
+        dtype_policy=policy,
         build=program.build,
         inputs=program.inputs,
         loss=published_loss,
         stochastic=training,
-        optimizer=optimizer(model_name, training=training),
-        gradients_in_inference=not training and model_name in GRADIENTS_IN_INFERENCE,
+        optimizer=("sgd" if name in TRAINED_WITH_SGD else "adam") if training else None,
+        gradients_in_inference=not training and name in GRADIENTS_IN_INFERENCE,
         builds_on_device=True,
         variants=VARIANTS,
-        notes="" if batches[test] else "TorchBench gives no default batch; 1 stands for what its example inputs hold",
+        sets=sets,
+        notes="" if batch else "TorchBench gives no default batch; 1 stands for what its example inputs hold",
     )
 
 

@@ -36,9 +36,9 @@ def listed() -> list[Workload]:
     """
     folder = _folder()
     found = [
-        _workload(source.parent.name, test, batches)
+        torchbench.row(name, test, batches.get(test), _Later(name + TRAINING_SUFFIX * (test == "train")), (PREFIX,))
         for source in sorted(folder.glob("*/__init__.py"), key=lambda path: path.parent.name.lower())
-        if source.parent.name != INTERNAL
+        if (name := source.parent.name) != INTERNAL
         for test, batches in ((test, _batches(source)) for test in TESTS)
         if test in batches or not batches
     ]
@@ -82,29 +82,6 @@ def _batches(source: Path) -> Mapping[str, int]:
                 if named and isinstance(value, ast.Constant) and type(value.value) is int:
                     batches[test] = value.value
     return batches
-
-
-def _workload(name: str, test: str, batches: Mapping[str, int]) -> Workload:
-    training = test == "train"
-    suffix = TRAINING_SUFFIX if training else ""
-    model = _Later(name + suffix)
-    return Workload(
-        acronym=f"{PREFIX}:{name}{suffix}",
-        name=name,
-        suite=PREFIX,
-        task="training" if training else "inference",
-        batch=batches.get(test, 1),
-        dtype_policy=torchbench.dtype_policy(name, training=training),
-        build=model.build,
-        inputs=model.inputs,
-        loss=torchbench.published_loss,
-        stochastic=training,
-        optimizer=torchbench.optimizer(name, training=training),
-        gradients_in_inference=not training and name in torchbench.GRADIENTS_IN_INFERENCE,
-        builds_on_device=True,
-        variants=torchbench.VARIANTS,
-        sets=(PREFIX,),
-    )
 
 
 class _Later:
