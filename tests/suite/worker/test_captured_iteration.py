@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.operators import CpuDevice, CpuDeviceWithHost
-from tiny_workloads import WholeCell, instance_of, without_dropout, workload_of
+from tiny_cells import cell
+from tiny_workloads import WholeCell, instance_of, without_dropout
 
 import optimizations
 from models import registry
@@ -30,7 +31,9 @@ from suite.measure.modes import MODES
 from suite.results.schema import Status
 from suite.worker.captured_iteration import CallableIteration, HandIteration, StepIteration, captured_iteration
 from suite.worker.main import failure
-from suite.worker.protocol import CellSpec, Measure, Unsupported
+from suite.worker.protocol import Measure, Unsupported
+
+__all__ = ["cell"]
 
 CAPTURING = ("step", "callables")
 ALL = (*CAPTURING, "by-hand")
@@ -73,26 +76,21 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 @pytest.fixture
-def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
+def training_cell(cell: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the cell of a module that trains, in a mode whose module is not compiled."""
 
     def make(build: Any, mode: str, **fields: Any) -> WholeCell:
-        registry.workloads()
-        options = {"task": "training", "loss": loss, "optimizer": "sgd", **fields}
-        monkeypatch.setitem(registry._REGISTRY, "TINY", workload_of(build, **options))
         monkeypatch.setitem(MODES, mode, replace(MODES[mode], backend=None))
-        spec = CellSpec(
-            workload="TINY", variant="published", size="tiny", mode=mode, device="cpu", with_optimizer=True, seed=7,
-            input_sets=3, warm_up=2, check_inputs=2, cpu_threads=1, cache_dir=str(tmp_path), warm_cache=True,
-        )  # fmt: skip
-        return WholeCell(spec, lambda phase: None)
+        options = {"task": "training", "loss": loss, "optimizer": "sgd", **fields}
+        made: WholeCell = cell(build, mode, spec={"with_optimizer": True, "warm_up": 2}, **options)
+        return made
 
     return make
 
 
 @pytest.mark.parametrize("mode", ALL)
-def test_checked_and_timed_iterations_are_captured(mode: str, cell: Any, graphs: list[Any]) -> None:
-    live = cell(Mlp, mode)
+def test_checked_and_timed_iterations_are_captured(mode: str, training_cell: Any, graphs: list[Any]) -> None:
+    live = training_cell(Mlp, mode)
     prepared = live.prepare()
     assert prepared.correctness.passed
     assert prepared.correctness.compared_tensors == 1 + 1 + 4  # the output, the loss, the gradients
@@ -111,9 +109,9 @@ def test_checked_and_timed_iterations_are_captured(mode: str, cell: Any, graphs:
 
 @pytest.mark.parametrize("mode", CAPTURING)
 def test_floor_of_a_captured_iteration_is_its_graphs_only(
-    mode: str, cell: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+    mode: str, training_cell: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = cell(Mlp, mode)
+    live = training_cell(Mlp, mode)
     live.prepare()
     live.measure(Measure(index=0, turn=0, samples=8, throughput_iterations=0, lead_in=1))  # its launches are steady
     monkeypatch.setattr(torch.cuda, "CUDAGraph", type(graphs[0]))
@@ -150,10 +148,10 @@ def test_pointers_written_by_the_iteration_are_counted(graphs: list[Any], monkey
 
 @pytest.mark.parametrize("mode", CAPTURING)
 def test_graphs_of_the_iteration_are_counted(
-    mode: str, cell: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+    mode: str, training_cell: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No tree of CUDA graphs holds them, and coverage said that there were none."""
-    live = cell(Mlp, mode)
+    live = training_cell(Mlp, mode)
     live.prepare()
     monkeypatch.setattr(live._compilation, "mode", replace(live._compilation.mode, backend="inductor"))
     counted = live.once.take("metrics").graphs
@@ -161,17 +159,17 @@ def test_graphs_of_the_iteration_are_counted(
     assert counted.cuda_graphs == (1 if mode == "step" else 2)
 
 
-def test_manually_uncapturable_program_is_unsupported(cell: Any, graphs: list[Any]) -> None:
+def test_manually_uncapturable_program_is_unsupported(training_cell: Any, graphs: list[Any]) -> None:
     with pytest.raises(Unsupported, match="cannot be captured by hand") as raised:
-        cell(Reads, "by-hand").prepare()
+        training_cell(Reads, "by-hand").prepare()
     assert failure(raised.value, "warm-up").status is Status.UNSUPPORTED
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("mode", CAPTURING)
-def test_uncapturable_program_is_unsupported_with_a_reason(mode: str, cell: Any, graphs: list[Any]) -> None:
+def test_uncapturable_program_is_unsupported_with_a_reason(mode: str, training_cell: Any, graphs: list[Any]) -> None:
     with pytest.raises(Unsupported, match="reads a value of the GPU on the host") as raised:
-        cell(Reads, mode).prepare()
+        training_cell(Reads, mode).prepare()
     assert failure(raised.value, "warm-up").status is Status.UNSUPPORTED
     assert not any(graph.replays for graph in graphs)
 
@@ -185,11 +183,11 @@ class Draws(Mlp):
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("mode", CAPTURING)
-def test_harmless_host_draws_are_captured_where_declared(mode: str, cell: Any, graphs: list[Any]) -> None:
+def test_harmless_host_draws_are_captured_where_declared(mode: str, training_cell: Any, graphs: list[Any]) -> None:
     with pytest.raises(Unsupported, match="draws random numbers on the host"):
-        cell(Draws, mode).prepare()
+        training_cell(Draws, mode).prepare()
     assert not any(graph.replays for graph in graphs)
-    assert cell(Draws, mode, host_draws_unused=True).prepare().correctness.passed
+    assert training_cell(Draws, mode, host_draws_unused=True).prepare().correctness.passed
     assert any(graph.replays for graph in graphs)
 
 
