@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,51 +112,11 @@ def test_tuning_call_does_not_wait_for_another_tuning_call(tmp_path: Path) -> No
         assert gets(others, "calling")
 
 
-def test_tuning_rank_does_not_wait_for_a_waiting_one(monkeypatch, tmp_path):
-    """Two modes of two ranks. Each rank has a GPU with turns of its own; a collective needs both ranks of a mode."""
-    monkeypatch.setattr(suite.worker.gpu_turns, "MOST_WAIT_S", 10.0)
-    pending = threading.local()
-
-    def synchronize() -> None:
-        if hasattr(pending, "work"):
-            pending.work.wait()
-
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-
-    class Collective:
-        def __init__(self) -> None:
-            self._launched, self._whole, self._lock = 0, threading.Event(), threading.Lock()
-
-        def launch(self) -> None:
-            pending.work = self._whole
-            with self._lock:
-                self._launched += 1
-                if self._launched == 2:
-                    self._whole.set()
-
-    def rank(number: int, collective: Collective, is_behind: bool) -> None:
-        """A late rank tunes one more kernel before the collective, which the other found tuned."""
-        turns = GpuTurns(tmp_path / f"turns-{number}")
-
-        def tune() -> None:
-            with alone_to_tune(turns, "cuda"):
-                time.sleep(0.05)
-                torch.cuda.synchronize()  # as who times a kernel does
-
-        if is_behind:
-            time.sleep(0.3)
-            tune()
-        collective.launch()
-        tune()
-
-    first, second = Collective(), Collective()
-    ranks = [
-        threading.Thread(target=rank, args=arguments, daemon=True)
-        for arguments in [(0, first, False), (1, first, True), (0, second, True), (1, second, False)]
-    ]
-    begin = time.monotonic()
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join(20.0)
-    assert time.monotonic() - begin < 5.0
+def test_tuning_waits_for_launched_work_before_it_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A collective ends when the other rank has launched its part, and that rank may wait for the lock of its GPU."""
+    turns, others = GpuTurns(tmp_path / "turns"), GpuTurns(tmp_path / "turns")
+    free: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: free.append(gets(others, "alone")))
+    with alone_to_tune(turns, "cuda"):
+        free.append(gets(others, "calling"))
+    assert free == [True, False]
