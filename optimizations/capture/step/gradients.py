@@ -40,8 +40,6 @@ from __future__ import annotations
 import enum
 import functools
 import operator
-import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
@@ -54,11 +52,12 @@ from optimizations.graph.memory import MemoryRanges, size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.report.steps import Refusal, StepRefused
 from optimizations.torch_internals.geometry import is_lazy_view
-from optimizations.torch_internals.reference_counts import ReferenceCounts
+from optimizations.torch_internals.reference_counts import four_counts, references_to
 from optimizations.torch_internals.tensor_guard import same_gradients
+from optimizations.weak_registry import WeakRegistry
 
 TURNS = 8
-"""With many gradients, addresses and views of each are compared once in this number of launches."""
+"""With many gradients, address, metadata and views of each are compared once in this number of launches."""
 FEW = 32
 """Least number of gradients that are compared before each launch."""
 SMALL = 1 << 20
@@ -69,12 +68,11 @@ _OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables with options of PyTorch's allocator."""
 _KEEP_WHOLE = ("max_split_size_mb", "roundup_power2_divisions", "cudaMallocAsync")
 
-Counts = tuple[int, ...]
 Owned = tuple["GradientReferences", int]
 """References to gradients, and the index of one of them."""
 
-_owners: dict[int, tuple[weakref.ref[GradientReferences], int]] = {}
-"""The reference object and index of each gradient, by the id of the gradient."""
+_groups: WeakRegistry[GradientReferences] = WeakRegistry()
+"""All groups of gradients that recordings refer to. Each gradient is in one of them."""
 
 _get: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("grad")
 
@@ -126,120 +124,136 @@ def held(name: str) -> Refusal:
 
 
 class GradientReferences:
-    """Count the references to gradients and their storages. Note [Gradients that the program references].
+    """Count the references to a group of gradients and to their storages. Note [Gradients that the program references].
 
-    A program that replaces the memory of gradients (`.data =`) does so for all of them. So if there are many, only a
-    part of them and of their views is compared before each launch.
+    A program that replaces the memory of gradients (`.data =`), or changes their layout, does so for all of them. So if
+    a recording has several groups, one of them is compared before each launch.
 
     Attributes:
         tensors: the gradients.
+        index: the place of each, by its id.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._counts = ReferenceCounts(tensors)
-        self.tensors = self._counts.tensors
-        times = Counter(self._counts.cells)
-        self._sharing = [times[cell] - 1 for cell in self._counts.cells]
-        turns = min(TURNS, len(self.tensors) // FEW) or 1
-        self._parts = [range(turn, len(self.tensors), turns) for turn in range(turns)]
-        self._in_parts = [[self.tensors[index] for index in part] for part in self._parts]
-        self._places = [list(range(len(part))) for part in self._parts]
-        self._addresses = [[one.data_ptr() for one in part] for part in self._in_parts]
-        self._turn = 0
-        self._expected_parts: list[tuple[list[int], ...] | None] = [None] * turns
-        keys = list(map(id, self.tensors))
-        here = weakref.ref(self, functools.partial(_forget, keys))
-        _owners.update((key, (here, index)) for index, key in enumerate(keys))
+    def __init__(self, tensors: Sequence[torch.Tensor], sharing: Mapping[int, int]) -> None:
+        """`sharing`: the number of gradients that lie in a storage, by the storage's address in C++."""
+        self.tensors = tuple(tensors)
+        self.index = {id(one): index for index, one in enumerate(tensors)}
+        self._storages = tuple([one.untyped_storage() for one in tensors])
+        self._cells = [one._cdata for one in self._storages]
+        self._others = [sharing[cell] - 1 for cell in self._cells]
+        self._places, self._addresses = list(range(len(tensors))), [one.data_ptr() for one in tensors]
+        self._listed, self._metadata = list(tensors), Metadata(self.tensors)
+        self._if_bound: tuple[list[int], ...] | None = None
+        _groups.add(self)
 
-    def unmoved(self) -> bool:
-        """Return whether the addresses of all are unchanged."""
-        return all(map(self._part_is_unmoved, range(len(self._parts))))
+    def unchanged(self) -> bool:
+        """Return whether the addresses and metadata are unchanged."""
+        in_place = torch_internals.data_ptrs_equal(self._listed, self._addresses, self._places)
+        return in_place and self._metadata.same(self.tensors)
 
-    def next_part_is_unmoved(self) -> bool:
-        """Return whether the addresses of the next part are unchanged."""
-        self._turn = (self._turn + 1) % len(self._parts)
-        return self._part_is_unmoved(self._turn)
-
-    def _part_is_unmoved(self, turn: int) -> bool:
-        return torch_internals.data_ptrs_equal(self._in_parts[turn], self._addresses[turn], self._places[turn])
-
-    def held(self, bound: Collection[int], among: Iterable[int] | None = None) -> int | None:
-        """Return one that is referenced outside Encore. Those in `bound` (ids) are each referenced by one `.grad`."""
-        indices = range(len(self.tensors)) if among is None else list(among)
-        keys = list(map(id, self.tensors))
-        counts = zip(*self._counts.of(indices), strict=True)
-        expected = [self._expected(index, keys[index] in bound) for index in indices]
-        return next((index for index, now, one in zip(indices, counts, expected, strict=True) if now != one), None)
+    def are_in_one_grad(self) -> bool:
+        """Return whether Python refers to the objects as if each were in one `.grad` only. Views are not counted."""
+        return references_to(self.tensors).count(_counts_when(is_bound=True)[0]) == len(self.tensors)
 
     def only_encore_refers(self) -> bool:
-        """Return whether each is referenced by one `.grad` and by Encore only.
+        """Return whether each, and its storage, is referenced by one `.grad` and by Encore only."""
+        if self._if_bound is None:
+            counts = [self._expected(others, is_bound=True) for others in self._others]
+            self._if_bound = tuple([[one[kind] for one in counts] for kind in range(4)])
+        return self._counts() == self._if_bound
 
-        All tensors are compared, but only the storages of the current part.
-        """
-        _, of_object = _counts_when(is_bound=True)
-        if list(map(sys.getrefcount, self.tensors)).count(of_object) != len(self.tensors):
-            return False
-        part = self._parts[self._turn]
-        if self._expected_parts[self._turn] is None:
-            counts = [self._expected(index, is_bound=True) for index in part]
-            self._expected_parts[self._turn] = tuple(map(list, zip(*counts, strict=True)))
-        return self._counts.of(part) == self._expected_parts[self._turn] or not part
+    def referenced(self, bound: Collection[int]) -> list[int]:
+        """Return the ids of those that are referenced outside Encore. Each one in `bound` (ids) is in one `.grad`."""
+        counts = zip(self.index, zip(*self._counts(), strict=True), self._others, strict=True)
+        return [key for key, now, others in counts if now != self._expected(others, is_bound=key in bound)]
 
-    def _expected(self, index: int, is_bound: bool) -> Counts:
-        (of_tensor, of_object, of_storage, of_its_object), _ = _counts_when(is_bound)
-        return of_tensor, of_object, of_storage + self._sharing[index], of_its_object + self._sharing[index]
+    def _counts(self) -> tuple[list[int], ...]:
+        return four_counts(self.tensors, self._cells, self._storages)
+
+    @staticmethod
+    def _expected(others: int, is_bound: bool) -> tuple[int, ...]:
+        of_object, of_tensor, of_storage, of_its_object = _counts_when(is_bound)
+        return of_object, of_tensor, of_storage + others, of_its_object + others
 
 
-def _forget(keys: Sequence[int], gone: object) -> None:
-    for key in keys:
-        if (found := _owners.get(key)) is not None and found[0] is gone:
-            del _owners[key]
+def _grouped(tensors: Sequence[torch.Tensor]) -> list[GradientReferences]:
+    """Return these gradients in at most `TURNS` groups."""
+    sharing = Counter(one.untyped_storage()._cdata for one in tensors)
+    turns = min(TURNS, len(tensors) // FEW) or 1
+    return [GradientReferences(tensors[turn::turns], sharing) for turn in range(turns)]
 
 
 @functools.cache
-def _counts_when(is_bound: bool) -> tuple[Counts, int]:
-    """Return the reference counts of a gradient that only Encore and, if `is_bound`, a `.grad` reference.
-
-    Return also that of its Python object in a tuple.
-    """
+def _counts_when(is_bound: bool) -> tuple[int, ...]:
+    """Return the four counts of a gradient that only Encore and, if `is_bound`, a `.grad` reference."""
     with torch.inference_mode(False):
-        sample = GradientReferences([torch.zeros(1, device="cpu")])
+        (sample,) = _grouped([torch.zeros(1, device="cpu")])
         parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
         parameter.grad = sample.tensors[0] if is_bound else None
-        (counts,) = zip(*sample._counts.of([0]), strict=True)
-        (of_object,) = map(sys.getrefcount, sample.tensors)
-        return counts, of_object
+        (counts,) = zip(*sample._counts(), strict=True)
+        return counts
 
 
 def own(gradients: Sequence[torch.Tensor | None]) -> list[Owned | None]:
-    """Return the shared reference object of each of these plain tensors; make it if there is none."""
-    new = {id(one): one for one in gradients if one is not None and _owner(id(one)) is None}
-    made = GradientReferences(list(new.values())) if new else None
-    found = [None if one is None else _owner(id(one)) for one in gradients]
+    """Return the group and the index of each of these plain tensors; make a group of those that are in none."""
+    new = {id(one): one for one in gradients if one is not None and _owner(one) is None}
+    made = _grouped(list(new.values()))
+    found = [None if one is None else _owner(one) for one in gradients]
     del made  # `found` references it
     return found
 
 
-def _owner(key: int) -> Owned | None:
-    known = _owners.get(key)
-    references = known[0]() if known is not None else None
-    return (references, known[1]) if known is not None and references is not None else None
+def _owner(gradient: torch.Tensor) -> Owned | None:
+    key = id(gradient)
+    return next(((group, group.index[key]) for group in _groups.alive() if key in group.index), None)
 
 
-def referenced_gradient(parameters: Sequence[torch.Tensor], indices: Iterable[int]) -> int | None:
+def referenced_gradient(parameters: Sequence[torch.Tensor], indices: Collection[int]) -> int | None:
     """Return the index of a parameter whose `.grad` is also referenced outside Encore.
 
-    No variable or list here may reference a gradient that has a reference object: it would be counted.
+    No variable or list here may reference a gradient that is in a group: it would be counted.
     """
-    strangers: list[torch.Tensor | None] = [None] * len(parameters)
-    for index in indices:
-        key = id(parameters[index].grad)
-        if (known := _owner(key)) is None:
-            strangers[index] = parameters[index].grad
-        elif known[0].held({key}, (known[1],)) is not None:
-            return index
+    bound = {id(parameters[index].grad): index for index in indices}
+    groups = [group for group in _groups.alive() if not bound.keys().isdisjoint(group.index)]
+    found = [bound[key] for group in groups for key in group.referenced(bound) if key in bound]
+    known = {key for group in groups for key in group.index}
+    strangers = [
+        parameter.grad if index in bound.values() and id(parameter.grad) not in known else None
+        for index, parameter in enumerate(parameters)
+    ]
     alone = have_no_other_reference(strangers, as_gradients=True)
-    return next((index for index, one in enumerate(strangers) if one is not None and not alone[index]), None)
+    found += [index for index, one in enumerate(strangers) if one is not None and not alone[index]]
+    return min(found, default=None)
+
+
+class _Bound:
+    """Hold the gradients that the parameters at some places are to have."""
+
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None], places: Sequence[int]
+    ) -> None:
+        self.places, self.parameters = places, tuple([parameters[index] for index in places])
+        wanted = [gradients[index] for index in places]
+        self.owned = own(wanted)
+        self._same = same_gradients(self.parameters, wanted)
+
+    def holds(self) -> bool:
+        """Return whether each parameter has the very gradient."""
+        return not self.parameters or self._same(self.parameters)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the gradients that are not None."""
+        return [group.tensors[index] for group, index in filter(None, self.owned)]
+
+    def moved(self) -> dict[int, int]:
+        """Return which of the parameters have another gradient, with the id of the one that they are to have."""
+        now, wanted = list(map(id, map(_get, self.parameters))), list(map(id, self.tensors()))
+        return {index: key for index, (there, key) in enumerate(zip(now, wanted, strict=True)) if there != key}
+
+    def put(self) -> None:
+        """Set the gradient of each parameter."""
+        for parameter, one in zip(self.parameters, self.owned, strict=True):
+            parameter.grad = None if one is None else one[0].tensors[one[1]]
 
 
 class Gradients:
@@ -271,25 +285,24 @@ class Gradients:
         _check(names, before, after, uses)
         self.parameters, self._names = tuple(parameters), names
         places = range(len(self.parameters))
-        self._without = tuple([self.parameters[index] for index in places if uses[index] is Use.ABSENT])
-        self._present = tuple([self.parameters[index] for index in places if uses[index] is Use.LEFT_ALONE])
-        self._stays = [uses[index] in (Use.LEFT_ALONE, Use.NEEDED) for index in places]
-        self._needed = [index for index in places if uses[index] is Use.NEEDED]
-        self._replaced = [index for index in places if after[index] is not before[index]]
-        self._of_needed = tuple([self.parameters[index] for index in self._needed])
-        self._of_replaced = tuple([self.parameters[index] for index in self._replaced])
-        self._as_before = same_gradients(self._of_needed, [before[index] for index in self._needed])
-        self._as_after = same_gradients(self._of_replaced, [after[index] for index in self._replaced])
-        mine = {id(one): one for index in self._replaced if (one := after[index]) is not None and made(one)}
-        self._mine = GradientReferences(list(mine.values()))
+        needed = [index for index in places if uses[index] is Use.NEEDED]
+        changed = [index for index in places if after[index] is not before[index]]
+        mine = {id(one): one for index in changed if (one := after[index]) is not None and made(one)}
+        self._mine, self._turn = _grouped(list(mine.values())), 0
         self._of_mine = {id(one): names[index] for index in places if id(one := after[index]) in mine}
-        self._before = own([before[index] for index in self._needed])
-        self._after = own([after[index] for index in self._replaced])
-        self._metadata = Metadata(self._mine.tensors), Metadata(self._found())
-        self._stay_in_place = [after[index] is before[index] for index in self._needed]
-        there = zip(self._before, self._needed, self._stay_in_place, strict=True)
-        self._written = [one for one, index, stays in there if one is not None and stays and written(_tensor(one))]
-        self._bound_as_after = self._in_place = False
+        self._present = tuple([self.parameters[index] for index in places if uses[index] is Use.LEFT_ALONE])
+        self._stays = [use in (Use.LEFT_ALONE, Use.NEEDED) for use in uses]
+        self._absent = _Bound(self.parameters, before, [index for index in places if uses[index] is Use.ABSENT])
+        self._before = _Bound(self.parameters, before, needed)
+        self._after = _Bound(self.parameters, after, sorted({*needed, *changed}))
+        self._written = _Bound(
+            self.parameters,
+            before,
+            [index for index in needed if (one := after[index]) is before[index] and one is not None and written(one)],
+        )
+        owned = filter(None, [*self._before.owned, *self._after.owned])
+        self._groups = list({id(group): group for group in [*self._mine, *(group for group, _ in owned)]}.values())
+        self._is_published = self._in_place = False
 
     def stay(self, before: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Return the gradients from before the captured call that a launch needs; None for dropped ones."""
@@ -297,102 +310,76 @@ class Gradients:
 
     def written(self) -> list[torch.Tensor]:
         """Return gradients that a launch accumulates into, whose versions must be incremented."""
-        return list(map(_tensor, self._written))
+        return self._written.tensors()
 
     def lost(self) -> bool:
         """Return whether the memory or metadata of a gradient was replaced, so that no launch may follow."""
-        of_mine, of_found = self._metadata
-        same_metadata = of_mine.same(self._mine.tensors) and (not self._needed or of_found.same(self._found()))
-        known = {id(one[0]): one[0] for one in [*self._before, *self._after] if one is not None}
-        return not (same_metadata and all(one.unmoved() for one in known.values()))
-
-    def _found(self) -> tuple[torch.Tensor, ...]:
-        """Return the graph's own tensors that it reads gradients from."""
-        return tuple([_tensor(one) for one in self._before if one is not None])
+        return not all(group.unchanged() for group in self._groups)
 
     def fit(self) -> bool:
         """Return whether the same parameters as in the recording have gradients, with unchanged memory and metadata."""
-        if any(_get(one) is not None for one in self._without) or any(_get(one) is None for one in self._present):
+        if not self._absent.holds() or (any(_get(one) is None for one in self._present)):
             return False
-        if not self._mine.next_part_is_unmoved() or not self._metadata[0].same(self._mine.tensors):
+        self._turn = (self._turn + 1) % len(self._mine)
+        if not self._mine[self._turn].unchanged():
             return False
-        self._in_place = not self._needed or self._as_before(self._of_needed)
-        if not self._needed:
-            return True
-        return not self.lost() and (self._in_place or self._can_be_copied())
+        self._in_place = self._before.holds()
+        return not self._before.places or (not self.lost() and (self._in_place or self._can_be_copied()))
 
     def _can_be_copied(self) -> bool:
         """Return whether the current gradients can be copied to those that the graph reads."""
-        found = [(there, _tensor(one)) for there, one in self._moved()]
+        found = self._moved()
         if any(is_lazy_view(one) or 0 in one.stride() for _, one in found):
             return False
         if not all(is_plain(there) and metadata_of(there) == metadata_of(one) for there, one in found):
             return False
         sources = {there.untyped_storage().data_ptr() for there, _ in found if there is not None}
-        targets = {one.untyped_storage().data_ptr() for one in self._found()}
+        targets = {one.untyped_storage().data_ptr() for one in self._before.tensors()}
         return len({id(there) for there, _ in found}) == len(found) and sources.isdisjoint(targets)
 
-    def _moved(self) -> list[tuple[torch.Tensor | None, Owned]]:
+    def _moved(self) -> list[tuple[torch.Tensor | None, torch.Tensor]]:
         """Return pairs of a current gradient and the different one that the graph reads in its place."""
-        pairs = zip(gradients(self._of_needed), self._before, strict=True)
-        return [(there, one) for there, one in pairs if one is not None and there is not _tensor(one)]
+        pairs = zip(gradients(self._before.parameters), self._before.tensors(), strict=True)
+        return [(there, one) for there, one in pairs if there is not one]
 
     def shared_with(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether one of these lies in a gradient that is to be copied, or where it is copied to."""
-        if not self._needed or self._as_before(self._of_needed):
+        if self._before.holds():
             return False
-        places = MemoryRanges(memory(filter(is_plain, [*gradients(self._of_needed), *self._found()])))
+        there = [*gradients(self._before.parameters), *self._before.tensors()]
+        places = MemoryRanges(memory(filter(is_plain, there)))
         return any(places.overlap(one.data_ptr(), size_bytes(one)) for one in tensors)
 
     def held(self) -> str | None:
         """Return the name of a parameter whose gradient the program references and a launch would overwrite."""
-        self._bound_as_after = self._as_after(self._of_replaced)
-        if not (self._bound_as_after and self._mine.only_encore_refers()):
-            index = self._mine.held(set(map(id, gradients(self.parameters))))
-            if index is not None:
-                return self._of_mine[id(self._mine.tensors[index])]
-        if self._in_place or not self._needed:
+        self._is_published = self._after.holds()
+        alone = self._is_published and self._mine[self._turn].only_encore_refers()
+        if not (alone and all(map(GradientReferences.are_in_one_grad, self._mine))):
+            bound = set(map(id, gradients(self.parameters)))
+            for group in self._mine:
+                for key in group.referenced(bound):
+                    return self._of_mine[key]
+        if self._in_place or self._before.holds():
             return None
         # No list of gradients may be alive here: its references would be counted.
-        moved = [
-            place for place in range(len(self._needed)) if not _is_bound(self._of_needed[place], self._before[place])
-        ]
-        index = referenced_gradient(self._of_needed, moved)
+        moved = self._before.moved()
+        index = referenced_gradient(self._before.parameters, moved)
         if index is None:
-            index = next((place for place in moved if _is_held(self._before[place])), None)
-        return None if index is None else self._names[self._needed[index]]
+            groups = {id(one[0]): one[0] for one in self._before.owned if one is not None}
+            others = {key for group in groups.values() for key in group.referenced(())}
+            index = next((place for place, key in moved.items() if key in others), None)
+        return None if index is None else self._names[self._before.places[index]]
 
     def load(self) -> None:
         """Copy gradients to the addresses that the graph reads, before a launch."""
-        if self._in_place or not self._needed:
-            return
-        moved = self._moved()
-        copy_all([_tensor(one) for _, one in moved], [there for there, _ in moved if there is not None])
+        if not self._in_place and (moved := self._moved()):
+            copy_all([one for _, one in moved], [there for there, _ in moved if there is not None])
 
     def publish(self) -> None:
         """Set the `.grad` of every parameter to the tensor that the recording left, after a launch."""
-        if not self._bound_as_after:
-            for parameter, one in zip(self._of_replaced, self._after, strict=True):
-                parameter.grad = None if one is None else _tensor(one)
-        if not self._in_place:
-            for parameter, one, stays in zip(self._of_needed, self._before, self._stay_in_place, strict=True):
-                if stays and one is not None:
-                    parameter.grad = _tensor(one)
-        self._bound_as_after = self._in_place = False
-
-
-def _tensor(owned: Owned) -> torch.Tensor:
-    references, index = owned
-    return references.tensors[index]
-
-
-def _is_bound(parameter: torch.Tensor, owned: Owned | None) -> bool:
-    return owned is not None and parameter.grad is _tensor(owned)
-
-
-def _is_held(owned: Owned | None) -> bool:
-    """Return whether a gradient that is in no `.grad` is referenced outside Encore."""
-    return owned is not None and owned[0].held((), (owned[1],)) is not None
+        if not self._is_published:
+            self._after.put()
+        self._is_published = self._in_place = False
 
 
 def _check(
