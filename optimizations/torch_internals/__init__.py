@@ -159,6 +159,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "current_autograd_node": "torch:_C._current_autograd_node",
         "storage_of_weak": "torch:UntypedStorage._new_with_weak_ptr",
         "increment_version": "torch:_C._increment_version",
+        "set_grad_enabled": "torch:_C._set_grad_enabled",
         "neg_view": "torch:_neg_view",
         "torch_obj_rule_map": "torch._dynamo.trace_rules:get_torch_obj_rule_map",
         "tensor_method": "torch._dynamo.trace_rules:get_tensor_method",

@@ -93,8 +93,9 @@ class KeptRecordings:
 
         Recordings that share a pool may overwrite gradients of each other: that memory was free during their captures.
         """
-        if self._outlived:
-            self._outlived = [(pool, one) for pool, one in self._outlived if one.held() is not None]
+        if len(self.tried) == 1 and not self._outlived:
+            return recording.gradients.held()
+        self._outlived = [(pool, one) for pool, one in self._outlived if one.held() is not None]
         others = [one.gradients for one in self.tried if one.pool == recording.pool and one is not recording]
         others += [one for pool, one in self._outlived if pool == recording.pool]
         return next((name for one in [recording.gradients, *others] if (name := one.held()) is not None), None)

@@ -69,8 +69,8 @@ class Outputs:
                 self._plan.append((copied[id(tensor)], None))
         self.static = set(map(storage, self._statics))
         # Overlapping elements cannot be written one by one: the memory from the first to the last is copied.
-        self._as_bytes = [_is_plain(one) and overlaps(one) for one in self._copied]
-        self._sources = [data_of(one) if run else one for one, run in zip(self._copied, self._as_bytes, strict=True)]
+        self._as_bytes = {index for index, one in enumerate(self._copied) if _is_plain(one) and overlaps(one)}
+        self._sources = self._to_copy(self._copied)
         self._fresh_copies = list(map(_allocator, self._copied))
         self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied)
         # All results are copies, in order: the prepared tensors can be returned directly.
@@ -88,8 +88,12 @@ class Outputs:
     def copy_out(self, fresh: list[torch.Tensor]) -> None:
         """Copy results to `fresh`, directly after the launch, before gradients are published."""
         if self._copied:
-            targets = [data_of(one) if run else one for one, run in zip(fresh, self._as_bytes, strict=True)]
-            copy_all(targets, self._sources)
+            copy_all(self._to_copy(fresh), self._sources)
+
+    def _to_copy(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if not self._as_bytes:
+            return tensors
+        return [data_of(one) if index in self._as_bytes else one for index, one in enumerate(tensors)]
 
     def take(self, inputs: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> Any:
         """Return the results of a call with these inputs, after `copy_out` to `fresh`."""

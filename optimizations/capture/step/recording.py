@@ -120,7 +120,7 @@ class Recording:
             or self.read_memory.holds_one_of([tensors[index] for index in self._written_back])
         ):
             return True
-        return self.written_memory.holds_one_of(tensors) or self.gradients.shared_with(tensors)
+        return self.written_memory.holds_one_of(tensors, self.inputs.sizes) or self.gradients.shared_with(tensors)
 
     def moved_inputs(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Return inputs that moved from the address that the graph reads, if nothing else prevents a launch."""

@@ -55,9 +55,11 @@ class WrittenMemory:
         """Return whether a tensor overlaps this memory."""
         return _has_memory(tensor) and self._ranges.overlap(tensor.data_ptr(), size_bytes(tensor))
 
-    def holds_one_of(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Return whether one of these tensors overlaps this memory."""
-        return bool(self._ranges.borders) and any(map(self.holds, inputs))
+    def holds_one_of(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int] | None = None) -> bool:
+        """Return whether one of these tensors overlaps this memory. `sizes`: theirs in bytes, if known."""
+        if sizes is None or not self._ranges.borders:
+            return bool(self._ranges.borders) and any(map(self.holds, inputs))
+        return any(map(self._ranges.overlap, map(torch.Tensor.data_ptr, inputs), sizes))
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
