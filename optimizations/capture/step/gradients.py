@@ -142,14 +142,13 @@ class GradientReferences:
         self._cells = [one._cdata for one in self._storages]
         self._others = [sharing[cell] - 1 for cell in self._cells]
         self._places, self._addresses = list(range(len(tensors))), [one.data_ptr() for one in tensors]
-        self._listed, self._metadata = list(tensors), Metadata(self.tensors)
+        self._listed = list(tensors)
         self._if_bound: tuple[list[int], ...] | None = None
         _groups.add(self)
 
-    def unchanged(self) -> bool:
-        """Return whether the addresses and metadata are unchanged."""
-        in_place = torch_internals.data_ptrs_equal(self._listed, self._addresses, self._places)
-        return in_place and self._metadata.same(self.tensors)
+    def unmoved(self) -> bool:
+        """Return whether the addresses are unchanged."""
+        return torch_internals.data_ptrs_equal(self._listed, self._addresses, self._places)
 
     def are_in_one_grad(self) -> bool:
         """Return whether Python refers to the objects as if each were in one `.grad` only. Views are not counted."""
@@ -302,6 +301,7 @@ class Gradients:
         )
         owned = filter(None, [*self._before.owned, *self._after.owned])
         self._groups = list({id(group): group for group in [*self._mine, *(group for group, _ in owned)]}.values())
+        self._metadata = [Metadata(group.tensors) for group in self._groups]
         self._is_published = self._in_place = False
 
     def stay(self, before: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -310,18 +310,23 @@ class Gradients:
 
     def written(self) -> list[torch.Tensor]:
         """Return gradients that a launch accumulates into, whose versions must be incremented."""
-        return self._written.tensors()
+        return self._written.tensors() if self._written.places else []
 
     def lost(self) -> bool:
         """Return whether the memory or metadata of a gradient was replaced, so that no launch may follow."""
-        return not all(group.unchanged() for group in self._groups)
+        return not all(map(self._is_unchanged, range(len(self._groups))))
+
+    def _is_unchanged(self, index: int) -> bool:
+        """Return whether memory and metadata of the gradients in a group are as in the recording."""
+        group = self._groups[index]
+        return group.unmoved() and self._metadata[index].same(group.tensors)
 
     def fit(self) -> bool:
         """Return whether the same parameters as in the recording have gradients, with unchanged memory and metadata."""
         if not self._absent.holds() or (any(_get(one) is None for one in self._present)):
             return False
         self._turn = (self._turn + 1) % len(self._mine)
-        if not self._mine[self._turn].unchanged():
+        if not self._is_unchanged(self._turn):  # its own groups are the first ones
             return False
         self._in_place = self._before.holds()
         return not self._before.places or (not self.lost() and (self._in_place or self._can_be_copied()))
@@ -354,7 +359,7 @@ class Gradients:
         """Return the name of a parameter whose gradient the program references and a launch would overwrite."""
         self._is_published = self._after.holds()
         alone = self._is_published and self._mine[self._turn].only_encore_refers()
-        if not (alone and all(map(GradientReferences.are_in_one_grad, self._mine))):
+        if not (alone and (len(self._mine) == 1 or all(map(GradientReferences.are_in_one_grad, self._mine)))):
             bound = set(map(id, gradients(self.parameters)))
             for group in self._mine:
                 for key in group.referenced(bound):

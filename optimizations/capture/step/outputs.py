@@ -144,13 +144,10 @@ class BoundResults:
     dtype, which the step's code may check.
     """
 
-    def __init__(self, entries: Sequence[Rebound] = ()):
+    def __init__(self, entries: Sequence[Rebound]) -> None:
         nothing = torch.empty(0, device="meta")
         self._entries = [replace(entry, old=None, new=nothing) for entry in entries]
         self._kinds = [_kind(entry.old) for entry in entries]
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def fit(self) -> bool:
         """Return whether the shape and dtype of each entry, or None, are as recorded."""

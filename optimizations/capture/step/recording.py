@@ -82,7 +82,7 @@ class Recording:
     progress: Progress
     audits: Audits
     key: tuple[Hashable, ...] = (None,)
-    bound: BoundResults = field(default_factory=BoundResults)
+    bound: BoundResults | None = None
     side_by_side: SideBySide = field(default_factory=SideBySide)
     replays: int = 0
 
@@ -98,7 +98,7 @@ class Recording:
         """
         if self.shares(tensors):
             return False
-        if self.bound and not self.bound.fit():
+        if self.bound is not None and not self.bound.fit():
             return False
         if self.inputs.in_place and self.inputs.moved(tensors):
             return False
@@ -170,7 +170,7 @@ class Recording:
         if counted:  # autograd detects the write to a saved tensor by its version
             torch_internals.increment_version(counted)
         taken = self.outputs.take(tensors, fresh)
-        return self.bound.bind(taken) if self.bound else taken
+        return taken if self.bound is None else self.bound.bind(taken)
 
 
 def capture(
@@ -320,7 +320,7 @@ def capture(
         trace=observer.operations,
         progress=progress,
         audits=Audits(options.check_every),
-        bound=BoundResults(results),
+        bound=BoundResults(results) if results else None,
         side_by_side=side_by_side(device, graph, pool, log if concurrency == "auto" else None, renew),
         report=RecordedStep(
             signature=describe(call.tensors),
