@@ -82,8 +82,7 @@ class GraphedStep:
         Raises:
             RuntimeError: it is called by the step itself.
         """
-        self._refuse_inside("close")
-        with self._alone():
+        with self._alone("close"):
             self._recorder.close()
 
     def reset(self) -> None:
@@ -92,26 +91,27 @@ class GraphedStep:
         Raises:
             RuntimeError: it is called by the step itself.
         """
-        self._refuse_inside("reset")
-        with self._alone():
+        with self._alone("reset"):
             self._recorder.close()
             self._recorder = CallRecorder(self._step, self._recorder.device, self._options)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Lock out calls of the step in the block. A finalizer that closes the step inside it is refused."""
+    def _alone(self, name: str) -> Iterator[None]:
+        """Lock out calls of the step in the block. A finalizer that closes the step inside it is refused.
+
+        Raises:
+            RuntimeError: the step itself calls the function of this `name`.
+        """
+        if self._thread == _this_thread():
+            raise RuntimeError(
+                f"{name}() was called by the step {self._recorder.name()} itself; call it after the step"
+            )
         with self._lock:
             self._thread = _this_thread()
             try:
                 yield
             finally:
                 self._thread = None
-
-    def _refuse_inside(self, name: str) -> None:
-        if self._thread == threading.get_ident():
-            raise RuntimeError(
-                f"{name}() was called by the step {self._recorder.name()} itself; call it after the step"
-            )
 
 
 def release_steps() -> None:

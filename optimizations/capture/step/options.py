@@ -16,6 +16,12 @@ DEFAULT_LIMIT = 8
 
 HOST_DRAWS = ("refused", "unused")
 """Allowed values of `host_draws`."""
+_ALLOWED = {
+    "on_refusal": ("run", "raise"),
+    "host_draws": HOST_DRAWS,
+    "concurrency": ("off", "auto"),
+    "on_change": ("raise", "warn"),
+}
 
 
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
@@ -58,10 +64,8 @@ class StepOptions:
             )
         if self.limit < 1:
             raise ValueError(f"limit={self.limit}: at least one recording must be allowed")
-        require_one_of("on_refusal", self.on_refusal, ("run", "raise"))
-        require_one_of("host_draws", self.host_draws, HOST_DRAWS)
-        require_one_of("concurrency", self.concurrency, ("off", "auto"))
-        require_one_of("on_change", self.on_change, ("raise", "warn"))
+        for name, allowed in _ALLOWED.items():
+            require_one_of(name, getattr(self, name), allowed)
         if self.key is not None and not callable(self.key):
             raise TypeError(f"key={self.key!r} must be a function without arguments, as `key=lambda: trainer.phase`")
         if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
