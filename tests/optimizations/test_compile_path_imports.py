@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-OF_STEPS = frozenset(("watch", "reference_counts"))
+OF_STEPS = frozenset(("watch", "gradients"))
 """Modules that only graph_step and graph_callables use."""
 
 PROGRAM = """

@@ -40,6 +40,7 @@ from __future__ import annotations
 import enum
 import functools
 import operator
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
@@ -48,11 +49,10 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.inputs import copy_all, have_no_other_reference, is_plain
 from optimizations.capture.step.tensor_marks import Metadata, metadata_of
-from optimizations.graph.memory import MemoryRanges, size_bytes
+from optimizations.graph.memory import MemoryRanges, memory_of, size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.report.steps import Refusal, StepRefused
 from optimizations.torch_internals.geometry import is_lazy_view
-from optimizations.torch_internals.reference_counts import four_counts, references_to
 from optimizations.torch_internals.tensor_guard import same_gradients
 from optimizations.weak_registry import WeakRegistry
 
@@ -101,11 +101,7 @@ def pattern(found: Sequence[torch.Tensor | None]) -> tuple[bool, ...]:
 
 def memory(found: Iterable[torch.Tensor | None]) -> list[MemoryRange]:
     """Return the memory of the gradients."""
-    return [
-        MemoryRange(address=gradient.data_ptr(), size_bytes=size_bytes(gradient))
-        for gradient in found
-        if gradient is not None and size_bytes(gradient)
-    ]
+    return [memory_of(gradient) for gradient in found if gradient is not None and size_bytes(gradient)]
 
 
 def put(parameters: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor | None]) -> None:
@@ -152,7 +148,7 @@ class GradientReferences:
 
     def are_in_one_grad(self) -> bool:
         """Return whether Python refers to the objects as if each were in one `.grad` only. Views are not counted."""
-        return references_to(self.tensors).count(_counts_when(is_bound=True)[0]) == len(self.tensors)
+        return _references_to(self.tensors).count(_counts_when(is_bound=True)[0]) == len(self.tensors)
 
     def only_encore_refers(self) -> bool:
         """Return whether each, and its storage, is referenced by one `.grad` and by Encore only."""
@@ -167,12 +163,29 @@ class GradientReferences:
         return [key for key, now, others in counts if now != self._expected(others, is_bound=key in bound)]
 
     def _counts(self) -> tuple[list[int], ...]:
-        return four_counts(self.tensors, self._cells, self._storages)
+        """Return what Python holds of the objects and C++ of the tensors, then what both hold of the storages."""
+        of_storages, of_objects = storage_counts(self._cells, self._storages)
+        return (
+            _references_to(self.tensors),
+            list(map(torch_internals.tensor_use_count, self.tensors)),
+            of_storages,
+            of_objects,
+        )
 
     @staticmethod
     def _expected(others: int, is_bound: bool) -> tuple[int, ...]:
         of_object, of_tensor, of_storage, of_its_object = _counts_when(is_bound)
         return of_object, of_tensor, of_storage + others, of_its_object + others
+
+
+def storage_counts(cells: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> tuple[list[int], list[int]]:
+    """Return what C++ holds of storages, by their addresses there, and Python of their objects."""
+    return list(map(torch_internals.storage_use_count, cells)), _references_to(storages)
+
+
+def _references_to(kept: Sequence[object]) -> list[int]:
+    """Return Python's references to each object, for a sequence that is kept: one made for the call would count."""
+    return list(map(sys.getrefcount, kept))
 
 
 def _grouped(tensors: Sequence[torch.Tensor]) -> list[GradientReferences]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.inputs import copy_all
+from optimizations.capture.inputs import copy_all, is_plain
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.observer import storage
@@ -25,8 +25,7 @@ from optimizations.torch_internals.geometry import is_lazy_view
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is strided and dense, without lazy conjugation, negation or quantization."""
-    strided = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-    return strided and not (is_lazy_view(tensor) or tensor.is_quantized)
+    return is_plain(tensor) and not (is_lazy_view(tensor) or tensor.is_quantized)
 
 
 class Outputs:

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizations import torch_internals
-from optimizations.torch_internals import reference_counts
+from optimizations.capture.step import gradients
 
 GARBAGE = float("nan")
 ASKS = "_cuda_isCurrentStreamCapturing"
@@ -32,7 +32,7 @@ _launches = itertools.count(1)
 _BY_GRAPHS: ContextVar[dict[int, list[int]]] = ContextVar("by graphs", default=defaultdict(lambda: [0, 0]))  # noqa: B039
 """References of all graphs to storages, by their addresses in C++: references of C++, and of Python. Steps that reach
 the device do not read it."""
-_counts = reference_counts.storage_counts
+_counts = gradients.storage_counts
 
 
 def _without_graphs(cells: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> tuple[list[int], list[int]]:
@@ -55,7 +55,7 @@ def _count(held: Mapping[int, tuple[int, int]], times: int) -> None:
             del by_graphs[cell]
 
 
-reference_counts.storage_counts = _without_graphs
+gradients.storage_counts = _without_graphs
 
 
 class CpuGraph:

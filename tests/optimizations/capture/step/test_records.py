@@ -157,10 +157,12 @@ def test_tensors_of_one_dtype_share_one_copy(monkeypatch: pytest.MonkeyPatch) ->
         stock(targets, sources, **keywords)
 
     monkeypatch.setattr(torch_internals, "foreach_copy_", copying)
-    sources = [torch.ones(2), torch.arange(3), torch.ones(3, dtype=torch.int64), torch.zeros(1)]
-    targets = [torch.full_like(source, 7) for source in sources]
+    sources = [torch.ones(2, requires_grad=True), torch.arange(3), torch.ones(3, dtype=torch.int64), torch.zeros(1)]
+    sources.append(torch.ones(2, dtype=torch.float64, requires_grad=True))
+    targets = [torch.full_like(source, 7, requires_grad=False) for source in sources]
     copy_all(targets, sources)
     assert launches == [[torch.float32] * 2, [torch.int64] * 2]
+    assert torch.is_grad_enabled() and not any(target.requires_grad for target in targets)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(targets, sources, strict=True))
 
 
