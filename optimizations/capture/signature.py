@@ -244,6 +244,12 @@ def parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tupl
         yield from parts(member, name, inside)
 
 
+def named_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()) -> list[tuple[str, Any]]:
+    """Return the arguments of a call by name. `names`: names of the first positional ones."""
+    places = range(len(names), len(args))
+    return [*zip([*names, *(f"argument {place}" for place in places)], args, strict=False), *kwargs.items()]
+
+
 def copies(nest: Any) -> bool:
     """Return whether a copy by `replaced` has the same structure."""
     tensors: list[torch.Tensor] = []

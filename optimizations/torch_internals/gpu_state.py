@@ -1,4 +1,4 @@
-"""Query streams and the allocator of a GPU where `torch.cuda` is insufficient or unsafe.
+"""Query streams, generators and the allocator of a GPU where `torch.cuda` is insufficient or unsafe.
 
 Note [References that are not counted]. When PyTorch 2.11 is queried for a pool, it drops an uncounted reference to each
 integer of the pool's handle (pytorch #196366). Integers above 256, and all integers before Python 3.12, are freed while
@@ -40,6 +40,12 @@ def drops_references() -> bool:
     for one in asked:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
     return True
+
+
+def generator_identity(generator: torch.Generator) -> int:
+    """Return the same number for all objects of one generator: operators get another object than the program has."""
+    found: int = generator._cdata  # type: ignore[attr-defined]
+    return found
 
 
 def is_capturing(stream: torch.cuda.Stream) -> bool:

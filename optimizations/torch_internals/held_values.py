@@ -10,7 +10,6 @@ of them was written. If watching does not report all writes (3.13.0), entries ar
 
 from __future__ import annotations
 
-import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ class Held:
     """Hold the value in a holder.
 
     Attributes:
-        holder: a dict, a list, a closure cell, or an object.
-        entries: its keys and values. The only key of a cell is "cell_contents".
+        holder: a dict, a list, or an object such as a closure cell.
+        entries: its keys and values.
         size: how many entries it has; None if that is not compared.
         attributes: the entries are attributes of `holder`.
         is_written: entries of a dict are compared one by one, since others in it are written.
@@ -41,21 +40,21 @@ class Held:
     is_written: bool = False
 
     @property
+    def is_dict(self) -> bool:
+        """Return whether C++ reads the holder as a dict."""
+        return type(self.holder) in _DICTS and not self.attributes
+
+    @property
     def by_version(self) -> bool:
         """Return whether the count of writes shows that nothing was written."""
-        return is_dict(self.holder) and not (self.attributes or self.is_written) and have_versions()
+        return self.is_dict and not self.is_written and have_versions()
 
-
-def is_dict(holder: Any) -> bool:
-    """Return whether C++ reads a holder as a dict."""
-    return type(holder) in _DICTS
-
-
-def can_be_compared(holder: Any, keys: Sequence[Any]) -> bool:
-    """Return whether C++ reads these entries of a holder as Python does. It compares keys, element by element."""
-    if is_dict(holder):
-        return all(type(key) is str for key in keys)
-    return type(holder) in (list, types.CellType)
+    @property
+    def is_comparable(self) -> bool:
+        """Return whether C++ reads these entries as Python does. It compares keys, element by element."""
+        if self.attributes or self.by_version:
+            return True
+        return all(type(key) is str for key, _ in self.entries) if self.is_dict else type(self.holder) is list
 
 
 class HeldValues:
@@ -94,16 +93,14 @@ def _add(node: Any, one: Held) -> None:
     if one.by_version:
         node.add_dict_version_guard(one.holder, ("version",), None)
         return
-    of_dict, plain = is_dict(one.holder) and not one.attributes, torch_internals.plain_guard_node
+    plain = torch_internals.plain_guard_node
     if one.size is not None:
-        (node.add_dict_length_check_guard if of_dict else node.add_length_check_guard)(one.size, ("size",), None)
+        (node.add_dict_length_check_guard if one.is_dict else node.add_length_check_guard)(one.size, ("size",), None)
     for key, value in one.entries:
-        if one.attributes or type(one.holder) is types.CellType:
+        if one.attributes:
             leaf = node.getattr_manager(key, "attribute", value, plain)
-        elif of_dict:  # the example None lets C++ pass by this entry while the version is the same
-            leaf = node.dict_getitem_manager(
-                key, "entry", None if have_versions() else value, torch_internals.plain_guard_node
-            )
+        elif one.is_dict:  # the example None lets C++ pass by this entry while the version is the same
+            leaf = node.dict_getitem_manager(key, "entry", None if have_versions() else value, plain)
         else:
             leaf = node.list_getitem_manager(key, "member", value, plain)
         leaf.add_id_match_guard(id(value), ("identity",), None)

@@ -20,25 +20,16 @@ from optimizations.capture.callables.arguments import Options, Sample
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, with_classes_of
 from optimizations.capture.signature import PLAIN, flatten, parts, replaced
-from optimizations.capture.step import compilations, forbidden_calls
-from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
-from optimizations.capture.step.observing import (
-    CHECKPOINT_DRAWS,
-    Generators,
-    Given,
-    call_changes,
-    changed_itself,
-    drawn_on_the_host,
-    host_generators,
-)
+from optimizations.capture.step.observing import Given, changed_itself, observed
 from optimizations.capture.step.operations import Operation
+from optimizations.capture.step.random_states import RandomStates, drawn_on_the_host, host_generators
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.graph.memory import memory_of
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
-from optimizations.torch_internals.generator_identity import identity
+from optimizations.torch_internals.gpu_state import generator_identity
 
 MOST_SET_UPS = 8
 """Runs beyond the fixed number that may compile code or time kernels."""
@@ -106,24 +97,21 @@ class Variant:
         observer.before_write = before_write
         observer.host_generators = host_generators(device, state)
         observer.as_captured = self.as_captured
-        watched = forbidden_calls.watched(observer, compiled=state.compiled)
-        before, states = Generators(device, state), device.random_states()
-        snapshot = state.snapshot()
-        host_random = HostRandom(with_torch=device.has_own_random, generators=state.generators)
+        random, snapshot = RandomStates(device, state), state.snapshot()
         try:
-            with around, compilations.noticed(observer), watched, observer:
+            with around, observed(observer, state):
                 yield observer
             found = observer.refusals  # the callable may catch exceptions
             found += map(changed_itself, self.marks.changed())
             if self.options.host_draws == "refused":
-                found += [drawn_on_the_host(name, state, "call") for name in host_random.drawn()]
-            if not forbid and (observer.draws or not all(map(torch.equal, states, device.random_states()))):
-                found += [CHECKPOINT_DRAWS] if observer.queries_random_state else before.refusals(observer)
-            found += call_changes(state, snapshot, ())
+                found += [drawn_on_the_host(name, state.code, "call") for name in random.drawn_on_host()]
+            if not forbid and random.drawn_on_gpu(observer):
+                found += random.refusals(observer)
+            found += state.changes(snapshot)
         finally:
             self.generators = observer.generators
             for generator, first in zip(observer.generators[len(known) :], observer.first_states, strict=True):
-                self.first_states.setdefault(identity(generator), (generator, first))
+                self.first_states.setdefault(generator_identity(generator), (generator, first))
 
 
 def warm_up(variant: Variant, note: Callable[[torch.Tensor], None]) -> None:
@@ -152,7 +140,7 @@ def warm_up(variant: Variant, note: Callable[[torch.Tensor], None]) -> None:
     for refusal in [*findings, *observer.refusals]:
         raise StepRefused(refusal)
     for change in variant.state.changes(outset):
-        raise StepRefused(replace(SETS_ITSELF_UP, reason=f"{SETS_ITSELF_UP.reason} ({change.words})"))
+        raise StepRefused(replace(SETS_ITSELF_UP, reason=f"{SETS_ITSELF_UP.reason} ({change.reason})"))
 
 
 def _run_once(variant: Variant, observer: Observer) -> Iterator[Refusal]:
@@ -281,7 +269,7 @@ def putting_back(device: Device, variants: Sequence[Variant]) -> Iterator[Callab
     Yield a function to call with each tensor that is about to be written, so that only written ones are copied.
     """
     states = [one.state for one in variants]
-    outset, random_states = [state.snapshot() for state in states], device.random_states()
+    outset, random = [state.snapshot() for state in states], RandomStates(device, *states)
     tensors = {id(one): one for state in states for one in state.tensors.values()}.values()
     # Inner tensors of wrapper subclasses are in this list themselves.
     plain = [tensor for tensor in tensors if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__]
@@ -298,8 +286,6 @@ def putting_back(device: Device, variants: Sequence[Variant]) -> Iterator[Callab
             note(one)
     parameters = {id(one): one for state in states for one in state.parameters()}.values()
     gradients = [parameter.grad for parameter in parameters]
-    own = {name: one for state in states for name, one in state.generators.items()}
-    host_random = HostRandom(with_torch=device.has_own_random, generators=own)
     try:
         for parameter in parameters:
             parameter.grad = None
@@ -312,8 +298,7 @@ def putting_back(device: Device, variants: Sequence[Variant]) -> Iterator[Callab
             variant.state.restore(before)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        device.restore_random_states(random_states)
-        host_random.restore()
+        random.restore()
 
 
 SETS_ITSELF_UP = Refusal(

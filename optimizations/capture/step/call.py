@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.signature import alias_pattern, copies, flatten, parts, refused_tensor
+from optimizations.capture.signature import alias_pattern, copies, flatten, named_arguments, parts, refused_tensor
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import storage
@@ -122,7 +122,7 @@ class Call:
 
 def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], state: HostState) -> Call:
     """Return a `Call` with the current gradients."""
-    named = [*((f"argument {index}", value) for index, value in enumerate(args)), *kwargs.items()]
+    named = named_arguments(args, kwargs)
     labels = [label for name, nest in named for label, one, _ in parts(nest, name) if isinstance(one, torch.Tensor)]
     parameters = state.parameters()
     first = {storage(tensor): path for path, tensor in state.tensors.items()}
@@ -154,7 +154,7 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> Refusal |
     for name, tensor in zip(call.labels, call.tensors, strict=False):
         if (refusal := refused_tensor(name, tensor, holds)) is not None:
             return refusal
-    for name, value in [*((f"argument {index}", one) for index, one in enumerate(call.args)), *call.kwargs.items()]:
+    for name, value in named_arguments(call.args, call.kwargs):
         if not copies(value):
             return Refusal(
                 f"{name} is a {type(value).__qualname__}, or holds one, of which no copy can be made",

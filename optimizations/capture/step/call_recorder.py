@@ -22,7 +22,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import NotLaunched
-from optimizations.capture.signature import exact, signature, texts
+from optimizations.capture.signature import exact, named_arguments, signature, texts
 from optimizations.capture.static_loader import Fetches
 from optimizations.capture.step.call import (
     DDP_WARM_UP,
@@ -33,20 +33,14 @@ from optimizations.capture.step.call import (
     refused_function,
     refused_iterators,
 )
-from optimizations.capture.step.changes import (
-    Changes,
-    Numbers,
-    named,
-    named_arguments,
-    plain_numbers,
-)
+from optimizations.capture.step.changes import Changes, Numbers, argument_names, named, plain_numbers
 from optimizations.capture.step.failed_captures import cause, do_all, is_programs_own, undoing, why
 from optimizations.capture.step.gradients import gradients, held, pattern, put
 from optimizations.capture.step.host_state import HostState, hooks_of
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import RATE, LearningRates
-from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused
-from optimizations.capture.step.observing import Observed, observe
+from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused
+from optimizations.capture.step.observing import observe
 from optimizations.capture.step.operations import require_same
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.progress import OBSERVED, Action, Plan, Progress
@@ -54,7 +48,6 @@ from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.recording import Recording, capture
 from optimizations.capture.step.surroundings import alone, ambient, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
-from optimizations.capture.step.used_names import RanCode
 from optimizations.capture.step.watch import is_dropped
 from optimizations.report.steps import Refusal, StepChanged, StepReport
 
@@ -78,7 +71,7 @@ class CallRecorder:
 
     def __init__(self, step: Callable[..., Any], device: Device | None, options: StepOptions) -> None:
         self._step, self._options, self.device = step, options, device
-        self._works_later = refused_function(step)
+        self._works_later, self._names = refused_function(step), argument_names(step)
         self._fetches = Fetches()
         self._rates = LearningRates()
         self.recordings = KeptRecordings()
@@ -147,8 +140,7 @@ class CallRecorder:
         if self.recordings.tried and self.device is not None and not self.device.follow():
             return self._uncaptured(args, kwargs)
         if self._works_later is not None:
-            self._note(self._works_later)
-            return self._uncaptured(args, kwargs, self._works_later)
+            return self._refuse_call(self._works_later, args, kwargs)
         if watched_by_others() or saved_tensor_hooks(False) is not None:
             return self._uncaptured(args, kwargs)
         for recording in self.recordings.tried:
@@ -160,25 +152,26 @@ class CallRecorder:
         refusal = self._all or self._refused.get(key)
         if refusal is not None:
             return self._uncaptured(args, kwargs, refusal)
-        device = self._find_device(tensors, args, kwargs)
-        if device is None or device.is_capturing():
+        self._find_device(tensors, args, kwargs)
+        if self._all is not None or self._gpu.is_capturing():
             return self._uncaptured(args, kwargs, self._all)
-        return self._without_recording(device, key, args, kwargs, tensors)
+        return self._without_recording(key, args, kwargs, tensors)
+
+    @property
+    def _gpu(self) -> Device:
+        assert self.device is not None
+        return self.device
 
     def _replay_or_audit(self, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         """Replay a recording that fits, or audit it by this call."""
-        if recording.audits.due() and (device := self.device) is not None:
-            free = device.free_bytes()
-            state = None
-            if free is None or free >= device.pool_bytes(recording.pool):
-                state = self._reached(args, kwargs)
-            if isinstance(state, HostState):
-                return self._audit(device, recording, call_of(args, kwargs, tensors, state))
+        if recording.audits.due():
+            free = self._gpu.free_bytes()
+            fits = free is None or free >= self._gpu.pool_bytes(recording.pool)
+            if fits and isinstance(state := self._reached(args, kwargs), HostState):
+                return self._audit(recording, call_of(args, kwargs, tensors, state))
             recording.audits.skip(time.perf_counter())
         if (name := self.recordings.referenced_gradient(recording)) is not None:
-            refusal = held(name)
-            self._note(refusal)
-            return self._uncaptured(args, kwargs, refusal)
+            return self._refuse_call(held(name), args, kwargs)
         try:
             return recording.launch(tensors, self._rates)
         except NotLaunched:  # nothing was done yet: record again, with copied inputs
@@ -186,7 +179,7 @@ class CallRecorder:
             self.recordings.drop([recording])
             return self._call(args, kwargs)
 
-    def _audit(self, device: Device, recording: Recording, call: Call) -> Any:
+    def _audit(self, recording: Recording, call: Call) -> Any:
         """Run a call eagerly, and compare its operators with those of the recording that would have been replayed.
 
         Raises:
@@ -194,12 +187,10 @@ class CallRecorder:
         """
         began = time.perf_counter()
         replays = recording.audits.since + 1, recording.replays
-        self._eager += 1
-        self._changes_streams(observes=True)
-        returned, seen = self._observed(device, call, recording.progress, audits=True)
+        returned, seen = self._observed(call, recording.progress, audits=True)
         now = time.perf_counter()
         recording.audits.took(now - began, now, recording.replays)
-        why = "compiled code anew" if seen.set_up else seen.findings[0].reason if seen.findings else None
+        why = "compiled code anew" if seen.set_up else seen.refusals[0].reason if seen.refusals else None
         try:
             require_same(self.name(), recording.trace, seen.operations, replays=replays, why=why)
         except StepChanged as changed:
@@ -212,13 +203,13 @@ class CallRecorder:
 
     # Calls that no recording fits.
 
-    def _without_recording(self, device: Device, key: Key, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+    def _without_recording(self, key: Key, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         state = self._reached(args, kwargs)
         if isinstance(state, Refusal):
             self._refuse(key, state)
             return self._uncaptured(args, kwargs, state)
         if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):  # its shape is set in this call or later
-            return self._warm_up(device, state, args, kwargs)
+            return self._warm_up(state, args, kwargs)
         for recording in self.recordings.of(key):  # containers may have been replaced by equal ones
             if self._changes.drop_unnamed(recording.watch.differences(state)) and recording.fits(tensors, state):
                 recording.arguments.renew(tensors)
@@ -246,10 +237,10 @@ class CallRecorder:
         call = call_of(args, kwargs, tensors, state)
         if is_distributed(state):
             self._plan.warm_up = max(self._plan.warm_up, DDP_WARM_UP)
-        if (refused := refused_call(call, device.holds)) is not None:
+        if (refused := refused_call(call, self._gpu.holds)) is not None:
             return self._refuse_and_run(key, refused, call)
         numbers = self._changes.numbers(state, self._rates.stands_for)
-        given = plain_numbers(named_arguments(self._step, args, kwargs))
+        given = plain_numbers(named_arguments(args, kwargs, self._names))
         changing = self._changes.note(numbers, given, self.recordings.replays)
         if changing is not None:
             return self._refuse_all(changing, args, kwargs, call)
@@ -266,22 +257,20 @@ class CallRecorder:
             return self._uncaptured(args, kwargs, progress.refusal, call)
         if action is Action.RECORD:
             self._plan.recorded(key)
-            return self._record(device, key, call, progress)
+            return self._record(key, call, progress)
         if action is Action.OBSERVE:
-            return self._observe(device, key, call, progress)
+            return self._observe(key, call, progress)
         call.before.clear()  # the step may free them
-        return self._warm_up(device, state, args, kwargs)
+        return self._warm_up(state, args, kwargs)
 
-    def _warm_up(self, device: Device, state: HostState, args: Any, kwargs: Any) -> Any:
+    def _warm_up(self, state: HostState, args: Any, kwargs: Any) -> Any:
         """Run a call eagerly on the stream of captures, so that autograd's nodes belong to that stream."""
         self._eager += 1
         self._changes_streams(observes=True)
-        ran = RanCode()
-        with alone(), device.warming_up(), self._rates.as_tensors():
-            device.may_read(gradients(state.parameters()))
-            with ran:
-                returned = self._run(*args, **kwargs)
-        self._changes.names.take_in(ran, state)
+        with alone(), self._gpu.warming_up(), self._rates.as_tensors():
+            self._gpu.may_read(gradients(state.parameters()))
+            returned = self._changes.names.run(self._run, *args, **kwargs)
+        self._changes.names.take_in(state)
         return returned
 
     def _number_key(self, numbers: Numbers) -> Hashable:
@@ -294,24 +283,20 @@ class CallRecorder:
             self._plan.rekey(without)
         return frozenset((name, one.token) for name, one in numbers.items() if not is_dropped(name, dropped))
 
-    def _find_device(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Device | None:
-        """Return the GPU of the batch or of the reached tensors; None if there is none, or PyTorch is unsupported."""
+    def _find_device(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
+        """Find the GPU of the batch or of the reached tensors. Refuse all calls if there is none."""
         if (unknown := torch_internals.unsupported()) is not None:
             self._all = Refusal(f"needs a supported version of PyTorch. {unknown}", "install one of these")
-            self._note(self._all)
-            return None
-        if self.device is None:
-            reached: Sequence[torch.Tensor] = [*tensors]
-            if not any(tensor.device.type == "cuda" for tensor in reached):
+        elif self.device is None:
+            if not any(tensor.device.type == "cuda" for tensor in tensors):
                 state = self._reached(args, kwargs)
-                reached = () if isinstance(state, Refusal) else list(state.tensors.values())
-            found = sorted({tensor.device.index for tensor in reached if tensor.device.type == "cuda"})
-            if found:
+                tensors = () if isinstance(state, Refusal) else list(state.tensors.values())
+            if found := sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}):
                 self.device = Device(found[0])
             else:
                 self._all = Refusal("works on no tensor of a GPU", "move the model and the batch to the GPU")
-                self._note(self._all)
-        return self.device
+        if self._all is not None:
+            self._note(self._all)
 
     def _reached(self, args: Any, kwargs: Any) -> HostState | Refusal:
         """Return what the step reaches, or a refusal if an object of the program cannot be read."""
@@ -325,65 +310,54 @@ class CallRecorder:
 
     def _roots(self, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
         yield getattr(self._step, "__qualname__", type(self._step).__name__), self._step
-        for name, value in named_arguments(self._step, args, kwargs):
+        for name, value in named_arguments(args, kwargs, self._names):
             yield from of_argument(value, name)
 
     # Observe and record.
 
-    def _observe(self, device: Device, key: Key, call: Call, progress: Progress) -> Any:
-        self._eager += 1
-        self._changes_streams(observes=True)
-        returned, seen = self._observed(device, call, progress, audits=False)
+    def _observe(self, key: Key, call: Call, progress: Progress) -> Any:
+        returned, seen = self._observed(call, progress, audits=False)
         if seen.set_up:
             if progress.passed_over():
                 self._refuse(key, SETS_UP, progress)
             return returned
         progress.queries_capture = progress.queries_capture or seen.queries_capture
-        if seen.findings and seen.queries_capture and progress.try_as_captured():
+        if seen.refusals and seen.queries_capture and progress.try_as_captured():
             return returned
         if (refusal := progress.note(seen)) is not None:
             self._refuse(key, refusal, progress)
-        elif seen.findings:  # the step may change numbers itself, so that all calls differ
+        elif seen.refusals:  # the step may change numbers itself, so that all calls differ
             self._with_findings[key] = self._with_findings.get(key, 0) + 1
             if self._with_findings[key] > OBSERVED:
-                self._refuse(key, seen.findings[0])
-        if not seen.findings:
+                self._refuse(key, seen.refusals[0])
+        if not seen.refusals:
             self._with_findings.pop(key, None)
         progress.saw(call.tensors)
         return returned
 
-    def _observed(self, device: Device, call: Call, progress: Progress, *, audits: bool) -> tuple[Any, Observed]:
+    def _observed(self, call: Call, progress: Progress, *, audits: bool) -> tuple[Any, Observer]:
         """Run a call under the observer, and collect the names in the code that ran. `audits`: it is an audit."""
-        ran = RanCode()
-
-        def step(*args: Any, **kwargs: Any) -> Any:
-            with ran:
-                return self._run(*args, **kwargs)
-
+        self._eager += 1
+        self._changes_streams(observes=True)
         with alone():
             returned, seen = observe(
-                device,
-                step,
+                self._gpu,
+                functools.partial(self._changes.names.run, self._run),
                 call,
                 self._rates,
-                progress.last.outside if progress.last is not None and not audits else frozenset(),
+                progress.last.outside if progress.last is not None and not audits else (),
                 as_captured=progress.as_captured,
                 draws_unused=self._options.host_draws == "unused",
             )
-        self._changes.take_in_names(ran, call.state, texts((call.args, call.kwargs)))
+        self._changes.take_in_names(call.state, texts((call.args, call.kwargs)))
         named = self._changes.names.has_path
         static = call.state.static_loaders
-        seen.findings.extend(refused_iterators(call.state, lambda path: path not in static and named(path)))
+        seen.refusals.extend(refused_iterators(call.state, lambda path: path not in static and named(path)))
         return returned, seen
 
-    def _record(
-        self,
-        device: Device,
-        key: Key,
-        call: Call,
-        progress: Progress,
-    ) -> Any:
+    def _record(self, key: Key, call: Call, progress: Progress) -> Any:
         """Capture the call and launch it, or run it eagerly. Note [Nothing twice, nothing lost]."""
+        device = self._gpu
         if len(self.recordings.tried) >= self._options.limit and not self.recordings.drop_idle():
             of_values = bool(self.recordings.of(key))
             fewer = "pass numbers that change as tensors on the GPU" if of_values else "pad the batch to fewer sizes"
@@ -394,7 +368,7 @@ class CallRecorder:
             return self._refuse_and_run(key, refusal, call, progress)
         try:
             if not device.ready():  # the last observed call was on another stream
-                return self._observe(device, key, call, progress)
+                return self._observe(key, call, progress)
         except RuntimeError as not_ready:
             return self._refuse_and_run(key, why(not_ready), call)
         began = time.perf_counter()
@@ -427,7 +401,7 @@ class CallRecorder:
             del marks, undo  # they reference the memory of gradients
             if not isinstance(error, Exception):
                 raise error  # noqa: B904 (with its own cause and context, as in eager)
-            instead = self._instead(device, key, call, progress, error)
+            instead = self._instead(key, call, progress, error)
             del error  # its frames reference what the capture made
         else:
             del marks, undo
@@ -456,7 +430,7 @@ class CallRecorder:
         device.give_back()
         return instead()
 
-    def _instead(self, device: Device, key: Key, call: Call, progress: Progress, error: Exception) -> Callable[[], Any]:
+    def _instead(self, key: Key, call: Call, progress: Progress, error: Exception) -> Callable[[], Any]:
         """Return a function that runs a call whose capture failed. It does not reference `error`."""
         if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
             raise error  # the call would raise it in eager, too; no work was done
@@ -468,7 +442,7 @@ class CallRecorder:
         else:
             again = progress.try_as_captured()
         if again:
-            return functools.partial(self._observe, device, key, call, progress)
+            return functools.partial(self._observe, key, call, progress)
         first = refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run"
         return functools.partial(self._refuse_and_run, key, refusal, call, progress, first=first)
 
@@ -511,12 +485,16 @@ class CallRecorder:
         self._refuse(key, refusal, progress)
         return returned if first else self._uncaptured(call.args, call.kwargs, refusal, call)
 
+    def _refuse_call(self, refusal: Refusal, args: Any, kwargs: Any, call: Call | None = None) -> Any:
+        """Report a refusal, and run this call eagerly."""
+        self._note(refusal)
+        return self._uncaptured(args, kwargs, refusal, call)
+
     def _refuse_all(self, refusal: Refusal, args: Any, kwargs: Any, call: Call | None = None) -> Any:
         """Refuse this call and all later ones."""
         self._all = refusal
         self._plan.forget()
-        self._note(refusal)
-        return self._uncaptured(args, kwargs, refusal, call)
+        return self._refuse_call(refusal, args, kwargs, call)
 
     def _refuse(self, key: Key, refusal: Refusal, progress: Progress | None = None) -> None:
         """Run calls of this `progress` eagerly; without one, all calls of this signature."""

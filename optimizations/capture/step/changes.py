@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from optimizations.capture.signature import PLAIN, exact, parts
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.source_lines import STEPS, line_with
-from optimizations.capture.step.used_names import RanCode, UsedNames
-from optimizations.capture.step.watch import SIZE, Ignore, Value, by_name, compared, is_dropped, is_of_module
+from optimizations.capture.step.used_names import UsedNames
+from optimizations.capture.step.watch import SIZE, Ignore, Value, compared, is_dropped, is_of_module
 from optimizations.report.steps import Refusal
 
 MOST_VALUES = 6
@@ -44,8 +44,11 @@ class Changes:
 
     def numbers(self, state: HostState, ignore: Ignore) -> Numbers:
         """Return the compared values of `PLAIN` types, by name; exclude those in `ignored`."""
-        every = compared(state, ignore)
-        found = by_name(one for one in every if one.is_plain and not (one.key is SIZE and one.container.always_read))
+        found = {
+            name: one
+            for name, one in compared(state, ignore).items()
+            if one.is_plain and not (one.key is SIZE and one.container.always_read)
+        }
         if self._ignored:
             self.dropped.update(name for name in found if self._is_ignored(name))
         return {name: one for name, one in found.items() if not is_dropped(name, self.dropped)}
@@ -56,12 +59,12 @@ class Changes:
         rest = lower.partition(".")[2]
         return any(lower == one or (one.startswith("self.") and rest == one[5:]) for one in self._ignored)
 
-    def take_in_names(self, ran: RanCode, state: HostState, texts: Iterable[str]) -> None:
+    def take_in_names(self, state: HostState, texts: Iterable[str]) -> None:
         """Add the names in code that ran. An excluded value that is named now is compared again.
 
         Recordings from before need no change: the code that they were recorded from did not name it.
         """
-        self.names.take_in(ran, state, texts)
+        self.names.take_in(state, texts)
         named = {name for name in self.dropped if self.names.has_path(name) and not self._is_ignored(name)}
         self.dropped -= named
 
@@ -146,15 +149,11 @@ _ADVICE_ON_NUMBERS = {
 }
 
 
-def named_arguments(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments of a call, by their names in the step's code."""
-    function = step.__func__ if isinstance(step, types.MethodType) else step
-    code = getattr(function, "__code__", None)
-    names = code.co_varnames[: code.co_argcount] if isinstance(code, types.CodeType) else ()
-    names = names[int(isinstance(step, types.MethodType)) :]
-    for place, value in enumerate(args):
-        yield names[place] if place < len(names) else f"argument {place}", value
-    yield from kwargs.items()
+def argument_names(step: Any) -> tuple[str, ...]:
+    """Return the names of positional arguments in the step's code."""
+    bound = isinstance(step, types.MethodType)
+    code = getattr(step.__func__ if bound else step, "__code__", None)
+    return code.co_varnames[int(bound) : code.co_argcount] if isinstance(code, types.CodeType) else ()
 
 
 def plain_numbers(named: Iterable[tuple[str, Any]]) -> dict[str, Hashable]:

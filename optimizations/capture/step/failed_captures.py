@@ -11,8 +11,8 @@ import torch
 from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import put
-from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.observer import StepRefused
+from optimizations.capture.step.random_states import RandomStates
 from optimizations.capture.step.source_lines import line_of
 from optimizations.report.steps import Refusal
 
@@ -74,10 +74,4 @@ def do_all(actions: list[Callable[[], Any]]) -> None:
 
 def undoing(device: Device, call: Call) -> list[Callable[[], Any]]:
     """Return actions that restore the current gradients and states of random generators."""
-    host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
-    before, states = [*call.before], device.random_states()
-    return [
-        functools.partial(put, call.parameters, before),
-        host_random.restore,
-        functools.partial(device.restore_random_states, states),
-    ]
+    return [functools.partial(put, call.parameters, [*call.before]), RandomStates(device, call.state).restore]

@@ -19,8 +19,9 @@ counts on the GPU as well. Their query returns False: the observer sees what the
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -44,8 +45,13 @@ _REFUSED: tuple[tuple[Any, str, str], ...] = (
 )
 """Functions that a graph cannot repeat, with what to do instead."""
 
-_CAPTURED = "_cuda_isCurrentStreamCapturing"
 _OPTIMIZERS = "/torch/optim/"
+_Replaced = tuple[Any, str, Callable[..., Any]]
+"""An owner, the name of its function, and what runs in its place."""
+
+
+def _qualified(owner: Any, name: str) -> str:
+    return f"{getattr(owner, '__module__', '') + '.' if isinstance(owner, type) else ''}{owner.__name__}.{name}"
 
 
 @contextlib.contextmanager
@@ -55,83 +61,83 @@ def watched(observer: Observer, *, compiled: bool) -> Iterator[None]:
     `compiled`: whether the step has compiled code. Its guards compare `torch.tensor` with PyTorch's own, so that is not
     replaced.
     """
-    thread = threading.get_ident()
-    over = False  # a module that is imported during the block may keep a replacement function
-    observers = [observer]
+    thread, observers = threading.get_ident(), [observer]
 
-    def elsewhere() -> bool:
-        return over or (threading.get_ident() != thread and torch_internals.current_autograd_node() is None)
-
-    def refusing(name: str, stock: Callable[..., Any], advice: str) -> Callable[..., Any]:
+    def replacing(stock: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
-            if not elsewhere():
-                observers[0].refuse(f"calls {name}", advice)
-            return stock(*arguments, **keywords)
+            elsewhere = threading.get_ident() != thread and torch_internals.current_autograd_node() is None
+            if elsewhere or not observers:
+                return stock(*arguments, **keywords)
+            return instead(observers[0], stock, *arguments, **keywords)
 
         return call
 
-    def get_rng_state(*arguments: Any, **keywords: Any) -> torch.Tensor:
-        if elsewhere():
-            return stock_get(*arguments, **keywords)
-        observers[0].queries_random_state = True
-        if observers[0].forbids:
-            return nothing
-        with observers[0].unseen():
-            return stock_get(*arguments, **keywords)
-
-    def set_rng_state(state: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
-        if elsewhere():
-            stock_set(state, *arguments, **keywords)
-            return
-        observers[0].queries_random_state = True
-        if not observers[0].forbids:
-            with observers[0].unseen():
-                stock_set(state, *arguments, **keywords)
-
-    def filling(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def tensor(*data: Any, device: Any = None, **keywords: Any) -> torch.Tensor:
-            of_a_number = len(data) == 1 and type(data[0]) in (bool, int, float) and keywords.keys() <= {"dtype"}
-            if of_a_number and device is not None and not (elsewhere() or torch_internals.len_torch_function_stack()):
-                with contextlib.suppress(RuntimeError, TypeError, ValueError, OverflowError):
-                    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-                    if place.type == "cuda" or (place.type == "cpu" and cpu_is_gpu):
-                        return torch.full((), data[0], device=place, **keywords)
-            return stock(*data, device=device, **keywords)
-
-        return tensor
-
-    def is_captured() -> bool:
-        if elsewhere():
-            return bool(stock_captured())
-        if called_from(_OPTIMIZERS):
-            return False
-        observers[0].queries_capture |= not observers[0].refusals
-        return observers[0].as_captured
-
     _fill_function_tables()
-    nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
-    cpu_is_gpu = observer.holds(nothing)
-    graphs: Any = torch_internals.cuda_graphs
-    stock_captured = getattr(graphs, _CAPTURED)
-    stock_get, stock_set = torch.cuda.get_rng_state, torch.cuda.set_rng_state
+    kinds = ("cuda", "cpu") if observer.holds(_NO_STATE) else ("cuda",)
+    names = () if compiled else ("tensor", "as_tensor")
+    fills: list[_Replaced] = [(torch, name, functools.partial(_fill, kinds)) for name in names]
     with contextlib.ExitStack() as stack:
-        for owner, name, advice in _REFUSED:
-            if (stock := vars(owner).get(name)) is not None:
-                call = refusing(_qualified(owner, name), stock, advice)
-                stack.enter_context(replaced_attribute(owner, name, call))
-        for name in () if compiled else ("tensor", "as_tensor"):
-            stock = vars(torch)[name]
-            if not isinstance(stock, FunctionType) or stock.__module__ == __name__:  # not the program's own
-                stack.enter_context(replaced_attribute(torch, name, filling(stock)))
-        # Compiled code checks that `torch.cuda.is_current_stream_capturing` is stock: replace the function it calls.
-        stack.enter_context(replaced_attribute(graphs, _CAPTURED, is_captured))
-        stack.enter_context(replaced_attribute(torch.cuda, "get_rng_state", get_rng_state))
-        stack.enter_context(replaced_attribute(torch.cuda, "set_rng_state", set_rng_state))
+        for owner, name, instead in [*_REPLACED, *fills]:
+            stock = vars(owner).get(name)
+            # The program's own `torch.tensor` stays; `torch.manual_seed` is a function of Python.
+            is_programs = (owner, name, instead) in fills and isinstance(stock, FunctionType)
+            if stock is not None and (not is_programs or stock.__module__ == __name__):
+                stack.enter_context(replaced_attribute(owner, name, replacing(stock, instead)))
         try:
             yield
         finally:
-            over = True
-            observers.clear()  # a replacement that such a module keeps must not reference the step
+            # A module that is imported in the block may keep a replacement, which must not reference the step.
+            observers.clear()
+
+
+def _refuse(what: str, advice: str, observer: Observer, stock: Callable[..., Any], *given: Any, **keywords: Any) -> Any:
+    observer.refuse(f"calls {what}", advice)
+    return stock(*given, **keywords)
+
+
+def _rng_state(observer: Observer, stock: Callable[..., Any], *given: Any, **keywords: Any) -> Any:
+    """Read or set the GPU's random state. In a capture do nothing."""
+    observer.queries_random_state = True
+    if observer.forbids:
+        return _NO_STATE
+    with observer.unseen():
+        return stock(*given, **keywords)
+
+
+def _is_captured(observer: Observer, stock: Callable[..., Any]) -> bool:
+    """Return whether the step is captured. Note [Code that queries whether it is captured]."""
+    if called_from(_OPTIMIZERS):
+        return False
+    observer.queries_capture |= not observer.refusals
+    return observer.as_captured
+
+
+def _fill(
+    kinds: Sequence[str],
+    observer: Observer,
+    stock: Callable[..., Any],
+    *data: Any,
+    device: Any = None,
+    **keywords: Any,
+) -> Any:
+    """Make a tensor of a number by a fill, if its device is of these kinds. PyTorch makes the others."""
+    of_a_number = len(data) == 1 and type(data[0]) in (bool, int, float) and keywords.keys() <= {"dtype"}
+    if of_a_number and device is not None and not torch_internals.len_torch_function_stack():
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, OverflowError):
+            place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+            if place.type in kinds:
+                return torch.full((), data[0], device=place, **keywords)
+    return stock(*data, device=device, **keywords)
+
+
+_REPLACED: tuple[_Replaced, ...] = (
+    *((owner, name, functools.partial(_refuse, _qualified(owner, name), advice)) for owner, name, advice in _REFUSED),
+    # Compiled code checks that `torch.cuda.is_current_stream_capturing` is stock: replace the function it calls.
+    (torch_internals.cuda_graphs, "_cuda_isCurrentStreamCapturing", _is_captured),
+    (torch.cuda, "get_rng_state", _rng_state),
+    (torch.cuda, "set_rng_state", _rng_state),
+)
+_NO_STATE = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _fill_function_tables() -> None:
@@ -146,7 +152,3 @@ def _fill_function_tables() -> None:
     torch_internals.device_constructors()
     torch.overrides.get_overridable_functions()
     torch.overrides.is_tensor_method_or_property(torch.Tensor.add)
-
-
-def _qualified(owner: Any, name: str) -> str:
-    return f"{getattr(owner, '__module__', '') + '.' if isinstance(owner, type) else ''}{owner.__name__}.{name}"

@@ -8,19 +8,22 @@ call then runs from its beginning.
 from __future__ import annotations
 
 import collections
+import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from optimizations.capture.signature import PLAIN, exact
+from optimizations.capture.step.source_lines import BINDS, GROWS, STEPS, line_with
+from optimizations.report.steps import Refusal
 from optimizations.torch_internals import hook_registry
 
 _ABSENT = object()
 CELL = "cell_contents"
-"""The only key of a closure cell."""
+"""The only name of a closure cell."""
 KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps its hooks."""
@@ -28,42 +31,13 @@ Content = dict[Any, Any]
 """Keys and values of a container. The keys of a list are its indices, those of a set the ids of its members."""
 
 
-class Part:
-    """Give access to some attributes of an object, or to some entries of a dict such as a module's globals."""
-
-    def __init__(self, holder: Any, names: Iterable[str]) -> None:
-        self.holder, self.names = holder, set(names)
-
-    def content(self) -> Content:
-        found = ((name, self.get(name)) for name in sorted(self.names))
-        return {name: value for name, value in found if value is not _ABSENT}
-
-    def get(self, name: str) -> Any:
-        if isinstance(self.holder, dict):
-            return self.holder.get(name, _ABSENT)
-        return getattr(self.holder, name, _ABSENT)
-
-    def put(self, name: str, value: Any) -> None:
-        """Write an entry in place. For a class this is the base class that defines it."""
-        if isinstance(self.holder, dict):
-            self.holder[name] = value
-        elif isinstance(self.holder, type):
-            type.__setattr__(next((one for one in self.holder.__mro__ if name in vars(one)), self.holder), name, value)
-        else:
-            object.__setattr__(self.holder, name, value)
-
-    def drop(self, name: str) -> None:
-        if isinstance(self.holder, dict):
-            del self.holder[name]
-        else:
-            object.__delattr__(self.holder, name)
-
-
 @dataclass(slots=True)
 class Container:
-    """Describe a container: a dict (also that of an object's attributes), list, set, closure cell or `Part`.
+    """Describe a holder of values: a dict (also that of an object's attributes), list, set or queue, or named values.
 
     Attributes:
+        names: if given, `held` is an object, a class or a closure cell with these attributes, or a dict with these
+            entries, such as the globals of a module.
         is_attributes: its keys are attributes or variables, so names have no brackets.
         always_read: it belongs to a module or optimizer, whose tensors compiled code reads without an operator.
         of_library: its owner is library code, which may read any entry by its name.
@@ -72,63 +46,84 @@ class Container:
 
     held: Any
     path: str
+    names: set[str] | None = None
     is_attributes: bool = False
     always_read: bool = False
     of_library: bool = False
     is_compared: bool = True
 
-    def name_of(self, key: Any) -> str:
-        """Return the expression by which a program refers to an entry."""
-        if isinstance(self.held, types.CellType):
-            return self.path
-        if self.is_attributes:
-            return f"{self.path}.{key_name(key)}" if self.path else key_name(key)
-        return f"{self.path}[{key!r}]" if isinstance(key, PLAIN) else f"{self.path}[...]"
+    @property
+    def is_cell(self) -> bool:
+        return isinstance(self.held, types.CellType)
 
     @property
     def is_sequence(self) -> bool:
-        return isinstance(self.held, (list, set, collections.deque))
+        return self.names is None and isinstance(self.held, (list, set, collections.deque))
+
+    @property
+    def has_attributes(self) -> bool:
+        """Return whether its values are attributes of `held` itself, and not entries."""
+        return self.names is not None and type(self.held) is not dict
+
+    def name_of(self, key: Any) -> str:
+        """Return the expression by which a program refers to an entry."""
+        if self.is_cell:
+            return self.path
+        if self.is_attributes:
+            return f"{self.path}.{key_name(key)}" if self.path else key_name(key)
+        is_key = isinstance(key, PLAIN) and not isinstance(self.held, (set, frozenset))
+        return f"{self.path}[{key!r}]" if is_key else f"{self.path}[...]"
 
     def content(self) -> Content:
         """Return a shallow copy."""
-        return content_of(self.held)
+        if self.names is None:
+            return content_of(self.held)
+        found = ((name, self._named(name)) for name in sorted(self.names))
+        return {name: value for name, value in found if value is not _ABSENT}
+
+    def _named(self, name: str) -> Any:
+        if not self.has_attributes:
+            return self.held.get(name, _ABSENT)
+        try:
+            return getattr(self.held, name)
+        except (AttributeError, ValueError):  # the second by an empty cell
+            return _ABSENT
 
     def get(self, key: Any) -> Any:
         """Return the value of an entry; None if it no longer exists."""
         held = self.held
+        if self.has_attributes:
+            return None if (found := self._named(key)) is _ABSENT else found
         if isinstance(held, dict):
             return dict.get(held, key)
-        return self.content().get(key)
+        return held[key] if key < len(held) else None
 
     def put(self, key: Any, value: Any) -> None:
-        """Set the value of an entry."""
+        """Set the value of an entry. An attribute of a class is that of the base class that defines it."""
         held = self.held
-        if isinstance(held, types.CellType):
-            held.cell_contents = value
-        elif isinstance(held, Part):
-            held.put(key, value)
-        else:
+        if not self.has_attributes:
             held[key] = value
+        elif isinstance(held, type):
+            type.__setattr__(next((one for one in held.__mro__ if key in vars(one)), held), key, value)
+        else:
+            object.__setattr__(held, key, value)
 
     def restore(self, content: Content) -> None:
         """Restore the entries from a shallow copy, in place."""
         held = self.held
-        if isinstance(held, (types.CellType, Part)):
+        if self.names is not None:
             now = self.content()
             for key, value in content.items():
                 if now.pop(key, _ABSENT) is not value:
                     self.put(key, value)
-            if isinstance(held, Part):
-                for key in now:
-                    held.drop(key)
-        elif isinstance(held, dict):
-            held.clear()
-            held.update(content)
-        elif isinstance(held, list):
-            held[:] = content.values()
+            for key in now:
+                object.__delattr__(held, key) if self.has_attributes else held.pop(key)
+            return
+        held.clear()
+        if isinstance(held, (list, collections.deque)):
+            held.extend(content.values())
         else:
-            held.clear()
-            (held.update if isinstance(held, set) else held.extend)(content.values())
+            held.update(content if isinstance(held, dict) else content.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,28 +135,34 @@ class Rebound:
     old: torch.Tensor | None
     new: torch.Tensor
 
-    @property
-    def name(self) -> str:
-        return self.container.name_of(self.key)
+    def refusal(self, code: Sequence[types.CodeType]) -> Refusal:
+        """Return the refusal of a step that also reads the old tensor. `code`: code objects that may have bound it."""
+        words = f"{self.container.name_of(self.key)} is bound to another tensor"
+        return changes_state(words, _BOUND_TO_A_TENSOR, line_with(code, key_name(self.key), BINDS))
 
 
-BOUND_TO_A_TENSOR = "write into it in place (`total += value`, `average.lerp_(value, 0.1)`)"
-BOUND_TO_A_TUPLE = (
+def changes_state(words: str, advice: str, line: str | None) -> Refusal:
+    """Return the refusal of a call that changes Python state."""
+    return Refusal(f"changes Python's state, and a graph runs no Python: {words}", advice, line)
+
+
+_BOUND_TO_A_TENSOR = "write into it in place (`total += value`, `average.lerp_(value, 0.1)`)"
+_BOUND_TO_TENSORS = (
     "keep each in an attribute or variable of its own, or at its place in a list (`hidden[0] = h`), or write into them "
     "in place"
 )
-GREW = "return the tensor, and keep it after the step: `losses.append(step(batch))`"
-NUMBER = "do it outside of the step, or count in a tensor on the GPU that is written in place: `count += 1`"
-OTHER = "do it outside of the step, or keep the value in a tensor on the GPU and write it in place"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Describe in `words` a change of Python state by a call. `name` is the entry, or the container that grew."""
-
-    words: str
-    name: str
-    advice: str
+_GREW = "return the tensor, and keep it after the step: `losses.append(step(batch))`"
+_NUMBER = "do it outside of the step, or count in a tensor on the GPU that is written in place: `count += 1`"
+_OTHER = "do it outside of the step, or keep the value in a tensor on the GPU and write it in place"
+_OF_A_MODE = "call train() and eval() outside of the step"
+_OF_A_SCHEDULER = "call the scheduler after the step"
+_OF_AN_OPTIMIZER = (
+    "count in a tensor on the GPU that is written in place (`count += 1`), or use an optimizer that does so, as "
+    "PyTorch's own with capturable=True or fused=True"
+)
+_RATES = ("lr", "betas", "momentum")
+_COUNTS = ("step", "steps", "k")
+"""Names of numbers that schedulers change, and of those that optimizers keep, for a group of parameters."""
 
 
 @dataclass(slots=True)
@@ -192,11 +193,8 @@ class HostState:
 
     def parameters(self) -> list[torch.Tensor]:
         """Return each leaf that accumulates gradients, or did so before it was frozen, once."""
-        found = {
-            id(t): t
-            for t in self.tensors.values()
-            if t.is_leaf and (t.requires_grad or isinstance(t, torch.nn.Parameter))
-        }
+        leaves = (one for one in self.tensors.values() if one.is_leaf)
+        found = {id(one): one for one in leaves if one.requires_grad or isinstance(one, torch.nn.Parameter)}
         return list(found.values())
 
     def snapshot(self) -> list[Content]:
@@ -208,15 +206,14 @@ class HostState:
         return [
             Rebound(container, key, was, now)
             for container, old in zip(self.containers, before, strict=True)
+            if not (container.is_sequence and isinstance(container.held, (set, collections.deque)))
             for key, now in container.content().items()
-            if type(now) is torch.Tensor
-            and now is not (was := old.get(key, _ABSENT))
-            and (was is None or type(was) is torch.Tensor)
-            and not isinstance(container.held, (set, collections.deque))
+            if type(now) is torch.Tensor and now is not (was := old.get(key, _ABSENT))
+            if was is None or type(was) is torch.Tensor
         ]
 
-    def changes(self, before: list[Content], but: Iterable[Rebound] = ()) -> Iterator[Change]:
-        """Yield the differences from `before`, with the program's names. Entries in `but` are skipped.
+    def changes(self, before: list[Content], but: Iterable[Rebound] = ()) -> Iterator[Refusal]:
+        """Yield a refusal for each difference from `before`, with the program's names. Entries in `but` are skipped.
 
         A container that was replaced is compared with its replacement.
         """
@@ -228,46 +225,58 @@ class HostState:
                 continue
             new, path = container.content(), container.path
             if container.is_sequence and len(old) != len(new):
-                yield Change(f"{path} has {len(new)} members instead of {len(old)}", path, GREW)
+                words = f"{path} has {len(new)} members instead of {len(old)}"
+                yield changes_state(words, _GREW, line_with(self.code, path, GROWS))
                 continue
             ordered = not (container.is_sequence or container.is_attributes or container.always_read)
-            places = {key: place for place, key in enumerate(old)} if ordered and old.keys() == new.keys() else {}
-            if places and [places[key] for key in new] != list(places.values()):
-                yield Change(f"{path} has its entries in another order", path, OTHER)
+            if ordered and old.keys() == new.keys() and [*old] != [*new]:
+                yield changes_state(
+                    f"{path} has its entries in another order", _OTHER, line_with(self.code, path, BINDS)
+                )
             for key in dict.fromkeys([*old, *new]):
                 was, now = old.get(key, _ABSENT), new.get(key, _ABSENT)
                 if was is now or (id(container.held), key) in left_out:
                     continue
                 replaced.add(id(was))
                 if not is_unchanged(was, now, contents):
-                    of_place = container.is_sequence or isinstance(container.held, types.CellType)
-                    yield _change(container.name_of(key), path if of_place else key_name(key), was, now)
+                    yield self._change(container, key, was, now)
+
+    def _change(self, container: Container, key: Any, was: Any, now: Any) -> Refusal:
+        path = container.name_of(key)
+        name = container.path if container.is_sequence or container.is_cell else key_name(key)
+        of_group = ".param_groups[" in path  # optimizers also store counters there
+        if isinstance(now, torch.Tensor):
+            words, advice = f"{path} is bound to another tensor", _BOUND_TO_A_TENSOR
+        elif isinstance(was, PLAIN) and isinstance(now, PLAIN):
+            counts = ".state[" in path or (of_group and name in _COUNTS)
+            words, advice = f"{path} changes from {was!r} to {now!r}", _OF_AN_OPTIMIZER if counts else _NUMBER
+        elif isinstance(now, (tuple, list)) and any(isinstance(member, torch.Tensor) for member in now):
+            words, advice = f"{path} is bound to another {type(now).__name__} of tensors", _BOUND_TO_TENSORS
+        else:
+            how = "is deleted" if now is _ABSENT else "is set to None" if now is None else "changes"
+            words, advice = f"{path} {how}", _OTHER
+        line = line_with(self.code, name, BINDS)
+        if name == "training":
+            advice = _OF_A_MODE
+        elif name in (_RATES if of_group else ("last_epoch", "_last_lr")):
+            advice = _OF_A_SCHEDULER
+            if line is None and not of_group:  # the scheduler's code binds it
+                line = line_with(self.code, path.rpartition(".")[0], STEPS)
+        return changes_state(words, advice, line)
 
     def restore(self, before: list[Content]) -> None:
         """Restore all containers that changed since `before`."""
         for container, old in zip(self.containers, before, strict=True):
             new = container.content()
-            if list(map(id, old)) != list(map(id, new)) or any(old[key] is not new[key] for key in old):
+            if [*map(id, old)] != [*map(id, new)] or any(old[key] is not new[key] for key in old):
                 container.restore(old)
 
 
 def content_of(held: Any) -> Content:
-    """Return a shallow copy of a container."""
+    """Return a shallow copy of a dict, set, list, tuple or queue."""
     if isinstance(held, dict):
         return dict(held)
-    if isinstance(held, (set, frozenset)):
-        return {id(member): member for member in held}
-    if isinstance(held, types.CellType):
-        return {} if (content := cell_content(held)) is held else {CELL: content}
-    return held.content() if isinstance(held, Part) else dict(enumerate(held))
-
-
-def cell_content(cell: types.CellType) -> Any:
-    """Return the content of a closure cell; the cell itself if it is empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # an empty cell
-        return cell
+    return {id(member): member for member in held} if isinstance(held, (set, frozenset)) else dict(enumerate(held))
 
 
 def is_unchanged(old: Any, new: Any, contents: Mapping[int, Content], depth: int = 4) -> bool:
@@ -288,18 +297,6 @@ def is_unchanged(old: Any, new: Any, contents: Mapping[int, Content], depth: int
     return then.keys() == now.keys() and all(is_unchanged(then[key], now[key], contents, depth - 1) for key in then)
 
 
-def _change(path: str, name: str, old: Any, new: Any) -> Change:
-    if isinstance(new, torch.Tensor):
-        return Change(f"{path} is bound to another tensor", name, BOUND_TO_A_TENSOR)
-    if isinstance(old, PLAIN) and isinstance(new, PLAIN):
-        return Change(f"{path} changes from {old!r} to {new!r}", name, NUMBER)
-    if isinstance(new, (tuple, list)) and any(isinstance(member, torch.Tensor) for member in new):
-        words = f"{path} is bound to another {type(new).__name__} of tensors"
-        return Change(words, name, BOUND_TO_A_TUPLE)
-    words = f"{path} is deleted" if new is _ABSENT else f"{path} is set to None" if new is None else f"{path} changes"
-    return Change(words, name, OTHER)
-
-
 def key_name(key: Any) -> str:
     """Return a key as text. Values of a tensor are left out: printing them would read them from the GPU."""
     return key if isinstance(key, str) else repr(key) if isinstance(key, PLAIN) else "..."
@@ -310,6 +307,10 @@ def hooks_of(tensors: Iterable[torch.Tensor], attributes: Iterable[dict[str, Any
     of_tensors = [held for tensor in tensors for held in hook_registry.tensor_hooks(tensor)]
     of_modules = [held for own in attributes for name in MODULE_HOOKS if (held := own.get(name)) is not None]
     return [*hook_registry.global_hooks(), *of_tensors, *of_modules]
+
+
+_ALL_AGAIN = -1
+"""In place of a number of hooks: all of them are compared again."""
 
 
 class Hooks:
@@ -324,16 +325,14 @@ class Hooks:
 
     def __init__(self, tensors: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module] = ()) -> None:
         self._tensors, self._attributes = list(tensors), [vars(module) for module in modules]
-        self._then = self._now()
-        self._store()
+        self._hooks = self._store()
 
-    def _now(self) -> list[Callable[..., Any]]:
-        return [hook for held in hooks_of(self._tensors, self._attributes) for hook in held.values()]
-
-    def _store(self) -> None:
+    def _store(self) -> list[Callable[..., Any]]:
+        """Store what is compared first. Return the hooks."""
         self._registered = hook_registry.registered()
         self._filled = [held for held in hooks_of(self._tensors, self._attributes) if held]
         self._sizes = list(map(len, self._filled))
+        return [hook for held in self._filled for hook in held.values()]
 
     def unchanged(self) -> bool:
         """Return whether exactly the same hooks are registered."""
@@ -341,8 +340,7 @@ class Hooks:
             not self._filled or list(map(len, self._filled)) == self._sizes
         ):
             return True
-        now = self._now()
-        if len(now) != len(self._then) or any(one is not other for one, other in zip(now, self._then, strict=True)):
-            return False
-        self._store()
-        return True
+        now = self._store()
+        same = len(now) == len(self._hooks) and all(map(operator.is_, now, self._hooks))
+        self._registered = self._registered if same else _ALL_AGAIN
+        return same

@@ -7,7 +7,7 @@ parameter that could be an address is treated as one.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,10 +16,9 @@ import torch
 from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import Use, memory
-from optimizations.capture.step.host_state import BOUND_TO_A_TENSOR, Change, Rebound
+from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.observer import Observer, StepRefused, storage
-from optimizations.capture.step.observing import host_change
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import MemoryRanges, size_bytes
 from optimizations.graph.records import MemoryRange
@@ -38,8 +37,7 @@ def check_unread(
     """
     for entry in results:
         if entry.old is not None and device.mentions(graph, memory([entry.old])):
-            changed = Change(f"{entry.name} is bound to another tensor", str(entry.key), BOUND_TO_A_TENSOR)
-            raise StepRefused(host_change(changed, code))
+            raise StepRefused(entry.refusal(code))
 
 
 def uses_of(
@@ -93,14 +91,3 @@ def reads_of(device: Device, graph: Any, observer: Observer, call: Call) -> Call
     unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
     in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen))
     return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
-
-
-def decides(
-    reads: Callable[[torch.Tensor], bool], returned: Collection[int], given: Iterable[torch.Tensor]
-) -> Callable[[torch.Tensor], bool]:
-    """Return a predicate for the tensors whose replacement would change what the step does.
-
-    Those are tensors that the step reads or returns (storages), and those in `given`, which are passed in each call.
-    """
-    always = set(map(id, given))
-    return lambda tensor: reads(tensor) or storage(tensor) in returned or id(tensor) in always

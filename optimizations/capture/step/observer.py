@@ -16,9 +16,8 @@ origin of a tensor. Operators that only allocate memory are skipped.
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -35,7 +34,7 @@ from optimizations.capture.step.source_lines import (
 )
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.report.steps import Refusal, StepRefused
-from optimizations.torch_internals.generator_identity import identity
+from optimizations.torch_internals.gpu_state import generator_identity
 from optimizations.written_operands import tensors_in, written
 
 Holds = Callable[[torch.Tensor], bool]
@@ -75,9 +74,9 @@ class Observer(torch_internals.TorchDispatchMode):
         log: records what adds nodes to the graph during a capture; None without a capture.
         first_states: the states of `generators` before their first draw.
         before_write: is called with each tensor that an operator is about to write.
+        structure: the structure of the results, after an eager call.
+        makes_gradients: ids of parameters with a new gradient, if such a call dropped all earlier gradients unread.
         host_generators: ids of generators of the host, whose draws do not count as draws on the GPU.
-        returned: storages of results and of gradients after the call. They may include the earlier value of an
-            attribute, which is read without an operator.
 
     Args:
         known: names of tensors that live throughout the call, by the addresses of their storages.
@@ -113,10 +112,11 @@ class Observer(torch_internals.TorchDispatchMode):
         self.generators = list(generators)
         self.first_states: list[torch.Tensor] = []
         self.before_write: Callable[[torch.Tensor], None] | None = None
-        self.returned: frozenset[int] = frozenset()
         self.host_generators: frozenset[int] = frozenset()
         self._drawn_by_host: set[int] = set()
         self.in_backward = False
+        self.structure: Hashable = None
+        self.makes_gradients: set[int] = set()
         self.compiling = self.set_up = False
 
     supports_higher_order_operators = True
@@ -149,12 +149,6 @@ class Observer(torch_internals.TorchDispatchMode):
             self.refusals.append(refusal)
         if self.forbids:
             raise StepRefused(refusal)
-
-    def _noted(self, func: Any, args: Any, kwargs: Any, storages: set[int]) -> Any:
-        if self.log is None:
-            return func(*args, **kwargs)
-        given = chain(storages, numbers_of([*args, *kwargs.values()], self.holds))
-        return self.log.operator(func, args, kwargs, lambda: func(*args, **kwargs), given)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -192,7 +186,11 @@ class Observer(torch_internals.TorchDispatchMode):
         if self.before_write is not None:
             for tensor in _written(func, args, kwargs):
                 self.before_write(tensor)
-        result = self._noted(func, args, kwargs, made_from)
+        if self.log is None:
+            result = func(*args, **kwargs)
+        else:
+            given = chain(made_from, numbers_of([*args, *kwargs.values()], self.holds))
+            result = self.log.operator(func, args, kwargs, lambda: func(*args, **kwargs), given)
         if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in tensors_in(result)):
             return result  # made in a mode of the program
         results = list(tensors_in(result))
@@ -229,7 +227,7 @@ class Observer(torch_internals.TorchDispatchMode):
                     yield tensor.item()
 
     def _is_of_host(self, generator: torch.Generator | None) -> bool:
-        return generator is not None and identity(generator) in self.host_generators
+        return generator is not None and generator_identity(generator) in self.host_generators
 
     def _check_operator(
         self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], *, drawing: bool
@@ -435,33 +433,25 @@ def _short(name: str) -> str:
 
 
 _PROBABILITY = "dropout_p"
-"""The argument that operators of attention have. At 0 they draw nothing."""
+"""The argument that operators of attention have. At 0, which is its default, they draw nothing."""
 
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether an operator may draw random numbers with these arguments.
 
-    PyTorch tags operators that may. Attention draws for its dropout only, so it draws nothing if the probability is 0.
-    A step that recomputes such attention in its backward then needs no random state.
+    PyTorch tags operators that may. Attention draws for its dropout only. So a step that recomputes attention without
+    dropout in its backward needs no random state.
     """
     if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
         return False
-    if (known := _probability(func)) is None:
+    names = [argument.name for argument in func._schema.arguments]
+    if _PROBABILITY not in names:
         return True
-    place, usual = known
-    given = args[place] if place < len(args) else kwargs.get(_PROBABILITY, usual)
+    place = names.index(_PROBABILITY)
+    given = args[place] if place < len(args) else kwargs.get(_PROBABILITY, 0)
     return not isinstance(given, (int, float)) or given != 0
 
 
 def has_own_state(func: Any) -> bool:
     """Return whether an operator keeps a random state of its own, so that a generator stays as it is when it draws."""
     return str(func).startswith("aten._cudnn_rnn.")
-
-
-@functools.cache
-def _probability(func: Any) -> tuple[int, Any] | None:
-    """Return the place of that argument, and its default; None where an operator has no such argument."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.name == _PROBABILITY:
-            return place, argument.default_value
-    return None

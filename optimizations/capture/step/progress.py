@@ -13,7 +13,7 @@ from enum import Enum
 import torch
 
 from optimizations.capture.signature import OTHER_RESULT, is_gone, without_objects
-from optimizations.capture.step.observing import Observed
+from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.operations import first_difference
 from optimizations.report.steps import Refusal
 
@@ -50,7 +50,7 @@ class Progress:
         refusal: why these calls run uncaptured, although others of their signature may be replayed.
     """
 
-    last: Observed | None = None
+    last: Observer | None = None
     agreeing: int = 0
     observed: int = 0
     findings: int = 0
@@ -62,14 +62,14 @@ class Progress:
     same_inputs: set[int] = field(default_factory=set)
     refusal: Refusal | None = None
 
-    def note(self, seen: Observed) -> Refusal | None:
+    def note(self, seen: Observer) -> Refusal | None:
         """Record an observed call; return a refusal if no further call is to be observed."""
         before, self.last = self.last, seen
         self.observed += 1
-        if seen.findings:
+        if seen.refusals:
             self.findings += 1
             self.agreeing = 0
-            return seen.findings[0] if self.findings >= OBSERVED or self.observed >= PATIENCE else None
+            return seen.refusals[0] if self.findings >= OBSERVED or self.observed >= PATIENCE else None
         self.findings = 0
         difference = None
         if before is not None:

@@ -17,22 +17,14 @@ import functools
 import random
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from optimizations.capture.signature import PLAIN, parts
 from optimizations.capture.static_loader import StaticLoader
-from optimizations.capture.step.host_state import (
-    KEPT_BY_MODULES,
-    MODULE_HOOKS,
-    Container,
-    HostState,
-    Part,
-    cell_content,
-    content_of,
-)
+from optimizations.capture.step.host_state import CELL, KEPT_BY_MODULES, MODULE_HOOKS, Container, HostState
 from optimizations.capture.step.user_code import (
     attributes_of,
     class_values,
@@ -90,8 +82,8 @@ class _Walk:
         self.state = HostState()
         self._hooks_of_tensors = hooks_of_tensors
         self._seen: dict[int, tuple[Any, int]] = {}
-        self._noted: set[tuple[int, str]] = set()
-        self._scopes: dict[int, Part] = {}
+        self._noted: set[tuple[int, bool]] = set()
+        self._scopes: dict[int, set[str]] = {}
         self._same_names: dict[str, int] = {}
         self._first_module: str | None = None
 
@@ -102,7 +94,7 @@ class _Walk:
             if type(value) in PLAIN:
                 continue
             value = unwrap_step(value)
-            if self._is_root(value):
+            if _is_root(value):
                 depth = 0
             # An object may be found again nearer to a root, so that the walk descends further.
             known = self._seen.get(id(value))
@@ -112,23 +104,32 @@ class _Walk:
             waiting.extend(self._members(path, value, depth))
         return self.state
 
-    def _is_root(self, value: Any) -> bool:
-        roots = (torch.nn.Module, torch.optim.Optimizer, types.FunctionType, types.MethodType)
-        return isinstance(value, roots) or str(type(value).__module__).startswith(_STATEFUL)
+    def _add(self, found: dict[str, Any], path: str, value: Any) -> str:
+        """Store a value by its path, with a number if that is taken, as by a variable of another function."""
+        if path in found:
+            self._same_names[path] = number = self._same_names.get(path, 1) + 1
+            path = f"{path} ({number})"
+        found[path] = value
+        return path
 
-    def _unique(self, path: str, taken: Mapping[str, Any]) -> str:
-        """Return the path, with a number if it is taken, as by a variable of another function."""
-        if path not in taken:
-            return path
-        self._same_names[path] = number = self._same_names.get(path, 1) + 1
-        return f"{path} ({number})"
+    def _hold(
+        self, held: Any, path: str, depth: int, *, but: Callable[[Any], bool] = lambda name: False, **settings: Any
+    ) -> Iterator[_Member]:
+        """Add a container to the state, once, and return its members, which have this `depth`.
 
-    def _note(self, held: Any, path: str, **settings: Any) -> None:
-        """Add a container to the state, once."""
-        key = id(held.holder if isinstance(held, Part) else held), type(held).__name__
-        if key not in self._noted:
+        `but`: whether the walk does not follow an attribute of this name.
+        """
+        container = Container(held, path, is_compared=depth <= DEPTH, **settings)
+        self._seen.setdefault(id(held), (held, depth))
+        key = id(held), container.names is None
+        if not (key in self._noted or isinstance(held, (tuple, frozenset))):
             self._noted.add(key)
-            self.state.containers.append(Container(held, path, **settings))
+            self.state.containers.append(container)
+        return (
+            (container.name_of(key), member, depth)
+            for key, member in container.content().items()
+            if not but(key) and (depth <= DEPTH or isinstance(member, torch.Tensor) or _is_root(member))
+        )
 
     def _members(self, path: str, value: Any, depth: int) -> Iterator[_Member]:
         """Add a value to the state, and yield its members."""
@@ -136,7 +137,7 @@ class _Walk:
         if isinstance(value, torch.Tensor):
             yield from self._of_tensor(path, value)
         elif _is_generator(value):
-            state.generators[self._unique(path, state.generators)] = value
+            self._add(state.generators, path, value)
         elif isinstance(value, torch.Generator):
             state.device_generators.append(value)
         elif isinstance(value, torch.nn.Module):
@@ -154,11 +155,13 @@ class _Walk:
             yield from ((f"{path}.args[{index}]", member, depth) for index, member in enumerate(value.args))
             yield from ((f"{path}.{name}", member, depth) for name, member in value.keywords.items())
         elif isinstance(value, types.CellType):
-            self._note(value, path)
-            if (content := cell_content(value)) is not value:
-                yield path, content, depth
+            yield from self._hold(value, path, depth, names={CELL})
         elif isinstance(value, (dict, list, tuple, set, frozenset, collections.deque)):
-            yield from self._of_container(path, value, depth)
+            found = self._hold(value, path, depth + 1)
+            if is_users(type(value).__module__):
+                yield from self._of_object(path, value, depth)
+            if len(value) <= LONG:
+                yield from found
         elif isinstance(value, Iterator):
             state.iterators.append(path)
             if isinstance(value, StaticLoader):
@@ -168,57 +171,32 @@ class _Walk:
         elif isinstance(value, type):
             if is_users(value.__module__):
                 yield from self._of_class(path, value, depth)
-        elif isinstance(value, types.ModuleType):
-            pass  # `_of_function` follows the names that code uses of it
-        else:
+        elif not isinstance(value, types.ModuleType):  # `_of_globals` follows the names that code uses of a module
             yield from self._of_object(path, value, depth)
 
     def _of_tensor(self, path: str, value: torch.Tensor) -> Iterator[_Member]:
-        path = self._unique(path, self.state.tensors)
-        self.state.tensors[path] = value
+        path = self._add(self.state.tensors, path, value)
         if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # attributes are its inner tensors
-            self._note(vars(value), path, is_attributes=True, always_read=True)
-            yield from ((f"{path}.{name}", member, 0) for name, member in list(vars(value).items()))
+            yield from self._hold(vars(value), path, 0, is_attributes=True, always_read=True)
         for held in hook_registry.tensor_hooks(value) if self._hooks_of_tensors else ():
             yield from ((f"{path}.hook", hook, 0) for hook in list(held.values()))
 
-    def _of_container(self, path: str, value: Any, depth: int) -> Iterator[_Member]:
-        if not isinstance(value, (tuple, frozenset)):
-            self._note(value, path, is_compared=depth < DEPTH)
-        if is_users(type(value).__module__):
-            yield from self._of_object(path, value, depth)
-        if len(value) > LONG:
-            return
-        named = (
-            ((f"[{key!r}]" if isinstance(key, PLAIN) else "[...]", member) for key, member in list(value.items()))
-            if isinstance(value, dict)
-            else ((f"[{index}]", member) for index, member in enumerate(list(value)))
-        )
-        for name, member in named:
-            if depth < DEPTH or isinstance(member, torch.Tensor) or self._is_root(member):
-                yield f"{path}{name}", member, depth + 1
-
     def _of_object(self, path: str, value: Any, depth: int) -> Iterator[_Member]:
         kind = type(value)
-        users = is_users(kind.__module__)
-        opaque = str(kind.__module__).split(".")[0] in _OPAQUE and not str(kind.__module__).startswith(_STATEFUL)
+        users, stateful = is_users(kind.__module__), str(kind.__module__).startswith(_STATEFUL)
+        opaque = str(kind.__module__).split(".")[0] in _OPAQUE and not stateful
         if opaque and not isinstance(value, _PLAIN_OBJECTS):
             return
-        held: list[Any] = [Part(value, names) for names in [slots(kind)] if names]
-        held += [found for found in [attributes_of(value)] if found is not None]
-        for one in held:
-            settings = {"is_attributes": True, "of_library": not users, "is_compared": depth < DEPTH}
-            self._note(one, path, **settings)
-            for name, member in list(content_of(one).items()):
-                if depth < DEPTH or isinstance(member, torch.Tensor) or self._is_root(member):
-                    yield f"{path}.{name}", member, depth + 1
+        if names := slots(kind):
+            yield from self._hold(value, path, depth + 1, names=names, is_attributes=True, of_library=not users)
+        if (attributes := attributes_of(value)) is not None:
+            yield from self._hold(attributes, path, depth + 1, is_attributes=True, of_library=not users)
         if users:
             yield kind.__qualname__, kind, depth
 
     def _of_class(self, path: str, kind: type, depth: int) -> Iterator[_Member]:
         if names := class_values(kind):
-            self._note(Part(kind, names), path, is_attributes=True, is_compared=depth < DEPTH)
-            yield from ((f"{path}.{name}", getattr(kind, name, None), depth + 1) for name in names)
+            yield from self._hold(kind, path, depth + 1, names=names, is_attributes=True)
         yield from ((f"{path}.{one.__name__}", one, 0) for one in functions_of(kind))
 
     def _of_function(self, path: str, function: types.FunctionType) -> Iterator[_Member]:
@@ -237,75 +215,64 @@ class _Walk:
             return
         self.state.code.append(code)
         if function.__kwdefaults__:
-            self._note(function.__kwdefaults__, path, is_attributes=True)
-            yield from ((name, member, 0) for name, member in list(function.__kwdefaults__.items()))
+            yield from self._hold(function.__kwdefaults__, path, 0, is_attributes=True)
         if vars(function):
-            self._note(vars(function), path, is_attributes=True)
-            yield from ((f"{path}.{name}", member, 1) for name, member in list(vars(function).items()))
+            yield from self._hold(vars(function), path, 1, is_attributes=True)
         defaults = function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(defaults) :]
         yield from ((name, member, 0) for name, member in zip(names, defaults, strict=False))
         module = str(scope.get("__name__"))
         self._first_module = self._first_module or module
-        prefix = "" if module == self._first_module else module
-        yield from self._named_in(prefix, scope, global_names(code))
+        yield from self._of_globals("" if module == self._first_module else module, scope, global_names(code))
 
-    def _named_in(self, path: str, scope: dict[str, Any], names: frozenset[str]) -> Iterator[_Member]:
+    def _of_globals(self, path: str, scope: dict[str, Any], names: frozenset[str]) -> Iterator[_Member]:
         """Yield the globals that code names, also in the program's own modules among them."""
-        found = self._scopes.get(id(scope))
-        if found is None:
-            found = self._scopes[id(scope)] = Part(scope, ())
-            self.state.containers.append(Container(found, path, is_attributes=True))
-        new = {name for name in names if name in scope and name not in found.names}
-        found.names.update(new)
-        for name in sorted(new):
-            member = scope[name]
-            yield f"{path}.{name}" if path else name, member, 0
+        if (found := self._scopes.get(id(scope))) is None:
+            found = self._scopes[id(scope)] = set()
+            self.state.containers.append(Container(scope, path, found, is_attributes=True))
+        new = sorted((names & scope.keys()) - found)
+        found.update(new)
+        yield from ((f"{path}.{name}" if path else name, scope[name], 0) for name in new)
         for name in sorted(names):
             member = scope.get(name)
             if isinstance(member, types.ModuleType) and is_users(member.__name__) and vars(member) is not scope:
-                yield from self._named_in(member.__name__, vars(member), names - frozenset(found.names))
+                yield from self._of_globals(member.__name__, vars(member), names - frozenset(found))
 
     def _of_module(self, path: str, module: torch.nn.Module) -> Iterator[_Member]:
-        path = self._unique(path, self.state.modules)
-        self.state.modules[path] = module
+        path = self._add(self.state.modules, path, module)
         kind, attributes = type(module), vars(module)
+        users = is_users(kind.__module__)
         if "_orig_mod" in attributes.get("_modules", {}) or attributes.get("_compiled_call_impl") is not None:
             self.state.compiled = True
         if str(kind.__module__).startswith(_COUNT_CALLS):
-            self._note(Part(module, _SETTINGS_OF_THESE), path, is_attributes=True)
+            self._hold(module, path, 1, names=set(_SETTINGS_OF_THESE), is_attributes=True)
         else:
-            self._note(attributes, path, is_attributes=True, of_library=not is_users(kind.__module__))
-            for name, member in list(attributes.items()):
-                if name not in KEPT_BY_MODULES and not is_own(name):
-                    yield f"{path}.{name}", member, 1
+            skipped = lambda name: name in KEPT_BY_MODULES or is_own(name)  # noqa: E731
+            yield from self._hold(attributes, path, 1, but=skipped, is_attributes=True, of_library=not users)
         for name in KEPT_BY_MODULES:
-            held = attributes.get(name) or {}
-            self._seen[id(held)] = held, 0
-            self._note(held, path, is_attributes=True, always_read=True)
-            yield from ((f"{path}.{key}", member, 0) for key, member in list(held.items()))
+            if isinstance(held := attributes.get(name), dict):  # TorchScript's are not, and are refused
+                yield from self._hold(held, path, 0, is_attributes=True, always_read=True)
         for name in MODULE_HOOKS:
             yield from ((f"{path}.{name}", hook, 0) for hook in list((attributes.get(name) or {}).values()))
-        if is_users(kind.__module__):
+        if users:
             yield kind.__qualname__, kind, 0
 
     def _of_optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> Iterator[_Member]:
-        path = self._unique(path, self.state.optimizers)
-        self.state.optimizers[path] = optimizer
-        users = is_users(type(optimizer).__module__)
-        self._note(vars(optimizer), path, is_attributes=True, always_read=True, of_library=not users)
-        for name, member in list(vars(optimizer).items()):
-            if name != "state" and not is_own(name):
-                yield f"{path}.{name}", member, 1
+        path = self._add(self.state.optimizers, path, optimizer)
+        kind, attributes = type(optimizer), vars(optimizer)
+        settings = {"is_attributes": True, "always_read": True, "of_library": not is_users(kind.__module__)}
+        yield from self._hold(attributes, path, 1, but=lambda name: name == "state" or is_own(name), **settings)
         for index, (parameter, kept) in enumerate(optimizer.state.items()):
             if isinstance(kept, dict):
-                where = f"{path}.state[{index}]"
-                self._seen[id(kept)] = kept, 0
-                self._note(kept, where, always_read=True, of_library=True)
-                yield from ((f"{where}.{name}", member, 0) for name, member in list(kept.items()))
+                yield from self._hold(kept, f"{path}.state[{index}]", 0, always_read=True, of_library=True)
             yield f"{path}.parameters[{index}]", parameter, 0
-        if users:
-            yield type(optimizer).__qualname__, type(optimizer), 0
+        if is_users(kind.__module__):
+            yield kind.__qualname__, kind, 0
+
+
+def _is_root(value: Any) -> bool:
+    roots = (torch.nn.Module, torch.optim.Optimizer, types.FunctionType, types.MethodType)
+    return isinstance(value, roots) or str(type(value).__module__).startswith(_STATEFUL)
 
 
 _OWN = frozenset(

@@ -16,29 +16,20 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, NotLaunched, with_classes_of
 from optimizations.capture.side_by_side import SideBySide, side_by_side
 from optimizations.capture.signature import OTHER_RESULT, describe, flatten, replaced, without_objects
-from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.call import Arguments, Call
 from optimizations.capture.step.gradients import Gradients, Use, bytes_for_gradients, carves, gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.mentioned import check_unread, decides, reads_of, uses_of
+from optimizations.capture.step.mentioned import check_unread, reads_of, uses_of
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
-from optimizations.capture.step.observing import (
-    CHECKPOINT_DRAWS,
-    Given,
-    Observed,
-    call_changes,
-    changed_itself,
-    host_generators,
-    kept_results,
-    storages_of,
-)
+from optimizations.capture.step.observing import Given, changed_itself, kept_results, new_observer, observed
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.outputs import BoundResults, Outputs
 from optimizations.capture.step.progress import Progress
+from optimizations.capture.step.random_states import CHECKPOINT_DRAWS
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared, shared_with_written
@@ -212,15 +203,8 @@ def capture(
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
     given = Given(args, kwargs)
     pool_before = device.pool_bytes(pool)
-    observer = Observer(
-        device.holds,
-        call.known(placeholders),
-        forbid=True,
-        as_captured=progress.as_captured,
-        generators=seen.generators,
-        keeps_workspace=device.keeps_workspace,
-    )
-    observer.rates, observer.host_generators = rates.storages(), host_generators(device, call.state)
+    settings: Any = {"forbid": True, "as_captured": progress.as_captured, "generators": seen.generators}
+    observer = new_observer(device, call, placeholders, rates, **settings)
     room = bytes_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
     with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
@@ -232,16 +216,11 @@ def capture(
             writes = Writes([*call.state.tensors.values(), *placeholders, *there], compiled=call.state.compiled)
             there.clear()
             observer.before_write = writes.note
-            with (
-                compilations.noticed(observer),
-                forbidden_calls.watched(observer, compiled=call.state.compiled),
-                observer,
-            ):
+            with observed(observer, call.state):
                 returned = step(*args, **kwargs)
             launches, observer.log, observer.before_write = Launches.of(log), None, None
-            observer.returned = storages_of([returned, gradients(call.parameters)])
-            results = kept_results(call.state, snapshot, observer)
-        changes = list(call_changes(call.state, snapshot, results))
+            results = kept_results(call, snapshot, observer, returned)
+        changes = list(call.state.changes(snapshot, results))
     if not device.ready():
         raise StepDiffers(FREED_MEANWHILE)
     _check(observer, seen, flatten(returned, []), changes)
@@ -289,13 +268,13 @@ def capture(
         launches.read_after([*outputs.copied(), *(gradient for gradient in after if gradient is not None)])
         pointers = _follow(device, graph, pool, inputs, launches, set(written))
     renew = [] if pointers is None else [functools.partial(device.renew, graph, pointers)]
-    watch = Watch(
-        call.state,
-        ignored,
-        decides(reads, outputs.static, [call.tensors[index] for index in inputs.in_place]),
-        unknown,
-        dropped=dropped,
-    )
+    passed = {id(call.tensors[index]) for index in inputs.in_place}
+
+    def decides(tensor: torch.Tensor) -> bool:
+        """Return whether the step would do something else with another tensor: it reads, returns or is given it."""
+        return reads(tensor) or storage(tensor) in outputs.static or id(tensor) in passed
+
+    watch = Watch(call.state, ignored, decides, unknown, dropped=dropped)
     return Recording(
         graph=graph,
         pool=pool,
@@ -385,7 +364,7 @@ FREED_MEANWHILE = Refusal(
 
 def _check(
     observer: Observer,
-    seen: Observed,
+    seen: Observer,
     structure: Hashable,
     changes: Sequence[Refusal],
 ) -> None:

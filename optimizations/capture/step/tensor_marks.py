@@ -9,7 +9,7 @@ capture restores them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -24,22 +24,17 @@ def metadata_of(tensor: torch.Tensor) -> TensorMetadata:
     return tensor.requires_grad, tensor_key(tensor), tensor.is_inference()
 
 
-def metadata_of_all(tensors: Iterable[torch.Tensor]) -> list[TensorMetadata]:
-    """Return the metadata of each tensor."""
-    return list(map(metadata_of, tensors))
-
-
 class Metadata:
     """Store the metadata of tensors without references to them."""
 
     def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        self._before = metadata_of_all(tensors)
+        self._before = list(map(metadata_of, tensors))
         self._same = same_metadata(tensors)
 
     def same(self, tensors: tuple[torch.Tensor, ...]) -> bool:
         """Return whether these tensors, in the same order, have that metadata."""
         if not self._same(tensors):
-            if metadata_of_all(tensors) != self._before:
+            if list(map(metadata_of, tensors)) != self._before:
                 return False
             self._same = same_metadata(tensors)  # its check also compares settings such as autocast
         return True

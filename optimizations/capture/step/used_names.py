@@ -4,39 +4,12 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from optimizations.capture.step.host_state import Container, HostState
+from optimizations.capture.step.host_state import CELL, Container, HostState
 from optimizations.capture.step.source_lines import last_word
 from optimizations.capture.step.user_code import ENCORE, all_names, functions_of, is_users_file, with_inner
-
-
-class RanCode:
-    """Collect the code objects of all functions that are called in the block, by `sys.setprofile`.
-
-    Attributes:
-        codes: the code objects, by id.
-        unknown: the program has set a profiler, so that nothing was collected.
-    """
-
-    def __init__(self) -> None:
-        self.codes: dict[int, types.CodeType] = {}
-        self.unknown = False
-
-    def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
-        if event == "call":
-            self.codes[id(frame.f_code)] = frame.f_code
-
-    def __enter__(self) -> RanCode:
-        self.unknown = sys.getprofile() is not None
-        if not self.unknown:
-            sys.setprofile(self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if not self.unknown:
-            sys.setprofile(None)
 
 
 class UsedNames:
@@ -51,28 +24,42 @@ class UsedNames:
         self._users: set[str] = set()
         self._keys: set[str] = set()
         self._every: set[str] = set()
+        self._ran: dict[int, types.CodeType] = {}
         self._taken_in: dict[int, types.CodeType] = {}
         self._unknown = False
         self.code: list[types.CodeType] = []
         self.known = False
 
-    def take_in(self, ran: RanCode, state: HostState, texts: Iterable[str] = ()) -> None:
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function, and collect the code of all functions that it calls, by `sys.setprofile`.
+
+        If the program has set a profiler, nothing is collected, and every name counts as used.
+        """
+        if sys.getprofile() is not None:
+            self._unknown = True
+            return function(*args, **kwargs)
+        sys.setprofile(self._note)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            sys.setprofile(None)
+
+    def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            self._ran[id(frame.f_code)] = frame.f_code
+
+    def take_in(self, state: HostState, texts: Iterable[str] = ()) -> None:
         """Add the names in code that ran in a call, and `texts` among its arguments, which may be attribute names.
 
         Dynamo replaces compiled functions by generated code, so these functions and those they call count as run.
         """
         self.known = True
-        self._unknown = self._unknown or ran.unknown
-        self._add(ran.codes.values())
-        self._users.update(texts)
-        self._every.update(self._users)
+        ran, self._ran = [*self._ran.values()], {}
         if state.compiled:
             kinds = {type(module) for module in state.modules.values()}
             of_modules = [function.__code__ for kind in kinds for function in functions_of(kind)]
-            self._add(_with_called([*of_modules, *state.compiled_code], state.code))
-
-    def _add(self, codes: Iterable[types.CodeType]) -> None:
-        for code in codes:
+            ran += _with_called([*of_modules, *state.compiled_code], state.code)
+        for code in ran:
             if id(code) in self._taken_in or code.co_filename.startswith(ENCORE):
                 continue
             self._taken_in[id(code)] = code
@@ -82,6 +69,8 @@ class UsedNames:
                 self._users |= all_names(code)
             if not _is_of_an_optimizer(code):
                 self._keys.update(one for one in code.co_consts if isinstance(one, str))
+        self._users.update(texts)
+        self._every |= self._users
 
     def has(self, container: Container, key: Any) -> bool:
         """Return whether code that ran names an entry: an attribute, variable or key; a list by its own name.
@@ -91,7 +80,7 @@ class UsedNames:
         if self._unknown:
             return True
         names = self._every if container.of_library or not container.is_attributes else self._users
-        return (key if isinstance(key, str) and key != "cell_contents" else last_word(container.path)) in names
+        return (key if isinstance(key, str) and key != CELL else last_word(container.path)) in names
 
     def has_key(self, key: str) -> bool:
         """Return whether code that ran, other than PyTorch's optimizers, may use this key."""

@@ -75,22 +75,16 @@ def unwrap_step(value: Any) -> Any:
     return value
 
 
-def slots(kind: type) -> tuple[str, ...]:
+def slots(kind: type) -> set[str]:
     """Return the names of the slots of a class's instances, private ones as Python writes them."""
-    found: list[str] = []
-    for base in kind.__mro__:
-        given = vars(base).get("__slots__", ())
-        for name in (given,) if isinstance(given, str) else given:
-            private = name.startswith("__") and not name.endswith("__")
-            found.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
-    return tuple(name for name in dict.fromkeys(found) if name not in ("__dict__", "__weakref__"))
+    of_slots = (vars(base).items() for base in kind.__mro__ if "__slots__" in vars(base))
+    return {name for items in of_slots for name, member in items if isinstance(member, types.MemberDescriptorType)}
 
 
-def class_values(kind: type) -> tuple[str, ...]:
+def class_values(kind: type) -> set[str]:
     """Return the names of values, not methods, that the program's own classes among `kind` and its bases define."""
     found = (item for base in kind.__mro__ if is_users(base.__module__) for item in list(vars(base).items()))
-    named = (name for name, member in found if not name.startswith("__") and not hasattr(member, "__get__"))
-    return tuple(dict.fromkeys(named))
+    return {name for name, member in found if not name.startswith("__") and not hasattr(member, "__get__")}
 
 
 @functools.lru_cache(maxsize=4096)

@@ -11,27 +11,21 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
-import types
+import operator
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN, exact
-from optimizations.capture.step.host_state import (
-    MODULE_HOOKS,
-    Container,
-    Hooks,
-    HostState,
-    Part,
-)
+from optimizations.capture.step.host_state import MODULE_HOOKS, Container, Hooks, HostState
 from optimizations.capture.step.reach import LONG, is_own
 from optimizations.capture.step.tensor_marks import Metadata
-from optimizations.torch_internals.dictionary_writes import have_versions
-from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared, is_dict
+from optimizations.torch_internals.held_values import Held, HeldValues
 
 Ignore = Callable[[Any, Any], bool]
 """A predicate that is true of entries (container, key) that may change."""
@@ -39,9 +33,13 @@ Ignore = Callable[[Any, Any], bool]
 FEW = 64
 """If optimizers keep more tensors, only some of their addresses are compared before each replay."""
 
-_FUNCTIONS = (types.FunctionType, types.MethodType, type)
-_BY_IDENTITY = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, *_FUNCTIONS, enum.Enum)
+_BY_IDENTITY = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, FunctionType, MethodType, type, enum.Enum)
 _UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+
+
+SIZE = object()
+_ANY_SIZE = "any"
+"""The size of an ordinary object's `__dict__` is not compared: only attributes that code names matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +68,19 @@ class Value:
         by_name = self.container.is_attributes or isinstance(self.key, str)
         return self.name if by_name else self.container.path
 
+    @property
+    def current(self) -> Any:
+        """Return the current value of the entry, or the current size."""
+        return len(self.container.held) if self.key is SIZE else self.container.get(self.key)
 
-SIZE = object()
-_ANY_SIZE = "any"
-"""The size of an ordinary object's `__dict__` is not compared: only attributes that code names matter."""
+    @property
+    def is_unchanged(self) -> bool:
+        """Return whether the entry has the same object or an equal number, and exists."""
+        try:
+            now = self.current
+            return now is self.value or (self.is_plain and is_plain(now) and exact(now) == exact(self.value))
+        except _UNREADABLE:
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,9 @@ class _Token:
 
     kind: type
     identity: int = 0
+
+
+_is_unchanged = operator.attrgetter("is_unchanged")
 
 
 def is_plain(value: Any) -> bool:
@@ -96,21 +106,33 @@ def _token(value: Any) -> Hashable:
     return _Token(type(value), id(value) if isinstance(value, _BY_IDENTITY) else 0)
 
 
-def compared(state: HostState, ignore: Ignore) -> Iterator[Value]:
-    """Yield every compared entry, including tensors. Members of sets and queues are not compared."""
+def compared(state: HostState, ignore: Ignore) -> dict[str, Value]:
+    """Return every compared entry by name, including tensors. Members of sets and queues are not compared.
+
+    Equal names, such as those of variables of two functions, get numbers.
+    """
+    found: dict[str, Value] = {}
     for container in state.containers:
-        held = container.held
-        if not container.is_compared or isinstance(held, (set, deque)):
+        held, sized = container.held, container.names is None
+        if not container.is_compared or (sized and isinstance(held, (set, deque))):
             continue
-        sized = isinstance(held, (dict, list))
-        entries = container.content() if not sized or len(held) <= LONG else {}
-        for key, value in entries.items():
-            if not (ignore(held, key) or _is_own(container, key, value)):
-                yield Value(container.name_of(key), container, key, value, _token(value))
-        may_come = container.is_attributes and any(ignore(held, key) for key in entries)
+        content = container.content() if not sized or len(held) <= LONG else {}
+        entries: list[tuple[str, Any, Any, Hashable]] = [
+            (container.name_of(key), key, value, _token(value))
+            for key, value in content.items()
+            if not (ignore(held, key) or _is_own(container, key, value))
+        ]
+        may_come = container.is_attributes and any(ignore(held, key) for key in content)
         if sized and not may_come:
             token = exact(len(held)) if _is_sized(container) else _ANY_SIZE
-            yield Value(f"{container.path} (size)", container, SIZE, len(held), token)
+            entries.append((f"{container.path} (size)", SIZE, len(held), token))
+        for name, *entry in entries:
+            unique, number = name, 1
+            while unique in found:
+                number += 1
+                unique = f"{name} ({number})"
+            found[unique] = Value(unique, container, *entry)
+    return found
 
 
 def _is_sized(container: Container) -> bool:
@@ -122,19 +144,7 @@ def _is_sized(container: Container) -> bool:
 
 def is_of_module(container: Container) -> bool:
     """Return whether these are the attributes of a module."""
-    return isinstance(container.held, dict) and "_parameters" in container.held
-
-
-def by_name(values: Iterable[Value]) -> dict[str, Value]:
-    """Return entries by name. Equal names, such as those of variables of two functions, get numbers."""
-    found: dict[str, Value] = {}
-    for one in values:
-        name, number = one.name, 1
-        while name in found:
-            number += 1
-            name = f"{one.name} ({number})"
-        found[name] = one if number == 1 else replace(one, name=name)
-    return found
+    return container.names is None and isinstance(container.held, dict) and "_parameters" in container.held
 
 
 def _is_own(container: Container, key: Any, value: Any) -> bool:
@@ -188,25 +198,22 @@ class Watch:
         of_optimizers = {id(one) for group in kept for one in group}
         self._known = tuple(one for one in found if id(one) not in of_optimizers)
         self._metadata = Metadata(self._known)
-        self._known_in_place, self._all_in_place = address_check(self._known), address_check(found)
+        self._known_in_place, self.in_place = address_check(self._known), address_check(found)
         self._kept_in_place = address_checks(kept)
         # Later a different tensor may have the same address, so names are compared from then on.
-        every = by_name(compared(state, ignore))
-        self._unread = {
-            name for name, one in every.items() if isinstance(one.value, torch.Tensor) and not reads(one.value)
-        }
-        self._store(state)
-
-    def _store(self, state: HostState) -> None:
+        tensors = {name: one for name, one in compared(state, ignore).items() if isinstance(one.value, torch.Tensor)}
+        self._unread = {name for name, one in tensors.items() if not (one.container.always_read or reads(one.value))}
         self._values = self._compared(state)
         self._compare_these()
 
     def _compared(self, state: HostState) -> dict[str, Value]:
-        return {name: one for name, one in by_name(compared(state, self._ignore)).items() if self._counts(name, one)}
-
-    def _counts(self, name: str, one: Value) -> bool:
-        """Return whether an entry is compared; a tensor only if the graph reads it."""
-        return (one.container.always_read or name not in self._unread) and not is_dropped(name, self._dropped)
+        """Return the entries that count; a tensor only if the graph reads it."""
+        every = compared(state, self._ignore)
+        return {
+            name: one
+            for name, one in every.items()
+            if not (is_dropped(name, self._dropped) or (name in self._unread and not one.container.always_read))
+        }
 
     def _compare_these(self) -> None:
         """Set up the comparison in C++, and find the entries that have to be compared in Python."""
@@ -216,18 +223,13 @@ class Watch:
         held: list[Held] = []
         self._in_python: list[Value] = []
         for values in by_container.values():
-            content = values[0].container.held
-            holder = content.holder if isinstance(content, Part) else content
-            attributes = isinstance(content, Part) and not isinstance(holder, dict)
-            is_written = id(holder) in self._written
+            container = values[0].container
+            entries = [(one.key, one.value) for one in values if one.key is not SIZE and one.name not in self._by_value]
             size = next((one.value for one in values if one.key is SIZE), None)
-            entries = tuple(
-                [(one.key, one.value) for one in values if one.key is not SIZE and one.name not in self._by_value]
-            )
-            by_version = is_dict(holder) and have_versions() and not (attributes or is_written)
-            if attributes or by_version or can_be_compared(holder, [key for key, _ in entries]):
-                if entries or size is not None:
-                    held.append(Held(holder, entries, None if attributes else size, attributes, is_written))
+            is_written = id(container.held) in self._written
+            same = Held(container.held, tuple(entries), size, container.has_attributes, is_written)
+            if same.is_comparable:
+                held += [same] if entries or size is not None else []
                 values = [one for one in values if one.name in self._by_value]
             self._in_python += values
         self._held = HeldValues(held)
@@ -236,21 +238,21 @@ class Watch:
         """Return whether nothing changed in the recorded containers."""
         try:
             if not self._held.same():
-                others = [one for one in self._values.values() if _current(one) is not one.value]
-                if not all(map(_is_unchanged, others)):
+                others = [one for one in self._values.values() if one.current is not one.value]
+                if not all(one.is_unchanged for one in others):
                     return False
                 self._by_value.update(one.name for one in others if one.key is not SIZE)
                 self._written.update(map(id, self._held.written()))
                 self._compare_these()
-            return (
-                (not self._in_python or all(map(_is_unchanged, self._in_python)))
-                and self._metadata.same(self._known)
-                and self._known_in_place()
-                and next(self._kept_in_place)()
-                and self._hooks.unchanged()
-            )
         except _UNREADABLE:
             return False
+        return (
+            (not self._in_python or all(map(_is_unchanged, self._in_python)))
+            and self._metadata.same(self._known)
+            and self._known_in_place()
+            and next(self._kept_in_place)()
+            and self._hooks.unchanged()
+        )
 
     def differences(self, state: HostState) -> list[tuple[Value | None, Value | None]]:
         """Return pairs of the old and new entry for each difference to what the step reaches now."""
@@ -269,48 +271,23 @@ class Watch:
             self._metadata.same(self._known) and self.in_place() and self._hooks.unchanged()
         ):
             return False
-        self._store(state)
+        self._values = self._compared(state)
+        self._compare_these()
         return True
-
-    def in_place(self) -> bool:
-        """Return whether all tensors have their recorded addresses."""
-        return self._all_in_place()
 
     def is_over(self, state: HostState) -> bool:
         """Return whether a tensor was replaced or moved, so that no call can be replayed again."""
-        if not self.in_place():
-            return True
         kinds = (torch.Tensor, torch.nn.Module)
-        reached = self._compared(state).values()
-        now = {one.name: one.token for one in reached if isinstance(one.value, kinds)}
-        then = {one.name: one.token for one in self._values.values() if isinstance(one.value, kinds)}
-        return any(then[name] != token for name, token in now.items() if name in then)
+        then = {name: one.token for name, one in self._values.items() if isinstance(one.value, kinds)}
+        now = {name: one.token for name, one in self._compared(state).items() if isinstance(one.value, kinds)}
+        return not self.in_place() or any(then[name] != now[name] for name in then.keys() & now.keys())
 
     def differing(self) -> list[str]:
         """Return the names of changed entries in the recorded containers."""
-        found = []
-        for one in self._values.values():
-            try:
-                same = _is_unchanged(one)
-            except _UNREADABLE:
-                same = False
-            if not same:
-                found.append(one.name)
-        return found
+        return [name for name, one in self._values.items() if not one.is_unchanged]
 
     def __len__(self) -> int:
         return len(self._values)
-
-
-def _current(one: Value) -> Any:
-    """Return the current value of an entry, or the current size."""
-    return len(one.container.held) if one.key is SIZE else one.container.get(one.key)
-
-
-def _is_unchanged(one: Value) -> bool:
-    """Return whether an entry has the same object or an equal number."""
-    now = _current(one)
-    return now is one.value or (one.is_plain and is_plain(now) and exact(now) == exact(one.value))
 
 
 def address_check(tensors: Iterable[torch.Tensor]) -> Callable[[], bool]:

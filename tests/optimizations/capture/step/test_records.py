@@ -20,7 +20,6 @@ from optimizations.capture.signature import copies, parts, refused_tensor, repla
 from optimizations.capture.step.forbidden_calls import watched
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import Observer, draws, has_own_state, storage
-from optimizations.capture.step.observing import Observed
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.progress import MOST_SIGNATURES, PATIENCE, Plan, Progress
 from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, OtherNode, Parameter
@@ -182,8 +181,10 @@ def test_first_difference_of_two_runs_is_reported_with_its_line() -> None:
     assert exchanged is not None and "ran add_ where the call before has mul" in exchanged.reason
 
 
-def seen(trace: list[Operation], *findings: Refusal) -> Observed:
-    return Observed(trace, None, [*findings], frozenset(), [], False, False, False, frozenset())
+def seen(trace: list[Operation], *refusals: Refusal) -> Observer:
+    found = Observer(lambda tensor: True, {}, forbid=False)
+    found.operations, found.refusals = trace, [*refusals]
+    return found
 
 
 def test_calls_that_agree_late_are_accepted() -> None:

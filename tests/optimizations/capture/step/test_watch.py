@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.reach import LONG
 from optimizations.torch_internals import dictionary_writes, held_values
-from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared
+from optimizations.torch_internals.held_values import Held, HeldValues
 
 
 class Loop:
@@ -58,6 +58,7 @@ CHANGES: dict[str, Callable[[Loop], Any]] = {
     "a frozen parameter": lambda loop: loop.model[0].weight.requires_grad_(False),
     "another buffer": lambda loop: setattr(loop.model[1], "running_mean", torch.ones(16)),
     "a module more": lambda loop: loop.model.append(nn.ReLU()),
+    "a first module of a module": lambda loop: loop.model[1].add_module("inner", nn.ReLU()),
     "another forward": lambda loop: setattr(loop.model[0], "forward", loop.model[0].forward),
     "a hook": lambda loop: loop.model[0].register_forward_hook(lambda *given: None),
     "a hook of a parameter": lambda loop: loop.model[0].weight.register_hook(lambda gradient: gradient),
@@ -130,7 +131,7 @@ def test_values_are_equal_until_one_is_replaced() -> None:
         [
             Held(attributes, (("a", a),), 2, is_written=True),
             Held(members, ((1, b),), 2),
-            Held(cell, (("cell_contents", c),)),
+            Held(cell, (("cell_contents", c),), attributes=True),
         ]
     )
     assert held.same()
@@ -217,5 +218,5 @@ def test_size_of_a_dict_with_tensors_as_keys_is_compared() -> None:
 
 
 def test_tensors_as_keys_are_compared_in_python() -> None:
-    assert not can_be_compared({torch.ones(2): 1}, [torch.ones(2)])
-    assert can_be_compared({"a": 1}, ["a"]) and can_be_compared([1], [0])
+    assert not Held({}, ((torch.ones(2), 1),), is_written=True).is_comparable
+    assert Held({}, (("a", 1),), is_written=True).is_comparable and Held([1], ((0, 1),)).is_comparable
