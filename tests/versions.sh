@@ -15,8 +15,8 @@ TEXT
 
 # What depends on the version. Choose by what stock classes, generated code or guards a file stands on, and keep the
 # whole within four minutes on two cores.
-files=(optimizations/torch_internals/test_surface optimizations/torch_internals/test_stock_trees test_layers
-    optimizations/torch_internals/test_identity_guard optimizations/test_compile_path_imports
+files=(optimizations/torch_internals/test_stock_trees test_layers
+    optimizations/torch_internals/test_identity_guard optimizations/test_imports
     optimizations/trees/test_live_results optimizations/in_place/test_generated optimizations/test_options
     optimizations/trees/test_hook optimizations/trees/test_backend
     optimizations/calls/test_binding optimizations/calls/test_unbound optimizations/trees/test_function
@@ -24,8 +24,7 @@ files=(optimizations/torch_internals/test_surface optimizations/torch_internals/
     optimizations/trees/test_fast_path_entering optimizations/trees/test_fast_path_live_results optimizations/trees/test_managers
     optimizations/trees/test_not_launched
     optimizations/trees/test_written_inputs optimizations/placement/test_examples
-    optimizations/placement/test_observe optimizations/placement/test_plan optimizations/placement/test_rewrite
-    optimizations/placement/test_staging)
+    optimizations/placement/test_plan optimizations/placement/test_rewrite optimizations/placement/test_feeds)
 
 case "${1:-}" in -h | --help | "")
     usage

@@ -109,22 +109,6 @@ def test_every_kind_of_kernel_reads_moved_inputs(program: str, choice: str, weig
         assert all(one.indirect for one in report.inputs), said()
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_requested_node_updater_is_used(choice: str, weights: dict[str, Any]) -> None:
-    """A Triton kernel and a library kernel in one graph copy nothing with either updater. Both are read in place:
-    the input, and the weight of the product, which is known to be used by that alone."""
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(x * 2, -1) + x @ WEIGHTS["single"]
-
-    assert_like_stock(function, randn(256, 512), choice)
-    (report,) = recordings()
-    assert report.off is None
-    assert all(one.indirect for one in report.inputs), said()
-    expected = {"auto": {"host"}, "host": {"host"}, "prelude": {"prelude"}}[choice]
-    assert {updater for one in report.inputs for updater in one.updaters} <= expected | {"host"}, report.fallbacks
-
-
 def test_swapped_weights_become_ordinary_inputs(weights: dict[str, Any]) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda()
     compiled = encore(module)
@@ -220,23 +204,6 @@ def test_reset_frees_everything_and_functions_keep_working(choice: str, weights:
             gc.enable()
     x = torch.randn(2048, 512, device="cuda")
     assert torch.allclose(call(function, x)[0], torch.softmax(x @ WEIGHTS["single"], -1), atol=1e-6)
-
-
-def test_triton_only_input_is_read_in_place_without_recapture(searched: list[Searched]) -> None:
-    """Two kernels, the second writing where the first one's dead input may have been."""
-
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(torch.relu(x) * 2 + y, -1).cumsum(0) + y
-
-    compiled = encore(function)
-    kept = []
-    for step in range(16):
-        x, y = (torch.randn(256, 512, device="cuda") for _ in range(2))
-        kept.append((x, y))
-        assert torch.allclose(call(compiled, x, y)[0], function(x, y), rtol=1e-4, atol=1e-4), f"step {step}\n{said()}"
-    assert searched == [], "nothing was captured once more"
-    (report,) = recordings()
-    assert [one.indirect for one in report.inputs] == [True, True], report
 
 
 @pytest.mark.parametrize("program", [name for name in PROGRAMS if name not in ("attention", "sort", "indexing")])

@@ -1,22 +1,18 @@
-"""Placement on a GPU: whole captures, staging without waiting, correct with moving and changing inputs."""
+"""Placement on a GPU: one launch without waiting, and staged arguments that calls in flight still read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from gpu_harness import call, encore
 from placement_examples import WIDTH, DetectionScalars, MaskedBlocks, TimedDenoiser
 from torch import nn
 
-import optimizations
-
 pytestmark = pytest.mark.gpu
 
-CALLS = 24
 WARM_UP = 4
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
@@ -35,49 +31,11 @@ def _step(seed: int) -> list[torch.Tensor]:
     return [torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(seed)).cuda(), torch.tensor(seed % 50)]
 
 
-def _change_mask(module: Any) -> None:
-    module.mask[0, 2] += 1.0
-
-
-def _change_scalar(module: Any) -> None:
-    module.scale = numpy.float64(float(module.scale) + 1.0)
-
-
-def _change_table(module: Any) -> None:
-    module.alphas = module.alphas * 0.99
-
-
-EXAMPLES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], list[torch.Tensor]], Callable[[Any], None]]] = {
-    "mask": (MaskedBlocks, _text, _change_mask),
-    "scalars": (DetectionScalars, _image, _change_scalar),
-    "timestep": (TimedDenoiser, _step, _change_table),
+EXAMPLES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], list[torch.Tensor]]]] = {
+    "mask": (MaskedBlocks, _text),
+    "scalars": (DetectionScalars, _image),
+    "timestep": (TimedDenoiser, _step),
 }
-
-
-def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    """A sum whose terms cancel has the error of its terms."""
-    for one, other in zip(found, expected, strict=True):
-        largest = max(1.0, float(other.abs().max())) if other.is_floating_point() and other.numel() else 1.0
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * largest)
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_results_equal_eager_at_new_addresses_and_attributes(name: str) -> None:
-    make, inputs, change = EXAMPLES[name]
-    torch.manual_seed(0)
-    module = make().cuda().eval()
-    compiled = encore(module, "off", fullgraph=True)
-    alive = []
-    for seed in range(CALLS):
-        if seed in (8, 9, 16):
-            change(module)
-        given = inputs(seed)
-        alive.append(given)  # so that no two calls get the same addresses
-        close(call(compiled, *given), call(module, *given))
-    (report,) = optimizations.report()
-    assert report.placement.cpu_nodes_after == ()
-    assert [piece.partitions for piece in report.compiled] == [1]
-    assert report.compiled[0].not_captured == ()
 
 
 def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
@@ -97,7 +55,7 @@ def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
 @pytest.mark.alone
 @pytest.mark.parametrize(("name", "copies"), [("mask", 0), ("scalars", 0), ("timestep", 1)])
 def test_fast_path_is_one_graph_launch_without_synchronization(name: str, copies: int) -> None:
-    make, inputs, _ = EXAMPLES[name]
+    make, inputs = EXAMPLES[name]
     compiled = encore(make().cuda().eval(), "off")
     calls, on_device = _steady_events(compiled, *inputs(1))
     assert sum(one.startswith("cudaGraphLaunch") for one in calls) == 1

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from models.nests import tensors_of
+from optimizations.capture.step.graphed_step import GraphedStep
 
 CALLS = 9
 CAPTURE_CHECK = "_accelerator_graph_capture_health_check"
@@ -27,6 +28,39 @@ def unaudited(step: Callable[..., Any], **options: Any) -> Any:
     import optimizations
 
     return optimizations.graph_step(step, check_every=None, **options)
+
+
+Graph = Callable[..., Any]
+"""Makes a graphed step of a step, or gives the step as it is."""
+
+
+def graphed(step: Callable[..., Any], device: Any = None, **options: Any) -> GraphedStep:
+    """Return a step whose graphs are on the simulated device."""
+    from simulated_gpu.operators import CpuDevice
+
+    return GraphedStep(step, device=device or CpuDevice(), **options)
+
+
+def assert_as_eager(program: Callable[[Graph], Iterable[Any]], device: Any = None, **options: Any) -> Any:
+    """Run a program with its step as it is, and with graphs: all that it yields must be equal.
+
+    Return the report of the graphed step.
+    """
+    steps: list[GraphedStep] = []
+
+    def graph(step: Callable[..., Any]) -> GraphedStep:
+        steps.append(graphed(step, device, **options))
+        return steps[-1]
+
+    def copied(one: Any) -> Any:  # no variable holds what the program gives while it goes on
+        return one.detach().clone() if isinstance(one, torch.Tensor) else one
+
+    expected, found = (list(map(copied, program(way))) for way in (lambda step: step, graph))
+    assert len(found) == len(expected)
+    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        equal = torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs
+        assert equal, f"number {index}: {mine}, in eager mode {theirs}"
+    return steps[-1].report()
 
 
 @dataclass

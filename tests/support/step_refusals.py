@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator, MutableMapping
@@ -38,7 +39,9 @@ class Refused:
 REFUSED: dict[str, Callable[[str], Refused]] = {}
 
 
-def refused(words: str, *, line: bool = True, dropout: float = 0.0, advice: str = "") -> Callable[[Step], Step]:
+def refused(
+    words: str, *, line: bool = True, dropout: float = 0.0, advice: str = "", name: str | None = None
+) -> Callable[[Step], Step]:
     """Register a function that makes a step of the parts that its parameters name.
 
     These are the `device`, a `model`, and a step to `train` it. It returns the step, and what else `Refused`
@@ -52,14 +55,15 @@ def refused(words: str, *, line: bool = True, dropout: float = 0.0, advice: str 
             step, more = made_of(make, given)
             return Refused(**{"step": step, "model": model, "words": words, "line": line, "advice": advice, **more})
 
-        REFUSED[make.__name__] = made
+        REFUSED[name or make.__name__] = made
         return make
 
     return register
 
 
-def trained(model: nn.Module) -> Callable[[Batch], torch.Tensor]:
-    train = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+def trained(call: Any, model: nn.Module | None = None) -> Callable[[Batch], torch.Tensor]:
+    """Return a step of a model, which another call of it may stand for."""
+    train = training_step(call, torch.optim.SGD((model or call).parameters(), lr=0.1))
     return lambda batch: train(batch).detach()
 
 
@@ -555,3 +559,105 @@ def gradients_of_a_class_of_its_own(device: str, model: nn.Module) -> Any:
 @refused("the gradient of ", line=False, advice="return a copy of it")
 def gradient_that_is_returned(model: Any, train: Step) -> Step:
     return lambda batch: (train(batch), model[0].weight.grad)
+
+
+# Parts of PyTorch that read on the host: each has its own advice.
+
+OPTIONS = "make the optimizer with capturable=True or fused=True"
+OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], str]] = {
+    "Adam": (torch.optim.Adam, OPTIONS),
+    "Adam, foreach": (functools.partial(torch.optim.Adam, foreach=True), OPTIONS),
+    "NAdam": (torch.optim.NAdam, "make the optimizer with capturable=True, and"),
+    "Adagrad": (torch.optim.Adagrad, "make the optimizer with fused=True, and"),
+    "Adafactor": (torch.optim.Adafactor, "such as AdamW: Adafactor takes neither"),
+}
+
+
+def training_with(make: Callable[[Any], torch.optim.Optimizer]) -> Step:
+    return lambda model: training_step(model, make(model.parameters()))
+
+
+for kind, (make_optimizer, its_advice) in OPTIMIZERS.items():
+    refused(ON_THE_HOST, advice=its_advice, name=f"counts of {kind}")(training_with(make_optimizer))
+
+
+@refused("", advice="such as AdamW: LBFGS takes neither")
+def optimizer_with_a_closure(model: nn.Module) -> Step:
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def step(batch: Batch) -> torch.Tensor:
+        def loss() -> torch.Tensor:
+            optimizer.zero_grad()
+            found = loss_of(model, batch)
+            found.backward()
+            return found
+
+        return optimizer.step(loss).detach()
+
+    return step
+
+
+def scaled(model: nn.Module, *, fused: bool) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler(next(model.parameters()).device.type, init_scale=8.0)
+
+    def step(batch: Batch) -> Any:
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return scaler.get_scale() if fused else None
+
+    return step
+
+
+@refused(ON_THE_HOST, advice="with fused=True")
+def a_scaler_that_decides_on_the_host(model: nn.Module) -> Step:
+    return scaled(model, fused=False)
+
+
+@refused(ON_THE_HOST, advice="read the scale after the step")
+def a_scaler_whose_scale_is_read(model: nn.Module) -> Step:
+    return scaled(model, fused=True)
+
+
+@refused(ON_THE_HOST, advice="leave error_if_nonfinite off")
+def clipping_that_raises(model: nn.Module) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: Batch) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+        return norm
+
+    return step
+
+
+@refused(ON_THE_HOST, advice="a number as momentum")
+def statistics_over_all_batches(device: str) -> Any:
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4, momentum=None)).to(device)
+    return trained(model), {"model": model}
+
+
+@refused(ON_THE_HOST, advice="the scheduler after the step")
+def a_scheduler_that_looks_at_the_loss(model: nn.Module) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    train = training_step(model, optimizer)
+
+    def step(batch: Batch) -> torch.Tensor:
+        loss = train(batch).detach()
+        scheduler.step(loss)
+        return loss
+
+    return step
+
+
+@refused(ON_THE_HOST, advice="src_is_causal=")
+def a_transformer_that_looks_whether_a_mask_is_causal(device: str) -> Any:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+    model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).to(device)
+    mask = nn.Transformer.generate_square_subsequent_mask(6, device=device)
+    return trained(functools.partial(model, mask=mask), model), {"model": model}

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from optimizations.concurrency.branches import Branches
-from tests.optimizations.concurrency.test_branches import INDEPENDENT, Graph, captured, log_of
-from tests.optimizations.concurrency.test_graph_edges import Driver
+from tests.optimizations.concurrency.test_branches import INDEPENDENT, Driver, Graph, captured, log_of
 
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU_TESTS))

@@ -1,9 +1,11 @@
-"""The log records reads and writes of launches from arguments, schemas and node parameters."""
+"""The log records reads and writes of launches, which wait for those that they conflict with, and for no others."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from fake_tensor_map import make_hidden_map, make_tensor_map
+from hypothesis import given
+from hypothesis import strategies as st
 
 from optimizations import torch_internals
 from optimizations.concurrency import launch_log
@@ -21,7 +25,7 @@ from optimizations.concurrency.launch_log import (
     kernel_memory,
     operator_memory,
 )
-from optimizations.concurrency.order import Launch, Span, order_launches
+from optimizations.concurrency.order import Launch, LaunchOrder, Span, order_launches
 from optimizations.graph.records import (
     CapturedGraph,
     KernelNode,
@@ -30,6 +34,7 @@ from optimizations.graph.records import (
     OtherNode,
     Parameter,
 )
+from optimizations.written_operands import written
 
 
 def extent(tensor: torch.Tensor) -> Span:
@@ -435,3 +440,130 @@ def test_tensor_in_memory_of_a_freed_input_is_none(graph: Graph, is_freed: bool)
     launches = [one.launch for one in log.logged]
     waits = order_launches(with_moving_inputs(log.logged, launches, log.inputs)).waits_for
     assert waits == ((), (0,), (0,) if is_freed else (1,))
+
+
+# Launches of a captured graph wait for those that they conflict with, and for no others.
+
+
+SPANS = st.tuples(st.integers(0, 24), st.integers(1, 6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+DRAWN = st.lists(
+    st.tuples(
+        st.lists(SPANS, max_size=3),
+        st.lists(SPANS, max_size=2),
+        st.integers(1, 3),
+        st.integers(0, 9).map(lambda n: n == 0),
+    ),
+    max_size=14,
+)
+
+
+def launches_of(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> list[Launch]:
+    launches, first = [], 0
+    for number, (reads, writes, count, is_barrier) in enumerate(drawn):
+        barrier = "a custom operator" if is_barrier else None
+        launches.append(Launch(f"launch {number}", first, count, tuple(reads), tuple(writes), barrier))
+        first += count
+    return launches
+
+
+def overlap(some: tuple[Span, ...], others: tuple[Span, ...]) -> bool:
+    return any(a < d and c < b for a, b in some for c, d in others)
+
+
+def conflict(one: Launch, other: Launch) -> bool:
+    if one.barrier or other.barrier:
+        return True
+    return overlap(one.writes, other.reads + other.writes) or overlap(one.reads, other.writes)
+
+
+def reachable(order: LaunchOrder) -> list[set[int]]:
+    before: list[set[int]] = []
+    for waits in order.waits_for:
+        before.append(set(waits).union(*(before[one] for one in waits)))
+    return before
+
+
+def brute_force(launches: list[Launch]) -> list[set[int]]:
+    before: list[set[int]] = []
+    for index, launch in enumerate(launches):
+        direct = {earlier for earlier in range(index) if conflict(launches[earlier], launch)}
+        before.append(direct.union(*(before[one] for one in direct)))
+    return before
+
+
+@given(DRAWN)
+def test_order_follows_from_all_conflicts(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> None:
+    launches = launches_of(drawn)
+    assert reachable(order_launches(launches)) == brute_force(launches)
+
+
+@given(DRAWN)
+def test_order_has_no_redundant_waits(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> None:
+    order = order_launches(launches_of(drawn))
+    before = reachable(order)
+    for waits in order.waits_for:
+        for one in waits:
+            assert not any(one in before[other] for other in waits if other != one)
+
+
+@given(DRAWN)
+def test_node_edges_lead_forward_and_keep_launches(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> None:
+    order = order_launches(launches_of(drawn))
+    edges = order.node_edges()
+    assert all(source < target for source, target in edges)
+    assert len(set(edges)) == len(edges)
+    for launch in order.launches:
+        assert {*pairwise(range(launch.first, launch.last + 1))} <= set(edges)
+
+
+def test_independent_branches_run_concurrently() -> None:
+    order = order_launches(
+        [
+            Launch("split", 0, writes=((0, 8), (8, 16))),
+            Launch("left", 1, reads=((0, 8),), writes=((16, 24),)),
+            Launch("right", 2, reads=((8, 16),), writes=((24, 32),)),
+            Launch("join", 3, reads=((16, 32),), writes=((32, 40),)),
+        ]
+    )
+    assert order.waits_for == ((), (0,), (0,), (1, 2))
+    assert order.branches == 2
+    assert order.levels() == [0, 1, 1, 2]
+
+
+def test_memory_in_many_pieces_is_ordered_in_seconds() -> None:
+    count = 4000
+    launches = [Launch("a part", index, 1, (), ((index, index + 1),)) for index in range(count)]
+    launches += [Launch("all", count + index, 1, ((0, count),), ((0, count),)) for index in range(count)]
+    began_s = time.process_time()
+    order = order_launches(launches)
+    assert len(order.waits_for[count]) == count and time.process_time() - began_s < 5
+
+
+# Written operands are found by the operator's schema, or despite a wrong one.
+
+
+ops = torch.ops.aten
+X, MEAN, VAR, OUT = (torch.zeros(2, 2), *(torch.zeros(2) for _ in range(2)), torch.zeros(2, 2))
+STATISTICS = [MEAN, VAR]
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "kwargs", "expected"),
+    [
+        (ops.relu.default, (X,), {}, []),
+        (ops.mm.out, (X, X), {"out": OUT}, [OUT]),
+        (ops._foreach_add_.Scalar, ([X, OUT], 1), {}, [[X, OUT]]),
+        (ops.native_batch_norm.default, (X, None, None, MEAN, VAR, True, 0.1, 1e-5), {}, STATISTICS),
+        (ops.native_batch_norm.default, (X, None, None, MEAN, VAR, False, 0.1, 1e-5), {}, []),
+        (ops.cudnn_batch_norm.default, (X, X, None, MEAN, VAR, True, 0.1, 1e-5), {}, STATISTICS),
+        (ops._native_batch_norm_legit.default, (X, None, None, MEAN, VAR, True, 0.1, 1e-5), {}, STATISTICS),
+        (ops.batch_norm_update_stats.default, (X, MEAN, VAR, 0.1), {}, STATISTICS),
+        (ops.batch_norm_gather_stats_with_counts.default, (X, X, X, MEAN, VAR, 0.1, 1e-5, X), {}, STATISTICS),
+        (ops._native_batch_norm_legit_no_training.default, (X, None, None, MEAN, VAR, 0.1, 1e-5), {}, []),
+        (ops.native_batch_norm_backward.default, (X, X, None, MEAN, VAR, None, None, True, 1e-5, [True]), {}, []),
+    ],
+)
+def test_written_operands_are_found(func: Any, args: tuple[Any, ...], kwargs: Any, expected: list[Any]) -> None:
+    found = list(written(func, args, kwargs))
+    assert len(found) == len(expected)
+    assert all(one is other or isinstance(one, list) for one, other in zip(found, expected, strict=True))

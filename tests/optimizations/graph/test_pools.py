@@ -1,27 +1,39 @@
-"""Memory pools: calls of PyTorch's allocator, and when memory is returned to the device."""
+"""Pools of graphs: workspaces, the order of captures, and memory that a capture displaces."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_gpu.allocator import DEFAULT, Block, Workspaces
 from simulated_gpu.runtime import FakeStream
 
 from optimizations import torch_internals
-from optimizations.graph.memory import MemoryRanges
+from optimizations.graph import recapture
+from optimizations.graph.memory import MemoryRanges, each_once, memory_of, overlaps, size_bytes
 from optimizations.graph.pools import (
     Pool,
     SmallSegments,
+    claim,
     end_failed_capture,
     failed_in_cusolver,
+    in_order,
+    new_pool,
+    others_have_pools,
+    pool_memory,
     scratch_pool,
     used_blocks,
     used_memory,
 )
+from optimizations.graph.recapture import GRANULE_BYTES, buffer_bytes, displace
 from optimizations.graph.records import MemoryRange
 
 STREAM: Any = FakeStream(50)
@@ -192,3 +204,195 @@ def test_used_and_free_memory_of_a_pool_are_distinguished(monkeypatch: pytest.Mo
         MemoryRange(address=4096, size_bytes=512),
         MemoryRange(address=4096 + 1536, size_bytes=1536 + 2048),
     )
+
+
+# Second captures use their own cuBLAS workspaces, and free none of a graph of the program.
+
+
+OTHER_STREAM = SimpleNamespace(cuda_stream=50)
+"""Of stock's manager."""
+ENDS = 4096
+
+
+def captured_again(simulated: Workspaces) -> tuple[Block, bool]:
+    """Return a product's workspace in a second capture, and whether that counts as the capture's memory."""
+    with scratch_pool(0) as pool, recapture._own_workspace(0, OTHER_STREAM, pool) as (used, others):  # type: ignore[arg-type]
+        simulated.begin(0, pool)
+        with simulated.on(used):
+            found = simulated.use()
+        simulated.end(0, pool)
+        simulated.release(0, pool)
+        owned = [*pool_memory(pool), *(one for other in others for one in pool_memory(other))]
+    return found, any(one.address <= found.number * ENDS < one.address + one.size_bytes for one in owned)
+
+
+def captured_by_hand(simulated: Workspaces) -> Block:
+    """Capture a graph by hand: its workspace exists before, its results are in a pool."""
+    with simulated.on(7):
+        workspace = simulated.use()
+        pool = simulated.new_pool()
+        simulated.begin(0, pool)
+        simulated.allocate("a result")
+        simulated.end(0, pool)
+    return workspace
+
+
+def test_all_workspaces_are_freed_where_the_program_has_no_pool(workspaces: Workspaces) -> None:
+    with workspaces.on(7):
+        before = workspaces.use()
+    found, owned = captured_again(workspaces)
+    assert owned and found.pool != DEFAULT
+    assert before.gone and found.gone, "no memory stays"
+
+
+def test_graph_captured_by_hand_keeps_its_workspace(workspaces: Workspaces) -> None:
+    by_hand = captured_by_hand(workspaces)
+    found, owned = captured_again(workspaces)
+    assert owned and found is not by_hand
+    workspaces.empty_cache()
+    with workspaces.on(7):
+        tensors = [workspaces.allocate("a tensor") for _ in range(5)]
+    assert not by_hand.gone and by_hand not in tensors
+
+
+def test_second_captures_reuse_one_workspace(workspaces: Workspaces) -> None:
+    captured_by_hand(workspaces)
+    first, _ = captured_again(workspaces)
+    count = len(workspaces.blocks)
+    for _ in range(3):
+        found, owned = captured_again(workspaces)
+        assert found is first and owned
+    assert len(workspaces.blocks) == count
+    workspaces.clear()
+    assert first.gone, "a recording of stock's gives it back to the device"
+    found, owned = captured_again(workspaces)
+    assert owned and found is not first
+
+
+def test_pools_of_encore_are_not_the_programs(workspaces: Workspaces) -> None:
+    for pool in (new_pool(), new_pool()):
+        workspaces.begin(0, pool)
+        workspaces.allocate("a result")
+        workspaces.end(0, pool)
+    workspaces.allocate("a tensor")
+    assert not others_have_pools()
+    of_the_manager: Any = workspaces.new_pool()
+    workspaces.begin(0, of_the_manager)
+    workspaces.allocate("a result")
+    assert others_have_pools()
+    claim(of_the_manager)
+    assert not others_have_pools()
+
+
+@pytest.mark.parametrize("rounds", range(1, 4))
+def test_capture_after_a_failed_one_is_correct(workspaces: Workspaces, rounds: int) -> None:
+    captured_by_hand(workspaces)
+    for _ in range(rounds):
+        with (
+            pytest.raises(ValueError, match="within"),
+            scratch_pool(0) as pool,
+            recapture._own_workspace(0, OTHER_STREAM, pool) as (used, _),  # type: ignore[arg-type]
+        ):
+            workspaces.begin(0, pool)
+            with workspaces.on(used):
+                workspaces.use()
+            workspaces.end(0, pool)
+            workspaces.release(0, pool)
+            raise ValueError("within")
+    _, owned = captured_again(workspaces)
+    assert owned
+
+
+# Streams of captures and of their callers wait for each other.
+
+
+class Stream(FakeStream):
+    def __init__(self, name: str, events: list[str]) -> None:
+        super().__init__()
+        self._name, self._events = name, events
+
+    def wait_stream(self, other: Any) -> None:
+        self._events.append(f"{self._name} waits for {other._name}")
+
+
+@pytest.fixture
+def events() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def side(monkeypatch: pytest.MonkeyPatch, events: list[str]) -> Any:
+    caller = Stream("the caller", events)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: caller)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return Stream("the side", events)
+
+
+def test_capture_runs_between_earlier_and_later_work(side: Any, events: list[str]) -> None:
+    with in_order(side):
+        events.append("a capture")
+    assert events == ["the side waits for the caller", "a capture", "the caller waits for the side"]
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_nothing_waits_for_a_failed_capture_under_way(
+    side: Any, events: list[str], capturing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller's stream would join that capture."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    with pytest.raises(KeyError), in_order(side):
+        raise KeyError
+    assert events[1:] == ([] if capturing else ["the caller waits for the side"])
+
+
+# Inputs of a second capture get distinguishable distances and the first ones' alignment in little memory.
+
+
+ranges = st.dictionaries(
+    st.integers(0, 40),
+    st.builds(
+        lambda address, size: MemoryRange(address=address * 16, size_bytes=size),
+        st.integers(1, 2**30),
+        st.integers(1, 2**20),
+    ),
+    max_size=30,
+)
+
+
+@given(ranges, st.integers(1, 2**20))
+def test_distances_differ_and_no_difference_of_two_is_a_distance(memory: dict[int, MemoryRange], start: int) -> None:
+    start *= GRANULE_BYTES
+    places = displace(memory, start)
+    distances = [start + places[index] - one.address for index, one in memory.items()]
+    assert len(set(distances)) == len(distances)
+    assert 0 not in distances
+    differences = {one - other for one, other in itertools.permutations(distances, 2)}
+    assert differences.isdisjoint(distances)
+    assert all((start + places[index]) % GRANULE_BYTES == one.address % GRANULE_BYTES for index, one in memory.items())
+    assert all(places[index] + one.size_bytes <= buffer_bytes(memory) for index, one in memory.items())
+
+
+def test_many_small_inputs_take_little_memory() -> None:
+    """1,500 inputs of 93 KB in all once took 1.1 GB."""
+    memory = {index: MemoryRange(address=2**30 + 512 * index, size_bytes=62) for index in range(1500)}
+    assert buffer_bytes(memory) < 4 * 2**20
+
+
+def test_memory_spans_the_first_to_the_last_element() -> None:
+    whole = torch.zeros(10, 10)
+    view = whole[2:5, 1:3]
+    assert memory_of(view) == MemoryRange(address=whole.data_ptr() + 21 * 4, size_bytes=(2 * 10 + 2) * 4)
+    assert size_bytes(torch.zeros(3, 0)) == 0
+    assert size_bytes(torch.zeros(1).expand(7)) == 4
+
+
+def test_each_element_of_a_tensor_that_overlaps_is_written_once() -> None:
+    for shape, strides in (((3, 4), (0, 1)), ((4, 3), (5, 0)), ((3, 3), (2, 1)), ((2, 3, 4), (30, 0, 2)), ((), ())):
+        source, target = (torch.rand(70).as_strided(shape, strides, 3) for _ in range(2))
+        assert overlaps(source) == bool(shape)
+        if shape:
+            each_once(target).copy_(each_once(source))
+            assert torch.equal(source, target)
+    for shape, strides in (((3, 4), (4, 1)), ((3, 4), (9, 2)), ((1, 4), (0, 1)), ((0, 4), (1, 0)), ((4, 0), (0, 1))):
+        assert not overlaps(torch.rand(70).as_strided(shape, strides))

@@ -1,4 +1,4 @@
-"""The prelude compiles and links for every target without a GPU, and its tables have the declared layout."""
+"""The prelude's kernel: it is compiled on this machine, sets addresses before a launch, and is checked once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 import cuda.pathfinder
 import pytest
+from cuda.bindings import driver as real
 from hypothesis import given
 from hypothesis import strategies as st
 from nvidia_tools import disassemble, entry_points
+from simulated_gpu.driver import SimulatedDriver, SimulatedTools
 
 from optimizations.graph import prelude
-from optimizations.graph.driver import KernelUnavailable
+from optimizations.graph.driver import CudaCallFailed, KernelUnavailable, compile_cubin
 from optimizations.graph.plan import Slot
 from optimizations.graph.prelude import (
     KERNEL_NAME,
@@ -22,6 +24,7 @@ from optimizations.graph.prelude import (
     build_prelude,
     pack_tables,
 )
+from optimizations.graph.prelude_check import failed_prelude
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
@@ -91,3 +94,58 @@ def test_damaged_device_runtime_fails_with_the_linkers_message(tmp_path: Path, m
     monkeypatch.setattr(cuda.pathfinder, "find_static_lib", lambda name: str(junk))
     with pytest.raises(KernelUnavailable, match="nvJitLink for sm_90: ERROR"):
         build_prelude("sm_90")
+
+
+# Errors of NVRTC.
+
+
+KERNEL = 'extern "C" __global__ void set(int* place) { *place = 1; }'
+
+
+def test_compiled_kernel_with_an_empty_log_keeps_the_process() -> None:
+    compiled = compile_cubin(KERNEL, "set.cu", "sm_90")
+    assert compiled.startswith(b"\x7fELF")
+    # Note [Buffers NVRTC writes to]: what `encode` gives here is one object for the whole process. (The compiler would
+    # fold an expression of literals, and never look.)
+    space = chr(32)
+    assert list(space.encode()) == [32]
+
+
+def test_nvrtc_log_is_in_the_error() -> None:
+    with pytest.raises(KernelUnavailable, match=r"sm_90.*set\.cu\(1\): error"):
+        compile_cubin("no declaration", "set.cu", "sm_90")
+
+
+# The check that a prelude works on a device, on a simulated driver.
+
+
+def tells_failure(table: bytes, nodes: bytes, updates: bytes, count: bytes, status: bytes) -> None:
+    ctypes.memmove(int.from_bytes(status, "little"), (98).to_bytes(4, "little"), 4)
+
+
+def does_nothing(*parameters: bytes) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (None, None),
+        (tells_failure, "the prelude could not update a node (cudaError_t 98)"),
+        (does_nothing, "a graph with a prelude did not read the new address"),
+    ],
+)
+def test_prelude_that_does_not_update_is_found(body: Any, expected: str | None) -> None:
+    driver = SimulatedDriver()
+    if body is not None:
+        driver.functions[driver.prelude_function].body = body
+    assert failed_prelude(driver, SimulatedTools(driver), real.CUstream(0)) == expected
+    assert not driver.graphs and not driver.executables
+
+
+def test_graph_of_the_check_is_destroyed_after_a_failure() -> None:
+    driver = SimulatedDriver()
+    driver.failing = {"cuGraphUpload"}
+    with pytest.raises(CudaCallFailed, match="cuGraphUpload"):
+        failed_prelude(driver, SimulatedTools(driver), real.CUstream(0))
+    assert not driver.graphs and not driver.executables

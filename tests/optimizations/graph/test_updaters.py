@@ -1,8 +1,10 @@
-"""Both node updaters give correct results and obey CUDA's rules on a simulated driver."""
+"""Updaters of kernel nodes write addresses into a graph's nodes, and take as much memory as they say."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +13,11 @@ import torch
 from cuda.bindings import driver as real
 from fake_tensor_map import make_tensor_map, replace_address
 from simulated_gpu.driver import Function, Node, SimulatedDriver, SimulatedGraph, SimulatedTools, floats, word
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, check, values
 
 from optimizations.graph.applied import AppliedPlan
+from optimizations.graph.device import DeviceTools
 from optimizations.graph.driver import KernelUnavailable
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.host import HostUpdates
@@ -26,6 +31,7 @@ from optimizations.graph.table import (
     build_table_kernel,
 )
 from optimizations.graph.tensor_map import AddressRefused
+from optimizations.trees.containers import managers
 
 COUNT = 8
 
@@ -274,3 +280,71 @@ def test_table_kernel_compiles(target: str) -> None:
     assert first not in others
     with pytest.raises(KernelUnavailable, match="sm_1"):
         build_table_kernel("sm_1", CAPACITIES[0])
+
+
+# Pointer tables and memory that preludes read are not reused during a launch that reads them.
+
+
+WEIGHT = values(7)
+STREAM = 12
+
+
+def in_place(cuda: CudaOnCpu) -> tuple[Compiled, set[int]]:
+    """Return a function with a prelude that ran on two streams, and the addresses of its tables."""
+    compiled = Compiled(Model(cuda), choice=Choice.PRELUDE)
+    check(compiled, WEIGHT, calls=20)
+    assert compiled.reports[0].pointer_bytes, compiled.reports
+    cuda.tools.read_on.clear()
+    cuda.stream = STREAM
+    check(compiled, WEIGHT, calls=2)
+    (node,) = managers()[0].nodes()
+    applied = node.session._applied
+    memory = {tensor.data_ptr() for tensor in (*applied._prelude.memory, applied._table.memory)}
+    assert len(memory) == 4, "the table, and what the prelude reads"
+    return compiled, memory
+
+
+def leave_pool() -> None:
+    managers()[0].leave_pool()
+
+
+def drop() -> None:
+    (manager,) = managers()
+    manager._drop(next(manager.nodes()))
+
+
+@pytest.mark.parametrize("let_go", [leave_pool, drop])
+def test_memory_of_the_last_launch_is_recorded_on_its_stream(
+    cuda_on_cpu: CudaOnCpu, let_go: Callable[[], None]
+) -> None:
+    compiled, memory = in_place(cuda_on_cpu)
+    let_go()
+    assert set(cuda_on_cpu.tools.read_on) == {(address, STREAM) for address in memory}
+    check(compiled, WEIGHT, calls=2)
+
+
+def test_memory_of_a_freed_function_is_recorded_on_its_stream(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, memory = in_place(cuda_on_cpu)
+    del compiled
+    gc.collect()
+    assert set(cuda_on_cpu.tools.read_on) == {(address, STREAM) for address in memory}
+
+
+def test_each_tensor_is_recorded_on_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str]] = []
+
+    class Memory:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def record_stream(self, stream: Any) -> None:
+            told.append((self.name, stream))
+
+    tools = DeviceTools.__new__(DeviceTools)
+    tools.device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
+    memory: Any = [Memory("table"), Memory("nodes")]
+    tools.still_read(memory, None)
+    other: Any = "other"
+    tools.still_read(memory, other)
+    assert told == [(name, stream) for stream in ("current", "other") for name in ("table", "nodes")]

@@ -1,4 +1,4 @@
-"""A function is settled after at most 30 calls, and makes no decision in the next 1,000 calls."""
+"""A function is settled after at most 30 calls: work beyond a recording is bounded, and nothing is decided later."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ from torch import nn
 
 import optimizations
 from optimizations.in_place import budget
+from optimizations.in_place.budget import (
+    FEWEST_BEFORE_A_RACE,
+    FEWEST_REPLAYS,
+    FREE_SHARE,
+    MOST_REPLAYS,
+    Use,
+    waiting_for_memory,
+)
+from optimizations.race import CALLS
 from optimizations.trees.containers import managers
 
 MOST_CALLS = 30
 CALLS_AFTER = 1000
 INPUTS = 20
 SIZES = (3, 5, 7)
-FEWEST_REPLAYS = budget.FEWEST_REPLAYS  # fixtures let work begin at once
 
 
 class Net(nn.Module):
@@ -150,3 +158,30 @@ def test_rarely_replayed_recording_is_unchanged(
             before = decisions()
     assert decisions() == before
     assert sorted(len(one[2]) for one in before) == [0, 1]
+
+
+# Work beyond a recording begins and ends after a number of replays, and stays within free memory.
+
+
+def test_in_place_work_is_bounded_by_replays() -> None:
+    use, due, over = Use(), [], []
+    for replay in range(1, 40):
+        use.replays += 1
+        due += [replay] * use.due
+        over += [replay] * use.is_over
+    assert (due[0], over[0]) == (FEWEST_REPLAYS, MOST_REPLAYS)
+
+
+def test_race_leaves_replays_for_later_work() -> None:
+    use = Use(replays=FEWEST_BEFORE_A_RACE)
+    assert use.may_race and not use.due
+    after = FEWEST_BEFORE_A_RACE + 2 * (CALLS + 1)
+    assert after < MOST_REPLAYS
+    use.replays = MOST_REPLAYS + 5  # its times were there late
+    use.extend(8)
+    assert not use.is_over
+
+
+def test_at_most_a_share_of_free_memory_is_used() -> None:
+    assert waiting_for_memory(int(1000 * FREE_SHARE), 1000) is None
+    assert "501 B are needed, and half of the free 1000 B" in str(waiting_for_memory(501, 1000))

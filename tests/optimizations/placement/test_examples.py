@@ -1,20 +1,27 @@
-"""Published constructs with CPU values: none of these stays there, and the results are equal."""
+"""Whole programs with CPU values, in inference and training: none of these stays there, and the results are equal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import copy
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
+import torch.nn.functional as F
 from placement_examples import WIDTH, DetectionScalars, MaskedBlocks, TimedDenoiser
-from simulated_gpu.placement import bits, fake_cuda, graphs_of, on_cuda, placed_runner, runner
+from simulated_gpu.placement import bits, fake_cuda, feeds_on_cpu, graphs_of, on_cuda, placed_runner, retargeted, runner
 from torch import nn
 
+import optimizations
 from models.registry import find
-from optimizations import torch_internals
-from optimizations.placement import Placement, place
+from optimizations import compiled_graph, torch_internals
+from optimizations.placement import Feeds, Placement, place
 from optimizations.report import PlacementReport
 
 
@@ -149,3 +156,330 @@ def test_every_reason_and_value_names_a_program_line() -> None:
         assert entry.source_line is not None
         assert "placement_examples.py:" in entry.source_line
         assert " in forward: " in entry.source_line
+
+
+# Programs whose CPU values depend on more than their operands: surrounding memory, statistics, threads.
+
+
+CALLS = 4
+
+
+class Program(nn.Module):
+    """`forward` takes `x` on the GPU and `given` on the CPU; `change` writes memory from outside between calls."""
+
+    def given(self, call: int) -> tuple[torch.Tensor, ...]:
+        return ()
+
+    def change(self, call: int) -> None:
+        pass
+
+
+class Window(Program):
+    """A window of a longer tensor, read around the window; outside of it there are other values in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = torch.arange(40.0)
+        self.window = self.whole[5:17].view(4, 3)
+
+    def change(self, call: int) -> None:
+        self.whole.numpy()[[1, 4, 20, 25]] += call
+
+
+class Around(Window):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.window.as_strided((4, 3), (3, 1), 20).to(x.device) + self.window.to(x.device)
+
+
+class Statistics(Program):
+    """Batch norm on the CPU writes its running mean, which the program sent before and sends again after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.variance = torch.zeros(3), torch.ones(3)
+
+    def given(self, call: int) -> tuple[torch.Tensor, ...]:
+        return (torch.arange(12.0).view(4, 3) * (call + 1),)
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        before = x + self.mean.to(x.device)
+        normalized = F.batch_norm(t, self.mean, self.variance, training=True)
+        return before, x + normalized.to(x.device), x + self.mean.to(x.device)
+
+
+class FixedStatistics(Statistics):
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        normalized = F.batch_norm(t, self.mean, self.variance, training=False)
+        return (x + normalized.to(x.device),)
+
+
+def traced(program: Program) -> tuple[torch.fx.GraphModule, list[Any], Placement]:
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad():
+        ((graph_module, inputs),) = graphs_of(program, fake_cuda(torch.ones(4, 3), mode), *program.given(0), mode=mode)
+        return graph_module, inputs, place(graph_module, inputs)
+
+
+def results(kind: Callable[[], Program], run: Callable[..., Any]) -> list[Any]:
+    """Return the results of each call by `run`, with the attributes afterwards."""
+    program = kind()
+    found = []
+    for call in range(CALLS):
+        if call:
+            program.change(call)
+        with torch.no_grad():
+            ((_, arguments),) = graphs_of(program, torch.full((4, 3), call + 1.0), *program.given(call))
+            found.append(bits([*run(*arguments), *(v for v in vars(program).values() if torch.is_tensor(v))]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "hoisted"),
+    [(Around, 1), (Statistics, 0), (FixedStatistics, 0)],
+)
+def test_undeclared_reads_and_writes_are_found(kind: Callable[[], Program], hoisted: int) -> None:
+    graph_module, inputs, placement = traced(kind())
+    assert len(placement.report.hoisted) == hoisted
+    placed = results(kind, placed_runner(graph_module, placement, inputs))
+    assert placed == results(kind, runner(graph_module, inputs))
+
+
+def test_as_strided_stays_in_the_graph_with_a_reason() -> None:
+    assert any("counts places in memory" in left.reason for left in traced(Around())[2].report.left)
+
+
+def test_batch_norm_with_fixed_statistics_runs_before_the_graph() -> None:
+    assert "normalized" in traced(FixedStatistics())[2].report.before
+
+
+class Padded(Program):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        frame = F.pad(torch.ones(2, 1, dtype=torch.bfloat16), (1, 1, 1, 1), value=0.1)
+        return x * frame.to(x.device)
+
+
+class Negative(Program):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.copysign(x, torch.tensor(float("nan")).neg())
+
+
+@pytest.mark.parametrize("kind", [Padded, Negative])
+def test_numbers_that_generated_code_would_change_are_kept(kind: Callable[[], Program]) -> None:
+    assert [value.form for value in traced(kind())[2].report.hoisted] == ["kept"]
+
+
+class Scaled(Program):
+    def given(self, call: int) -> tuple[torch.Tensor, ...]:
+        return (torch.full((4, 3), float(call)),)
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return x * t.to(x.device)
+
+
+def test_threads_do_not_overwrite_what_another_graph_reads() -> None:
+    program = Scaled()
+    graph_module, inputs, placement = traced(program)
+    assert placement.feeds is not None
+    assert placement.report.staged
+    run = runner(placement.graph_module, placement.example_inputs(inputs))
+    feeds = Feeds(feeds_on_cpu(graph_module, placement.feeds, inputs))
+    wrong: list[float] = []
+
+    def launched_late(*arguments: Any) -> tuple[Any, ...]:
+        time.sleep(0.001)
+        return run(*arguments)
+
+    def work(number: int) -> None:
+        given = {"x": torch.ones(4, 3), "t": program.given(number)[0]}
+        arguments = tuple(
+            given[node.name.strip("lL_")] for node in graph_module.graph.nodes if node.op == "placeholder"
+        )
+        for _ in range(10):
+            (result,) = feeds.call(launched_late, arguments)
+            wrong.extend({float(value) for value in result.unique()} - {float(number)})
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (2, 3, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# Placement under autograd: gradients, forwards with pending backwards, and AOTAutograd's static inputs.
+
+
+class Scored(nn.Module):
+    """A CPU mask, a NumPy scalar, weights per call from the CPU, and a score given back there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.mask = torch.tensor([[0.5, 1.0, 2.0]])
+        self.temperature = numpy.float64(1.5)
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.linear(x) * self.mask.to(x.device) / self.temperature
+        scores = scores * weights.exp().to(x.device)
+        return scores, (scores**2).mean().cpu()
+
+
+def _inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 3, generator=generator), torch.randn(3, generator=generator)
+
+
+def _scored() -> tuple[torch.fx.GraphModule, list[Any], Placement]:
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    x, weights = _inputs(0)
+    ((graph_module, inputs),) = graphs_of(on_cuda(Scored(), mode), fake_cuda(x, mode), weights, mode=mode)
+    return graph_module, inputs, place(graph_module, inputs)
+
+
+def _arguments(module: nn.Module, seed: int) -> list[torch.Tensor]:
+    ((_, arguments),) = graphs_of(module, *_inputs(seed))
+    return arguments
+
+
+def test_attributes_that_require_gradients_are_not_moved() -> None:
+    class Trained(Scored):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask.requires_grad_()
+
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    x, weights = _inputs(0)
+    ((graph_module, inputs),) = graphs_of(on_cuda(Trained(), mode), fake_cuda(x, mode), weights, mode=mode)
+    report = place(graph_module, inputs).report
+    (left,) = report.left
+    assert "self.mask requires a gradient" in left.reason
+    assert "mask.to(x.device)" in (left.source_line or "")
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_fixed_addresses_reach_autograd_and_inductor(grad: bool) -> None:
+    """Stock code up to Inductor, on the CPU: static inputs, gradients and results are correct."""
+    with torch.set_grad_enabled(grad):
+        graph_module, inputs, placement = _scored()
+        assert placement.feeds is not None
+        told: list[list[str]] = []
+
+        def compile_inner(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Any:
+            names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+            if not settings.get("is_backward"):
+                told.append([names[index] for index in settings["static_input_idxs"]])
+            return _boxed(graph)
+
+        torch.manual_seed(1)
+        module = Scored()
+        arguments = _arguments(module, 1)
+        on_cpu = feeds_on_cpu(graph_module, placement.feeds, inputs)
+        example_inputs = Placement(placement.graph_module, on_cpu, placement.report).example_inputs(arguments)
+        compiled = torch_internals.compile_fx.compile_fx(
+            retargeted(placement.graph_module), example_inputs, inner_compile=compile_inner
+        )
+        feeds = Feeds(on_cpu)
+        for seed in (1, 2):
+            arguments = _arguments(module, seed)
+            expected = module(*_inputs(seed))
+            found = feeds.call(compiled, tuple(arguments))
+            assert bits([*found]) == bits([*expected])
+            if grad:
+                parameters = list(module.parameters())
+                of_expected = torch.autograd.grad(expected[1], parameters)
+                of_found = torch.autograd.grad(found[1], parameters)
+                torch.testing.assert_close(of_found, of_expected)
+    (static,) = told
+    # Parameters and buffers are static by Dynamo's marks; kept values always, staged ones without a backward.
+    assert len(static) == 2 + 2 + (0 if grad else 1)
+
+
+def _unpacked(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+@pytest.mark.parametrize("hooks", ["none", "save on the CPU", "save on the CPU, pinned", "kept by Python"])
+def test_backwards_read_the_values_of_their_forwards(hooks: str) -> None:
+    """Two forwards before their backwards, attributes that change in between, and each backward twice."""
+    graph_module, inputs, placement = _scored()
+    assert placement.feeds is not None
+
+    def saving() -> Any:
+        return {
+            "none": contextlib.nullcontext,
+            "save on the CPU": torch.autograd.graph.save_on_cpu,
+            "save on the CPU, pinned": lambda: torch.autograd.graph.save_on_cpu(pin_memory=True),
+            "kept by Python": lambda: torch.autograd.graph.saved_tensors_hooks(_unpacked, _unpacked),
+        }[hooks]()
+
+    def compile_inner(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Any:
+        return _boxed(graph)
+
+    torch.manual_seed(1)
+    module = Scored()
+    eager = copy.deepcopy(module)
+    on_cpu = feeds_on_cpu(graph_module, placement.feeds, inputs)
+    examples = Placement(placement.graph_module, on_cpu, placement.report).example_inputs(_arguments(module, 1))
+    compiled = torch_internals.compile_fx.compile_fx(
+        retargeted(placement.graph_module), examples, inner_compile=compile_inner
+    )
+    feeds = Feeds(on_cpu)
+    for _ in range(2):
+        losses, expected = [], []
+        for seed in (1, 2):
+            arguments = tuple(_arguments(module, seed))
+            with saving():
+                losses.append(feeds.call(compiled, arguments)[1])
+                expected.append(eager(*_inputs(seed))[1])
+            module.mask.numpy()[0, seed] += 0.5  # no version counter sees this
+            eager.mask = module.mask.clone()  # on a GPU, eager would have saved a copy
+            for one in (module, eager):
+                one.temperature = one.temperature + 1
+        for loss, wanted in zip(losses, expected, strict=True):
+            assert torch.equal(loss, wanted)
+            for retain in (True, False):
+                loss.backward(retain_graph=retain)
+                wanted.backward(retain_graph=retain)
+        for one, other in zip(module.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_placement_works_through_dynamo_and_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.compile(backend="encore")` of a training step, placed as for a GPU, with the CPU as the device."""
+    graph_module, inputs, for_gpu = _scored()
+    assert for_gpu.feeds is not None
+    feeds = feeds_on_cpu(graph_module, for_gpu.feeds, inputs)
+    placement = Placement(retargeted(for_gpu.graph_module), feeds, for_gpu.report)
+    monkeypatch.setattr(compiled_graph, "place", lambda *arguments, **settings: placement)
+    torch.manual_seed(1)
+    module = Scored()
+    eager = copy.deepcopy(module)
+    torch_internals.reset_dynamo()
+    optimizations.reset()
+    compiled = torch.compile(module, backend="encore", fullgraph=True)
+    for seed in range(6):
+        if seed == 3:
+            for one in (module, eager):
+                one.mask.add_(1.0)
+                one.temperature = numpy.float64(0.5)
+        inputs = _inputs(seed)
+        (scores, loss), (expected_scores, expected) = compiled(*inputs), eager(*inputs)
+        torch.testing.assert_close((scores, loss), (expected_scores, expected))
+        loss.backward()
+        expected.backward()
+    for one, other in zip(module.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    (report,) = optimizations.report()
+    assert sorted(piece.direction for piece in report.compiled) == ["backward", "forward"]
+    optimizations.reset()
+    torch_internals.reset_dynamo()
+
+
+def _boxed(graph: torch.fx.GraphModule) -> Any:
+    def run(arguments: list[Any]) -> Any:
+        results = graph(*arguments)
+        arguments.clear()
+        return results
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

@@ -1,12 +1,15 @@
-"""Leaves, saved tensors and outputs are found in autograd's graph behind functions of any kind."""
+"""Leaves and saved tensors are found in autograd's graph, and saved tensors are no lazy conjugates."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from simulated_gpu.compiler import CompiledOnCpu
 
+import optimizations
 from optimizations.torch_internals.autograd_graph import depending_on, leads_to_hooks, next_number, recorded_of
 
 
@@ -55,3 +58,51 @@ def test_hooks_of_leaves_are_found_behind_functions(leaf: torch.Tensor) -> None:
     assert not leads_to_hooks(result.grad_fn)
     leaf.register_hook(lambda gradient: None)
     assert leads_to_hooks(result.grad_fn)
+
+
+# Complex programs in training: what is saved for the backward is no lazy conjugate, and both have graphs.
+
+
+Program = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * y
+
+
+def matrices(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x @ y) @ x.mH
+
+
+def intermediate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Both a value and its conjugate are needed backward."""
+    inner = (x * y).sin()
+    return inner * inner.conj() * x
+
+
+def imaginary(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.conj().imag * y.real * y
+
+
+def spectral(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A layer of a Fourier neural operator."""
+    return torch.fft.irfft(torch.fft.rfft(x.real) * y[:, :2], n=3)
+
+
+@pytest.mark.parametrize("program", [product, matrices, intermediate, imaginary, spectral])
+def test_complex_training_has_graphs(compiled_on_cpu: CompiledOnCpu, program: Program) -> None:
+    call = torch.compile(program, backend="encore", options={"selection": "off"})
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(12):
+        torch.compiler.cudagraph_mark_step_begin()
+        inputs = [torch.randn(3, 3, dtype=torch.complex64, generator=generator).requires_grad_() for _ in range(2)]
+        found, expected = (
+            (result, *torch.autograd.grad((result * (1 + 2j)).sum().abs(), inputs))
+            for result in (call(*inputs), program(*inputs))
+        )
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs)
+        del found, expected, mine, theirs
+    (report,) = optimizations.report()
+    assert not [one.reason for one in report.uncaptured if "lazy" in one.reason]
+    assert compiled_on_cpu.cuda.replays >= 16

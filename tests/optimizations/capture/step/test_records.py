@@ -1,29 +1,36 @@
-"""Signatures, differences between runs, and decisions about calls, tested on plain records."""
+"""Signatures, observed operators, replaced functions and launches, tested on plain records."""
 
 from __future__ import annotations
 
 import collections
+import math
+import threading
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from simulated_gpu.operators import CpuDevice
+from torch.overrides import TorchFunctionMode
 from transformers import BatchEncoding
 from transformers.modeling_outputs import CausalLMOutput
 
 from optimizations import torch_internals
 from optimizations.capture.device import any_word_in
-from optimizations.capture.inputs import CopiedInputs, copy_all
+from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import copies, parts, refused_tensor, replaced, signature
 from optimizations.capture.step.forbidden_calls import watched
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.launches import Launches, numbers_of
 from optimizations.capture.step.observer import Observer, draws, has_own_state, storage
 from optimizations.capture.step.operations import Operation, first_difference
-from optimizations.capture.step.progress import MOST_SIGNATURES, PATIENCE, Plan, Progress
+from optimizations.capture.step.progress import MOST_SIGNATURES, Plan
+from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, OtherNode, Parameter
-from optimizations.report.steps import Refusal
 
 
 @dataclass
@@ -130,22 +137,6 @@ def test_tensors_without_strides_have_signatures_and_are_refused() -> None:
         assert words in step.report().refusals[0].reason
 
 
-def test_fused_copy_fills_placeholders_of_any_layout() -> None:
-    def inputs(seed: int) -> list[torch.Tensor]:
-        torch.manual_seed(seed)
-        base = torch.randn(4, 6)
-        return [base, base.T, torch.randn(3, 1).expand(3, 5), torch.randn(0, 3), base, torch.arange(5)]
-
-    passing = CopiedInputs(inputs(0))
-    given = inputs(1)
-    passing.bind(given)
-    for placeholder, tensor in zip(passing.recording_inputs, given, strict=True):
-        assert torch.equal(placeholder, tensor)
-        assert placeholder.stride() == tensor.stride()
-    assert passing.recording_inputs[0] is passing.recording_inputs[4]
-    assert passing.copied_bytes == 4 * (24 + 24 + 3) + 40
-
-
 def test_tensors_of_one_dtype_share_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch copies a list of several dtypes one by one."""
     launches: list[list[torch.dtype]] = []
@@ -179,25 +170,6 @@ def test_first_difference_of_two_runs_is_reported_with_its_line() -> None:
     assert shorter is not None and "did not run add_" in shorter.reason
     exchanged = first_difference(run, run[::-1])
     assert exchanged is not None and "ran add_ where the call before has mul" in exchanged.reason
-
-
-def seen(trace: list[Operation], *refusals: Refusal) -> Observer:
-    found = Observer(lambda tensor: True, {}, forbid=False)
-    found.operations, found.refusals = trace, [*refusals]
-    return found
-
-
-def test_calls_that_agree_late_are_accepted() -> None:
-    progress = Progress()
-    refusal: Refusal | None = None
-    for number in range(PATIENCE):
-        assert refusal is None
-        refusal = progress.note(seen([operation("aten.mul.Tensor", number)]))
-    assert refusal is not None
-    late = Progress()
-    for number in (1, 2, 2):
-        assert late.note(seen([operation("aten.mul.Tensor", number)])) is None
-    assert late.agreeing == 2
 
 
 def test_unnamed_tensors_and_allocations_are_ignored() -> None:
@@ -304,3 +276,248 @@ def test_dropout_of_cudnns_rnn_leaves_the_generator_as_it_is() -> None:
     assert has_own_state(_ATEN._cudnn_rnn.default)
     assert draws(_ATEN._cudnn_rnn.default, (), {})
     assert not has_own_state(_ATEN.native_dropout.default)
+
+
+# Python numbers become GPU fills with PyTorch's bits. The replaced functions are invisible to modes, classes of
+
+
+@pytest.fixture
+def everything_on_the_gpu() -> Callable[[], Any]:
+    return lambda: watched(Observer(lambda tensor: True, {}, forbid=False), compiled=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = torch.tensor, torch.as_tensor
+    yield
+    assert (torch.tensor, torch.as_tensor) == before
+
+
+def test_number_is_converted_by_a_fill() -> None:
+    """Bits, dtypes and errors are PyTorch's."""
+    stock = torch.tensor
+    observer = Observer(lambda tensor: True, {}, forbid=False)
+    for data in (1.5, 3, True, -math.inf, math.nan, 2**54 + 1):
+        for keywords in ({}, {"dtype": torch.complex64}, {"dtype": torch.bfloat16}):
+            with watched(observer, compiled=False):
+                found = [make(data, device="cpu", **keywords) for make in (torch.tensor, torch.as_tensor)]
+            for mine in found:
+                expected = stock(data, **keywords)
+                assert mine.dtype == expected.dtype and mine.shape == expected.shape
+                assert mine.untyped_storage().tolist() == expected.untyped_storage().tolist()
+    with watched(observer, compiled=False), observer:
+        torch.tensor(0.5, device="cpu")
+        assert [operation.name for operation in observer.operations] == ["aten.full.default"]
+        for data in (numpy.float64(0.5), [1.0], []):
+            torch.tensor(data, device="cpu")
+        assert [operation.name for operation in observer.operations].count("aten.full.default") == 1
+        with pytest.raises(RuntimeError, match="overflow"):
+            torch.tensor(300, dtype=torch.uint8, device="cpu")
+        assert torch.tensor(1e39, dtype=torch.float32, device="cpu").isinf()  # a fill would raise
+    with watched(observer, compiled=True):
+        assert torch.tensor is stock
+
+
+def test_function_tables_filled_in_a_step_hold_originals(everything_on_the_gpu: Callable[[], Any]) -> None:
+    tables = [torch_internals.torch_obj_rule_map, torch_internals.device_constructors]
+    for table in tables:
+        table.cache_clear()
+    with everything_on_the_gpu():
+        for table in tables:
+            table()
+    for table in tables:
+        assert torch.tensor in table() and torch.as_tensor in table()
+
+
+def test_assigned_number_is_in_the_trace() -> None:
+    """PyTorch gives the fill a tensor in CPU memory that it made of the number."""
+    x, other = torch.zeros(3, 4), torch.zeros(4)
+    on_the_gpu = {storage(x)}
+    observer = Observer(lambda tensor: storage(tensor) in on_the_gpu, {}, forbid=False)
+    with observer:
+        x[:, 0] = 0.5
+        x.mul_(torch.tensor(3.0))
+        torch.randn(4).add_(1)
+    found = {one.name: one.arguments[-1] for one in observer.operations}
+    assert {*observer.outside} <= on_the_gpu
+    assert (found["aten.fill_.Tensor"], found["aten.mul_.Tensor"]) == (0.5, 3.0) and not observer.refusals
+    for reads in (lambda: x[0].copy_(other), lambda: torch.where(x > 0, x, torch.tensor(1.0))):
+        observer.refusals.clear()
+        with observer:
+            reads()
+        assert observer.refusals[0].reason.startswith("copies a CPU tensor")
+
+
+class Seen(TorchFunctionMode):
+    def __init__(self) -> None:
+        self.functions: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.functions.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_dispatch_mode_observes_the_programs_calls(everything_on_the_gpu: Callable[[], Any]) -> None:
+    with everything_on_the_gpu(), Seen() as mode:
+        torch.tensor(1.0, device="cpu")
+    assert mode.functions == ["tensor"]
+
+
+def test_blocks_of_threads_may_end_in_any_order() -> None:
+    class Owner:
+        pass
+
+    first, second = (torch_internals.replaced_attribute(Owner, "name", value) for value in "ab")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert vars(Owner)["name"] == "b"
+    second.__exit__(None, None, None)
+    assert "name" not in vars(Owner)
+
+    a, plain, b, plain_too = (torch_internals.replaced_attribute(Owner, "name", value) for value in "apbp")
+    for one in (a, plain, b, plain_too):
+        one.__enter__()
+    for one, there in [(plain_too, "b"), (a, "b"), (plain, "b"), (b, None)]:
+        one.__exit__(None, None, None)
+        assert vars(Owner).get("name") == there
+
+
+def test_other_replacements_in_the_block_stay() -> None:
+    class Owner:
+        name = "before"
+
+    with torch_internals.replaced_attribute(Owner, "name", "in the block"):
+        Owner.name = "theirs"
+        with torch_internals.replaced_attribute(Owner, "name", "inner"):
+            assert Owner.name == "inner"
+        assert Owner.name == "theirs"
+    assert Owner.name == "theirs"
+
+
+def test_steps_of_two_threads_are_observed_at_once() -> None:
+    """Each waits in its calls for the other one, which then ends first."""
+    both, ended = threading.Barrier(2, timeout=30), threading.Event()
+    first: list[bool] = [True, False]
+
+    def run(place: int) -> None:
+        def wait(x: torch.Tensor) -> torch.Tensor:
+            y = x.clone()
+            if not torch.compiler.is_compiling() and turns[place] == 1:
+                both.wait()
+                if not first[place]:
+                    ended.wait(30)
+            return y + torch.tensor(0.5, device="cpu")
+
+        step = GraphedStep(wait, device=CpuDevice())
+        for number in range(3):
+            turns[place] = number
+            found.append(step(torch.full((3,), float(number)))[0].item())
+            if first[place] and number == 1:
+                ended.set()
+
+    turns, found = [0, 0], list[float]()
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(found) == [0.5, 0.5, 1.5, 1.5, 2.5, 2.5]
+
+
+# The launch log attributes nodes of a captured step to named kernels, operators with arguments, or unknown code.
+
+
+def test_operators_are_logged_where_they_add_nodes() -> None:
+    nodes = 0
+
+    def adding(count: int) -> None:
+        nonlocal nodes
+        nodes += count
+
+    log = LaunchLog(lambda: nodes, device_type="cpu", notes_memory=False)
+    x = torch.ones(2)
+    with log.noting(operators=False):
+        log.operator(torch.ops.aten.mul.Tensor, (x, x), {}, lambda: adding(2), [77])
+        log.operator(torch.ops.aten.view.default, (x, [2]), {}, lambda: adding(0), [78])
+        launches = Launches.of(log)
+        assert (launches.read, launches.unknown) == ({77}, None)
+        assert not any(one.launch.reads or one.launch.writes for one in log.logged)
+        log.operator(torch.ops.aten.sin.default, (x.to_sparse(),), {}, lambda: adding(1))
+        assert "sparse" in str(Launches.of(log).unknown)
+        adding(1)
+    assert "neither an operator" in str(log.logged[-1].launch.barrier)
+
+
+@pytest.mark.parametrize(("added", "reason"), [(1, None), (2, "added 2 nodes")])
+def test_kernel_of_one_node_is_known(added: int, reason: str | None) -> None:
+    nodes = 0
+
+    def run(*arguments: Any, stream: int) -> None:
+        nonlocal nodes
+        nodes += added
+
+    kernel: Any = object.__new__(torch_internals.CachingAutotuner)  # type: ignore[call-overload]
+    kernel.fn, kernel.run = SimpleNamespace(__name__="triton_double"), run
+    kernel.triton_meta, kernel.mutated_arg_names, kernel.custom_kernel = {"signature": {}}, [], False
+    module, x = {"kernel": kernel}, torch.ones(4)
+    log = LaunchLog(lambda: nodes, device_type="cpu", notes_memory=False)
+    with log.noting(module, operators=False):
+        module["kernel"].run(x[1:], stream=0)
+        launches = Launches.of(log)
+    (launch,) = launches.kernels
+    assert launch.passed == ((x[1:].data_ptr(), x.data_ptr()),)
+    assert launches.unknown is None if reason is None else reason in str(launches.unknown)
+
+
+def test_nodes_of_unknown_code_are_not_evidence() -> None:
+    nodes = 0
+    log = LaunchLog(lambda: nodes, device_type="cpu", notes_memory=False)
+    with log.noting(operators=False):
+        nodes = 1
+        assert "came from neither" in str(Launches.of(log).unknown)
+
+
+def test_possible_addresses_are_distinguished_from_numbers() -> None:
+    def holds(tensor: torch.Tensor) -> bool:
+        return tensor is there
+
+    there, here = torch.tensor(2**40), torch.tensor(2**41)
+    given: list[Any] = [there, here, torch.tensor(2.0**42), torch.tensor([2**43, 1]), [2**44, (2**45, "a")], 2.0**46]
+    assert list(numbers_of([*given, True, 7, -(2**40), math.inf, math.nan, 1j, None], holds)) == [
+        2**power for power in (41, 42, 43, 44, 45, 46)
+    ]
+    several = torch.tensor([math.nan, -(2.0**47), 2.0**47, math.inf, 2.0**48], requires_grad=True)
+    assert list(numbers_of([several, -several], holds)) == [2**47, 2**48, 2**47]
+
+
+def given_back() -> torch.Tensor:
+    made = torch.ones(1)
+    made.untyped_storage().resize_(0)
+    return made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        given_back,
+        lambda: torch.ones(1).to_mkldnn(),
+        lambda: torch.ones(1, 1).to_sparse_csr(),
+        lambda: torch.empty(1, dtype=torch.bits8),
+        lambda: torch.empty(1, dtype=torch.uint4),
+    ],
+)
+def test_tensor_without_readable_numbers_yields_none(make: Callable[[], torch.Tensor]) -> None:
+    assert list(numbers_of([make()], lambda tensor: False)) == []
+
+
+def test_number_passed_on_by_an_operator_counts_as_argument() -> None:
+    table = torch.zeros(2, dtype=torch.int64)
+    log = LaunchLog(lambda: int(table.count_nonzero()), notes_memory=False)  # an operator that writes it added nodes
+    observer = Observer(lambda tensor: True, {}, forbid=False)
+    observer.log = log
+    with log.noting(operators=False), observer:
+        table.view(-1)
+        table.fill_(2**45)
+    launches = Launches.of(log)
+    assert launches.read == {table.data_ptr(), 2**45} and launches.unknown is None

@@ -1,8 +1,10 @@
-"""Replays of a step: how little Python they run, and what they leave."""
+"""Replays: which calls have a recording, what is compared before one, and what it leaves."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import gc
 import sys
 import weakref
@@ -12,10 +14,18 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.operators import CpuDevice, CpuGraph
-from step_parts import batches, training_step
+from step_parts import batches, loss_of, network, training_step
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from transformers import BatchEncoding
 
+from optimizations.capture.signature import replaced, signature
+from optimizations.capture.step import call_recorder
+from optimizations.capture.step.call import Arguments
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.reach import LONG
+from optimizations.torch_internals import dictionary_writes, held_values
+from optimizations.torch_internals.held_values import Held, HeldValues
 
 
 def deep_network(layers: int) -> nn.Module:
@@ -73,13 +83,6 @@ def test_replay_compares_many_modules_in_as_few_calls(optimizer: str, monkeypatc
     assert len(found[1]) <= len(found[0]) + 1, "states of many parameters are compared in turn, which is one call more"
 
 
-def test_tensor_passed_twice_is_not_replayed() -> None:
-    given = [(torch.ones(3) * index, torch.ones(3)) for index in range(6)]
-    graphed, recording = recorded(lambda x, y: (x + 2 * y).sum(), given)
-    replays = recording.replays
-    assert graphed(given[1][0], given[1][0]).item() == 9 and recording.replays == replays
-
-
 def test_interrupted_call_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     stock, interrupts = CpuGraph.replay, [False]
 
@@ -110,19 +113,6 @@ def test_step_without_references_is_freed_at_once() -> None:
         assert graph() is None
     finally:
         gc.enable()
-
-
-def test_equal_number_in_another_object_is_no_change() -> None:
-    held = {"scale": float("2.5")}
-    given = [(torch.ones(3) * index,) for index in range(6)]
-    graphed, recording = recorded(lambda x: (x * held["scale"]).sum(), given)
-    replays = recording.replays
-    for _ in range(3):
-        held["scale"] = float("2.5")
-        assert graphed(*given[1]).item() == 7.5
-    assert recording.replays == replays + 3
-    held["scale"] = 3.0
-    assert graphed(*given[1]).item() == 9
 
 
 class Masked(nn.Module):
@@ -166,3 +156,336 @@ def test_attribute_bound_to_a_result_is_compared_by_kind(name: str, index: int) 
     torch.testing.assert_close(graphed(*given[1]), expected(*given[1]).detach())
     assert recording.replays == replays + 1
     assert all(torch.equal(layer.mask, given[1][0] > 0) for layer in model.layers)
+
+
+# A recording's comparison before replays is cheap and changes nothing.
+
+
+class Loop:
+    """A loop whose step is recorded; `settings` and `rates` are Python's."""
+
+    def __init__(self) -> None:
+        self.model = network("cpu", norm=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1, fused=True)
+        self.settings = {"scale": 1.5}
+        self.graphed = GraphedStep(self.step, device=CpuDevice())
+        for batch in batches("cpu", 6):
+            self.graphed(*batch)
+        assert self.graphed.report().replays >= 2
+
+    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = loss_of(self.model, batch) * self.settings["scale"]
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    @property
+    def watch(self) -> Any:
+        (recording,) = self.graphed._recorder.recordings.tried
+        return recording.watch
+
+
+def another_weight(loop: Loop) -> None:
+    loop.model[0].weight = nn.Parameter(torch.zeros_like(loop.model[0].weight))
+
+
+CHANGES: dict[str, Callable[[Loop], Any]] = {
+    "a number in a dict": lambda loop: loop.settings.update(scale=2.5),
+    "the mode of a module": lambda loop: loop.model[1].eval(),
+    "a setting of a module": lambda loop: setattr(loop.model[1], "eps", 0.1),
+    "another parameter": another_weight,
+    "the data of a parameter": lambda loop: setattr(loop.model[0].weight, "data", loop.model[0].weight.data.clone()),
+    "a frozen parameter": lambda loop: loop.model[0].weight.requires_grad_(False),
+    "another buffer": lambda loop: setattr(loop.model[1], "running_mean", torch.ones(16)),
+    "a module more": lambda loop: loop.model.append(nn.ReLU()),
+    "a first module of a module": lambda loop: loop.model[1].add_module("inner", nn.ReLU()),
+    "another forward": lambda loop: setattr(loop.model[0], "forward", loop.model[0].forward),
+    "a hook": lambda loop: loop.model[0].register_forward_hook(lambda *given: None),
+    "a hook of a parameter": lambda loop: loop.model[0].weight.register_hook(lambda gradient: gradient),
+    "a number of an optimizer": lambda loop: loop.optimizer.param_groups[0].update(weight_decay=0.5),
+    "a group more": lambda loop: loop.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
+    "another state": lambda loop: loop.optimizer.state[loop.model[0].weight].update(exp_avg=torch.zeros(16, 8)),
+    "a loaded state": lambda loop: loop.optimizer.load_state_dict(loop.optimizer.state_dict()),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_change_is_noticed(name: str) -> None:
+    loop = Loop()
+    assert loop.watch.unchanged()
+    CHANGES[name](loop)
+    assert not loop.watch.unchanged()
+    theirs, mine = Loop(), Loop()
+    for one in (theirs, mine):
+        CHANGES[name](one)
+    for batch in batches("cpu", 6):
+        assert torch.equal(mine.graphed(*batch), theirs.step(*batch))
+
+
+@pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
+def test_added_or_removed_global_hook_is_noticed(register: Callable[..., Any]) -> None:
+    loop = Loop()
+    handle = register(lambda *given: None)
+    try:
+        assert not loop.watch.unchanged()
+    finally:
+        handle.remove()
+    assert loop.watch.unchanged()
+
+
+@pytest.mark.parametrize("value", [1.5, float("1.5")])
+def test_equal_value_written_again_is_no_change(value: float) -> None:
+    loop = Loop()
+    loop.settings["scale"] = value
+    assert loop.watch.unchanged() and loop.watch.unchanged()
+    loop.settings["scale"] = 1.75
+    assert not loop.watch.unchanged()
+
+
+def test_comparison_adds_nothing_to_a_defaultdict() -> None:
+    held = collections.defaultdict(lambda: 2.0, {"scale": 1.0})
+    graphed = GraphedStep(lambda batch: batch["x"].sum() * held["scale"], device=CpuDevice())
+    for batch in batches("cpu", 6):
+        graphed(*batch)
+    del held["scale"]
+    assert graphed(*batches("cpu", 1)[0]).item() == batches("cpu", 1)[0][0]["x"].sum().item() * 2
+
+
+def test_long_container_is_compared_by_its_length() -> None:
+    data = {index: float(index) for index in range(LONG + 1)}
+    graphed = GraphedStep(lambda batch: batch["x"].sum() * len(data), device=CpuDevice())
+    for batch in batches("cpu", 6):
+        graphed(*batch)
+    (recording,) = graphed._recorder.recordings.tried
+    assert len(recording.watch) < LONG
+    data[-1] = 0.0
+    (batch,) = batches("cpu", 1)[0]
+    assert torch.equal(graphed(batch), batch["x"].sum() * (LONG + 2))
+
+
+@pytest.mark.parametrize("key", ["a", 1, torch.ones(2)])
+def test_any_write_to_a_dict_is_noticed_by_its_version(key: Any) -> None:
+    written, other = {key: 1.5}, {"a": 1.5}
+    held = HeldValues([Held(written, ((key, 1.5),), 1), Held(other, (("a", 1.5),), 1)])
+    assert held.same() and not held.written()
+    written[key] = 2.5
+    assert not held.same() and [one is written for one in held.written()] == [True]
+    written[key] = 1.5
+    assert not held.same()
+
+
+def test_nothing_is_compared_while_no_watched_dict_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 and later count the writes."""
+    left = [100]
+    monkeypatch.setattr(dictionary_writes, "can_be_watched", lambda: True)
+    monkeypatch.setattr(dictionary_writes, "Watched", list)
+    for module in (dictionary_writes, held_values):
+        monkeypatch.setattr(module, "writes_left", lambda: left[0])
+    settings, members = {"a": 1.5}, [1.5]
+    held = HeldValues([Held(settings, (("a", 1.5),), 1), Held(members, ((0, members[0]),), 1)])
+    assert held.same()
+    settings["a"] = 2.5  # this stand-in does not count it
+    assert held.same()
+    left[0] -= 1
+    assert not held.same() and not held.same()
+    held = HeldValues([Held(settings, (("a", 2.5),), 1), Held(members, ((0, members[0]),), 1)])
+    assert held.same()
+    members[0] = 2.5
+    assert not held.same()
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_entries_are_compared_where_versions_miss_writes(is_written: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_values, "have_versions", lambda: False)
+    value, other = object(), object()
+    settings = {"a": value, "b": other}
+    held = HeldValues([Held(settings, (("a", value),), 2, is_written=is_written)])
+    settings["b"] = value
+    assert held.same() and not held.written()
+    settings["a"] = other
+    assert not held.same()
+
+
+def test_dict_written_in_each_call_is_compared_by_entries() -> None:
+    loop = Loop()
+    for count in range(4):
+        loop.settings["unrelated"] = loop.settings["scale"] = 1.5
+        del loop.settings["unrelated"]
+        assert loop.watch.unchanged(), count
+    made = loop.watch._held
+    loop.settings["scale"] = 1.5
+    assert loop.watch.unchanged() and loop.watch._held is made, "nothing is made anew"
+    loop.settings["scale"] = 1.75
+    assert not loop.watch.unchanged()
+
+
+def test_tensors_as_keys_are_compared_in_python() -> None:
+    assert not Held({}, ((torch.ones(2), 1),), is_written=True).is_comparable
+    assert Held({}, (("a", 1),), is_written=True).is_comparable and Held([1], ((0, 1),)).is_comparable
+
+
+# Calls that match a recording are recognized without a signature, and no other calls are.
+
+
+@dataclasses.dataclass
+class Sample:
+    image: torch.Tensor
+    label: Any
+
+
+@dataclasses.dataclass
+class Alone:
+    image: torch.Tensor
+
+
+Pair = collections.namedtuple("Pair", "first second")
+x, y = torch.ones(2, 3), torch.ones(4, dtype=torch.int64)
+
+
+def known(arguments: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Arguments:
+    tensors: list[torch.Tensor] = []
+    signature((arguments, keywords or {}), tensors)
+    return Arguments(arguments, keywords or {}, tensors)
+
+
+NESTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "a tensor": ((x,), {}),
+    "several": ((x, y), {}),
+    "a dict": (({"x": x, "y": y},), {}),
+    "by keyword": ((), {"x": x, "scale": 0.5}),
+    "nested": (([x, (y, {"z": x.clone(), "n": None})], "train"), {"pair": Pair(x.clone(), 3)}),
+    "nothing": ((), {}),
+    "one tensor twice": ((x, [x, y]), {}),
+    "a dataclass": ((Sample(x, ({"y": y}, 3)), Alone(x.clone())), {}),
+    "other mappings": ((collections.OrderedDict(x=x, y=y), BatchEncoding({"ids": y.clone(), "mask": x.clone()})), {}),
+    "a parameter": ((torch.nn.Parameter(x, requires_grad=False),), {}),
+}
+
+
+def another(tensor: torch.Tensor) -> torch.Tensor:
+    fresh = torch.zeros_like(tensor)
+    return torch.nn.Parameter(fresh, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else fresh
+
+
+@pytest.mark.parametrize("name", sorted(NESTS))
+def test_tensors_of_an_equal_call_match_its_signature(name: str) -> None:
+    """It has the same structure and other tensors; equal objects stay equal objects."""
+    tensors: list[torch.Tensor] = []
+    signature(NESTS[name], tensors)
+    made = {id(tensor): another(tensor) for tensor in tensors}
+    expected = [made[id(tensor)] for tensor in tensors]
+    found = known(*NESTS[name]).tensors_of(*replaced(NESTS[name], iter(expected)))
+    assert found is not None and len(found) == len(expected)
+    assert all(mine is theirs for mine, theirs in zip(found, expected, strict=True))
+
+
+class Mine(torch.Tensor):
+    pass
+
+
+OTHERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "shape": ((x,), (torch.ones(3, 2),)),
+    "strides": ((x,), (torch.ones(3, 2).T,)),
+    "dtype": ((x,), (x.double(),)),
+    "gradient": ((x,), (x.clone().requires_grad_(),)),
+    "class": ((x,), (x.as_subclass(Mine),)),
+    "parameter": ((x,), (torch.nn.Parameter(x, requires_grad=False),)),
+    "no tensor": ((x,), (3,)),
+    "something with a shape": ((x,), (x.numpy(),)),
+    "more": ((x,), (x, y)),
+    "fewer": ((x, y), (x,)),
+    "none": ((x,), ()),
+    "exchanged": ((x, y), (y, x)),
+    "one tensor twice": (([x, x.clone()],), ([x, x],)),
+    "no longer the same": (([x, x],), ([x, x.clone()],)),
+    "key": (({"x": x},), ({"z": x},)),
+    "another dataclass": ((Sample(x, y),), (Alone(x),)),
+    "a field": ((Sample(x, 1),), (Sample(x, 2),)),
+    "key of a mapping": ((BatchEncoding({"x": x}),), (BatchEncoding({"y": x}),)),
+    "order of keys": (({"x": x, "z": x.clone()},), ({"z": x, "x": x.clone()},)),
+    "one key more": (({"x": x},), ({"x": x, "z": 1},)),
+    "no dict": (({"x": x},), (collections.OrderedDict(x=x),)),
+    "list for tuple": (([x],), ((x,),)),
+    "named": (([x, y],), (Pair(x, y),)),
+    "a longer list": (([x],), ([x, y],)),
+    "a longer list with a number": (([x, 1],), ([x, 1, y],)),
+    "a shorter list with a number": (([x, 1],), ([x],)),
+    "tuple for list with a number": (([x, 1],), ((x, 1),)),
+    "number": ((x, 1), (x, 2)),
+    "kind of number": ((x, 1), (x, True)),
+    "text": ((x, "a"), (x, "b")),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_call_with_another_signature_is_not_known(name: str) -> None:
+    ours, theirs = OTHERS[name]
+    assert signature((ours, {}), []) != signature((theirs, {}), [])
+    arguments = known(ours)
+    assert arguments.tensors_of(ours, {}) is not None
+    assert arguments.tensors_of(theirs, {}) is None
+    assert arguments.tensors_of(ours, {"more": 1}) is None
+
+
+def test_objects_are_known_by_their_identity() -> None:
+    for value, other in (({3: x}, {4: x}), ({1, 2}, {1, 2}), (object(), object())):
+        arguments = known((value, x))
+        assert arguments.tensors_of((value, x), {}) is not None
+        assert arguments.tensors_of((other, x), {}) is None
+
+
+def counted_signatures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    made: list[int] = []
+
+    def counting(*arguments: Any) -> Any:
+        made.append(1)
+        return signature(*arguments)
+
+    monkeypatch.setattr(call_recorder, "signature", counting)
+    return made
+
+
+def test_alternating_recordings_need_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes, a number, and gradients that are there or not."""
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
+        loss = loss_of(model, batch) * scale
+        loss.backward()
+        return loss.detach()
+
+    def calls(function: Callable[..., Any], count: int) -> list[torch.Tensor]:
+        found = []
+        for index in range(count):
+            (batch,) = batches("cpu", 1, 6 + index // 2 % 2)[0]
+            found.append(function(batch, 0.5 if index % 4 else 0.25))
+            if index % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return found
+
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    expected = calls(step, 40)
+    with torch.no_grad():
+        torch._foreach_copy_(list(model.parameters()), start)
+    graphed = GraphedStep(step, device=CpuDevice())
+    found = calls(graphed, 32)
+    made = counted_signatures(monkeypatch)
+    found += calls(graphed, 8)
+    assert made == []
+    assert [loss.item() for loss in found] == [loss.item() for loss in expected]
+    assert len(graphed.report().recordings) == 4 and graphed.report().refusals == ()
+
+
+def test_freed_recording_is_not_replayed() -> None:
+    model = network("cpu")
+    step = GraphedStep(lambda batch: loss_of(model, batch).detach(), device=CpuDevice())
+    calls = batches("cpu")
+    for batch in calls[:5]:
+        step(*batch)
+    assert step.report().replays == 2
+    step.close()
+    step(*calls[5])
+    assert step.report().replays == 2

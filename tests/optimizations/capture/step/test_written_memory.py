@@ -1,0 +1,420 @@
+"""What a step writes: arguments, buffers, versions, and tensors whose metadata changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from simulated_gpu.operators import CpuDevice
+from step_parts import batches, loss_of, network
+from torch import nn
+
+from optimizations.capture.inputs import CopiedInputs
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.written_memory import Writes
+
+CALLS = 14
+Made = tuple[Callable[[torch.Tensor], Any], torch.Tensor | None]
+"""A step, and what some calls are given in place of a batch."""
+
+
+def an_argument_by_its_data() -> Made:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x.data.add_(1)
+        return x * 2
+
+    return step, None
+
+
+def statistics_that_are_arguments() -> Made:
+    batch = torch.arange(12.0).reshape(3, 4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.batch_norm(batch, x, torch.ones(4), training=True)
+
+    return step, None
+
+
+def a_buffer_by_its_data() -> Made:
+    kept = torch.ones(4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        kept.data.add_(1)
+        return x * 2
+
+    return step, kept
+
+
+def statistics_of_a_module() -> Made:
+    norm, batch = nn.BatchNorm1d(4), torch.arange(12.0).reshape(3, 4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        norm(batch)
+        return x * 2
+
+    assert norm.running_mean is not None
+    return step, norm.running_mean
+
+
+def a_weight_that_an_optimizer_writes_with_others() -> Made:
+    torch.manual_seed(3)
+    model, batch = nn.Linear(3, 1), torch.arange(12.0).reshape(4, 3)
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight, *model.parameters()], lr=0.01, foreach=True)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        (model(batch).square().mean() + weight.square().sum()).backward()
+        optimizer.step()
+        return x * 2
+
+    return step, weight.detach()
+
+
+def an_argument_that_is_read_as_something_else() -> Made:
+    kept = torch.ones(4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return kept * 2
+
+    return step, kept
+
+
+MADE = (
+    an_argument_by_its_data,
+    statistics_that_are_arguments,
+    a_buffer_by_its_data,
+    statistics_of_a_module,
+    a_weight_that_an_optimizer_writes_with_others,
+    an_argument_that_is_read_as_something_else,
+)
+
+
+def outcome(made: Made, step: Callable[..., Any]) -> list[torch.Tensor]:
+    _, kept = made
+    found = []
+    for index in range(CALLS):
+        x = torch.arange(4.0) + index
+        if kept is not None and index in (7, 9, 11):
+            x = kept if index < 11 else kept[:]
+        found += [step(x).clone(), x.clone()]
+    return found if kept is None else [*found, kept]
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_writes_of_a_step_equal_eager(make: Callable[[], Made]) -> None:
+    eager, made = make(), make()
+    expected = outcome(eager, eager[0])
+    step = GraphedStep(made[0], device=CpuDevice())
+    found = outcome(made, step)
+    assert all(map(torch.equal, found, expected))
+    others = 3 if made[1] is None else 6
+    assert step.report().refusals == ()
+    assert CALLS - others - 1 <= step.report().replays <= CALLS - others
+
+
+def test_lazily_negative_argument_is_not_plain() -> None:
+    step = GraphedStep(lambda x: x * 2, device=CpuDevice())
+    for index in range(10):
+        x = torch.arange(4.0) + index
+        x = torch._neg_view(x) if index in (6, 8) else x
+        assert torch.equal(step(x), x * 2), index
+
+
+# A launch increments the versions of what its graph writes, as eager does, for autograd's checks.
+
+
+def steps(read: torch.Tensor, *, writes: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if writes:
+            read.add_(x)
+        return (read + x).sum()
+
+    return step
+
+
+@pytest.mark.parametrize("other", ["none", "the same memory", "other memory"])
+def test_fast_replay_counts_versions_of_written_tensors(other: str) -> None:
+    """This includes a tensor exchanged by `swap_tensors`: each has its own counter."""
+    weights, expected = torch.zeros(3), torch.zeros(3)
+    graphed, eager = GraphedStep(steps(weights, writes=True), device=CpuDevice()), steps(expected, writes=True)
+    for index in range(12):
+        if index == 7 and other != "none":
+            made = weights.data if other == "the same memory" else weights.clone()
+            torch.utils.swap_tensors(weights, made)
+        version = weights._version
+        given = torch.ones(3) * index
+        assert torch.equal(graphed(given), eager(given)) and torch.equal(weights, expected)
+        assert weights._version > version, index
+    report = graphed.report()
+    assert report.replays >= 8 and report.dropped_recordings == (other == "other memory")
+
+
+# Calls in inference mode, whose tensors have no version counters.
+
+
+def adds(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    cache.add_(x.sum(0))
+    return cache.square().sum()
+
+
+@pytest.mark.parametrize("made_in_it", [True, False])
+@pytest.mark.parametrize("count", [1, 2])
+def test_writes_to_arguments_reach_the_caller(made_in_it: bool, count: int) -> None:
+    """With one cache it is the same tensor in each call."""
+
+    def run(step: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        with torch.inference_mode(made_in_it):
+            caches = [torch.zeros(8) for _ in range(count)]
+        with torch.inference_mode():
+            sums = [step(caches[index % count], batch["x"]) for index, (batch,) in enumerate(batches("cpu", 12))]
+        return [*sums, *caches]
+
+    graphed = GraphedStep(adds, device=CpuDevice())
+    for mine, theirs in zip(run(graphed), run(adds), strict=True):
+        assert torch.equal(mine, theirs)
+    assert graphed.report().replays >= 12 - 4
+
+
+def test_written_inference_argument_runs_uncaptured() -> None:
+    with torch.inference_mode():
+        total = torch.zeros(2, 8)
+
+    def step(row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        total.add_(x.sum(0))
+        return (total * row).sum()
+
+    def run(step: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            total.zero_()
+            calls = [
+                (batch["x"], total[index % 2] if index > 6 else batch["x"][0]) for index, (batch,) in enumerate(calls_)
+            ]
+            return [step(row, x) for x, row in calls]
+
+    calls_ = batches("cpu", 12)
+    expected = run(step)
+    graphed = GraphedStep(step, device=CpuDevice())
+    assert all(map(torch.equal, run(graphed), expected))
+    assert graphed.report().replays == 4
+
+
+def test_compiled_code_is_assumed_to_write_mutable_inputs() -> None:
+    with torch.inference_mode():
+        one, expanded = torch.zeros(3), torch.zeros(1).expand(3)
+    plain = torch.zeros(3)
+    writes = Writes([one, expanded, plain], compiled=False)
+    assert not any(map(writes.include, (one, expanded, plain)))
+    compiled = Writes([one, expanded, plain], compiled=True)
+    assert [*map(compiled.include, (one, expanded, plain))] == [True, False, False]
+    plain.add_(1)
+    writes.note(one.view(3, 1))
+    assert [*map(writes.include, (one, expanded, plain))] == [True, False, True]
+
+
+def test_placeholders_are_of_the_kind_of_the_inputs() -> None:
+    plain = torch.ones(3)
+    with torch.inference_mode():
+        made = torch.ones(3)
+        kinds = [one.is_inference() for one in CopiedInputs([plain, made]).recording_inputs]
+    assert kinds == [False, True]
+    assert not CopiedInputs([made]).recording_inputs[0].is_inference()
+
+
+def test_learning_rate_may_first_change_in_inference_mode() -> None:
+    model = network("cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+
+    def step(batch: dict[str, torch.Tensor], train: bool) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        if train:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss.detach()
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index, (batch,) in enumerate(batches("cpu", 20)):
+        train = not 6 <= index < 9
+        with torch.inference_mode(not train):
+            graphed(batch, train)
+        optimizer.param_groups[0]["lr"] = 0.1 if index < 5 else 0.05 / index
+    report = graphed.report()
+    assert report.patched_learning_rates == 1 and report.replays >= 10
+
+
+# Changed metadata of a tensor is noticed although object and address stay the same.
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, foreach=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+}
+CHANGED_BEFORE = (6, 8)
+
+
+class Training:
+    """A step of five layers. `zero` is what becomes of gradients: added to, set to None or zero, or None outside."""
+
+    def __init__(self, zero: str, optimizer: str, inside: Callable[[Training], None] = lambda made: None) -> None:
+        torch.manual_seed(3)
+        sizes = (8, 16), (16, 16), (16, 16), (16, 16), (16, 4)
+        self.model = nn.Sequential(*[nn.Linear(*size) for size in sizes])
+        self.model.register_buffer("shift", torch.randn(16, 16) * 0.2)
+        self.turned = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+        self.zero, self.inside = zero, inside
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+
+    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if self.zero in ("to None", "to zero"):
+            self.clear(to_none=self.zero == "to None")
+        x = self.model[1](self.model[0](batch["x"])) @ self.model.shift
+        loss = loss_of(self.model[2:], {"x": x, "y": batch["y"]})  # type: ignore[index]
+        loss = loss + 0.01 * (self.turned.imag.square().sum() + (self.turned @ self.turned).real.sum())
+        loss.backward()
+        self.inside(self)
+        self.optimizer.step()
+        return loss.detach()
+
+    def clear(self, *, to_none: bool = True) -> None:
+        self.model.zero_grad(set_to_none=to_none)
+        self.turned.grad = None
+
+    @property
+    def weight(self) -> Any:
+        """One in the middle."""
+        return self.model[2].weight
+
+    def state(self) -> list[Any]:
+        found: list[Any] = []
+        for one in (*self.model.parameters(), self.turned):
+            gradient = one.grad
+            found.append(one.detach().resolve_conj().clone())
+            if gradient is not None:
+                found.append((type(gradient), gradient.stride(), gradient.requires_grad, gradient.is_conj()))
+                found.append(gradient.detach().resolve_conj().clone())
+        kept = self.optimizer.state.values()
+        return [*found, *(one.clone() for held in kept for one in held.values() if isinstance(one, torch.Tensor))]
+
+
+Change = Callable[[Training], Any]
+
+
+def history(made: Training, change: Change, *, graphed: bool) -> tuple[list[Any], Any]:
+    """Return losses and states of all calls up to the first that raises, and the step's report."""
+    step: Any = GraphedStep(made.step, device=CpuDevice()) if graphed else made.step
+    found: list[Any] = []
+    for index, batch in enumerate(batches("cpu", CALLS)):
+        if index in CHANGED_BEFORE:
+            change(made)
+        if made.zero == "outside":
+            made.clear()
+        try:
+            found.append([step(*batch), *made.state()])
+        except RuntimeError as error:
+            found.append([str(error)])
+            break
+    return found, step.report() if graphed else None
+
+
+def same(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, torch.Tensor):
+        return isinstance(theirs, torch.Tensor) and mine.shape == theirs.shape and torch.equal(mine, theirs)
+    return bool(mine == theirs)
+
+
+def assert_as_in_eager(make: Callable[[], Training], change: Change) -> Any:
+    expected, _ = history(make(), change, graphed=False)
+    found, report = history(make(), change, graphed=True)
+    assert len(found) == len(expected)
+    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert len(mine) == len(theirs) and all(map(same, mine, theirs)), index
+    return report
+
+
+def other_memory(gradient: torch.Tensor) -> None:
+    gradient.untyped_storage().resize_(1 << 16)
+
+
+GRADIENTS: dict[str, Callable[[Any], Any]] = {
+    "t_": lambda gradient: gradient.t_(),
+    "requires_grad_": lambda gradient: gradient.requires_grad_(),
+    "elsewhere, transposed": lambda gradient: setattr(gradient, "data", torch.full((16, 16), 0.1).t()),
+    "other memory": other_memory,
+}
+
+
+def changed_gradient(change: Callable[[Any], Any]) -> Change:
+    def of(made: Training) -> None:
+        with torch.no_grad():
+            change(made.weight.grad)
+
+    return of
+
+
+@pytest.mark.filterwarnings("ignore:.*runs some of its calls without a CUDA graph")  # zero_grad sets requires_grad
+@pytest.mark.parametrize("change", sorted(GRADIENTS))
+@pytest.mark.parametrize("zero", ["added to", "to None", "to zero", "outside"])
+def test_gradient_with_changed_metadata_equals_eager(zero: str, change: str) -> None:
+    """This includes a gradient that an earlier call made and that is None before the next."""
+    report = assert_as_in_eager(lambda: Training(zero, "sgd"), changed_gradient(GRADIENTS[change]))
+    assert report.replays >= 2
+
+
+def halved(made: Training) -> None:
+    for one in made.model.parameters():
+        one.grad.data = one.grad.data * 0.5  # type: ignore[union-attr]
+
+
+INSIDE: dict[str, Change] = {
+    "data": halved,
+    "t_": lambda made: made.weight.grad.t_(),
+    "requires_grad_": lambda made: made.weight.grad.requires_grad_(not made.weight.grad.requires_grad),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("inside", sorted(INSIDE))
+@pytest.mark.parametrize("zero", ["added to", "to None", "outside"])
+def test_step_that_changes_gradient_metadata_is_refused(zero: str, inside: str) -> None:
+    """The graph would continue with the memory and metadata from before the change."""
+    report = assert_as_in_eager(lambda: Training(zero, "sgd", INSIDE[inside]), lambda made: None)
+    if zero == "added to":
+        assert report.replays == 0 and ".grad itself" in str(report.refusals[0])
+    else:
+        assert report.replays == CALLS - 3
+
+
+OTHERS: dict[str, Change] = {
+    "a parameter stands for conjugates": lambda made: setattr(made.turned, "data", made.turned.data.conj()),
+    "a gradient stands for conjugates": lambda made: setattr(made.turned.grad, "data", made.turned.grad.data.conj()),
+    "a buffer is transposed": lambda made: made.model.shift.t_(),
+    "a parameter is transposed": lambda made: setattr(made.weight, "data", made.weight.data.t()),
+}
+
+
+@pytest.mark.parametrize("other", sorted(OTHERS))
+@pytest.mark.parametrize("zero", ["added to", "to None"])
+def test_other_changed_metadata_equals_eager(zero: str, other: str) -> None:
+    assert_as_in_eager(lambda: Training(zero, "sgd"), OTHERS[other])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_moved_optimizer_states_are_noticed_before_the_launch(optimizer: str) -> None:
+    def moved(made: Training) -> None:
+        for held in made.optimizer.state.values():
+            for one in held.values():
+                if isinstance(one, torch.Tensor):
+                    one.data = one.data * 0.5
+
+    def put_anew(made: Training) -> None:
+        held = made.optimizer.state[made.weight]
+        for name, one in held.items():
+            if isinstance(one, torch.Tensor) and one.ndim:
+                held[name] = one * 0.5
+
+    for change in (moved, put_anew):
+        assert assert_as_in_eager(lambda: Training("to None", optimizer), change).replays == CALLS - 3

@@ -1,0 +1,119 @@
+"""No modules of the backend import each other in a circle, and torch.compile's path loads nothing of graph_step."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+PACKAGE = "optimizations"
+ROOT = Path(__file__).resolve().parents[2] / PACKAGE
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Return the files of the package by the names of their modules."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(path: Path, known: Iterable[str]) -> set[str]:
+    """Return the modules among `known` that a file imports anywhere in it.
+
+    `from package import name` imports the module `package.name` if there is one, and else the package itself.
+    """
+    names = set(known)
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(one.name for one in node.names if one.name in names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            for one in node.names:
+                inner = f"{node.module}.{one.name}"
+                found.update({inner} if inner in names else {node.module} & names)
+    return found
+
+
+def circle(imports: Mapping[str, Iterable[str]]) -> Sequence[str]:
+    """Return modules that import each other in a circle; none where there is no circle."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        found: Sequence[str] = error.args[1]
+        return found
+    return ()
+
+
+def test_circles_are_found() -> None:
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
+    assert circle({"a": {"b", "c"}, "b": {"c"}}) == ()
+
+
+def test_backend_has_no_circle_of_imports() -> None:
+    found = modules(ROOT)
+    assert circle({name: imported(path, found) for name, path in found.items()}) == ()
+
+
+# torch.compile's path loads nothing of graph_step, and neither needs a PyTorch that was built with CUDA.
+
+
+OF_STEPS = frozenset(("watch", "gradients"))
+"""Modules that only graph_step and graph_callables use."""
+
+PROGRAM = """
+import sys
+import torch
+import optimizations.compiled_graph
+import optimizations.trees.maker
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+compiled = torch.compile(model, backend="encore")
+for _ in range(6):
+    compiled(torch.ones(2, 4)).sum().backward()
+with torch.no_grad():
+    for _ in range(6):
+        compiled(torch.ones(2, 4))
+print(*(name for name in sys.modules if name.startswith("optimizations.")))
+"""
+
+
+def test_compile_path_loads_nothing_of_steps() -> None:
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200, check=False)
+    assert ran.returncode == 0, ran.stderr
+    loaded = {part for name in ran.stdout.split() for part in name.split(".")}
+    assert {"identity_guard", "tensor_guard", "fast_path"} <= loaded
+    assert not loaded & OF_STEPS
+
+
+WITHOUT_CUDA = """
+import warnings
+import torch
+del torch._C._tensors_data_ptrs_at_indices_equal  # which a wheel for CPUs alone does not have
+import encore
+
+torch._inductor.config.fallback_by_default = True  # nothing is compiled by a C++ compiler
+model = torch.nn.Linear(4, 4)
+compiled = torch.compile(model, backend="encore")
+step = encore.graph_step(lambda x: model(x).sum())
+(part,) = encore.graph_callables([model])
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    for number in range(4):
+        x = torch.randn(2, 4)
+        for found in (compiled(x), part(x)):
+            assert torch.allclose(found, model(x)), number
+        step(x).backward()
+assert not [one for one in warned if "not supported" in str(one.message) or "has no" in str(one.message)]
+assert [one.reason for one in step.report().refusals] == ["works on no tensor of a GPU"]
+encore.reset()
+"""
+
+
+def test_pytorch_without_cuda_runs_programs_as_they_are() -> None:
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_CUDA], capture_output=True, text=True, timeout=200, check=False)
+    assert ran.returncode == 0, ran.stderr
