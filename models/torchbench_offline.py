@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 VARIANT = "random-weights"
 
@@ -53,25 +54,14 @@ def without_downloads() -> Iterator[None]:
     with ExitStack() as stack:
         if torchvision := sys.modules.get("torchvision.models"):
             weights = torchvision.get_model_weights("alexnet").__mro__[1]  # the class that all have as their base
-            stack.enter_context(_replaced(weights, "verify", classmethod(lambda cls, given: None)))
+            stack.enter_context(patch.object(weights, "verify", classmethod(lambda cls, given: None)))
         if timm := sys.modules.get("timm"):
-            stack.enter_context(_replaced(timm, "create_model", _untrained(timm.create_model)))
+            stack.enter_context(patch.object(timm, "create_model", _untrained(timm.create_model)))
         if transformers := sys.modules.get("transformers"):
             automatic = transformers.AutoConfig
             known = staticmethod(_known(transformers, automatic.from_pretrained))
-            stack.enter_context(_replaced(automatic, "from_pretrained", known))
+            stack.enter_context(patch.object(automatic, "from_pretrained", known))
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute inside the block. `vars` has a class's method as it was written, with its decorator."""
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _untrained(create_model: Callable[..., Any]) -> Callable[..., Any]:

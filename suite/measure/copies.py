@@ -52,13 +52,10 @@ def counting() -> Iterator[CopyCount]:
                 count.tensors += 1
         stock(graph, destinations, sources)
 
-    target._copy_inputs_and_remove_from_src = counted
     before = pointer_bytes()
-    try:
+    with torch_internals.replaced_attribute(target, "_copy_inputs_and_remove_from_src", counted):
         yield count
-    finally:
-        target._copy_inputs_and_remove_from_src = stock
-        count.pointer_bytes += pointer_bytes() - before
+    count.pointer_bytes += pointer_bytes() - before
 
 
 def pointer_bytes() -> int:

@@ -52,11 +52,13 @@ class CellProgram:
         workload = find(spec.workload)
         if spec.stochastic:
             workload = replace(workload, stochastic=True)
+        set_numerics()
         self.ranks = join(spec)
         self.instance: Instance = instantiate(
             workload, variant=spec.variant, size=spec.size, device=spec.device, seed=spec.seed
         )
-        set_numerics()  # a model of TorchBench's may have set others
+        if workload.own is None:  # a user's program keeps what it sets
+            set_numerics()  # a model of TorchBench's may have set others
         if isinstance(self.ranks, RankGroup):
             assert workload.sharding is not None
             workload.sharding.shard(self.instance.module, self.ranks.mesh)

@@ -140,11 +140,8 @@ def counted_replays() -> Iterator[Callable[[], int]]:
         count += 1
         stock(graph)
 
-    torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
-    try:
+    with torch_internals.replaced_attribute(torch.cuda.CUDAGraph, "replay", replay):
         yield lambda: count
-    finally:
-        torch.cuda.CUDAGraph.replay = stock  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
