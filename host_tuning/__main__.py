@@ -13,7 +13,7 @@ from host_tuning.check import Disturbance, Finding, check
 from host_tuning.errors import EXIT_FINDING, EXIT_OK, HostTuningError
 from host_tuning.gpu import Nvml
 from host_tuning.machine import Machine
-from host_tuning.plan import BENCH_CGROUP, Wishes
+from host_tuning.plan import Wishes
 from host_tuning.state import STATE
 from host_tuning.tune import restore, tune
 
@@ -36,14 +36,11 @@ def _run(options: argparse.Namespace) -> int:
         if options.command == "check":
             return _check(check(machine, gpus, options.gpu), as_json=options.json)
         if options.command == "tune":
-            names = ("governor", "frequency", "no_turbo", "c_states", "smt_off", "isolate", "persistence", "gpu_clock")
+            names = ("governor", "frequency", "no_turbo", "c_states", "smt_off", "persistence", "gpu_clock")
             wishes = Wishes(**{name: getattr(options, name) for name in names}, gpu=options.gpu)
             changes = tune(wishes, machine, gpus, state, dry_run=options.dry_run)
             if changes and not options.dry_run:
                 print(f"{len(changes)} changes made, noted in {state}; `python -m host_tuning restore` undoes them")
-                if wishes.isolate:
-                    procs = machine.shown(f"{BENCH_CGROUP}/cgroup.procs")
-                    print(f"to run on the isolated CPUs: echo $$ > {procs}, then encore run ... in the same shell")
         else:
             restore(machine, gpus, state, dry_run=options.dry_run)
     except HostTuningError as error:
@@ -87,7 +84,6 @@ def _parser() -> argparse.ArgumentParser:
     tuning.add_argument("--no-turbo", action="store_true", help="switch turbo (AMD: boost) off")
     tuning.add_argument("--c-states", action="store_true", help="disable sleep states that are slow to leave")
     tuning.add_argument("--smt-off", action="store_true", help="one thread per core")
-    tuning.add_argument("--isolate", metavar="CPUS", help="keep other processes off these CPUs, as 8-31 (cgroup v2)")
     tuning.add_argument("--persistence", action="store_true", help="the GPU's persistence mode on")
     tuning.add_argument("--gpu-clock", type=int, metavar="MHZ", help="lock the GPU's graphics clock")
     commands.add_parser("restore", parents=[common, kept], help="put back what tune changed; needs root")

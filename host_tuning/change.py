@@ -6,21 +6,17 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from host_tuning.cpu_list import parse_cpus
 from host_tuning.gpu import Nvml
-from host_tuning.machine import CGROUP, Machine
+from host_tuning.machine import Machine
 
 
 class Kind(StrEnum):
     """Name the kinds of change.
 
-    FILE: a value in a file. CONTROLLER: a word in a cgroup's list of controllers. CGROUP: a cgroup that is made.
-    PERSISTENCE and CLOCK: of a GPU, whose UUID is the target.
+    FILE: a value in a file. PERSISTENCE and CLOCK: of a GPU, whose UUID is the target.
     """
 
     FILE = "file"
-    CONTROLLER = "controller"
-    CGROUP = "cgroup"
     PERSISTENCE = "persistence"
     CLOCK = "clock"
 
@@ -29,7 +25,7 @@ class Kind(StrEnum):
 class Change:
     """Hold one change.
 
-    `target` is a file or folder relative to the root, or a GPU's UUID. `before` is what was read before anything was
+    `target` is a file relative to the root, or a GPU's UUID. `before` is what was read before anything was
     changed, None where that cannot be known: a clock lock has no getter, so restoring removes it.
     """
 
@@ -65,10 +61,6 @@ class Change:
         match self.kind:
             case Kind.FILE:
                 return f"write {self.after!r} to {machine.shown(self.target)} (now {self.before!r})"
-            case Kind.CONTROLLER:
-                return f"write '+{self.after}' to {machine.shown(self.target)} (now {self.before!r})"
-            case Kind.CGROUP:
-                return f"make the cgroup {machine.shown(self.target)}"
             case Kind.PERSISTENCE:
                 return f"set persistence mode of {self.target} to {self.after} (now {self.before})"
             case Kind.CLOCK:
@@ -79,10 +71,6 @@ class Change:
         match self.kind:
             case Kind.FILE:
                 return f"write {self.before!r} back to {machine.shown(self.target)} (now {machine.read(self.target)!r})"
-            case Kind.CONTROLLER:
-                return f"write '-{self.after}' to {machine.shown(self.target)}"
-            case Kind.CGROUP:
-                return f"move what runs in the cgroup {machine.shown(self.target)} out of it, and remove it"
             case Kind.PERSISTENCE:
                 return f"set persistence mode of {self.target} back to {self.before}"
             case Kind.CLOCK:
@@ -97,10 +85,6 @@ class Change:
         match self.kind:
             case Kind.FILE:
                 machine.write(self.target, self.after)
-            case Kind.CONTROLLER:
-                machine.write(self.target, f"+{self.after}")
-            case Kind.CGROUP:
-                machine.make_folder(self.target)
             case Kind.PERSISTENCE:
                 gpus.set_persistence(self.target, self.after == "on")
             case Kind.CLOCK:
@@ -116,13 +100,6 @@ class Change:
             case Kind.FILE:
                 if not self.is_undone(machine):
                     machine.write(self.target, self.before or "")
-            case Kind.CONTROLLER:
-                if not self.is_undone(machine):
-                    machine.write(self.target, f"-{self.after}")
-            case Kind.CGROUP:
-                if machine.exists(self.target):
-                    _empty(machine, self.target)
-                    machine.remove_folder(self.target)
             case Kind.PERSISTENCE:
                 gpus.set_persistence(self.target, self.before == "on")
             case Kind.CLOCK:
@@ -134,52 +111,16 @@ class Change:
         The kernel takes some values silently and uses others. GPUs report an error instead, and have no getter for a
         lock.
         """
-        match self.kind:
-            case Kind.FILE:
-                return self._holds(machine, self.after)
-            case Kind.CONTROLLER:
-                return self.after in (machine.read(self.target) or "").split()
-            case Kind.CGROUP:
-                return machine.exists(self.target)
-        return True
+        return not self.is_shown or machine.read(self.target) == self.after
 
     @property
     def is_shown(self) -> bool:
         """Return whether the machine shows its state; a GPU cannot."""
-        return self.kind in (Kind.FILE, Kind.CONTROLLER, Kind.CGROUP)
+        return self.kind is Kind.FILE
 
     def is_undone(self, machine: Machine) -> bool:
         """Return whether the machine shows what was there before, of a change that is shown.
 
-        A cgroup that has ended took its settings with it. The files of a CPU that is offline come back with it, and
-        have to be put back then.
+        The files of a CPU that is offline come back with it, and have to be put back then.
         """
-        match self.kind:
-            case Kind.FILE:
-                ended = self.target.startswith(f"{CGROUP}/") and not machine.exists(self.target)
-                return ended or self._holds(machine, self.before or "")
-            case Kind.CONTROLLER:
-                words = (machine.read(self.target) or "").split()
-                return self.after not in words or self.after in (self.before or "").split()
-            case Kind.CGROUP:
-                return not machine.exists(self.target)
-        return True
-
-    def _holds(self, machine: Machine, wanted: str) -> bool:
-        found = machine.read(self.target)
-        if found is None or found == wanted:
-            return found == wanted
-        try:  # the kernel prints a list of CPUs in its own form
-            return "cpuset" in self.target and parse_cpus(found) == parse_cpus(wanted)
-        except ValueError:
-            return False
-
-
-def _empty(machine: Machine, cgroup: str) -> None:
-    """Move what runs in a cgroup to the one above, for only an empty one can be removed."""
-    above = f"{cgroup.rpartition('/')[0]}/cgroup.procs"
-    for process in (machine.read(f"{cgroup}/cgroup.procs") or "").split():
-        try:
-            machine.write(above, process)
-        except ProcessLookupError:
-            continue
+        return not self.is_shown or machine.read(self.target) == self.before

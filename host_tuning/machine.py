@@ -14,7 +14,6 @@ CPUIDLE_DRIVER = f"{CPU}/cpuidle/current_driver"
 NO_TURBO = f"{CPU}/intel_pstate/no_turbo"
 BOOST = f"{CPU}/cpufreq/boost"
 SMT_CONTROL = f"{CPU}/smt/control"
-CGROUP = "sys/fs/cgroup"
 
 VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
 """Vendors whose files are supported, by their name in /proc/cpuinfo."""
@@ -86,22 +85,6 @@ class Machine:
             os.write(descriptor, f"{text}\n".encode())
         finally:
             os.close(descriptor)
-
-    def make_folder(self, name: str) -> None:
-        """Make a folder.
-
-        Raises:
-            OSError: it is there already, or may not be made.
-        """
-        (self.root / name).mkdir()
-
-    def remove_folder(self, name: str) -> None:
-        """Remove a folder.
-
-        Raises:
-            OSError: it is not empty, or may not be removed.
-        """
-        (self.root / name).rmdir()
 
     @property
     def vendor(self) -> str | None:

@@ -13,26 +13,23 @@ from dataclasses import dataclass, fields
 
 from host_tuning.change import Change, Kind
 from host_tuning.check import DEEP_EXIT_LATENCY_US
-from host_tuning.cpu_list import format_cpus, parse_cpus
 from host_tuning.errors import Refused
 from host_tuning.gpu import Nvml
-from host_tuning.machine import BOOST, CGROUP, CPU, NO_TURBO, SMT_CONTROL, VENDORS, Machine
+from host_tuning.machine import BOOST, CPU, NO_TURBO, SMT_CONTROL, VENDORS, Machine
 
-BENCH_CGROUP = f"{CGROUP}/encore-bench"
 DRIVERS = ("intel_pstate", "intel_cpufreq", "acpi-cpufreq", "amd-pstate", "amd-pstate-epp")
 """cpufreq drivers whose files are supported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """Hold the requested changes. `frequency` is "base" or a number of MHz, `isolate` a list of CPUs."""
+    """Hold the requested changes. `frequency` is "base" or a number of MHz."""
 
     governor: bool = False
     frequency: str | None = None
     no_turbo: bool = False
     c_states: bool = False
     smt_off: bool = False
-    isolate: str | None = None
     persistence: bool = False
     gpu_clock: int | None = None
     gpu: int = 0
@@ -75,7 +72,6 @@ def _items(wishes: Wishes, machine: Machine, gpus: Nvml) -> tuple[tuple[bool, st
         (bool(wishes.frequency), "frequency", lambda: _frequency(machine, wishes.frequency or "")),
         (wishes.no_turbo, "turbo", lambda: _no_turbo(machine)),
         (wishes.c_states, "c_states", lambda: _c_states(machine)),
-        (wishes.isolate is not None, "isolate", lambda: _isolate(machine, wishes.isolate or "", wishes.smt_off)),
         (wishes.smt_off, "smt", lambda: _smt_off(machine)),
         (wishes.persistence, "gpu_persistence", lambda: _persistence(gpus, wishes.gpu)),
         (wishes.gpu_clock is not None, "gpu_clock", lambda: _gpu_clock(gpus, wishes.gpu, wishes.gpu_clock or 0)),
@@ -179,51 +175,6 @@ def _smt_off(machine: Machine) -> list[Change]:
     if control not in ("on", "off"):
         raise _Cannot(f"the kernel's control of SMT says {control or 'nothing'}; only `on` can be switched off")
     return [_file("smt", machine, SMT_CONTROL, "off")]
-
-
-def _isolate(machine: Machine, wanted: str, smt_off: bool) -> list[Change]:
-    try:
-        chosen = set(parse_cpus(wanted))
-    except ValueError as error:
-        raise _Cannot(str(error)) from None
-    online = set(machine.online_cpus)
-    if smt_off:
-        online = {cpu for cpu in online if _is_first_thread(machine, cpu)}
-    if not chosen or not chosen < online:
-        raise _Cannot(
-            f"CPUs {wanted or '(none)'} must be some, but not all, of those that are online then: {format_cpus(online)}"
-        )
-    controllers = machine.read(f"{CGROUP}/cgroup.controllers")
-    if controllers is None or "cpuset" not in controllers.split():
-        raise _Cannot(f"{machine.shown(CGROUP)} is not a cgroup v2 tree with the cpuset controller")
-    if machine.exists(BENCH_CGROUP):
-        raise _Cannot(f"{machine.shown(BENCH_CGROUP)} is there already; remove it first")
-    switch = f"{CGROUP}/cgroup.subtree_control"
-    before = machine.read(switch) or ""
-    changes = []
-    if "cpuset" not in before.split():
-        changes.append(Change("isolate", Kind.CONTROLLER, switch, before, "cpuset"))
-    changes.append(Change("isolate", Kind.CGROUP, BENCH_CGROUP, None, "made"))
-    for name, value in (("cpuset.cpus", format_cpus(chosen)), ("cpuset.mems", _memory_nodes(machine, chosen))):
-        changes.append(Change("isolate", Kind.FILE, f"{BENCH_CGROUP}/{name}", "", value))
-    for others in machine.glob(f"{CGROUP}/*/cgroup.procs"):
-        target = others.replace("cgroup.procs", "cpuset.cpus")
-        changes.append(Change("isolate", Kind.FILE, target, machine.read(target) or "", format_cpus(online - chosen)))
-    return changes
-
-
-def _is_first_thread(machine: Machine, cpu: int) -> bool:
-    siblings = machine.read_cpus(f"{CPU}/cpu{cpu}/topology/thread_siblings_list")
-    return not siblings or cpu == siblings[0]
-
-
-def _memory_nodes(machine: Machine, cpus: set[int]) -> str:
-    nodes = [
-        int(name.rpartition("/node")[2].partition("/")[0])
-        for name in machine.glob("sys/devices/system/node/node[0-9]*/cpulist")
-        if cpus & set(machine.read_cpus(name))
-    ]
-    return format_cpus(nodes) or "0"
 
 
 def _gpu_uuid(gpus: Nvml, index: int) -> str:

@@ -14,15 +14,14 @@ from host_tuning import state as state_module
 from host_tuning import tune as tune_module
 from host_tuning.cpu_list import format_cpus, parse_cpus
 from host_tuning.errors import HostTuningError, Refused
-from host_tuning.machine import CGROUP, CPU, SMT_CONTROL
+from host_tuning.machine import CPU, SMT_CONTROL
 from host_tuning.plan import Wishes
 from host_tuning.tune import restore, tune
 from optimizations import atomic_file
 
 ALL = Wishes(
-    governor=True, frequency="base", no_turbo=True, c_states=True, smt_off=True, isolate="1", persistence=True,
-    gpu_clock=1410,
-)  # fmt: skip
+    governor=True, frequency="base", no_turbo=True, c_states=True, smt_off=True, persistence=True, gpu_clock=1410
+)
 VENDORS = ("intel", "amd")
 
 
@@ -77,9 +76,6 @@ def test_everything_is_changed_and_put_back(tmp_path: Path, vendor: str) -> None
     assert tuned[f"{CPU}/cpu1/cpuidle/state2/disable"] == "1"
     assert tuned[f"{CPU}/cpu1/cpuidle/state1/disable"] == "0", "only deep states"
     assert tuned[SMT_CONTROL] == "off"
-    assert tuned[f"{CGROUP}/encore-bench/cpuset.cpus"] == "1"
-    assert tuned[f"{CGROUP}/encore-bench/cpuset.mems"] == "1"
-    assert tuned[f"{CGROUP}/user.slice/cpuset.cpus"] == "0", "of the CPUs that stay online"
     assert json.loads(tuned["gpu.json"]) == {"persistence": True, "locked": 1410}
     changes = len(json.loads(case.state.read_text())["changes"])
     assert case.again().restore() == changes
@@ -92,7 +88,7 @@ def test_a_failure_at_any_write_leaves_everything_as_it_was(tmp_path: Path, vend
     whole = Case(tmp_path / "whole", vendor)
     whole.tune()
     count = len(whole.host.steps)
-    assert count > 20
+    assert count > 12
     for number in range(count):
         for hook in ("before_step", "after_step")[: 2 if vendor == "intel" else 1]:
             case = Case(tmp_path / f"{hook}-{number}", vendor)
@@ -154,8 +150,7 @@ def test_values_that_cannot_be_restored_are_named_and_kept(tmp_path: Path) -> No
             assert json.loads(case.state.read_text())["changes"] and case.settings() != before
             case.again().restore()
         assert case.settings() == before, whole.host.steps[number]
-    unneeded = 5  # clearing cgroups whose settings end with the cgroup, or with the controller
-    assert named == len(whole.host.steps) - unneeded
+    assert named == len(whole.host.steps)
 
 
 def test_state_file_precedes_the_first_change(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +191,7 @@ def test_a_dry_run_tells_each_write_and_makes_none(case: Case) -> None:
     case.tune()
     assert len(told) == len(changes) == len(case.host.steps)
     for line, change, step in zip(told, changes, case.host.steps, strict=True):
-        assert change.after.removeprefix("made") in line
+        assert change.after in line
         assert change.target == UUID or change.target in step
         assert change.target in line
     told.clear()
@@ -207,16 +202,6 @@ def test_a_dry_run_tells_each_write_and_makes_none(case: Case) -> None:
     assert told[0] == f"would unlock the graphics clock of {UUID}", "the last change first"
 
 
-def test_processes_leave_the_isolated_cgroup_before_it_goes(case: Case) -> None:
-    before = case.settings()
-    case.tune(Wishes(isolate="1,3"))
-    case.host.put(f"{CGROUP}/encore-bench/cgroup.procs", "77\n78")
-    case.again().restore()
-    after = case.settings()
-    assert after.pop(f"{CGROUP}/cgroup.procs") == "78"
-    assert after == {name: text for name, text in before.items() if name != f"{CGROUP}/cgroup.procs"}
-
-
 @pytest.mark.parametrize(
     ("wishes", "message"),
     [
@@ -225,8 +210,6 @@ def test_processes_leave_the_isolated_cgroup_before_it_goes(case: Case) -> None:
         (Wishes(frequency="fast"), "'fast' is neither `base` nor a number of MHz"),
         (Wishes(gpu_clock=1411), "no clock of 1411 MHz; nearest: 1200, 1410, 1980"),
         (Wishes(gpu_clock=1410, gpu=3), "NVML shows no GPU 3"),
-        (Wishes(isolate="9"), "must be some, but not all, of those that are online then: 0-3"),
-        (Wishes(isolate="3-1"), "runs backwards"),
     ],
 )
 def test_impossible_changes_are_refused_before_any_change(case: Case, wishes: Wishes, message: str) -> None:
@@ -247,9 +230,6 @@ def test_an_unknown_machine_is_refused_and_every_reason_is_named(tmp_path: Path)
     case.host.put(f"{CPU}/cpufreq/policy2/scaling_driver", "cppc_cpufreq")
     with pytest.raises(Refused, match="cpufreq driver 'cppc_cpufreq' is not known"):
         case.tune(Wishes(governor=True))
-    case.host.put(f"{CGROUP}/cgroup.controllers", "cpu memory")
-    with pytest.raises(Refused, match="not a cgroup v2 tree with the cpuset controller"):
-        case.tune(Wishes(isolate="1"))
 
 
 def test_without_root_the_machine_itself_is_refused(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
