@@ -71,6 +71,7 @@ class RecordableFunction:
             written].
         callers: the threads that call functions of its manager.
         without_graph: why the function runs without a graph; None if it has one.
+        failed_recordings: how many of its recordings failed.
         copies_inputs: whether recordings copy all their inputs, as stock does.
         not_followed: why addresses in its graphs are no longer updated; None while they are.
         records_on_inputs: whether recordings may omit placeholders. Note [Inputs without a placeholder].
@@ -107,6 +108,7 @@ class RecordableFunction:
         self.kept_bytes = 0
         self.without_graph: str | None = None
         self.callers: set[int] = set()
+        self.failed_recordings = 0
         self.copies_inputs = False
         self.not_followed: str | None = None
         self.records_on_inputs = options.indirection != Choice.PRELUDE and options.selection != "measure"

@@ -20,8 +20,9 @@ results of replays are in that pool and do not own their memory. So live results
 is freed. Stock leaves them in memory that has no owner.
 
 Note [A recording that fails]. A capture runs nothing on the device, so the inputs are unchanged when it fails. The
-function runs on them without a graph, and is never recorded again. Results of earlier graphs among the inputs may be in
-memory that the failed capture freed, so they are copied out at once.
+function runs on them without a graph, and is never recorded again. If several threads call, another thread may have
+ended the capture (it synchronized the device), so `FAILURES_OF_THREADS` recordings of a function may fail. Results of
+earlier graphs among the inputs may be in memory that the failed capture freed, so they are copied out at once.
 
 Note [Functions of several ranks]. NCCL requires a collective to be captured on all ranks or on none, and a rank cannot
 see what the others do. So a function with collectives is warmed up, recorded and recorded again as stock does it. A
@@ -91,6 +92,9 @@ PATIENCE = 4
 
 PATIENCE_OF_THREADS = 32
 """The same limit if several threads call."""
+
+FAILURES_OF_THREADS = 3
+"""If several threads call: recordings of a function that may fail before it runs without graphs."""
 
 _exiting = threading.Event()
 """Set when the interpreter begins to exit: no result is read afterwards."""
@@ -346,6 +350,7 @@ class EncoreManager(CUDAGraphTreeManager):
         inputs = self._kept_for_a_failure(new_inputs, self.ids_to_funcs[function_id].mutated_input_idxs)
         try:
             with self._running_a_function():
+                self._make_librarys_handle()
                 outputs = self._record_function(new_inputs, function_id)
             function.recorded_on(self.current_node._path_from_root)
             self.current_node.expect_again()
@@ -357,13 +362,25 @@ class EncoreManager(CUDAGraphTreeManager):
             if several_ranks(function.code()):
                 self._end_failed_capture(replayed, in_cusolver)
                 raise  # Note [Functions of several ranks]
-            function.without_graph = f"it could not be recorded: {one_line(error)}"
+            reason = f"it could not be recorded: {one_line(error)}"
+            function.failed_recordings += 1
+            if len(self.streams.callers) < 2 or function.failed_recordings >= FAILURES_OF_THREADS:
+                function.without_graph = reason
             error.__traceback__ = None  # its frames hold tensors of the failed capture
         self._end_failed_capture(replayed, in_cusolver)
         arguments = [torch_internals.clone_preserve_strides(value) if copied else value for value, copied in inputs]
         inputs.clear()
-        self._note_uncaptured(function_id, function.without_graph)
+        self._note_uncaptured(function_id, reason)
         return function(arguments)
+
+    def _make_librarys_handle(self) -> None:
+        """Let PyTorch make this thread's handle of cuBLAS, which allocates memory, before a capture needs it.
+
+        The thread that warms functions up has one.
+        """
+        if len(self.streams.callers) > 1:
+            with torch.cuda.stream(self.stream):
+                torch.cuda.current_blas_handle()
 
     def _copied_when_recorded(self, inputs: Sequence[Any], function_id: Any) -> Iterator[Any]:
         """Return the inputs that stock copies in a recording: not those at fixed addresses or results of graphs."""

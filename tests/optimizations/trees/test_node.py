@@ -156,6 +156,32 @@ def test_failed_recording_costs_only_the_graph(cuda_on_cpu: CudaOnCpu) -> None:
     assert cuda_on_cpu.ended == [one.cuda_graphs_thread_pool for one in managers()], "the allocator was told"
 
 
+@pytest.mark.parametrize("failures", [2, 3])
+def test_capture_that_another_thread_ends_is_repeated(cuda_on_cpu: CudaOnCpu, failures: int) -> None:
+    model, w, left = Model(cuda_on_cpu), values(7), [failures]
+
+    def ends(inputs: list[Any]) -> list[Any]:
+        if cuda_on_cpu.capturing is not None and left[0]:
+            left[0] -= 1
+            inputs.clear()
+            raise RuntimeError("operation failed due to a previous error during capture")
+        return model(inputs)
+
+    compiled = Compiled(ends)
+    compiled.checked(values(1), values(2), w)
+
+    def serve() -> None:
+        for step in range(8):
+            compiled.checked(values(step), values(2 * step), w)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert len(compiled.reports) == (failures < manager.FAILURES_OF_THREADS)
+    assert sum(compiled.uncaptured().values()) == (failures if compiled.reports else 8)
+    assert cuda_on_cpu.have_handles == {thread.ident}, "a thread's first capture may not make one"
+
+
 @pytest.mark.parametrize("failing", [1, 2])
 def test_failed_pool_check_costs_only_the_graph(
     failing: int, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -77,6 +78,7 @@ class CudaOnCpu:
         self.ended: list[Any] = []
         self.waits: list[int] = []
         self.may_overtake = False
+        self.have_handles: set[int] = set()  # threads that asked for a handle of cuBLAS
 
     def new_pool(self) -> tuple[int, int]:
         return (0, next(self.pools))
@@ -220,6 +222,7 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (torch.cuda, "synchronize", lambda *_: None),
         (torch.cuda, "is_current_stream_capturing", lambda: cuda.inside_capture),
         (torch.cuda, "current_stream", lambda *_: CurrentStream(cuda)),
+        (torch.cuda, "current_blas_handle", lambda: cuda.have_handles.add(threading.get_ident())),
         (torch.cuda, "Stream", FakeStream),
         (torch.cuda, "device", nothing),
         (torch.cuda, "CUDAGraph", graph_class),
