@@ -156,8 +156,7 @@ class GraphedFunction:
         if self._options.selection == "measure":
             functions = list(self._functions.items())
             self._measured.update((key, (one.decision, one.why)) for key, one in functions if one.decision is not None)
-        self._recorded.clear()
-        self._functions.clear()
+        self._recorded, self._functions = {}, {}  # a call in another thread notes in the old ones what it records
 
     @property
     def is_measured_now(self) -> bool:
@@ -168,8 +167,9 @@ class GraphedFunction:
         trees = torch_internals.cudagraph_trees
         self._integers = [index for index, value in enumerate(inputs) if isinstance(value, int)]
         key = tuple(inputs[index] for index in self._integers)
-        if key in self._recorded:
-            return self._recorded[key](inputs)
+        recordings, functions = self._recorded, self._functions  # `forget` replaces them at any time
+        if key in recordings:
+            return recordings[key](inputs)
         checked = trees.get_input_idxs_to_check(inputs, self._static_input_idxs)
         mutated = trees.OrderedSet((*self._mutated_input_idxs, *sorted(self._code().written)))
         sizes = key[0] if len(key) == 1 else key or None  # as the user writes them in `cudagraph_capture_sizes`
@@ -177,8 +177,8 @@ class GraphedFunction:
         if not trees.is_cudagraph_capture_sizes(sizes):
             return aligned(inputs)
         if not self._warned:
-            self._warned = trees.maybe_warning_due_to_dynamic_shape(self._recorded, sizes)
-        recordable = self._functions.get(key)
+            self._warned = trees.maybe_warning_due_to_dynamic_shape(recordings, sizes)
+        recordable = functions.get(key)
         if recordable is None:
             recordable = RecordableFunction(
                 aligned, self._generated, self._options, self._direction, self._code, self._keywords["device_index"]
@@ -188,7 +188,7 @@ class GraphedFunction:
             if key in self._measured:
                 recordable.decide(*self._measured[key])
             recordable.decide_before_recording()
-            self._functions[key] = recordable
+            functions[key] = recordable
         recordable.run = aligned
         if recordable.decision == "no graph":
             return self._first_call_without_graph(recordable, key, inputs)
@@ -207,17 +207,17 @@ class GraphedFunction:
         )
         if recorded is None:
             return outputs
-        this = weakref.ref(self)
+        this, function = weakref.ref(self), weakref.ref(recordable)
 
         def replace_call(call: Callable[[list[Any]], Any]) -> None:
             found = this()
-            if found is not None and key in found._recorded:
-                found._recorded[key] = call
+            if found is not None and key in (known := found._recorded) and found._functions.get(key) is function():
+                known[key] = call
 
         recordable.replace_call = replace_call
         if self._options.selection == "measure" and recordable.decision is None:
             recorded = Measured(recordable, recorded)
-        self._recorded[key] = recorded
+        recordings[key] = recorded
         return outputs
 
     def _returned(self, index: int) -> bool:

@@ -77,6 +77,7 @@ from optimizations.trees.reasons import (
     KEPT,
     OTHER_GEOMETRY,
     RECORDED_TOO_OFTEN,
+    RESET,
     WRITES_INPUT,
 )
 from optimizations.trees.results import kept_copied
@@ -172,6 +173,8 @@ class EncoreManager(CUDAGraphTreeManager):
                 return self._function(function_id)(new_inputs)
             if inside:
                 return self.run_without_graph(new_inputs, function_id, INSIDE_FUNCTION)
+            if self.graph is None:  # another thread shut it down meanwhile
+                return self.run_without_graph(new_inputs, function_id, RESET)
             if self.running:  # stock calls `run` recursively after it ended an iteration
                 return super().run(new_inputs, function_id)
             return self._run_in_turn(new_inputs, function_id)

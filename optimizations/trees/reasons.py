@@ -17,6 +17,7 @@ KEPT = "the program holds a result that the graph would overwrite"
 FORWARD_UNCAPTURED = "its forward ran without a graph"
 INSIDE_CAPTURE = "it was called inside of a capture of the program's own"
 INSIDE_FUNCTION = "it was called by a backward that an operator of another function runs"
+RESET = "Encore was reset while the call waited"
 INPUT_KEEPS_MOVING = "an input keeps moving that cannot be copied"
 """Why calls, and in the end a function, run without a graph. The last: Note [Inputs that cannot be copied]."""
 

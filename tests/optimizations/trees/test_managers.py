@@ -7,11 +7,12 @@ import threading
 import weakref
 from typing import Any
 
+import pytest
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, Training, check, nodes, values
 
 from optimizations import torch_internals
-from optimizations.trees import graphed_function, manager
+from optimizations.trees import graphed_function, manager, reasons
 from optimizations.trees.containers import free_all, managers, others_have_managers
 
 
@@ -82,3 +83,39 @@ def test_functions_record_again_after_a_shutdown(cuda_on_cpu: CudaOnCpu) -> None
     assert managers() == []
     check(compiled, w)
     assert len(compiled.reports) == 2
+
+
+def test_call_that_waited_for_a_reset_runs_without_a_graph(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a thread that waits for the manager while another one shuts it down."""
+    compiled, w, forget = Compiled(Model(cuda_on_cpu)), values(7), graphed_function.GraphedFunction.forget
+    check(compiled, w)
+
+    def forget_later(function: Any) -> None:
+        compiled.checked(values(1), values(2), w)
+        forget(function)
+
+    monkeypatch.setattr(graphed_function.GraphedFunction, "forget", forget_later)
+    free_all()
+    assert compiled.uncaptured() == {reasons.RESET: 1}
+    check(compiled, w)
+    assert not managers()[0].current_node.function.uncaptured()
+
+
+def test_reset_during_a_first_call_lets_later_calls_record(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another thread, before the call has noted what it recorded."""
+    compiled, w, on_fast_path = Compiled(Model(cuda_on_cpu)), values(7), graphed_function.on_fast_path
+
+    def reset_before(*arguments: Any) -> Any:
+        free_all()
+        return on_fast_path(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(graphed_function, "on_fast_path", reset_before)
+        compiled.checked(values(1), values(2), w)
+    check(compiled, w)
+    assert not compiled.uncaptured()
+    assert cuda_on_cpu.replays
