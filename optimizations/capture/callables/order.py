@@ -25,9 +25,6 @@ from optimizations.capture.callables.arguments import Plan, Sample
 from optimizations.capture.signature import flatten, replaced, signature
 from optimizations.report.steps import WrongOrder
 
-MOST_CALLS = 2048
-"""Most calls of a first iteration. A program with more probably has no PyTorch optimizer."""
-
 
 def live_at_once(order: Iterable[int], callables: int) -> tuple[list[int], bool]:
     """Return how many forwards of each callable are live at one time, and whether the order has backwards.
@@ -100,12 +97,14 @@ class FirstIteration:
 
     def __init__(self, callables: int) -> None:
         self._seen: list[dict[Hashable, _Seen]] = [{} for _ in range(callables)]
-        self._calls, self.is_over = 0, False
+        self.is_over = False
         noted = weakref.ref(self)
 
         def after_step(*arguments: Any) -> None:
-            if (one := noted()) is not None and one._calls:
-                one._end_if_possible()
+            if (first := noted()) is not None:
+                seen = [one for of_one in first._seen for one in of_one.values()]
+                if seen and not any(one.is_awaited() for one in seen):
+                    first.end()
 
         self._hook = register_optimizer_step_post_hook(after_step)
         weakref.finalize(self, self._hook.remove).atexit = False
@@ -114,10 +113,6 @@ class FirstIteration:
         """End the iteration."""
         self.is_over = True
         self._hook.remove()
-
-    def _end_if_possible(self) -> None:
-        if not any(one.is_awaited() for seen in self._seen for one in seen.values()):
-            self.end()
 
     def plan(self) -> Plan:
         """Return the samples of each callable, each with the number of its forwards that were live at one time."""
@@ -130,7 +125,6 @@ class FirstIteration:
         if key not in seen:
             copies = {id(one): one.detach().clone().requires_grad_(one.requires_grad) for one in given}
             seen[key] = _Seen(replaced((args, kwargs), iter([copies[id(one)] for one in given])))
-        self._calls += 1
         returned = function(*args, **kwargs)
         results: list[torch.Tensor] = []
         flatten(returned, results)
@@ -141,7 +135,4 @@ class FirstIteration:
         seen[key].is_awaited()
         seen[key].live.append(weakref.ref(forward))
         seen[key].most = max(seen[key].most, len(seen[key].live))
-        del forward
-        if self._calls >= MOST_CALLS:
-            self._end_if_possible()
         return returned

@@ -206,6 +206,12 @@ def test_graphs_without_backwards_replay_under_no_grad() -> None:
     assert [one.replays for one in call.report()] == [1, 1]
 
 
+def test_pairs_of_one_callable_share_memory_of_gradients() -> None:
+    call = GraphedCallables(nn.Linear(3, 3), [torch.randn(2, 3)], order=[1, 1, -1, -1], device=CpuDevice())
+    first, second = ([one for one in slot.gradients if one is not None] for slot in call._slots)
+    assert len(first) == 2 and [one.data_ptr() for one in first] == [one.data_ptr() for one in second]
+
+
 def test_graphed_layers_of_a_list_replay_in_the_model() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6))
     reference = copy.deepcopy(model)

@@ -75,6 +75,7 @@ def test_optimizer_step_before_a_backward_ends_no_iteration() -> None:
     module = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     group = GraphedCallables(module, device=CpuDevice())
+    optimizer.step()
     loss = module(torch.randn(2, 3)).sum()
     optimizer.step()
     other = module(torch.randn(2, 3)).sum()

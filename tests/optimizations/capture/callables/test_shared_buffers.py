@@ -51,6 +51,13 @@ def test_chain_equals_eager_and_copies_one_input(order: list[int] | None) -> Non
     assert copied == {1: 1, 2: 0, 3: 0}
 
 
+def test_callables_of_a_chain_have_equally_many_pairs() -> None:
+    """The second callable has one forward at a time, and reads the results of either pair of the first."""
+    group = graphed(layers(2), order=[1, 1, 2, -2, -1, 2, -2, -1])
+    places = [(one.callable, one.index) for one in group.report() if one.direction == "forward"]
+    assert places == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
 def test_unshared_argument_runs_uncaptured() -> None:
     modules = layers(2)
     reference = copy.deepcopy(modules)
