@@ -15,9 +15,8 @@ Without one: the report of the recorded runs, then `encore explain` of four work
 With --all, which comes first: of the whole set grace, about an hour. Other options are of no use then.
 
 --with-torchbench PATH, before all others: a checkout of https://github.com/pytorch/benchmark, whose models are measured
-afterwards in their own run, with the same options; a --budget is that of both. What they need must be installed in
-.venv; a model that cannot run is recorded with its reason. Not with --out, --resume, --tp, --variant and --budget-used,
-which fit one run. Where workloads are named, only these are measured, torchbench:NAME among them, with any options.
+afterwards in their own run, with the same options. What they need must be installed in .venv; a model that cannot run
+is recorded with its reason. Not with --out, --resume, --tp, --variant and --budget, which fit one run. Where workloads are named, only these are measured, torchbench:NAME among them, with any options.
 
 Examples: ./run_all.sh --quick
           ./run_all.sh --all
@@ -87,7 +86,7 @@ if [ -n "$torchbench" ]; then
     # Nothing comes behind a last --, where the second run gets options.
     [ -z "$two_runs" ] || [ "${*: -1}" != -- ] || set -- "${@:1:$#-1}"
     for word in "$@"; do
-        case "$two_runs${word%%=*}" in yes--out | yes--resume | yes--tp | yes--variant | yes--budget-used)
+        case "$two_runs${word%%=*}" in yes--out | yes--resume | yes--tp | yes--variant | yes--budget)
             echo "--with-torchbench makes two runs, and ${word%%=*} fits one only;" \
                 "leave it out, or name workloads" >&2
             exit 2
@@ -109,16 +108,12 @@ case $status in
 0)
     echo "measuring on $gpu" >&2
     [ -z "$everything" ] || set -- --set all "$@"
-    SECONDS=0
     # --resume newest comes first, so that a --resume given here replaces it.
     encore run --resume newest --report "$@" || status=$?
     if [ -n "$two_runs" ] && [ "$status" -le 1 ]; then
         second=0
-        used=()
-        # What a budget is given for is both runs together. SECONDS are whole ones, rounded down.
-        [[ " $*" != *" --budget"* ]] || used=(--budget-used "$((SECONDS + 1))s")
         # --set comes last, so that a --set given here is that of the first run.
-        encore run --resume newest "$@" ${used[@]+"${used[@]}"} --set torchbench || second=$?
+        encore run --resume newest "$@" --set torchbench || second=$?
         [ "$status" -ne 0 ] || status=$second
         [ "$second" -le 1 ] || status=$second
     fi
@@ -132,7 +127,7 @@ case $status in
     status=0
     encore explain EOS MMC XLNET-I ST || status=$?
     if [ -n "$everything" ] && [ "$status" -le 1 ]; then
-        encore explain --set grace --reuse --out "$root/results/explained" || status=$?
+        encore explain --set grace --out "$root/results/explained" || status=$?
     fi
     exit "$status"
     ;;

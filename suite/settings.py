@@ -160,20 +160,6 @@ def parse_duration(text: str, option: str) -> float:
     return seconds
 
 
-def parse_budget(text: str | None, used: str | None) -> float | None:
-    """Return the seconds that are left of `--budget` once `--budget-used` is taken off; None without a budget.
-
-    Raises:
-        WrongUse: one is not a duration above zero, or something is taken off no budget.
-    """
-    if text is None:
-        if used is not None:
-            raise WrongUse("--budget-used needs --budget TIME, of which it is a part")
-        return None
-    whole_s = parse_duration(text, "--budget")
-    return whole_s if used is None else max(0.0, whole_s - parse_duration(used, "--budget-used"))
-
-
 def format_duration(seconds: float) -> str:
     """Return a duration in words: "1h05m", "9m30s" or "42s"."""
     whole = max(0, round(seconds))

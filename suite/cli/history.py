@@ -15,34 +15,22 @@ from suite.results.errors import WrongUse
 def record(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Finished runs to pack into results/recorded.", show_default=False),
-    ] = None,
-    retire: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RUN", help="A recorded run to delete: results/history.csv keeps its rows."),
+        typer.Argument(metavar="[RUN]...", help="Finished runs; none: only renew the table.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Pack runs into results/recorded, and renew the table there."""
+    """Pack runs into results/recorded, add their rows to results/history.csv, and renew the table there."""
     from suite.report import frame
-    from suite.report.history.recording import record_run, renew_page, retire_runs
+    from suite.report.history.recording import record_run, renew_page
     from suite.results import store
 
-    if not runs and not retire:
-        raise WrongUse("nothing to record: name a finished run, or --retire a recorded one")
-    old = [store.find_run(name, (store.RECORDED,)) for name in retire or ()]
-    if strangers := [folder for folder in old if store.RECORDED not in folder.resolve().parents]:
-        raise WrongUse(f"--retire {store.describe(strangers[0])}: it is not in {store.describe(store.RECORDED)}")
     packed = [store.describe(record_run(store.find_run(name), store.RECORDED, frame.HISTORY)) for name in runs or ()]
-    retire_runs(old, frame.HISTORY)
     renew_page(store.RECORDED)
     if as_json:
-        print_json({"recorded": packed, "retired": [folder.name for folder in old]})
+        print_json({"recorded": packed})
         return
     for where in packed:
         print(f"{where}: recorded")
-    for folder in old:
-        print(f"{folder.name}: deleted, its rows are in {store.describe(frame.HISTORY)}")
 
 
 def history(

@@ -37,9 +37,7 @@ app.add_typer(draw.app, name="draw")
 app.command("compare", epilog="Example: encore compare 20260101-120000-h200 20260102-120000-h200 --threshold 5%")(
     cli_compare.compare
 )
-app.command("record", epilog="Example: encore record 20260102-120000-h200 --retire 20260101-120000-h200")(
-    cli_history.record
-)
+app.command("record", epilog="Example: encore record 20260102-120000-h200")(cli_history.record)
 app.command("history", epilog="Example: encore history --mode encore --over compile")(cli_history.history)
 
 
@@ -118,40 +116,29 @@ def explain(
     variant: Annotated[str | None, typer.Option(help="Variant of the workloads.")] = None,
     size: SizeOption = "full",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for one JSON file per target.")] = None,
-    reuse: Annotated[
-        bool, typer.Option("--reuse", help="Keep what this commit has explained in the folder of --out before.")
-    ] = False,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="Processor time that one target may take.")] = "15m",
     as_json: JsonOption = False,
 ) -> None:
     """Show what keeps a model from CUDA graphs and what each call copies. Needs no GPU."""
-    from suite.explain.run import explain_many, reusable
+    from suite.explain.run import explain_many
     from suite.explain.targets import find_targets
     from suite.explain.text import render, summary
-    from suite.results.store import describe
     from suite.settings import parse_duration
 
     if (everything or workload_set is not None) == bool(targets):
         raise WrongUse("name what to explain (`encore list --workloads` shows the workloads), or give --all or --set")
     everything = everything or workload_set is not None
-    if reuse and out is None:
-        raise WrongUse("--reuse needs --out DIR, the folder it may find explanations in")
     timeout_s = parse_duration(timeout, "--timeout")
     wanted = find_targets(targets or (), variant=variant, size=size, workload_set=workload_set)
-    kept = reusable(wanted, out) if reuse and out else {}
-    if kept and out:
-        say(f"{len(kept)} of {len(wanted)} are explained in {describe(out)} already, by this very commit")
-    explanations = list(kept.values())
-    remaining = [target for target in wanted if target not in kept]
-    if remaining:
-        several = "" if len(remaining) == 1 else "s"
-        say(f"explaining {len(remaining)} target{several}; each may take minutes, at most {timeout} of processor time")
+    explanations = []
+    several = "" if len(wanted) == 1 else "s"
+    say(f"explaining {len(wanted)} target{several}; each may take minutes, at most {timeout} of processor time")
     try:
-        with closing(explain_many(remaining, out=out, timeout_s=timeout_s, say=say)) as explained:
+        with closing(explain_many(wanted, out=out, timeout_s=timeout_s, say=say)) as explained:
             for number, (target, explanation) in enumerate(explained, start=1):
                 explanations.append(explanation)
                 if as_json or everything:
-                    line = f"{number} of {len(remaining)}: {target.label}: {summary(explanation)}"
+                    line = f"{number} of {len(wanted)}: {target.label}: {summary(explanation)}"
                     print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
                 else:
                     console().print(render(explanation))
@@ -160,7 +147,7 @@ def explain(
         raise
     finally:
         # What is finished is printed whatever ends this early: it took minutes.
-        if as_json and (explanations or not remaining):
+        if as_json and explanations:
             print_json([explanation.model_dump(mode="json") for explanation in explanations])
     raise typer.Exit(EXIT_FINDING if any(explanation.error for explanation in explanations) else EXIT_OK)
 

@@ -103,9 +103,6 @@ def run(
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Start no workload that may not end within TIME, such as 9m.")
     ] = None,
-    budget_used: Annotated[
-        str | None, typer.Option(metavar="TIME", help="What an earlier run has taken of the same --budget.")
-    ] = None,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest time for one phase of a cell.")] = "10m",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: a new one in results/runs.")
@@ -125,7 +122,7 @@ def run(
     from suite.run.launch import NEWEST, Request, launch, planned_jobs
     from suite.run.matrix import parse_degrees
     from suite.run.schedule import parse_shard
-    from suite.settings import QUICK, QUICK_PROGRAM, RunSettings, parse_budget, parse_duration
+    from suite.settings import QUICK, QUICK_PROGRAM, RunSettings, parse_duration
 
     if retry_failed and resume is None:
         raise WrongUse("--retry-failed needs --resume RUN: a new run has nothing to run again")
@@ -146,7 +143,7 @@ def run(
         shard=parse_shard(shard) if shard is not None else None,
         resume=resume,
         retry_failed=retry_failed,
-        budget_s=parse_budget(budget, budget_used),
+        budget_s=parse_duration(budget, "--budget") if budget is not None else None,
         timeout_s=parse_duration(timeout, "--timeout"),
         out=out,
         tag=tag,

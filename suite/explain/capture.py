@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import CodeType
 from typing import Any
 
 import torch
 
+from models.nests import tensors_of
 from optimizations import torch_internals
-from optimizations.placement import place
+from optimizations.placement import Placement, place
 from optimizations.stack_trace import Frame
 from suite.explain.build import Program
-from suite.explain.fx_graph import lower_placed, placed, read_fx_graph
-from suite.explain.generated_code import Body
-from suite.explain.lowering import LoweredGraph, LoweredPair, LoweringFailed, lower
-from suite.explain.pretended_gpu import TARGET, pretended_gpu
-from suite.explain.records import TO_THE_END, FxGraph, GraphBreak, Lowering
+from suite.explain.lowering import LoweredPair, LoweringFailed, lower
+from suite.explain.pretended_gpu import pretended_gpu
+from suite.explain.records import TO_THE_END, FxGraph, GraphBreak, Lowering, NonStaticInput
+from suite.measure.encore_report import with_short_paths
 from suite.measure.known_values import UnknownValue
 from suite.measure.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
 from suite.measure.source_line import line_of_frame, short_path
@@ -58,15 +59,14 @@ _ONE_CALL_LIMIT = "one call is traced: what is compiled again for other shapes o
 class TracedCall:
     """Collect the results of one call: FX graphs in Dynamo's order, breaks between them, and limits of the analysis.
 
-    `calls` counts the calls of each graph. `lowered` has Inductor's outcome for each graph, by setting. `failure` is
-    the program's error, if any; results before it stay valid. `differentiated`: the call ran a backward itself.
+    `calls` counts the calls of each graph. `failure` is the program's error, if any; results before it stay valid.
+    `differentiated`: the call ran a backward itself.
     """
 
     graphs: list[FxGraph] = field(default_factory=list)
     breaks: list[GraphBreak] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
-    lowered: list[dict[str, LoweredPair]] = field(default_factory=list)
     failure: Exception | None = None
     seen: str | None = None
     differentiated: bool = False
@@ -102,7 +102,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     Without settings nothing is lowered: graphs, CPU values, copies and breaks are found, which is quick.
     Call it in a process that is used for nothing else, because of `pretended_gpu`.
     """
-    found = TracedCall()
+    found, stock = TracedCall(), next(iter(settings), "")
     torch_internals.reset_dynamo()
     reasons = torch_internals.dynamo_utils.graph_break_reasons
     with (
@@ -143,15 +143,12 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
         found.limits.append(_GRADIENTS_LIMIT)
     if program.is_step and not found.differentiated and found.failure is None:
         # A call without a backward counts as inference, although the program might train.
-        found.lowered = [
-            {name: LoweredPair(pair.forward) for name, pair in lowered.items()} for lowered in found.lowered
+        found.graphs = [
+            graph.model_copy(update={"backward": [], "stock_captures": _captures_all(graph.of(stock))})
+            for graph in found.graphs
         ]
     elif program.training:
         found.limits.append(_STEP_LIMIT if program.is_step else _TRAINING_LIMIT)
-    found.graphs = [
-        _with_lowerings(graph, lowered, next(iter(settings), ""))
-        for graph, lowered in zip(found.graphs, found.lowered, strict=True)
-    ]
     found.limits.append(_ONE_CALL_LIMIT)
     return found
 
@@ -199,49 +196,19 @@ def _gradients_of_inputs(
 
 
 def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, training: bool) -> Callable[..., Any]:
+    stock = next(iter(settings), "")
+
     def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # Code that runs without gradients, such as an optimizer, has no backward graph in training either.
-        lower_one = functools.partial(lower, training=training and torch.is_grad_enabled())
+        trains = training and torch.is_grad_enabled()
         with torch.no_grad():
-            return collect_lowered(graph_module, example_inputs, lower_one)
-
-    def collect_lowered(
-        graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], lower_one: Callable[..., LoweredPair]
-    ) -> Callable[..., Any]:
-        lowered: dict[str, LoweredPair] = {}
-        failures: dict[str, str] = {}
-        placement = place(graph_module, example_inputs)
-        for name in (*settings, PLACEMENT_MODE) if settings else ():
-            try:
-                if name == PLACEMENT_MODE:
-                    lowered[name] = lower_placed(placement, example_inputs, lowered.get(GRAPH_MODE), lower_one)
-                else:
-                    lowered[name] = lower_one(graph_module, example_inputs, options=settings[name])
-            except LoweringFailed as error:
-                failures[name] = str(error)
-        # Only now, because Dynamo may have to trace the frame again, and then this graph does not count.
-        index = len(found.graphs)
-        found.note_modules(graph_module)
-        record, unknown = read_fx_graph(graph_module, example_inputs, index)
-        if unknown is not None:
-            found.limits.append(f"graph {index}: where its values live is not known: {unknown}")
-        stock = lowered.get(next(iter(settings), ""))
-        found.graphs.append(record.model_copy(update={"placement": placed(graph_module, placement.report)}))
-        found.lowered.append(lowered)
-        found.limits.extend(
-            f"{which}: a CUDA graph would take a CPU tensor, and whether it can be recorded is not known: {line}"
-            for which, graph in _parts(stock, index)
-            for line in graph.takes_cpu_tensors
-        )
-        found.limits.extend(f"graph {index} was not lowered for {name}: {why}" for name, why in failures.items())
-        missing: dict[str, list[str]] = {}
-        for name, pair in lowered.items():
-            if pair.no_backward is not None:
-                missing.setdefault(pair.no_backward, []).append(name)
-        found.limits.extend(
-            f"the backward of graph {index} was not lowered for {', '.join(names)}: {why}"
-            for why, names in missing.items()
-        )
+            placement = place(graph_module, example_inputs)
+            lowered, failures = _lowered(graph_module, example_inputs, placement, settings, training=trains)
+            # Only now, because Dynamo may have to trace the frame again, and then this graph does not count.
+            index = len(found.graphs)
+            found.note_modules(graph_module)
+            found.graphs.append(_graph(graph_module, index, placement, lowered, lowered.get(stock)))
+        found.limits.extend(_limits(index, lowered, lowered.get(stock), failures))
         found.calls.append(0)
 
         def run(*args: Any) -> Any:
@@ -253,52 +220,108 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, tr
     return collect
 
 
-def _with_lowerings(graph: FxGraph, lowered: Mapping[str, LoweredPair], stock: str) -> FxGraph:
-    backwards = {name: pair.backward for name, pair in lowered.items() if pair.backward is not None}
-    staged = 0 if graph.placement is None else graph.placement.copies - graph.placement.blocking_copies
-    return graph.model_copy(
-        update={
-            "lowerings": [
-                _lowering(name, pair.forward, staged * (name == PLACEMENT_MODE)) for name, pair in lowered.items()
-            ],
-            "backward": [_lowering(name, backward) for name, backward in backwards.items()],
-            "stock_captures": _captures_all(lowered[stock]) if stock in lowered else None,
-        }
+def _lowered(
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    placement: Placement,
+    settings: Mapping[str, Mapping[str, Any]],
+    *,
+    training: bool,
+) -> tuple[dict[str, LoweredPair], dict[str, str]]:
+    """Lower a graph under each setting, and after placement under the options of stock CUDA graphs.
+
+    Return the outcomes by setting, and the reasons for those that are missing. A graph that placement leaves untouched
+    has stock's outcome.
+    """
+    lowered: dict[str, LoweredPair] = {}
+    failures: dict[str, str] = {}
+    for name in (*settings, PLACEMENT_MODE) if settings else ():
+        module, inputs = graph_module, example_inputs
+        if name == PLACEMENT_MODE:
+            if placement.feeds is None and GRAPH_MODE in lowered:
+                lowered[name] = lowered[GRAPH_MODE]
+                continue
+            module, inputs = placement.graph_module, placement.example_inputs(example_inputs)
+        options = settings.get(name, MODES[GRAPH_MODE].options)
+        try:
+            lowered[name] = lower(module, inputs, options=options, training=training)
+        except LoweringFailed as error:
+            failures[name] = str(error)
+    return lowered, failures
+
+
+def _graph(
+    graph_module: torch.fx.GraphModule,
+    index: int,
+    placement: Placement,
+    lowered: Mapping[str, LoweredPair],
+    stock: LoweredPair | None,
+) -> FxGraph:
+    """Return the record of Dynamo's graph number `index`. `stock` is the outcome under stock's settings."""
+    nodes = list(graph_module.graph.nodes)
+    inputs = [_input(node) for node in nodes if _is_non_static_input(node)]
+    captures = _captures_all([one for one in (stock.forward, stock.backward) if one] if stock else [])
+    return FxGraph(
+        index=index,
+        operations=sum(node.op.startswith("call_") for node in nodes),
+        placement=with_short_paths(json.loads(json.dumps(asdict(placement.report)))),  # type: ignore[arg-type]
+        non_static_inputs=inputs,
+        non_static_input_bytes=sum(entry.input_bytes or 0 for entry in inputs),
+        stock_captures=None if captures and stock and stock.no_backward is not None else captures,
+        lowerings=[
+            _named(name, pair.forward, bool(placement.report.staged) and name == PLACEMENT_MODE)
+            for name, pair in lowered.items()
+        ],
+        backward=[_named(name, pair.backward) for name, pair in lowered.items() if pair.backward is not None],
     )
 
 
-def _parts(pair: LoweredPair | None, index: int) -> Iterator[tuple[str, LoweredGraph]]:
-    """Yield forward and backward of Dynamo's graph number `index`, with their names."""
-    if pair is not None:
-        yield f"graph {index}", pair.forward
-        if pair.backward is not None:
-            yield f"the backward of graph {index}", pair.backward
+def _named(setting: str, lowering: Lowering, staging_copies: int = 0) -> Lowering:
+    copies = lowering.host_to_device_copies + staging_copies
+    return lowering.model_copy(update={"setting": setting, "host_to_device_copies": copies})
 
 
-def _lowering(setting: str, graph: LoweredGraph, staging_copies: int = 0) -> Lowering:
-    inside, outside = graph.in_graphs, graph.outside
-    return Lowering(
-        setting=setting,
-        target=TARGET,
-        partitions=graph.graphs,
-        kernels_in_graphs=inside.gpu_kernels,
-        kernels_outside=outside.gpu_kernels,
-        cpu_kernels=outside.cpu_kernels,
-        host_to_device_copies=outside.host_to_device_copies + staging_copies,
-        blocking_copies=outside.blocking_copies,
-        not_captured=list(graph.not_captured),
+def _is_non_static_input(node: torch.fx.Node) -> bool:
+    on_gpu = any(tensor.device.type == "cuda" for tensor in tensors_of(node.meta.get("example_value")))
+    return node.op == "placeholder" and on_gpu and torch_internals.static_input_type(node) is None
+
+
+def _input(node: torch.fx.Node) -> NonStaticInput:
+    tensors = list(tensors_of(node.meta["example_value"]))
+    static = all(isinstance(size, int) for tensor in tensors for size in tensor.shape)
+    first = tensors[0]
+    return NonStaticInput(
+        node=node.name,
+        shape=[int(size) for size in first.shape] if static else None,
+        dtype=str(first.dtype).removeprefix("torch."),
+        input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors) if static else None,
     )
 
 
-def _captures_all(pair: LoweredPair) -> bool | None:
-    graphs = [graph for _, graph in _parts(pair, 0)]
-    if any(graph.takes_cpu_tensors for graph in graphs):
+def _limits(
+    index: int, lowered: Mapping[str, LoweredPair], stock: LoweredPair | None, failures: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield sentences on what is not known of graph number `index`."""
+    backward = f"the backward of graph {index}"
+    for which, one in ((f"graph {index}", stock.forward), (backward, stock.backward)) if stock else ():
+        for line in one.takes_cpu_tensors if one else ():
+            yield f"{which}: a CUDA graph would take a CPU tensor, and whether it can be recorded is not known: {line}"
+    for name, why in failures.items():
+        yield f"graph {index} was not lowered for {name}: {why}"
+    missing: dict[str, list[str]] = {}
+    for name, pair in lowered.items():
+        if pair.no_backward is not None:
+            missing.setdefault(pair.no_backward, []).append(name)
+    for why, names in missing.items():
+        yield f"{backward} was not lowered for {', '.join(names)}: {why}"
+
+
+def _captures_all(lowerings: Sequence[Lowering]) -> bool | None:
+    """Return whether all kernels of these are in CUDA graphs; None if it is unknown, or if there are none."""
+    if any(one.takes_cpu_tensors for one in lowerings):
         return None
-    outside = sum((graph.outside for graph in graphs), Body())
-    left = outside.gpu_kernels + outside.cpu_kernels
-    if left == 0 and pair.no_backward is not None:
-        return None
-    return left == 0 if left + sum(graph.in_graphs.gpu_kernels for graph in graphs) else None
+    left = sum(one.kernels_outside + one.cpu_kernels for one in lowerings)
+    return left == 0 if left + sum(one.kernels_in_graphs for one in lowerings) else None
 
 
 def user_place(error: BaseException) -> str | None:

@@ -27,8 +27,8 @@ from optimizations.report import CompiledGraph
 from optimizations.torch_internals import outcome
 from suite.explain.generated_code import Body, read_module
 from suite.explain.gradients import without_engine
+from suite.explain.records import Lowering
 from suite.measure.source_line import Reasons, line_of_frame
-from suite.results.schema import NotCaptured
 
 FIXED_OPTIONS: Mapping[str, Any] = {
     # Each lowering must generate its module in this process, without caches and compile workers.
@@ -40,32 +40,11 @@ FIXED_OPTIONS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class LoweredGraph:
-    """Hold Inductor's outcome for one FX graph.
-
-    Attributes:
-        source: the generated module; "" where Inductor had nothing to generate (a graph of views).
-        graphs: how many of its partitions, or all of it, stock PyTorch would record as CUDA graphs.
-        in_graphs, outside: the launches of the generated code inside of these, and outside.
-        not_captured: Inductor's reasons for the rest.
-        takes_cpu_tensors: user's lines of operations in partitions that read a CPU tensor with dimensions. Inductor
-            allows them; only a GPU shows whether they can be recorded.
-    """
-
-    source: str
-    graphs: int
-    in_graphs: Body
-    outside: Body
-    not_captured: tuple[NotCaptured, ...]
-    takes_cpu_tensors: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class LoweredPair:
     """Hold a forward and its backward. `no_backward` is the reason for a missing backward."""
 
-    forward: LoweredGraph
-    backward: LoweredGraph | None = None
+    forward: Lowering
+    backward: Lowering | None = None
     no_backward: str | None = None
 
 
@@ -219,17 +198,22 @@ class _Seen:
             self.recorded.append(self._partition)
         return model
 
-    def lowered(self) -> LoweredGraph:
+    def lowered(self) -> Lowering:
         source = "\n".join(self.sources)
         bodies = read_module(source)
-        inside = {place % len(bodies) for place in self.recorded}  # -1 is the whole of `call`
-        return LoweredGraph(
-            source=source,
-            graphs=len(self.recorded),
-            in_graphs=sum((bodies[place] for place in inside), Body()),
-            outside=sum((body for place, body in enumerate(bodies) if place not in inside), Body()),
-            not_captured=tuple(self.reasons.records()),
+        recorded = {place % len(bodies) for place in self.recorded}  # -1 is the whole of `call`
+        inside = sum((bodies[place] for place in recorded), Body())
+        outside = sum((body for place, body in enumerate(bodies) if place not in recorded), Body())
+        return Lowering(
+            partitions=len(self.recorded),
+            kernels_in_graphs=inside.gpu_kernels,
+            kernels_outside=outside.gpu_kernels,
+            cpu_kernels=outside.cpu_kernels,
+            host_to_device_copies=outside.host_to_device_copies,
+            blocking_copies=outside.blocking_copies,
+            not_captured=self.reasons.records(),
             takes_cpu_tensors=tuple(self.takes_cpu_tensors),
+            source=source,
         )
 
 

@@ -1,4 +1,4 @@
-"""Define the records of `encore explain`'s results, which are written as JSON and read by the report.
+"""Define the records of `encore explain`'s results, which are written as JSON.
 
 All results are computed without a GPU: from Dynamo's FX graphs over fake CUDA tensors and, where possible, from a full
 lowering for an H100. Limits of the analysis are listed in `limits`; nothing is guessed.
@@ -10,45 +10,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from optimizations.report import Copy, CpuNode, PlacementReport
 from suite.results.schema import NotCaptured, Record
 
 TO_THE_END = "seen to its end"
 """The value of `Explanation.seen` if the call was traced to its end."""
-
-
-CpuKind = Literal["constant", "attribute", "argument", "computed", "output"]
-
-
-class ExplainedCpuNode(Record):
-    """Describe a node of an FX graph whose value is on the CPU.
-
-    `kind` is its source: made in the graph, read from a module or global, passed with each call, computed from other
-    CPU nodes; `output` marks a CPU value that the graph returns.
-    """
-
-    node: str
-    operation: str
-    kind: CpuKind
-    shape: list[int] | None
-    dtype: str | None
-    source_line: str | None
-
-
-CopyKind = Literal["copy", "implicit", "scalar"]
-
-
-class ExplainedCopy(Record):
-    """Describe a host-to-device copy of each call. `blocking`: the host waits for it, as it does by default.
-
-    `kind`: the program copies explicitly (`copy`), or an operation on the GPU reads a CPU tensor, for example as an
-    index (`implicit`). A CPU tensor of rank 0 in GPU arithmetic (`scalar`) is passed by value and does not block.
-    """
-
-    node: str
-    kind: CopyKind = "copy"
-    copied_bytes: int | None
-    blocking: bool
-    source_line: str | None
 
 
 class NonStaticInput(Record):
@@ -61,16 +27,15 @@ class NonStaticInput(Record):
 
 
 class Lowering(Record):
-    """Hold Inductor's outcome for one FX graph under one setting, from an offline lowering for `target` (no GPU).
+    """Hold Inductor's outcome for one FX graph under one setting, from an offline lowering for an H100 (no GPU).
 
-    `partitions` counts partitions that would become CUDA graphs; `kernels_in_graphs` the kernels inside them; kernels
-    outside are launched one by one; `cpu_kernels` run on the host in each call; `host_to_device_copies` counts copies
-    in the call, and `blocking_copies` those that make the host wait. A kernel is a call in the generated code: a
-    library call may launch more than one.
+    `partitions` counts partitions, or whole graphs, that would become CUDA graphs; `kernels_in_graphs` the kernels
+    inside them; kernels outside are launched one by one; `cpu_kernels` run on the host in each call;
+    `host_to_device_copies` counts copies in the call, and `blocking_copies` those that make the host wait. A kernel is
+    a call in the generated code: a library call may launch more than one.
     """
 
-    setting: str
-    target: str
+    setting: str = ""
     partitions: int
     kernels_in_graphs: int
     kernels_outside: int
@@ -78,67 +43,52 @@ class Lowering(Record):
     host_to_device_copies: int
     blocking_copies: int = 0
     not_captured: list[NotCaptured]
-
-
-PlacedForm = Literal["kept", "literal", "rebuilt", "staged", "cpu output"]
-
-
-class PlacedValue(Record):
-    """Describe a CPU value that placement moves to the GPU.
-
-    `form`: "kept" on the GPU and refreshed when an attribute changes, a "literal" of the graph, "rebuilt" there on the
-    GPU, "staged" with each call, or a "cpu output", computed on the GPU and copied to the CPU after the graph.
-    `value_bytes` is 0 if it needs no memory, and None if that is unknown before the call.
-    """
-
-    node: str
-    form: PlacedForm
-    value_bytes: int | None
-    source_line: str | None
-
-
-class LeftInPlace(Record):
-    """Describe a node on the CPU, or with a CPU input, that placement does not change, and the reason."""
-
-    node: str
-    operation: str
-    reason: str
-    source_line: str | None
-
-
-class Placed(Record):
-    """Hold one FX graph after placement.
-
-    `untouched` is the reason why it is unchanged. `cpu_nodes`, `copies` and `blocking_copies` count those that remain:
-    host-to-device copies of one call, including the staging copy and without scalars passed by value.
-    """
-
-    untouched: str | None
-    cpu_nodes: int
-    copies: int
-    blocking_copies: int
-    values: list[PlacedValue]
-    left: list[LeftInPlace]
+    takes_cpu_tensors: tuple[str, ...] = Field(default=(), exclude=True)
+    """User's lines of operations in partitions that read a CPU tensor with dimensions. Inductor allows them; only a GPU
+    shows whether they can be recorded."""
+    source: str = Field(default="", exclude=True)
+    """The generated module; "" where Inductor had nothing to generate (a graph of views)."""
 
 
 class FxGraph(Record):
-    """Hold one FX graph of the model, in the order Dynamo made them. `placement` None: it was not planned.
+    """Hold one FX graph of the model, in the order Dynamo made them, with what the backend's placement finds in it.
 
     `backward`: the lowerings of its backward graph, in a program that trains.
     """
 
     index: int
     operations: int
-    cpu_nodes: list[ExplainedCpuNode]
-    copies: list[ExplainedCopy]
+    placement: PlacementReport
     non_static_inputs: list[NonStaticInput]
     non_static_input_bytes: int
-    stock_captures: bool | None
+    stock_captures: bool | None = None
     """True if stock CUDA graphs (default settings) would capture all its kernels: those of its backward and those that
     run on the CPU are included. None if it is unknown, or if it has no kernel."""
-    lowerings: list[Lowering]
-    placement: Placed | None = None
+    lowerings: list[Lowering] = Field(default_factory=list)
     backward: list[Lowering] = Field(default_factory=list)
+
+    @property
+    def cpu_nodes(self) -> list[CpuNode]:
+        """Return the nodes whose values are on the CPU."""
+        return list(self.placement.cpu_nodes_before)
+
+    @property
+    def copies(self) -> list[Copy]:
+        """Return the host-to-device copies of each call."""
+        return list(self.placement.copies_before)
+
+    def of(self, setting: str) -> list[Lowering]:
+        """Return its lowering under this setting; none where it could not be lowered."""
+        return [one for one in self.lowerings if one.setting == setting]
+
+    @property
+    def copies_after(self) -> tuple[int, int]:
+        """Return how many copies a call has after placement, and how many of them make the host wait.
+
+        All staged arguments are copied at once; scalars are passed by value.
+        """
+        blocking = sum(copy.blocking for copy in self.placement.copies_after)
+        return blocking + bool(self.placement.staged), blocking
 
 
 class GraphBreak(Record):
@@ -169,22 +119,14 @@ class Explanation(Record):
     """The part of the call that was seen, in words: to its end, or up to which line. Older explanations do not say."""
 
     @property
-    def host_to_device(self) -> list[ExplainedCopy]:
+    def host_to_device(self) -> list[Copy]:
         """Return the host-to-device copies of one call, without scalars, which are passed by value."""
         return [copy for graph in self.graphs for copy in graph.copies if copy.kind != "scalar"]
 
     @property
     def cpu_nodes(self) -> int:
-        """Return the CPU values of one call; a value that is also returned counts once."""
-        return sum(len({node.node for node in graph.cpu_nodes}) for graph in self.graphs)
-
-    def forwards(self, setting: str) -> list[Lowering]:
-        """Return the lowerings of FX graphs under this setting; those that could not be lowered have none."""
-        return [one for graph in self.graphs for one in graph.lowerings if one.setting == setting]
-
-    def backwards(self, setting: str) -> list[Lowering]:
-        """Return the lowerings of their backward graphs."""
-        return [one for graph in self.graphs for one in graph.backward if one.setting == setting]
+        """Return how many CPU values there are in one call."""
+        return sum(len(graph.cpu_nodes) for graph in self.graphs)
 
 
 class WorkerAnswer(Record):

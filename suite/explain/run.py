@@ -9,18 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from importlib.metadata import version
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from encore.own_packages import script
 from models import registry
 from suite.explain.records import Explanation, WorkerAnswer
 from suite.explain.targets import Target, unexplained
-from suite.measure.checkout import git_state
 from suite.results.errors import WrongUse
-from suite.results.store import REPOSITORY, CannotWrite, describe, make_folder, write_atomically
+from suite.results.store import CannotWrite, describe, make_folder, write_atomically
 from suite.run.asked import ask
 
 WORKER_COMMAND = script("suite.explain.worker")
@@ -71,7 +67,7 @@ def _write(path: Path, explanation: Explanation) -> None:
     except CannotWrite as error:
         raise CannotWrite(
             f"cannot write {describe(path)}: {error.__cause__}. What was explained before is intact; make room, then "
-            "go on with the same command and --reuse."
+            "name the targets that are missing."
         ) from error
 
 
@@ -80,29 +76,3 @@ def file_name(target: Target) -> str:
     stem = target.name.replace(":", ".")
     is_default = target.variant is None or target.variant == registry.planned(target.name).variants[0]
     return f"{stem}.json" if is_default else f"{stem}-{target.variant}.json"
-
-
-def reusable(targets: Sequence[Target], folder: Path) -> dict[Target, Explanation]:
-    """Return explanations in `folder` that this commit, unchanged, made without an error.
-
-    Users' programs and models of TorchBench are never among them, because changes of their code are not detected.
-    """
-    commit, dirty = git_state(REPOSITORY)
-    if commit is None or dirty:
-        return {}
-    own = [target for target in targets if not (target.is_program or registry.is_sourced(target.name))]
-    here = (commit, False, None, version("torch"))
-    return {
-        target: found
-        for target in own
-        if (found := _read(folder / file_name(target))) is not None
-        and (found.commit, found.dirty, found.error, found.torch) == here
-        and found.size == target.size
-    }
-
-
-def _read(path: Path) -> Explanation | None:
-    try:
-        return Explanation.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None

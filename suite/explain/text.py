@@ -11,16 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from optimizations.byte_units import format_bytes
-from suite.explain.records import (
-    TO_THE_END,
-    ExplainedCopy,
-    ExplainedCpuNode,
-    Explanation,
-    FxGraph,
-    Lowering,
-    Placed,
-    PlacedValue,
-)
+from optimizations.report import PlacementReport
+from suite.explain.records import TO_THE_END, Explanation, FxGraph, Lowering
 from suite.measure.modes import GRAPH_MODE
 
 MOST_ROWS = 16
@@ -36,17 +28,17 @@ def summary(explanation: Explanation) -> str:
     """Summarize the explanation, or its error, in one line."""
     if explanation.error is not None and not explanation.graphs:
         return f"failed: {explanation.error.splitlines()[0]}"
-    stock, backward = explanation.forwards(GRAPH_MODE), explanation.backwards(GRAPH_MODE)
+    stock = [one for graph in explanation.graphs for one in graph.of(GRAPH_MODE)]
+    backward = [one for graph in explanation.graphs for one in graph.backward if one.setting == GRAPH_MODE]
     lowered = bool(stock) and len(stock) == len(explanation.graphs)
     captured = _captured(stock) + (f" and {_captured(backward)} of the backward" if backward else "")
     copies = len(explanation.host_to_device)
-    placed = [graph.placement for graph in explanation.graphs if graph.placement is not None]
-    nodes_after = f" ({sum(each.cpu_nodes for each in placed)} after placement)" if placed else ""
-    copies_after = f" ({sum(each.copies for each in placed)} after placement)" if placed else ""
+    nodes_after = sum(len(graph.placement.cpu_nodes_after) for graph in explanation.graphs)
+    copies_after = sum(graph.copies_after[0] for graph in explanation.graphs)
     parts = [
         f"{_count(len(explanation.graphs), 'FX graph')}",
-        f"{_count(explanation.cpu_nodes, 'CPU node')}{nodes_after}",
-        f"{_count(copies, 'host-to-device copy', 'host-to-device copies')} per call{copies_after}",
+        f"{_count(explanation.cpu_nodes, 'CPU node')} ({nodes_after} after placement)",
+        f"{_count(copies, 'host-to-device copy', 'host-to-device copies')} per call ({copies_after} after placement)",
         f"stock captures {captured}" if lowered else "not lowered as stock would",
     ]
     seen = f"; {explanation.seen}" if (explanation.seen or TO_THE_END) != TO_THE_END else ""
@@ -74,10 +66,8 @@ def _parts(explanation: Explanation) -> Iterator[RenderableType]:
     if explanation.breaks:
         yield Text("Graph breaks", style="bold")
         lines = Counter((each.reason, each.source_line) for each in explanation.breaks)
-        yield _table(
-            ("times", "reason", "line"),
-            [(str(times), reason, line or "") for (reason, line), times in lines.items()],
-        )
+        rows = [(times, reason, line) for (reason, line), times in lines.items()]
+        yield from _table(("times", "reason", "line"), rows)
     for title, texts in (
         ("Not seen", explanation.limits),
         ("Failed", [explanation.error] if explanation.error else []),
@@ -95,77 +85,75 @@ def _graph(graph: FxGraph) -> Iterator[RenderableType]:
         f"{_count(len(graph.non_static_inputs), 'non-static input')} of {format_bytes(graph.non_static_input_bytes)}",
         style="bold",
     )
-    if graph.cpu_nodes:
-        yield _table(("CPU node", "kind", "shape", "dtype", "line"), [_cpu_row(node) for node in graph.cpu_nodes])
-    if graph.copies:
-        yield _table(
-            ("host to device", "kind", "bytes", "host waits", "line"), [_copy_row(copy) for copy in graph.copies]
-        )
-    if graph.placement is not None:
-        yield from _placement(graph.placement)
-    if graph.lowerings:
-        yield _table(
-            ("setting", "CUDA graphs", "kernels in", "kernels out", "CPU kernels", "copies (blocking)", "because"),
-            [
-                *(_lowering_row(lowering) for lowering in graph.lowerings),
-                *(_lowering_row(lowering, ", backward") for lowering in graph.backward),
-            ],
-        )
+    yield from _placement(graph)
+    yield from _table(
+        ("setting", "CUDA graphs", "kernels in", "kernels out", "CPU kernels", "copies (blocking)", "because"),
+        [
+            *(_lowering_row(lowering) for lowering in graph.lowerings),
+            *(_lowering_row(lowering, ", backward") for lowering in graph.backward),
+        ],
+    )
 
 
-def _placement(placement: Placed) -> Iterator[RenderableType]:
-    if placement.untouched is not None:
-        yield _indented(Text(f"placement leaves it as it is: {placement.untouched}"))
-    else:
-        copies = _count(placement.copies, "host-to-device copy", "host-to-device copies")
-        remain = f"{_count(placement.cpu_nodes, 'CPU node')} and {copies} ({placement.blocking_copies} blocking)"
-        yield _indented(Text(f"after placement {remain} remain"))
-    if placement.values:
-        yield _table(("copied to the GPU", "how", "bytes", "line"), [_value_row(value) for value in placement.values])
-    if placement.left:
-        yield _table(
-            ("left where it is", "operation", "because", "line"),
-            [(left.node, left.operation, left.reason, left.source_line or "") for left in placement.left],
-        )
+def _placement(graph: FxGraph) -> Iterator[RenderableType]:
+    report: PlacementReport = graph.placement
+    moved: list[tuple[object, ...]] = [
+        *((one.node, one.form, _bytes(one.hoisted_bytes), one.source_line) for one in report.hoisted),
+        *((one.node, "staged", _bytes(one.staged_bytes), one.source_line) for one in report.staged),
+        *((node, "cpu output", None, None) for node in report.cpu_outputs),
+    ]
+    count, blocking = graph.copies_after
+    copies = _count(count, "host-to-device copy", "host-to-device copies")
+    yield from _table(
+        ("CPU node", "kind", "shape", "dtype", "line"),
+        [(one.operation, one.kind, _shape(one.shape), one.dtype, one.source_line) for one in graph.cpu_nodes],
+    )
+    yield from _table(
+        ("host to device", "kind", "bytes", "host waits", "line"),
+        [
+            (one.node, one.kind, _bytes(one.copied_bytes) or "?", "yes" if one.blocking else "no", one.source_line)
+            for one in graph.copies
+        ],
+    )
+    remain = f"{_count(len(report.cpu_nodes_after), 'CPU node')} and {copies} ({blocking} blocking) remain"
+    untouched = report.untouched and f"placement leaves it as it is: {report.untouched}"
+    yield _indented(Text(untouched or f"after placement {remain}"))
+    yield from _table(("copied to the GPU", "how", "bytes", "line"), moved)
+    yield from _table(
+        ("left where it is", "operation", "because", "line"),
+        [(left.node, left.operation, left.reason, left.source_line) for left in report.left],
+    )
 
 
-def _value_row(value: PlacedValue) -> tuple[str, ...]:
-    size = "" if value.value_bytes in (None, 0) else format_bytes(value.value_bytes or 0)
-    return (value.node, value.form, size, value.source_line or "")
+def _bytes(size: int | None) -> str:
+    return format_bytes(size) if size else ""
 
 
-def _cpu_row(node: ExplainedCpuNode) -> tuple[str, ...]:
-    return (node.operation, node.kind, _shape(node.shape), node.dtype or "", node.source_line or "")
-
-
-def _copy_row(copy: ExplainedCopy) -> tuple[str, ...]:
-    size = "?" if copy.copied_bytes is None else format_bytes(copy.copied_bytes)
-    return (copy.node, copy.kind, size, "yes" if copy.blocking else "no", copy.source_line or "")
-
-
-def _lowering_row(lowering: Lowering, direction: str = "") -> tuple[str, ...]:
+def _lowering_row(lowering: Lowering, direction: str = "") -> tuple[object, ...]:
     reasons = []
     for each in lowering.not_captured:
         times = f" x{each.count}" if each.count > 1 else ""
         reasons.append(f"{each.reason}{times}" + (f" at {each.source_line}" if each.source_line else ""))
     return (
         f"{lowering.setting}{direction}",
-        str(lowering.partitions),
-        str(lowering.kernels_in_graphs),
-        str(lowering.kernels_outside),
-        str(lowering.cpu_kernels),
+        lowering.partitions,
+        lowering.kernels_in_graphs,
+        lowering.kernels_outside,
+        lowering.cpu_kernels,
         f"{lowering.host_to_device_copies} ({lowering.blocking_copies})",
         "; ".join(reasons),
     )
 
 
-def _table(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> RenderableType:
-    table = Table(*headings, box=None, pad_edge=False, header_style="dim")
-    for row in rows[:MOST_ROWS]:
-        table.add_row(*map(Text, row))
-    if len(rows) > MOST_ROWS:
-        table.add_row(Text(f"... and {len(rows) - MOST_ROWS} more"))
-    return _indented(table)
+def _table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[RenderableType]:
+    """Yield a table of these rows, with nothing for None; no table without rows."""
+    if rows:
+        table = Table(*headings, box=None, pad_edge=False, header_style="dim")
+        for row in rows[:MOST_ROWS]:
+            table.add_row(*(Text("" if value is None else str(value)) for value in row))
+        if len(rows) > MOST_ROWS:
+            table.add_row(Text(f"... and {len(rows) - MOST_ROWS} more"))
+        yield _indented(table)
 
 
 def _indented(part: RenderableType) -> RenderableType:
@@ -173,7 +161,7 @@ def _indented(part: RenderableType) -> RenderableType:
     return Padding(part, (0, 0, 0, 2), expand=False)
 
 
-def _shape(shape: list[int] | None) -> str:
+def _shape(shape: Sequence[int | str] | None) -> str:
     return "?" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 

@@ -34,14 +34,13 @@ def _capture(name: str) -> dict[str, Any]:
     program = dataclasses.replace(program, training=function in explain_programs.TRAINED)
     more = {"post_grad_custom_post_pass": _fail_at_backward} if function != name else {}
     found = capture(program, {setting: {**options, **more} for setting, options in SETTINGS.items()})
-    pairs = [(setting, pair) for lowered in found.lowered for setting, pair in lowered.items()]
     return {
         "graphs": [graph.model_dump(mode="json") for graph in found.graphs],
         "breaks": [each.model_dump(mode="json") for each in found.breaks],
         "limits": found.limits,
         "failure": None if found.failure is None else repr(found.failure),
-        "sources": {setting: pair.forward.source for setting, pair in pairs},
-        "backward_sources": {setting: pair.backward.source for setting, pair in pairs if pair.backward},
+        "sources": {one.setting: one.source for graph in found.graphs for one in graph.lowerings},
+        "backward_sources": {one.setting: one.source for graph in found.graphs for one in graph.backward},
     }
 
 

@@ -163,7 +163,7 @@ RUN, SECOND = "<suite><run><--resume><newest>", "<--set><torchbench>"
         ("", f"{RUN}<--report>", None),
         ("--all --quick", "<--report><--set><all><--quick>", None),
         # With TorchBench there is a second run, of all its models; of an option that is given twice, the last counts.
-        (f"{TORCHBENCH} --budget 9m", f"{RUN}<--report><--budget><9m>", SECOND),
+        (f"{TORCHBENCH} --samples 9", f"{RUN}<--report><--samples><9>", SECOND),
         (f"{TORCHBENCH} --set all", "<--report><--set><all>", f"<--set><all>{SECOND}"),
         # Workloads that are named are all that is measured. The value of an option is no workload.
         (f"{TORCHBENCH} torchbench:alexnet --quick", "<--report><torchbench:alexnet><--quick>", None),
@@ -201,7 +201,7 @@ NOWHERE = "no checkout of https://github.com/pytorch/benchmark"
     ("arguments", "words"),
     [
         *((f"{TORCHBENCH} --quick {option}{value}", f"two runs, and {option} fits one only")
-          for option in ("--out", "--resume") for value in (" 2", "=2")),
+          for option in ("--out", "--budget") for value in (" 2", "=2")),
         (f"--quick {TORCHBENCH}", LATE),
         ("--with-torchbench", NOWHERE),
     ],

@@ -1,11 +1,10 @@
-"""Maintain `results/recorded`: packed runs and their page; and the history with the rows of deleted runs."""
+"""Maintain `results/recorded`: packed runs and their page; the history keeps the rows of deleted runs."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from suite.report.frame import read_history, rows_frame, write_history
@@ -51,7 +50,7 @@ def record_run(run: Path, recorded: Path, history: Path) -> Path:
         raise WrongUse(f"{describe(folder)} exists; a run is recorded once")
     pack_cells(read.cells, folder)
     write_atomically(folder / ENVIRONMENT, (run / ENVIRONMENT).read_bytes())
-    _add_rows([folder], history)
+    write_history([read_history(history), rows_frame(load_run(folder))], history)
     return folder
 
 
@@ -64,22 +63,6 @@ def pack_cells(cells: Iterable[Cell], folder: Path) -> None:
         for cell in cells
     ]
     write_atomically(folder / PACKED, gzip.compress(lines_of(small).encode(), compresslevel=9, mtime=0))
-
-
-def retire_runs(folders: Sequence[Path], history: Path) -> None:
-    """Add the rows of runs to the history, then delete the runs.
-
-    Raises:
-        InvalidResults: a file of a run has wrong fields.
-        CannotWrite: the disk is full; nothing was deleted.
-    """
-    _add_rows(folders, history)
-    for folder in folders:
-        shutil.rmtree(folder)
-
-
-def _add_rows(folders: Sequence[Path], history: Path) -> None:
-    write_history([read_history(history), *(rows_frame(load_run(folder)) for folder in folders)], history)
 
 
 def renew_page(recorded: Path) -> None:

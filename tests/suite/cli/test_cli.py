@@ -125,8 +125,6 @@ def test_env_as_json_is_the_record_of_a_run() -> None:
         (("run", "--device", "cpu", "--measure-s", "nan"), ("--measure-s", "greater than or equal to 0")),
         (("run", "--device", "gpu"), ("--device", "cuda")),
         (("run", "--budget", "soon"), ("--budget 'soon'", "9m")),
-        (("run", "--budget", "9m", "--budget-used", "0"), ("--budget-used '0'", "9m")),
-        (("run", "--budget-used", "9m"), ("--budget-used", "needs --budget")),
         (("run", "--timeout", "0"), ("--timeout '0'", "1h30m")),
         (("run", "--shard", "3/2"), ("--shard '3/2'", "2/3")),
         (("run", "EOS", "--device", "cpu", "--shard", ""), ("--shard ''", "names nothing")),

@@ -194,14 +194,6 @@ def test_budget_leaves_a_resumable_run_and_exits_0(fake: Fake) -> None:
     assert len(read_run(run).cells) == 4
 
 
-def test_resumed_run_counts_the_spent_budget(fake: Fake) -> None:
-    for used, left_out in (("59m59s", ["EOS"]), ("2h", ["EOS"]), ("1s", [])):
-        out = str(fake.folder / used)
-        done = fake("run", "EOS", *CPU, "--budget", "1h", "--budget-used", used, "--json", "--out", out)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["not_started"] == left_out
-
-
 def test_run_in_use_is_refused(fake: Fake) -> None:
     fake("run", "EOS", *CPU)
     run = fake.only_run()

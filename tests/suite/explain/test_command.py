@@ -106,7 +106,7 @@ def test_full_disk_error_names_the_remedy_and_ends_workers(monkeypatch: pytest.M
 
     monkeypatch.setattr(run, "write_atomically", full)
     monkeypatch.setenv("ENCORE_TEST_PIDS", str(tmp_path / "pids"))
-    with pytest.raises(CannotWrite, match=r"any\.quick\.json: .*No space left on device.*--reuse"):
+    with pytest.raises(CannotWrite, match=r"any\.quick\.json: .*No space left on device.*that are missing"):
         list(explain_many([Target("any:quick", None), Target("any:hang", None)], jobs=2, out=tmp_path / "out"))
     if (tmp_path / "pids").exists():
         worker, child, _ = (tmp_path / "pids").read_text().split()

@@ -39,7 +39,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
 
 def cpu_values(traced: dict[str, Any]) -> Counter[str]:
-    return Counter(node["kind"] for graph in traced["graphs"] for node in graph["cpu_nodes"])
+    return Counter(node["kind"] for graph in traced["graphs"] for node in graph["placement"]["cpu_nodes_before"])
 
 
 def source_lines(traced: dict[str, Any]) -> list[str]:
@@ -48,7 +48,7 @@ def source_lines(traced: dict[str, Any]) -> list[str]:
 
 def test_dalle2_moves_its_mask_in_every_block(traced: dict[str, dict[str, Any]]) -> None:
     (graph,) = traced["DALLE2"]["graphs"]
-    moves = [copy for copy in graph["copies"] if "self.mask" in (copy["source_line"] or "")]
+    moves = [copy for copy in graph["placement"]["copies_before"] if "self.mask" in (copy["source_line"] or "")]
     assert len(moves) == 4, "two blocks, called twice"
     assert all(copy["blocking"] for copy in moves)
     assert cpu_values(traced["DALLE2"])["attribute"] == 1, "one tensor for all blocks"
@@ -68,7 +68,7 @@ def test_mask_rcnn_breaks_at_data_dependent_sizes(traced: dict[str, dict[str, An
     anchors = [
         node
         for graph in traced["VM"]["graphs"]
-        for node in graph["cpu_nodes"]
+        for node in graph["placement"]["cpu_nodes_before"]
         if "anchor_generator.cell_anchors" in node["operation"]
     ]
     assert len(anchors) == 5, "a CPU tensor for each level"

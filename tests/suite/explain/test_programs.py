@@ -12,7 +12,7 @@ import pytest
 from explain_programs import WIDTH
 from explain_seen import Seen, at, captured
 
-from suite.explain.records import ExplainedCopy, ExplainedCpuNode, Placed
+from optimizations.report import Copy, CpuNode
 
 NAMES = (
     "mask_attribute",
@@ -51,18 +51,18 @@ def seen(request: pytest.FixtureRequest, answers: dict[str, Any]) -> Seen:
     return Seen(answers["programs"][name])
 
 
-def kinds(nodes: list[ExplainedCpuNode]) -> list[str]:
+def kinds(nodes: list[CpuNode]) -> list[str]:
     return [node.kind for node in nodes]
 
 
-def only(copies: list[ExplainedCopy]) -> ExplainedCopy:
+def only(copies: list[Copy]) -> Copy:
     (copy,) = copies
     return copy
 
 
 def test_mask_attribute__is_an_attribute_copied_in_each_call(seen: Seen) -> None:
     (node,) = seen.graph.cpu_nodes
-    assert (node.kind, node.operation, node.shape, node.dtype) == ("attribute", "self.mask", [BATCH, WIDTH], "float32")
+    assert (node.kind, node.operation, node.shape, node.dtype) == ("attribute", "self.mask", (BATCH, WIDTH), "float32")
     copy = only(seen.graph.copies)
     assert (copy.kind, copy.blocking, copy.copied_bytes) == ("copy", True, BATCH * WIDTH * FLOAT_BYTES)
     for line in (node.source_line, copy.source_line):
@@ -85,7 +85,7 @@ def test_mask_attribute__is_split_off_or_blocks(seen: Seen) -> None:
 
 def test_numpy_scalar__is_passed_by_value_or_moved(seen: Seen) -> None:
     (node,) = seen.graph.cpu_nodes
-    assert (node.kind, node.operation, node.shape, node.dtype) == ("attribute", "self.temperature", [], "float64")
+    assert (node.kind, node.operation, node.shape, node.dtype) == ("attribute", "self.temperature", (), "float64")
     copy = only(seen.graph.copies)
     assert (copy.kind, copy.blocking, copy.copied_bytes) == ("scalar", False, 8)
     assert (seen.stock.cpu_kernels, seen.stock.host_to_device_copies, seen.stock.blocking_copies) == (1, 1, 0)
@@ -103,8 +103,8 @@ def test_staged_argument__comes_with_each_call(seen: Seen) -> None:
     assert seen.stock.blocking_copies == 1
 
 
-def test_cpu_output__is_marked_next_to_its_operands(seen: Seen) -> None:
-    assert kinds(seen.graph.cpu_nodes) == ["attribute", "computed", "output"]
+def test_cpu_output__is_listed_after_its_operands(seen: Seen) -> None:
+    assert kinds(seen.graph.cpu_nodes) == ["attribute", "computed"]
     assert seen.graph.copies == []
     assert (seen.stock.partitions, seen.stock.kernels_in_graphs, seen.stock.cpu_kernels) == (1, 1, 1)
     assert seen.unpartitioned.partitions == 0
@@ -209,49 +209,38 @@ def test_repeats__is_counted_once_with_its_repetitions(seen: Seen) -> None:
 # After placement: the setting "placement", and what the graph's record says of it.
 
 
-def placed(seen: Seen) -> Placed:
-    assert seen.graph.placement is not None
-    return seen.graph.placement
-
-
-def forms(seen: Seen) -> list[str]:
-    return [value.form for value in placed(seen).values]
-
-
 @pytest.mark.parametrize("name", ["mask_attribute", "numpy_scalar", "cpu_index", "constructor_chain"])
 def test_placement_leaves_one_cuda_graph_and_no_copy_per_call(answers: dict[str, Any], name: str) -> None:
     seen = Seen(answers["programs"][name])
-    after, lowered = placed(seen), seen.lowering("placement")
-    assert (after.untouched, after.cpu_nodes, after.copies, after.left) == (None, 0, 0, [])
+    after, lowered = seen.graph.placement, seen.lowering("placement")
+    assert (after.untouched, after.cpu_nodes_after, seen.graph.copies_after, after.left) == (None, (), (0, 0), ())
     assert (lowered.partitions, lowered.kernels_outside, lowered.cpu_kernels) == (1, 0, 0)
     assert lowered.host_to_device_copies == 0
     assert lowered.kernels_in_graphs >= 1
 
 
 def test_mask_attribute__is_kept_on_the_gpu_by_placement(seen: Seen) -> None:
-    (value,) = placed(seen).values
-    assert (value.form, value.value_bytes) == ("kept", BATCH * WIDTH * FLOAT_BYTES)
+    (value,) = seen.graph.placement.hoisted
+    assert (value.form, value.hoisted_bytes) == ("kept", BATCH * WIDTH * FLOAT_BYTES)
     assert value.source_line is not None
     assert value.source_line.startswith(at("self.mask.to(x.device)"))
     assert seen.stock.blocking_copies == 1, "what there is to gain"
 
 
 def test_staged_argument__is_moved_by_one_copy(seen: Seen) -> None:
-    assert forms(seen) == ["staged"]
-    assert (placed(seen).copies, placed(seen).blocking_copies) == (1, 0)
+    assert len(seen.graph.placement.staged) == 1 and seen.graph.copies_after == (1, 0)
     lowered = seen.lowering("placement")
     assert (lowered.host_to_device_copies, lowered.blocking_copies) == (1, 0)
     assert seen.stock.blocking_copies == 1, "what there is to gain"
 
 
 def test_mutated_cpu_state__is_not_placed_with_a_reason(seen: Seen) -> None:
-    assert seen.graph.placement is not None
     assert any("CPU memory" in left.reason or "writes" in left.reason for left in seen.graph.placement.left)
-    assert seen.graph.placement.cpu_nodes > 0
+    assert seen.graph.placement.cpu_nodes_after
 
 
 def test_device_constant__needs_no_placement(seen: Seen) -> None:
-    after = placed(seen)
+    after = seen.graph.placement
     assert after.untouched is not None
-    assert (after.copies, after.values) == (0, [])
+    assert (seen.graph.copies_after, after.hoisted, after.staged) == ((0, 0), (), ())
     assert seen.lowering("placement").model_copy(update={"setting": "graph"}) == seen.stock

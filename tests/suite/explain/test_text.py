@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 
 from rich.console import Console
 
-from suite.explain.records import (
-    ExplainedCopy,
-    ExplainedCpuNode,
-    Explanation,
-    FxGraph,
-    GraphBreak,
-    Lowering,
-    NonStaticInput,
-    Placed,
-)
+from optimizations.report import Copy, CpuNode, PlacementReport, Staged
+from suite.explain.records import Explanation, FxGraph, GraphBreak, Lowering, NonStaticInput
 from suite.explain.text import MOST_ROWS, render, summary
 from suite.results.schema import EXPLANATION_VERSION, NotCaptured
 
@@ -23,12 +16,11 @@ LINE = "program.py:3 in forward: y = x + self.mask.to(x.device)"
 
 
 def explanation(*, cpu_nodes: int = 1, error: str | None = None, lowered: bool = True) -> Explanation:
-    node = ExplainedCpuNode(
-        node="mask", operation="self.mask", kind="attribute", shape=[4, 4], dtype="float32", source_line=LINE
-    )
+    node = CpuNode("mask", "self.mask", "attribute", (4, 4), "float32", LINE)
+    copies = (Copy("to", "mask", 3 * 2**20, True, LINE),)
+    placement = PlacementReport("cuda:0", None, 7, cpu_nodes_before=(node,) * cpu_nodes, copies_before=copies)
     lowering = Lowering(
         setting="graph",
-        target="sm_90",
         partitions=2,
         kernels_in_graphs=5,
         kernels_outside=1,
@@ -40,8 +32,7 @@ def explanation(*, cpu_nodes: int = 1, error: str | None = None, lowered: bool =
     graph = FxGraph(
         index=0,
         operations=7,
-        cpu_nodes=[node] * cpu_nodes,
-        copies=[ExplainedCopy(node="to", kind="copy", copied_bytes=3 * 2**20, blocking=True, source_line=LINE)],
+        placement=placement,
         non_static_inputs=[NonStaticInput(node="x", shape=[2], dtype="int64", input_bytes=16)],
         non_static_input_bytes=16,
         stock_captures=False,
@@ -70,7 +61,8 @@ def printed(explained: Explanation) -> str:
 
 def test_summary_counts_obstacles_and_graphs() -> None:
     assert summary(explanation()) == (
-        "1 FX graph, 1 CPU node, 1 host-to-device copy per call, stock captures 5 of 6 kernels"
+        "1 FX graph, 1 CPU node (0 after placement), 1 host-to-device copy per call (0 after placement), "
+        "stock captures 5 of 6 kernels"
     )
     assert summary(explanation(lowered=False)).endswith("not lowered as stock would")
     (graph,) = explanation().graphs
@@ -81,12 +73,15 @@ def test_summary_counts_obstacles_and_graphs() -> None:
 
 def test_scalars_are_no_copies_and_placement_is_counted() -> None:
     (graph,) = explanation().graphs
-    scalar = ExplainedCopy(node="mul", kind="scalar", copied_bytes=8, blocking=False, source_line=LINE)
-    placement = Placed(untouched=None, cpu_nodes=0, copies=0, blocking_copies=0, values=[], left=[])
-    changed = graph.model_copy(update={"copies": [*graph.copies, scalar], "placement": placement})
-    assert "1 CPU node (0 after placement), 1 host-to-device copy per call (0 after placement)" in summary(
-        explanation().model_copy(update={"graphs": [changed]})
-    )
+    scalar = Copy("mul", "scale", 8, False, LINE, "scalar")
+    left, staged = graph.placement.copies_before[0], Staged("x", "x", (2,), "float32", 8, LINE)
+    placement = replace(
+        graph.placement, copies_before=(left, scalar), copies_after=(left, scalar), cpu_nodes_after=graph.cpu_nodes * 2,
+        staged=(staged, staged),
+    )  # fmt: skip
+    changed = explanation().model_copy(update={"graphs": [graph.model_copy(update={"placement": placement})]})
+    assert "1 CPU node (2 after placement), 1 host-to-device copy per call (2 after placement)" in summary(changed)
+    assert "2 CPU nodes and 2 host-to-device copies (1 blocking) remain" in printed(changed)
 
 
 def trained() -> Explanation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ from suite.cli.main import main
 from suite.report import frame
 from suite.report.frame import read_history, rows_frame, write_history
 from suite.report.history.lines import directions, lines_of
-from suite.report.history.recording import PAGE, listing, record_run, retire_runs
+from suite.report.history.recording import PAGE, listing, record_run
 from suite.report.runs import load_run
 from suite.results import store
 from suite.results.errors import WrongUse
@@ -89,48 +90,25 @@ def test_unfinished_run_is_not_recorded(tmp_path: Path, recorded: Path) -> None:
         record_run(run, recorded, tmp_path / "history.csv")
 
 
-def test_retired_run_keeps_its_rows(recorded: Path) -> None:
-    path = recorded / "history.csv"
-    first, second = a_run(recorded), a_run(recorded, "second", day=2)
-    retire_runs([first], path)
-    assert not first.exists() and second.exists()
-    retire_runs([second], path)
-    assert list(read_history(path)["run"]) == ["first"] * 4 + ["second"] * 4
-
-
-def test_record_command_packs_retires_and_renews_the_page(
+def test_record_command_packs_a_run_and_renews_the_page(
     tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a_run(recorded, "old")
     run = a_run(tmp_path, "new", day=2)
+    for arguments in ([str(run)], []):
+        with pytest.raises(SystemExit) as ended:
+            main(["record", *arguments])
+        assert not ended.value.code, capsys.readouterr().err
+        page = (recorded / PAGE).read_text()
+        row = "| `new` | `encore run` | SYNTHETIC GPU | 0123456789 | EOS, ST | compile, graph, encore | 3 |"
+        assert (row in page) is bool(arguments) and listing(recorded) in page
+        shutil.rmtree(recorded / "new", ignore_errors=True)
+    assert set(read_history(tmp_path / "history.csv")["run"]) == {"new"}, "the rows of a deleted run stay"
+
+
+def test_unknown_run_is_not_recorded(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["record", str(run), "--retire", "old"])
-    assert not ended.value.code, capsys.readouterr().err
-    page = (recorded / PAGE).read_text()
-    assert "| `new` | `encore run` | SYNTHETIC GPU | 0123456789 | EOS, ST | compile, graph, encore | 3 |" in page
-    assert "`old`" not in page and listing(recorded) in page
-    assert set(read_history(tmp_path / "history.csv")["run"]) == {"old", "new"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [((), "nothing to record"), (("nowhere",), "unknown run"), (("--retire", "nowhere"), "unknown run")],
-)
-def test_wrong_record_is_refused(
-    recorded: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["record", *arguments])
-    assert ended.value.code == 2 and words in capsys.readouterr().err
-
-
-def test_run_outside_of_recorded_is_not_retired(
-    tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = a_run(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["record", "--retire", str(run)])
-    assert ended.value.code == 2 and run.exists() and "it is not in" in capsys.readouterr().err
+        main(["record", "nowhere"])
+    assert ended.value.code == 2 and "unknown run" in capsys.readouterr().err
 
 
 def a_row(

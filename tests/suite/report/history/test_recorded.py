@@ -35,7 +35,7 @@ def test_recorded_run_is_read_whole(run: Path) -> None:
 def test_recorded_files_stay_small() -> None:
     """They are most of what a clone of the repository brings."""
     sizes = {path: path.stat().st_size for path in RECORDED.rglob("*") if path.is_file()}
-    assert sum(sizes.values()) <= MOST_BYTES, "retire a run: encore record --retire RUN"
+    assert sum(sizes.values()) <= MOST_BYTES, "delete an old run: the history has its rows"
 
 
 def test_recorded_page_lists_every_run() -> None:
