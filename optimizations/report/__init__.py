@@ -7,10 +7,11 @@ string, a number or a tuple of such, so that `dataclasses.asdict` of a record ca
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from optimizations.byte_units import format_bytes
 from optimizations.report.recordings import CountedCalls, Direction, KeptResults, RecordingReport, SelectionReport
 
 CpuKind = Literal["constant", "attribute", "argument", "computed"]
@@ -122,6 +123,38 @@ class PlacementReport:
     after: tuple[str, ...] = ()
     cpu_outputs: tuple[str, ...] = ()
     left: tuple[Left, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """Write the report as text."""
+        if self.untouched is not None:
+            yield f"untouched: {self.untouched}"
+        yield f"on the CPU:       {len(self.cpu_nodes_before)} nodes before, {len(self.cpu_nodes_after)} after"
+        yield f"copied to device: {_copies(self.copies_before)} before, {_copies(self.copies_after)} after"
+        for hoisted in self.hoisted:
+            what = format_bytes(hoisted.hoisted_bytes) if hoisted.form == "kept" else hoisted.form
+            depends = f", depends on {', '.join(hoisted.attributes)}" if hoisted.attributes else ""
+            yield f"hoisted {hoisted.node} ({what}{depends}){_at(hoisted.source_line)}"
+        for staged in self.staged:
+            known = staged.staged_bytes is not None
+            size = format_bytes(staged.staged_bytes or 0) if known else "size differs between calls"
+            yield f"staged {staged.argument} ({size}){_at(staged.source_line)}"
+        if self.before:
+            yield f"evaluated before the graph, on the CPU: {', '.join(self.before)}"
+        if self.after:
+            yield f"evaluated after the graph, on the CPU: {', '.join(self.after)}"
+        for output in self.cpu_outputs:
+            yield f"copied out after the graph: {output}"
+        for left in self.left:
+            yield f"left {left.node} ({left.operation}): {left.reason}{_at(left.source_line)}"
+
+
+def _copies(copies: Sequence[Copy]) -> str:
+    blocking = sum(copy.blocking for copy in copies)
+    return f"{len(copies)} ({blocking} blocking)"
+
+
+def _at(source_line: str | None) -> str:
+    return f"  [{source_line}]" if source_line else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
-from optimizations.byte_units import format_bytes
 from optimizations.options import Options
 from optimizations.placement.placing import place
-from optimizations.report import Copy, PlacementReport
+from optimizations.report import PlacementReport
 
 _RECOMPILES = 256
 """Each explanation traces again, and Dynamo counts that as a recompilation of the code."""
@@ -32,6 +31,11 @@ class PlacementExplanation:
         if not self.graphs:
             return "no FX graph: Dynamo traced nothing of this call"
         return "\n\n".join("\n".join(_lines(index, graph)) for index, graph in enumerate(self.graphs))
+
+
+def _lines(index: int, graph: PlacementReport) -> Iterator[str]:
+    yield f"graph {index}: {graph.nodes} nodes, device {graph.device or 'none'}"
+    yield from (f"  {line}" for line in graph.lines())
 
 
 def explain(
@@ -63,38 +67,6 @@ def explain(
     with traces_forgotten(), traced_again:
         torch.compile(program, backend=collect)(*args, **kwargs)
     return PlacementExplanation(tuple(graphs))
-
-
-def _lines(index: int, graph: PlacementReport) -> Iterator[str]:
-    yield f"graph {index}: {graph.nodes} nodes, device {graph.device or 'none'}"
-    if graph.untouched is not None:
-        yield f"  untouched: {graph.untouched}"
-    yield f"  on the CPU:       {len(graph.cpu_nodes_before)} nodes before, {len(graph.cpu_nodes_after)} after"
-    yield f"  copied to device: {_copies(graph.copies_before)} before, {_copies(graph.copies_after)} after"
-    for hoisted in graph.hoisted:
-        what = format_bytes(hoisted.hoisted_bytes) if hoisted.form == "kept" else hoisted.form
-        depends = f", depends on {', '.join(hoisted.attributes)}" if hoisted.attributes else ""
-        yield f"  hoisted {hoisted.node} ({what}{depends}){_at(hoisted.source_line)}"
-    for staged in graph.staged:
-        size = format_bytes(staged.staged_bytes) if staged.staged_bytes is not None else "size differs between calls"
-        yield f"  staged {staged.argument} ({size}){_at(staged.source_line)}"
-    if graph.before:
-        yield f"  evaluated before the graph, on the CPU: {', '.join(graph.before)}"
-    if graph.after:
-        yield f"  evaluated after the graph, on the CPU: {', '.join(graph.after)}"
-    for output in graph.cpu_outputs:
-        yield f"  copied out after the graph: {output}"
-    for left in graph.left:
-        yield f"  left {left.node} ({left.operation}): {left.reason}{_at(left.source_line)}"
-
-
-def _copies(copies: Sequence[Copy]) -> str:
-    blocking = sum(copy.blocking for copy in copies)
-    return f"{len(copies)} ({blocking} blocking)"
-
-
-def _at(source_line: str | None) -> str:
-    return f"  [{source_line}]" if source_line else ""
 
 
 @contextlib.contextmanager

@@ -81,15 +81,6 @@ class FxGraph(Record):
         """Return its lowering under this setting; none where it could not be lowered."""
         return [one for one in self.lowerings if one.setting == setting]
 
-    @property
-    def copies_after(self) -> tuple[int, int]:
-        """Return how many copies a call has after placement, and how many of them make the host wait.
-
-        All staged arguments are copied at once; scalars are passed by value.
-        """
-        blocking = sum(copy.blocking for copy in self.placement.copies_after)
-        return blocking + bool(self.placement.staged), blocking
-
 
 class GraphBreak(Record):
     reason: str
@@ -117,16 +108,6 @@ class Explanation(Record):
     error: str | None
     seen: str | None = None
     """The part of the call that was seen, in words: to its end, or up to which line. Older explanations do not say."""
-
-    @property
-    def host_to_device(self) -> list[Copy]:
-        """Return the host-to-device copies of one call, without scalars, which are passed by value."""
-        return [copy for graph in self.graphs for copy in graph.copies if copy.kind != "scalar"]
-
-    @property
-    def cpu_nodes(self) -> int:
-        """Return how many CPU values there are in one call."""
-        return sum(len(graph.cpu_nodes) for graph in self.graphs)
 
 
 class WorkerAnswer(Record):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optimizations.byte_units import format_bytes
-from optimizations.report import PlacementReport
+from optimizations.report import Copy
 from suite.explain.records import TO_THE_END, Explanation, FxGraph, Lowering
 from suite.measure.modes import GRAPH_MODE
 
@@ -32,17 +32,23 @@ def summary(explanation: Explanation) -> str:
     backward = [one for graph in explanation.graphs for one in graph.backward if one.setting == GRAPH_MODE]
     lowered = bool(stock) and len(stock) == len(explanation.graphs)
     captured = _captured(stock) + (f" and {_captured(backward)} of the backward" if backward else "")
-    copies = len(explanation.host_to_device)
-    nodes_after = sum(len(graph.placement.cpu_nodes_after) for graph in explanation.graphs)
-    copies_after = sum(graph.copies_after[0] for graph in explanation.graphs)
+    reports = [graph.placement for graph in explanation.graphs]
+    nodes = sum(len(one.cpu_nodes_before) for one in reports)
+    nodes_after = sum(len(one.cpu_nodes_after) for one in reports)
+    copies, copies_after = _copies(one.copies_before for one in reports), _copies(one.copies_after for one in reports)
     parts = [
         f"{_count(len(explanation.graphs), 'FX graph')}",
-        f"{_count(explanation.cpu_nodes, 'CPU node')} ({nodes_after} after placement)",
+        f"{_count(nodes, 'CPU node')} ({nodes_after} after placement)",
         f"{_count(copies, 'host-to-device copy', 'host-to-device copies')} per call ({copies_after} after placement)",
         f"stock captures {captured}" if lowered else "not lowered as stock would",
     ]
     seen = f"; {explanation.seen}" if (explanation.seen or TO_THE_END) != TO_THE_END else ""
     return ", ".join(parts) + seen + ("; failed midway" if explanation.error is not None else "")
+
+
+def _copies(copies: Iterable[Sequence[Copy]]) -> int:
+    """Count host-to-device copies; scalars are passed by value."""
+    return sum(copy.kind != "scalar" for of_graph in copies for copy in of_graph)
 
 
 def _captured(lowerings: Sequence[Lowering]) -> str:
@@ -85,25 +91,6 @@ def _graph(graph: FxGraph) -> Iterator[RenderableType]:
         f"{_count(len(graph.non_static_inputs), 'non-static input')} of {format_bytes(graph.non_static_input_bytes)}",
         style="bold",
     )
-    yield from _placement(graph)
-    yield from _table(
-        ("setting", "CUDA graphs", "kernels in", "kernels out", "CPU kernels", "copies (blocking)", "because"),
-        [
-            *(_lowering_row(lowering) for lowering in graph.lowerings),
-            *(_lowering_row(lowering, ", backward") for lowering in graph.backward),
-        ],
-    )
-
-
-def _placement(graph: FxGraph) -> Iterator[RenderableType]:
-    report: PlacementReport = graph.placement
-    moved: list[tuple[object, ...]] = [
-        *((one.node, one.form, _bytes(one.hoisted_bytes), one.source_line) for one in report.hoisted),
-        *((one.node, "staged", _bytes(one.staged_bytes), one.source_line) for one in report.staged),
-        *((node, "cpu output", None, None) for node in report.cpu_outputs),
-    ]
-    count, blocking = graph.copies_after
-    copies = _count(count, "host-to-device copy", "host-to-device copies")
     yield from _table(
         ("CPU node", "kind", "shape", "dtype", "line"),
         [(one.operation, one.kind, _shape(one.shape), one.dtype, one.source_line) for one in graph.cpu_nodes],
@@ -111,22 +98,26 @@ def _placement(graph: FxGraph) -> Iterator[RenderableType]:
     yield from _table(
         ("host to device", "kind", "bytes", "host waits", "line"),
         [
-            (one.node, one.kind, _bytes(one.copied_bytes) or "?", "yes" if one.blocking else "no", one.source_line)
+            (
+                one.node,
+                one.kind,
+                "?" if one.copied_bytes is None else format_bytes(one.copied_bytes),
+                "yes" if one.blocking else "no",
+                one.source_line,
+            )
             for one in graph.copies
         ],
     )
-    remain = f"{_count(len(report.cpu_nodes_after), 'CPU node')} and {copies} ({blocking} blocking) remain"
-    untouched = report.untouched and f"placement leaves it as it is: {report.untouched}"
-    yield _indented(Text(untouched or f"after placement {remain}"))
-    yield from _table(("copied to the GPU", "how", "bytes", "line"), moved)
+    if graph.cpu_nodes or graph.placement.left:
+        yield Text("  Placement", style="dim")
+        yield from (_indented(Text(line)) for line in graph.placement.lines())
     yield from _table(
-        ("left where it is", "operation", "because", "line"),
-        [(left.node, left.operation, left.reason, left.source_line) for left in report.left],
+        ("setting", "CUDA graphs", "kernels in", "kernels out", "CPU kernels", "copies (blocking)", "because"),
+        [
+            *(_lowering_row(lowering) for lowering in graph.lowerings),
+            *(_lowering_row(lowering, ", backward") for lowering in graph.backward),
+        ],
     )
-
-
-def _bytes(size: int | None) -> str:
-    return format_bytes(size) if size else ""
 
 
 def _lowering_row(lowering: Lowering, direction: str = "") -> tuple[object, ...]:

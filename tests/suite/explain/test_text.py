@@ -7,7 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from optimizations.report import Copy, CpuNode, PlacementReport, Staged
+from optimizations.report import Copy, CpuNode, PlacementReport
 from suite.explain.records import Explanation, FxGraph, GraphBreak, Lowering, NonStaticInput
 from suite.explain.text import MOST_ROWS, render, summary
 from suite.results.schema import EXPLANATION_VERSION, NotCaptured
@@ -74,14 +74,16 @@ def test_summary_counts_obstacles_and_graphs() -> None:
 def test_scalars_are_no_copies_and_placement_is_counted() -> None:
     (graph,) = explanation().graphs
     scalar = Copy("mul", "scale", 8, False, LINE, "scalar")
-    left, staged = graph.placement.copies_before[0], Staged("x", "x", (2,), "float32", 8, LINE)
+    (left,), staging = graph.placement.copies_before, Copy("staging", "x", 16, False, None)
     placement = replace(
-        graph.placement, copies_before=(left, scalar), copies_after=(left, scalar), cpu_nodes_after=graph.cpu_nodes * 2,
-        staged=(staged, staged),
-    )  # fmt: skip
+        graph.placement,
+        copies_before=(left, scalar),
+        copies_after=(left, staging, scalar),
+        cpu_nodes_after=tuple(graph.cpu_nodes * 2),
+    )
     changed = explanation().model_copy(update={"graphs": [graph.model_copy(update={"placement": placement})]})
     assert "1 CPU node (2 after placement), 1 host-to-device copy per call (2 after placement)" in summary(changed)
-    assert "2 CPU nodes and 2 host-to-device copies (1 blocking) remain" in printed(changed)
+    assert "copied to device: 2 (1 blocking) before" in printed(changed)
 
 
 def trained() -> Explanation:
