@@ -162,26 +162,21 @@ def run(
     raise typer.Exit(finished.exit_code)
 
 
-def _show_plan(jobs: Sequence[Job], seconds: Mapping[str, float], *, as_json: bool) -> None:
+def _show_plan(jobs: Sequence[Job], modes: Sequence[str], seconds: Mapping[str, float], *, as_json: bool) -> None:
     """Print the workloads that miss a mode, and how long each may take."""
     from rich.table import Table
 
+    rows = [(workload.acronym, variant, seconds[workload.acronym]) for workload, variant in jobs]
     if as_json:
         planned = [
-            {
-                "workload": job.workload.acronym,
-                "variant": job.variant,
-                "modes": [mode.name for mode in job.missing],
-                "expected_s": seconds[job.workload.acronym],
-            }
-            for job in jobs
+            {"workload": acronym, "variant": variant, "modes": modes, "expected_s": each_s}
+            for acronym, variant, each_s in rows
         ]
         print_json({"workloads": planned, "expected_s": sum(seconds.values())})
         return
     table = Table("workload", "variant", "modes", "about", box=None, pad_edge=False)
-    for job in jobs:
-        acronym, modes = job.workload.acronym, ", ".join(mode.name for mode in job.missing)
-        table.add_row(acronym, job.variant, modes, format_duration(seconds[acronym]))
+    for acronym, variant, each_s in rows:
+        table.add_row(acronym, variant, ", ".join(modes), format_duration(each_s))
     table.add_row("all", "", "", format_duration(sum(seconds.values())))
     console().print(table)
 

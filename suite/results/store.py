@@ -2,8 +2,8 @@
 
 A line is appended with one write and synced when its cell is final, so that the file has only whole lines after any
 end of the process; an incomplete last line (power loss) is ignored. One process writes a run at a time. If a cell
-(workload, variant, size, mode) failed and was run again, the last line counts. `gzip -9n cells.jsonl` reduces a
-complete run to a fifth of its size; it can then be read, but not continued.
+(workload, variant, size, mode) was run again, the last line counts. `gzip -9n cells.jsonl` reduces a complete run to a
+fifth of its size; it can then be read, but not continued.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from optimizations import atomic_file
 from optimizations.uncollected import uncollected
 from suite.results.errors import EncoreError, WrongUse
-from suite.results.schema import SCHEMA_VERSION, Cell, Environment, Record, Status
+from suite.results.schema import SCHEMA_VERSION, Cell, Environment, Record
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUNS = REPOSITORY / "results" / "runs"
@@ -129,7 +129,7 @@ def read_run(run: Path) -> RecordedRun:
     """Return a run and all its cells, checked. An incomplete last line is ignored, and returned as `cut_line`.
 
     Raises:
-        InvalidResults: a file is missing or damaged, a line is not of this schema, or one that passed is there twice.
+        InvalidResults: a file is missing or damaged, or a line is not of this schema.
     """
     environment = read_environment(run)
     path, text = _rows_of(run)
@@ -139,14 +139,13 @@ def read_run(run: Path) -> RecordedRun:
 
 @uncollected()  # garbage collection would take four fifths of the time
 def _checked_rows(path: Path, text: bytes) -> tuple[Cell, ...]:
-    """Return the last row of each cell in these lines: those before it failed."""
+    """Return the last row of each cell in these lines."""
     cells: dict[tuple[str, str, str, str], Cell] = {}
     for number, line in enumerate(text.split(b"\n") if text else (), start=1):
         place = f"{describe(path)} line {number}"
         cell = _parse(Cell, line, place)
         _check_version(cell, place)
-        if (before := cells.pop(cell.key, None)) is not None and before.status is Status.PASS:
-            raise InvalidResults(f"{place}: {'/'.join(cell.key)} is in the file already, and has passed there")
+        cells.pop(cell.key, None)
         _check_blocks(cell, place)
         cells[cell.key] = cell
     return tuple(cells.values())

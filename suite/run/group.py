@@ -77,8 +77,8 @@ class Bench:
 class GroupSession:
     """Run the steps of a group of modes of one workload.
 
-    `known` maps modes of this workload that were prepared before to their correctness, for the bitwise comparison. A
-    mode that is prepared again in another group adds an entry.
+    Modes that were prepared are known with their correctness, for the bitwise comparison. A mode that is prepared again
+    in another group adds an entry.
 
     Note [Later processes]: importing torch, starting the compilers and calling a program for the first time takes
     longer than measuring, and mostly uses one core. So where the host has the memory, later processes start while the
@@ -88,18 +88,11 @@ class GroupSession:
     after another: while one process of each mode is measured, the others wait.
     """
 
-    def __init__(
-        self,
-        bench: Bench,
-        workload: Workload,
-        variant: str,
-        known: Mapping[str, Correctness],
-        cache: CompileCache,
-    ) -> None:
+    def __init__(self, bench: Bench, workload: Workload, variant: str, cache: CompileCache) -> None:
         self.bench = bench
         self.workload = workload
         self.variant = variant
-        self._known = {name: [correctness] for name, correctness in known.items()}
+        self._known: dict[str, list[Correctness]] = {}
         self._first: dict[str, Correctness] = {}  # by mode, what its first process was found to compute
         self._iteration_us: dict[str, float] = {}  # by mode, the time of an iteration there
         self._cache = cache

@@ -87,8 +87,7 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
             console.print(f"{where} has all of its {len(done)} cells already; nothing to run")
             outcome = RunOutcome(path, done)
         else:
-            missing = sum(len(job.missing) for job in jobs)
-            console.print(f"{where}: {missing} cells to measure, {len(done)} are there")
+            console.print(f"{where}: {len(jobs) * len(plan.modes)} cells to measure, {len(done)} are there")
             try:
                 outcome = _runner(request, console, writer, plan, jobs, worker_command).run(jobs, done)
             except Interrupted:
@@ -128,7 +127,7 @@ def _runner(
         display=Display(console, estimates_s),
         gpu_bytes=find_gpu().info.memory_bytes if plan.device == "cuda" else None,
     )
-    return Runner(writer, bench, estimates_s, user_cache() / "compiled", request.budget_s)
+    return Runner(writer, bench, select_modes(plan.modes), estimates_s, user_cache() / "compiled", request.budget_s)
 
 
 def _chosen(request: Request, console: Console) -> tuple[Path | None, RunPlan]:
@@ -203,8 +202,10 @@ def _usual_modes(request: Request, settings: RunSettings) -> list[str] | None:
     return None if usual is None else [name for name in usual if settings.device == "cuda" or not MODES[name].needs_gpu]
 
 
-def planned_jobs(request: Request, console: Console) -> tuple[list[Job], dict[str, float]]:
-    """Return what a start of this request would measure, with the seconds of each workload. Nothing is made or started.
+def planned_jobs(request: Request, console: Console) -> tuple[list[Job], list[str], dict[str, float]]:
+    """Return the workloads that a start of this request would measure, the modes, and the seconds of each workload.
+
+    Nothing is made or started.
 
     Raises:
         WrongUse: a name, an option or a combination is wrong, or the run to resume does not fit.
@@ -212,15 +213,14 @@ def planned_jobs(request: Request, console: Console) -> tuple[list[Job], dict[st
     request = replace(request, starts=False)
     path, plan = _chosen(request, console)
     jobs = _jobs(plan, [] if path is None else _done(request, plan, store.read_run(path)))
-    return jobs, _estimates_s(jobs, plan)
+    return jobs, plan.modes, _estimates_s(jobs, plan)
 
 
 def _estimates_s(jobs: Sequence[Job], plan: RunPlan) -> dict[str, float]:
+    size, device, modes = plan.size, plan.device, len(plan.modes)
     return {
-        job.workload.acronym: estimated_seconds(
-            job.workload.acronym, job.workload.task, size=plan.size, device=plan.device, modes=len(job.missing)
-        )
-        for job in jobs
+        workload.acronym: estimated_seconds(workload.acronym, workload.task, size=size, device=device, modes=modes)
+        for workload, _ in jobs
     }
 
 

@@ -37,20 +37,8 @@ from suite.run.supervise import TemporaryFolder, kill_strays
 from suite.settings import format_duration
 from suite.worker.compile_cache import CompileCache
 
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Hold one workload of a run. `missing` are the modes that have no row yet, `selected` all modes of the run."""
-
-    workload: Workload
-    variant: str
-    selected: tuple[Mode, ...]
-    missing: tuple[Mode, ...]
-    done: tuple[Cell, ...]
-
-    @property
-    def is_new(self) -> bool:
-        return len(self.missing) == len(self.selected)
+Job = tuple[Workload, str]
+"""A workload that is measured in all modes of the run, with its variant."""
 
 
 @dataclass(slots=True)
@@ -64,7 +52,7 @@ class RunOutcome:
 
     @property
     def all_cells(self) -> list[Cell]:
-        return [*self.done, *self.cells]
+        return list({cell.key: cell for cell in (*self.done, *self.cells)}.values())
 
     @property
     def failed(self) -> list[Cell]:
@@ -85,17 +73,17 @@ class RunOutcome:
         }
 
 
-def plan_jobs(
-    workloads: Iterable[tuple[Workload, str]], modes: Sequence[Mode], size: str, done: Collection[Cell]
-) -> list[Job]:
-    """Return the workloads (each with its variant) that still miss a mode, in the order given."""
-    jobs = []
-    for workload, variant in workloads:
-        rows = tuple(c for c in done if (c.workload, c.variant, c.size) == (workload.acronym, variant, size))
-        missing = tuple(mode for mode in modes if mode.name not in {row.mode for row in rows})
-        if missing:
-            jobs.append(Job(workload, variant, tuple(modes), missing, rows))
-    return jobs
+def plan_jobs(workloads: Iterable[Job], modes: Sequence[Mode], size: str, done: Collection[Cell]) -> list[Job]:
+    """Return the workloads that miss a row in one of the modes, in the order given.
+
+    All of their modes are measured: rows of earlier starts were not interleaved with the missing ones.
+    """
+    rows = {cell.key for cell in done}
+    return [
+        (workload, variant)
+        for workload, variant in workloads
+        if any((workload.acronym, variant, size, mode.name) not in rows for mode in modes)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +95,7 @@ class Runner:
 
     writer: RunWriter
     bench: Bench
+    modes: Sequence[Mode]
     estimates_s: Mapping[str, float]
     warm_cache: Path
     budget_s: float | None = None
@@ -125,10 +114,10 @@ class Runner:
             with TemporaryFolder() as headers:
                 self.bench.headers = Path(headers)
                 for job in jobs:
-                    if self._fits(job.workload.acronym, self.clock() - begun):
+                    if self._fits(job[0].acronym, self.clock() - begun):
                         self._run_job(job, outcome)
                     else:
-                        outcome.not_started.append(job.workload.acronym)
+                        outcome.not_started.append(job[0].acronym)
         finally:
             kill_strays()
         return outcome
@@ -142,40 +131,37 @@ class Runner:
 
     def _run_job(self, job: Job, outcome: RunOutcome) -> None:
         self.writer.check_space()
-        self.bench.display.workload_starts(job.workload.acronym, [mode.name for mode in job.missing])
-        with self._session(job) as session:
-            rows = self._measure(session, job)
-        cells = [rows[mode.name] for mode in job.missing]
+        self.bench.display.workload_starts(job[0].acronym, [mode.name for mode in self.modes])
+        with self._session(*job) as session:
+            rows = self._measure(session)
+        cells = [rows[mode.name] for mode in self.modes]
         self.writer.append(*cells)
         for cell in cells:
             outcome.cells.append(cell)
             self.bench.display.cell_ends(cell)
 
     @contextmanager
-    def _session(self, job: Job) -> Iterator[GroupSession]:
-        """Yield what measures a job's modes, with their compile cache. Nothing of it is left after the block."""
+    def _session(self, workload: Workload, variant: str) -> Iterator[GroupSession]:
+        """Yield what measures a workload's modes, with their compile cache. Nothing of it is left after the block."""
         self.bench.logs.mkdir(exist_ok=True)
-        known = {cell.mode: cell.correctness for cell in job.done if cell.correctness and cell.status is Status.PASS}
         with ExitStack() as stack:
-            folder = self.warm_cache / job.workload.acronym
+            folder = self.warm_cache / workload.acronym
             if not self.bench.settings.warm_cache:
                 folder = Path(stack.enter_context(TemporaryFolder()))
             cache = CompileCache(folder, kept=self.bench.settings.warm_cache)
-            yield GroupSession(self.bench, job.workload, job.variant, known, cache)
+            yield GroupSession(self.bench, workload, variant, cache)
 
-    def _measure(self, session: GroupSession, job: Job) -> dict[str, Cell]:
-        """Return the rows of a job by mode: see Note [Groups]. Modes missing in earlier rows are measured in pairs."""
-        cells: dict[str, Cell] = {}
-        if job.is_new:
-            cells |= measure_group(session, job.missing, Grouping.TOGETHER)
-            if not cells:
-                name = job.workload.acronym
-                self.bench.display.note(f"{name}: the modes do not fit into memory together; measuring fewer at a time")
-                for half in halves(job.missing):  # a mode in both has its row from the first that fits
-                    cells |= measure_group(session, half, Grouping.HALVES, have_rows=cells)
-        cells |= measure_in_pairs(session, [mode for mode in job.missing if mode.name not in cells], job.selected)
+    def _measure(self, session: GroupSession) -> dict[str, Cell]:
+        """Return the rows of a workload by mode: see Note [Groups]."""
+        cells = measure_group(session, self.modes, Grouping.TOGETHER)
+        if not cells:
+            name = session.workload.acronym
+            self.bench.display.note(f"{name}: the modes do not fit into memory together; measuring fewer at a time")
+            for half in halves(self.modes):  # a mode in both has its row from the first that fits
+                cells |= measure_group(session, half, Grouping.HALVES, have_rows=cells)
+        measure_in_pairs(session, self.modes, cells)
         if self.bench.settings.cold_compile_times:
-            add_cold_compile_times(session, job.missing, cells)
+            add_cold_compile_times(session, self.modes, cells)
         return cells
 
 
@@ -255,24 +241,22 @@ def _wanted(processes: Mapping[str, Sequence[Member]], done: int, most: int) -> 
     return done + next((more for more in further if enough_processes(processes, more)), most - done)
 
 
-def measure_in_pairs(session: GroupSession, missing: Sequence[Mode], selected: Sequence[Mode]) -> dict[str, Cell]:
-    """Measure each missing mode with the first of its baselines that is selected in this run; the rest alone.
+def measure_in_pairs(session: GroupSession, modes: Sequence[Mode], cells: dict[str, Cell]) -> None:
+    """Add the rows of modes without one: each is measured with the first of its baselines, the rest alone.
 
-    A baseline that misses a row, too, has it from its first pair. The rest: modes without a baseline, and those that do
-    not fit together with it.
+    A baseline without a row has it from its first pair. The rest: modes without a baseline, and those that do not fit
+    together with it.
     """
-    cells: dict[str, Cell] = {}
-    by_name = {mode.name: mode for mode in selected}
+    by_name = {mode.name: mode for mode in modes}
+    missing = [mode for mode in modes if mode.name not in cells]
     for mode in missing:
         baseline = next((by_name[name] for name in mode.baselines if name in by_name), None)
         if baseline is not None:
-            wants_row = baseline in missing and baseline.name not in cells
-            have_rows = () if wants_row else (baseline.name,)
+            have_rows = (baseline.name,) if baseline.name in cells else ()
             cells |= measure_group(session, [baseline, mode], Grouping.PAIRS, have_rows)
     for mode in missing:
         if mode.name not in cells:
             cells |= measure_group(session, [mode], Grouping.SEQUENTIAL)
-    return cells
 
 
 def lacked_memory(members: Sequence[Member]) -> bool:

@@ -18,7 +18,7 @@ from fixtures.fake_runs import living, recorded_pids
 from suite.measure.checkout import code_id
 from suite.results import store
 from suite.results.run_writer import RunWriter
-from suite.results.schema import Status
+from suite.results.schema import Grouping, Status
 from suite.results.store import read_run
 
 
@@ -80,7 +80,8 @@ def test_resumed_run_may_add_modes_and_workloads(fake: Fake) -> None:
     assert done.returncode == 0, done.stderr
     cells = {(c.workload, c.mode): c for c in read_run(run).cells}
     assert len(cells) == 4
-    assert list(cells["EOS", "eager"].baseline_blocks) == ["compile"]
+    assert cells["EOS", "compile"].group == ["eager", "compile"], "all modes of a workload are alive together"
+    assert {cell.grouping for cell in cells.values()} == {Grouping.TOGETHER}
 
 
 def test_resume_command_repeats_options_not_in_the_run(fake: Fake) -> None:

@@ -145,15 +145,11 @@ def test_wrong_fields_are_refused_with_file_and_line(tmp_path: Path, edit: objec
     assert caught.value.exit_code == EXIT_WRONG_USE
 
 
-def test_cell_that_failed_may_be_measured_again(tmp_path: Path) -> None:
+def test_last_row_of_a_cell_counts(tmp_path: Path) -> None:
     bad, good = failed_cell("EOS", "graph", Status.CRASH), cell("EOS", "graph")
     path = make_run(tmp_path / "run", bad, cell("EOS", "compile"), bad, good)
-    run = read_run(path)
-    assert run.cells == (cell("EOS", "compile"), good)
-    with pytest.raises(
-        InvalidResults, match=r"line 2: EOS/published/full/graph is in the file already, and has passed"
-    ):
-        read_run(make_run(tmp_path / "twice", good, bad))
+    assert read_run(path).cells == (cell("EOS", "compile"), good)
+    assert read_run(make_run(tmp_path / "twice", good, bad)).cells == (bad,)
 
 
 def test_duplicate_block_indices_are_refused(tmp_path: Path) -> None:
