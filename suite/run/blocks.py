@@ -35,12 +35,12 @@ def measure_blocks(session: GroupSession, members: Sequence[Member]) -> None:
             break
         for member in asked:
             if index == 0:
-                bench.display.phase(member.mode.name, "measure")
+                bench.say(f"{workload.acronym} {member.mode.name}: measure")
             session.converse({member: _measure_command(settings, member, index, turn, cores)})
             turn += 1
     for member in members:
         if member.failure is None:
-            bench.display.measured(member.mode.name, len(member.blocks))
+            bench.say(f"{workload.acronym} {member.mode.name}: measured {len(member.blocks)} blocks")
 
 
 def _enough(settings: RunSettings, members: Sequence[Member], blocks: int, seconds: float) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,7 +29,6 @@ from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE, Mode
 from suite.results.schema import CompileConditions, CompileTimes, Correctness, Status
 from suite.run.member import Member
 from suite.run.process import RankedWorker, converse, end
-from suite.run.progress import Display
 from suite.settings import RunSettings
 from suite.worker.compile_cache import CompileCache
 from suite.worker.protocol import (
@@ -56,7 +55,7 @@ CONTEXT_BYTES = 2**30
 
 @dataclass(slots=True)
 class Bench:
-    """Hold settings and tools of all cells of a run. `timeout_s` bounds each phase of a worker.
+    """Hold settings and tools of all cells of a run. `timeout_s` bounds each phase of a worker; `say` prints an event.
 
     Testing the host's compilers takes many seconds, so only the first process that compiles does it (`tested`), and all
     later ones get what it found (`vec_isa_ok`). `headers` is a folder for compiled headers; None: each process compiles
@@ -67,7 +66,7 @@ class Bench:
     logs: Path
     timeout_s: float
     worker_command: Sequence[str]
-    display: Display
+    say: Callable[[str], None]
     gpu_bytes: int | None = None
     headers: Path | None = None
     vec_isa_ok: bool | None = None
@@ -165,7 +164,7 @@ class GroupSession:
         """
         for member in members:
             if member.failure is None:
-                self.bench.display.phase(member.mode.name, "metrics")
+                self._say_phase(member, "metrics")
         first = [member for member in members if member in whole]
         for member in first:
             self._send([member], Collect(step="once"))
@@ -181,11 +180,12 @@ class GroupSession:
         """
         with self.alive([mode], cache=cache) as (member,):
             if member.failure is not None:
-                self.bench.display.note(
-                    f"{self.workload.acronym} {mode.name}: no compile times with an empty cache: {member.failure.error}"
-                )
+                self._say_phase(member, f"no compile times with an empty cache: {member.failure.error}")
                 return None
             return member.prepared.compile if member.prepared else None
+
+    def _say_phase(self, member: Member, phase: str) -> None:
+        self.bench.say(f"{self.workload.acronym} {member.mode.name}: {phase}")
 
     def _waiting_or_new(self, mode: Mode, process: int) -> Member:
         return self._waiting.pop((mode.name, process), None) or self._start(mode, process)
@@ -265,7 +265,7 @@ class GroupSession:
         answers = converse(
             {member.worker: command for member, command in commands.items()},
             self.bench.timeout_s,
-            lambda worker, phase: self.bench.display.phase(members[worker].mode.name, phase),
+            lambda worker, phase: self._say_phase(members[worker], phase),
         )
         for worker, answer in answers.items():
             member = members[worker]

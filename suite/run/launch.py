@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,6 @@ from suite.run.group import Bench
 from suite.run.matrix import matching, select_modes_for, select_workloads, split_names
 from suite.run.own_program import examine_programs, name_programs
 from suite.run.process import WORKER_COMMAND
-from suite.run.progress import Display
 from suite.run.runner import Job, Runner, RunOutcome, plan_jobs
 from suite.run.schedule import estimated_seconds, shard_of, usual_seconds
 from suite.run.supervise import Interrupted
@@ -124,10 +125,15 @@ def _runner(
         logs=writer.path / "logs",
         timeout_s=request.timeout_s,
         worker_command=worker_command,
-        display=Display(console, estimates_s),
+        say=partial(say_event, console),
         gpu_bytes=find_gpu().info.memory_bytes if plan.device == "cuda" else None,
     )
     return Runner(writer, bench, select_modes(plan.modes), estimates_s, user_cache() / "compiled", request.budget_s)
+
+
+def say_event(console: Console, text: str) -> None:
+    """Print an event on its own line, with the time of day."""
+    console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _chosen(request: Request, console: Console) -> tuple[Path | None, RunPlan]:

@@ -113,32 +113,33 @@ class Runner:
         try:
             with TemporaryFolder() as headers:
                 self.bench.headers = Path(headers)
-                for job in jobs:
-                    if self._fits(job[0].acronym, self.clock() - begun):
-                        self._run_job(job, outcome)
-                    else:
-                        outcome.not_started.append(job[0].acronym)
+                for number, (workload, variant) in enumerate(jobs, start=1):
+                    name, used_s = workload.acronym, self.clock() - begun
+                    needs_s = self.estimates_s[name]
+                    if self.budget_s is not None and used_s + needs_s > self.budget_s:
+                        needs, left = format_duration(needs_s), format_duration(self.budget_s - used_s)
+                        note = f"not started, it may need {needs} and {left} of the budget are left"
+                        self.bench.say(f"{name}: {note}")
+                        outcome.not_started.append(name)
+                        continue
+                    left = format_duration(sum(self.estimates_s[one.acronym] for one, _ in jobs[number - 1 :]))
+                    modes = ", ".join(mode.name for mode in self.modes)
+                    self.bench.say(f"{name} ({number} of {len(jobs)}, about {left} left): {modes}")
+                    outcome.cells += self._measured(workload, variant)
         finally:
             kill_strays()
         return outcome
 
-    def _fits(self, name: str, used_s: float) -> bool:
-        if self.budget_s is None or used_s + self.estimates_s[name] <= self.budget_s:
-            return True
-        needs, left = format_duration(self.estimates_s[name]), format_duration(self.budget_s - used_s)
-        self.bench.display.note(f"{name}: not started, it may need {needs} and {left} of the budget are left")
-        return False
-
-    def _run_job(self, job: Job, outcome: RunOutcome) -> None:
+    def _measured(self, workload: Workload, variant: str) -> list[Cell]:
+        """Measure a workload, write its rows, and return them."""
         self.writer.check_space()
-        self.bench.display.workload_starts(job[0].acronym, [mode.name for mode in self.modes])
-        with self._session(*job) as session:
+        with self._session(workload, variant) as session:
             rows = self._measure(session)
         cells = [rows[mode.name] for mode in self.modes]
         self.writer.append(*cells)
         for cell in cells:
-            outcome.cells.append(cell)
-            self.bench.display.cell_ends(cell)
+            self.bench.say(outcome_line(cell))
+        return cells
 
     @contextmanager
     def _session(self, workload: Workload, variant: str) -> Iterator[GroupSession]:
@@ -156,13 +157,22 @@ class Runner:
         cells = measure_group(session, self.modes, Grouping.TOGETHER)
         if not cells:
             name = session.workload.acronym
-            self.bench.display.note(f"{name}: the modes do not fit into memory together; measuring fewer at a time")
+            self.bench.say(f"{name}: the modes do not fit into memory together; measuring fewer at a time")
             for half in halves(self.modes):  # a mode in both has its row from the first that fits
                 cells |= measure_group(session, half, Grouping.HALVES, have_rows=cells)
         measure_in_pairs(session, self.modes, cells)
         if self.bench.settings.cold_compile_times:
             add_cold_compile_times(session, self.modes, cells)
         return cells
+
+
+def outcome_line(cell: Cell) -> str:
+    """Return one line on how a cell ended."""
+    words = f"{cell.workload} {cell.mode}: {cell.status} in {format_duration(cell.wall_s)}"
+    if cell.status is not Status.PASS:
+        words = f"{words}: {cell.first_error_line}"
+    short = (f"{'' if one.mode == cell.mode else f'{one.mode}, '}{one}" for one in cell.shortages)
+    return "; ".join((words, *short))
 
 
 def add_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: dict[str, Cell]) -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 from dataclasses import replace
 
 import pytest
 from fixtures.bench import FOUR, Bench, bench
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload, living, recorded_pids
+from fixtures.synthetic_results import cell as a_cell
+from fixtures.synthetic_results import failed_cell
 
 import suite.run.group
 import suite.run.schedule
 from suite.measure.modes import MODES, Mode
 from suite.results import store
-from suite.results.schema import Grouping, Status
+from suite.results.schema import Grouping, Shortage, Status
 from suite.results.store import CannotWrite, read_run
-from suite.run.runner import plan_jobs
+from suite.run.runner import outcome_line, plan_jobs
 
 __all__ = ["bench"]
 
@@ -337,6 +340,17 @@ def test_complete_run_has_no_remaining_work(bench: Bench) -> None:
     assert len(plan_jobs([(fake_workload(), "current")], FOUR, SETTINGS.size, first.cells)) == 1
 
 
+def test_events_are_plain_lines_with_their_time(bench: Bench) -> None:
+    bench.run({"TWO/compile": "fail:run_error@measure"}, [fake_workload("ONE"), fake_workload("TWO")], FOUR[:2])
+    lines = (bench.folder / "display").read_text().splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
+    said = [line[9:] for line in lines]
+    assert said[0] == "ONE (1 of 2, about 20s left): eager, compile"
+    assert "TWO (2 of 2, about 10s left): eager, compile" in said
+    assert "ONE compile: warm-up" in said and "ONE compile: measured 5 blocks" in said
+    assert re.fullmatch(r"TWO compile: run_error in \d+s: told to fail.*", said[-1])
+
+
 def test_budget_starts_fitting_workloads_and_names_the_rest(bench: Bench) -> None:
     workloads = [fake_workload(name) for name in ("ONE", "TWO", "THREE")]
     now = iter([0.0, 0.0, 50.0, 60.0])  # the start, then the time each workload would begin at
@@ -384,3 +398,19 @@ def test_cold_caches_are_removed_and_warm_ones_kept(bench: Bench, monkeypatch: p
         workloads=[fake_workload("WARM")],
     )
     assert (bench.folder / "warm").is_dir()
+
+
+def test_outcome_is_one_line() -> None:
+    assert outcome_line(a_cell("EOS", "compile", wall_s=3.0)) == "EOS compile: pass in 3s"
+    assert outcome_line(failed_cell("EOS", "graph", Status.OOM, error="a\nb")) == "EOS graph: oom in 10s: a"
+
+
+def test_outcome_names_the_phase_that_lacked_memory() -> None:
+    short = [
+        Shortage(mode="graph", process=0, phase="metrics", error="no memory"),
+        Shortage(mode="compile", process=1, phase="measure", error="none left"),
+    ]
+    assert outcome_line(a_cell("EOS", "graph", wall_s=3.0, shortages=short)) == (
+        "EOS graph: pass in 3s; process 1 lacked memory in phase 'metrics': no memory; "
+        "compile, process 2 lacked memory in phase 'measure': none left"
+    )
