@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from suite.results.errors import WrongUse
 from suite.results.schema import Environment, Record
@@ -77,15 +77,11 @@ def require_seed(seed: int) -> None:
 
 
 class RunPlan(RunSettings):
-    """Hold the `settings` of `environment.json`: the settings, and the names of what is run (a shard's share).
-
-    `parts`: the shards that a run was joined from by versions before 0.2.0.
-    """
+    """Hold the `settings` of `environment.json`: the settings, and the names of what is run (a shard's share)."""
 
     workloads: list[str]
     modes: list[str]
     shard: str | None = None
-    parts: list[str] = Field(default_factory=list)
 
     @property
     def settings(self) -> RunSettings:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from suite.cli.console import JsonOption, Progress, SizeOption, print_json, say
 from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(no_args_is_help=True, help="Draw what a workload's CUDA graphs do.")
 
@@ -31,9 +28,6 @@ def graph(
     ] = None,
     saved: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="Draw the graphs of a saved file; needs no GPU.")
-    ] = None,
-    number: Annotated[
-        int | None, typer.Option(help="Only the graph of this number, from 1.", min=1, show_default=False)
     ] = None,
     drawing: Annotated[
         Path | None,
@@ -66,10 +60,6 @@ def graph(
         graphs = measured_graphs(workload, variant=variant, size=size, seed=seed, say=Progress(workload))
     else:
         raise WrongUse("name a workload (`encore list --workloads` shows them), or give --from FILE")
-    if number is not None:
-        if number > len(graphs):
-            raise WrongUse(f"--number {number}: there {'is' if len(graphs) == 1 else 'are'} {_count(len(graphs))}")
-        graphs = graphs[number - 1 : number]
     if save is not None:
         write_atomically(save, saved_text(graphs))
         say(f"{describe(save)}: {_count(len(graphs))}")

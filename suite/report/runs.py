@@ -150,7 +150,7 @@ def at_the_same_time(run: Run) -> tuple[str, ...]:
     for number, part in enumerate(run.parts or (run,)):
         for cell in part.cells:
             begin = datetime.fromisoformat(cell.started_at)
-            own = cell_label(cell) if _is_merged(part.environment) else ""
+            own = cell_label(cell) if part.environment.command_line[1:2] == ["merge"] else ""
             spans.append(((number, own), cell_label(cell), begin + ROUNDING, begin + timedelta(seconds=cell.wall_s)))
     found = {
         label
@@ -158,10 +158,6 @@ def at_the_same_time(run: Run) -> tuple[str, ...]:
         if any(part != other and begin < until and start < end for other, _, start, until in spans)
     }
     return tuple(label for label in run.labels if label in found)
-
-
-def _is_merged(environment: Environment) -> bool:
-    return bool(environment.settings.get("parts")) or environment.command_line[1:2] == ["merge"]
 
 
 def load_notes(run: Run) -> Iterator[str]:

@@ -278,7 +278,7 @@ def _newest_that_fits(request: Request, plan: RunPlan, console: Console) -> Path
     for number, path in enumerate(candidates):
         there = store.read_environment(path)
         try:
-            found = setting_differences(recorded_plan(there), plan.model_dump(exclude={"parts"}))
+            found = setting_differences(recorded_plan(there), plan.model_dump())
         except WrongUse as error:
             found = [str(error)]
         found += environment.differences(there, here)

@@ -24,7 +24,6 @@ from suite.results.schema import (
     Shortage,
     Status,
 )
-from suite.run.host_use import most
 from suite.run.process import Answer, RankedWorker
 from suite.settings import RunSettings
 from suite.worker.protocol import Collected, Failed, Measured, Prepared
@@ -143,7 +142,7 @@ def cell_of(
             for one in short
             if one.failure is not None
         ],
-        others=most([one.others for one in processes if one.others is not None]),
+        others=max((one.others for one in processes if one.others), key=lambda use: use.cpu_cores or 0.0, default=None),
         tp=workload.tp,
         ranks=_rank_parts(processes),
     )

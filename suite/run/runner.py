@@ -30,7 +30,6 @@ from suite.results.schema import Cell, Grouping, Status
 from suite.results.store import describe
 from suite.run.blocks import enough_processes, measure_blocks
 from suite.run.group import Bench, GroupSession, do_not_fit
-from suite.run.host_use import watch_others
 from suite.run.member import Member, cell_of
 from suite.run.schedule import halves
 from suite.run.supervise import TemporaryFolder, kill_strays
@@ -236,11 +235,7 @@ def _measure_in_turn(
         turn = [member for member in alive if member.process == process and member.mode.name not in failed]
         for member in turn:
             processes[member.mode.name].append(member)
-        others = watch_others()
         measure_blocks(session, turn)
-        use = others()
-        for member in turn:
-            member.others = use
         measured += turn
     session.collect(measured, whole=[m for m in measured if not m.process and m.mode.name not in have_rows])
 

@@ -175,15 +175,14 @@ def test_command_draws_one_file_for_each_graph(tmp_path: Path) -> None:
     assert "Longest path" in ran.output
 
 
-def test_command_saves_one_graph_by_its_number(tmp_path: Path) -> None:
+def test_command_saves_the_graphs_that_it_draws(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(as_json([drawn(), drawn(times_us=None)]))
     ran = CliRunner().invoke(
         app,
-        ["draw", "graph", "--from", str(tmp_path / "a.json"), "--number", "2", "--save", str(tmp_path / "b.json"),
-         "--json"],
-    )  # fmt: skip
+        ["draw", "graph", "--from", str(tmp_path / "a.json"), "--save", str(tmp_path / "b.json"), "--json"],
+    )
     assert ran.exit_code == 0, ran.output
-    assert read_graphs(tmp_path / "b.json") == (drawn(times_us=None),)
+    assert read_graphs(tmp_path / "b.json") == (drawn(), drawn(times_us=None))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +191,6 @@ def test_command_saves_one_graph_by_its_number(tmp_path: Path) -> None:
         ([], "name a workload"),
         (["MMC", "--from", "a.json"], "name a workload"),
         (["--from", "a.json", "--variant", "current"], "--variant is for workloads"),
-        (["--from", "a.json", "--number", "9"], "--number 9: there is one graph"),
     ],
 )
 def test_command_refuses_wrong_use(

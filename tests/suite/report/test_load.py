@@ -92,8 +92,8 @@ def st(*modes, failed=(), others=None):
     return [*cells, *(failed_cell("ST", mode, Status.OOM) for mode in failed)]
 
 
-SHARDS = {"parts": ["1/2", "2/2"]}
-"""Settings of a run of two shards at the same time."""
+SHARDS = ["encore", "merge", "one", "two"]
+"""The command of a run of two shards at the same time."""
 CORES, GPU_AT_WORK, IDLE, UNKNOWN = (
     HostUse(cpu_cores=cores, gpus_at_work=gpus, gpu_processes=None)
     for cores, gpus in ((1.2, None), (0.1, 1), (0.4, 0), (None, None))
@@ -101,7 +101,7 @@ CORES, GPU_AT_WORK, IDLE, UNKNOWN = (
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "settings", "taken"),
+    ("old", "new", "command_line", "taken"),
     [
         (st("compile"), st("compile"), SHARDS, "old"),
         (st("compile", "graph"), st("compile"), SHARDS, "old"),
@@ -110,23 +110,23 @@ CORES, GPU_AT_WORK, IDLE, UNKNOWN = (
         (st("compile", failed=["compile"]), st("compile", failed=["compile"]), SHARDS, "old"),
         (st("compile", failed=["compile"]), st("compile"), SHARDS, "new"),
         # One of its modes next to other programs is enough: ratios are of all.
-        (st("compile", "graph"), st("compile", "graph"), {}, "new"),
-        (st("compile", "graph"), st("compile", "graph", others=IDLE), {}, "new"),
-        (st("compile", "graph"), st("compile", "graph", others=UNKNOWN), {}, "new"),
-        (st("compile", "graph"), st("compile", "graph", others=CORES), {}, "old"),
-        (st("compile", "graph"), st("compile", "graph", others=GPU_AT_WORK), {}, "old"),
+        (st("compile", "graph"), st("compile", "graph"), ["encore", "run"], "new"),
+        (st("compile", "graph"), st("compile", "graph", others=IDLE), ["encore", "run"], "new"),
+        (st("compile", "graph"), st("compile", "graph", others=UNKNOWN), ["encore", "run"], "new"),
+        (st("compile", "graph"), st("compile", "graph", others=CORES), ["encore", "run"], "old"),
+        (st("compile", "graph"), st("compile", "graph", others=GPU_AT_WORK), ["encore", "run"], "old"),
         # Modes that capture whole iterations run next to a few others.
-        (st("compile", "graph"), st("compile", "step"), {}, "old"),
-        (st("compile", "graph"), st("compile", "graph", "callables"), {}, "new"),
-        (st("compile", "graph", "step"), st("compile", "step"), {}, "new"),
-        (st("compile", "graph"), st("compile"), {}, "new"),
-        (st("compile", "graph"), st("compile", "of another version"), {}, "new"),
+        (st("compile", "graph"), st("compile", "step"), ["encore", "run"], "old"),
+        (st("compile", "graph"), st("compile", "graph", "callables"), ["encore", "run"], "new"),
+        (st("compile", "graph", "step"), st("compile", "step"), ["encore", "run"], "new"),
+        (st("compile", "graph"), st("compile"), ["encore", "run"], "new"),
+        (st("compile", "graph"), st("compile", "of another version"), ["encore", "run"], "new"),
     ],
 )
-def test_newer_rows_replace_older_ones_without_a_loss(tmp_path, old, new, settings, taken):
+def test_newer_rows_replace_older_ones_without_a_loss(tmp_path, old, new, command_line, taken):
     runs = [
         made_at(tmp_path, "old", 1, old),
-        made_at(tmp_path, "new", 2, [*new, cell("MMC", "compile")], settings=settings),
+        made_at(tmp_path, "new", 2, [*new, cell("MMC", "compile")], command_line=command_line),
     ]
     assert taken_of(runs) == taken_of(runs[::-1]) == taken
     assert taken_of(runs, "MMC") == "new"

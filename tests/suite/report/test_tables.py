@@ -145,13 +145,11 @@ def test_simultaneous_workloads_are_named():
         return cell(label, "graph", started_at=f"2026-01-01T00:{minute:02d}:00+00:00", wall_s=61.0)
 
     cells = (one("BERT", 1), one("DBV2", 1), one("EOS", 2), one("LP", 5))
-    whole = environment(settings={"parts": ["1/2 by seconds", "2/2 by seconds"]})
+    whole = environment(command_line=["encore", "merge", "one", "two"])
     assert runs.at_the_same_time(Run(whole, cells)) == ("BERT", "DBV2"), "one second more is rounding"
     (note,) = runs.load_notes(Run(whole, cells))
     assert note.startswith("2 workloads were measured at the same time as others")
     assert runs.at_the_same_time(Run(environment(), cells)) == (), "one run measures one workload after another"
-    before = environment().model_copy(update={"command_line": ["encore", "merge", "one", "two"]})
-    assert runs.at_the_same_time(Run(before, cells)) == ("BERT", "DBV2"), "joined before runs kept their parts"
     assert list(runs.load_notes(Run(whole, cells[1:]))) == []
     shards = tuple(Run(environment(), (each,)) for each in cells)
     assert runs.at_the_same_time(Run(environment(), cells, parts=shards)) == ("BERT", "DBV2")

@@ -10,8 +10,8 @@ import pytest
 from manual_clock import Clock
 
 from suite.results.schema import HostUse
-from suite.run import host_use
-from suite.run.host_use import most, watch_others
+from suite.run import blocks
+from suite.run.blocks import watch_others
 from suite.run.supervise import tree_cpu_s
 
 BUSY = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass"
@@ -39,22 +39,17 @@ def test_started_processes_count_as_own_running_or_ended() -> None:
 def test_foreign_time_is_the_rest_of_the_hosts_time(
     monkeypatch: pytest.MonkeyPatch, host_s: float, own_s: float, cores: float | None
 ) -> None:
-    clock, host, own = Clock(monkeypatch, host_use), iter([1000.0, 1000.0 + host_s]), iter([50.0, 50.0 + own_s])
-    monkeypatch.setattr(host_use, "_host_cpu_s", lambda: next(host))
-    monkeypatch.setattr(host_use, "tree_cpu_s", lambda process: next(own))
+    clock, host, own = Clock(monkeypatch, blocks), iter([1000.0, 1000.0 + host_s]), iter([50.0, 50.0 + own_s])
+    monkeypatch.setattr(blocks, "_host_cpu_s", lambda: next(host))
+    monkeypatch.setattr(blocks, "tree_cpu_s", lambda process: next(own))
     others = watch_others()
     clock.pass_us(10_000_000)
     assert others() == HostUse(cpu_cores=cores)
 
 
-def test_most_disturbed_process_counts() -> None:
-    assert most([HostUse(cpu_cores=0.1), HostUse(cpu_cores=None), HostUse(cpu_cores=2.0)]) == HostUse(cpu_cores=2.0)
-    assert most([]) is None
-
-
 def test_host_use_counts_a_foreign_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as the kernel tells: the child's time is taken for another program's."""
-    monkeypatch.setattr(host_use, "tree_cpu_s", lambda process: 0.0)
+    monkeypatch.setattr(blocks, "tree_cpu_s", lambda process: 0.0)
     others = watch_others()
     subprocess.run([sys.executable, "-c", BUSY], check=True)
     found = others()
