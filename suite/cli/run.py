@@ -121,7 +121,6 @@ def run(
     from suite.results.store import describe
     from suite.run.launch import NEWEST, Request, launch, planned_jobs
     from suite.run.matrix import parse_degrees
-    from suite.run.schedule import parse_shard
     from suite.settings import QUICK, QUICK_PROGRAM, RunSettings, parse_duration
 
     if retry_failed and resume is None:
@@ -140,7 +139,7 @@ def run(
         workload_set=workload_set,
         pattern=filter,
         modes=None if modes is None else [each for name in modes.split(",") if (each := name.strip())],
-        shard=parse_shard(shard) if shard is not None else None,
+        shard=shard,
         resume=resume,
         retry_failed=retry_failed,
         budget_s=parse_duration(budget, "--budget") if budget is not None else None,

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,8 @@ def update_page(page: Path, parts: Mapping[str, str]) -> None:
         CannotWrite: the disk is full; the file is as it was.
     """
     text = _read(page)
-    _check_parts(page, text, parts)
+    for name in parts:
+        generated_part(text, name, f"--readme {page}: ")
 
     def renewed(found: re.Match[str]) -> str:
         content = parts.get(found["name"])
@@ -54,33 +55,22 @@ def generated_names(page: Path) -> tuple[str, ...]:
     """
     text = _read(page)
     names = tuple(dict.fromkeys(re.findall(r"^<!-- generated: (\S+) -->$", text, re.MULTILINE)))
-    _check_parts(page, text, names)
+    for name in names:
+        generated_part(text, name, f"--readme {page}: ")
     return names
 
 
-def generated_part(text: str, name: str) -> str:
+def generated_part(text: str, name: str, where: str = "") -> str:
     """Return the text between the comments of `name` in `text`.
 
     Raises:
-        WrongUse: there is no such pair of comments.
+        WrongUse: there is no such pair of comments, or several; the message begins with `where`.
     """
-    for found in _PART.finditer(text):
-        if found["name"] == name:
-            return found["content"]
-    raise WrongUse(f"no generated part {name!r}: write {_comments(name)} where it should be")
-
-
-def _check_parts(page: Path, text: str, names: Iterable[str]) -> None:
-    there = [found["name"] for found in _PART.finditer(text)]
-    for name in names:
-        if there.count(name) != 1:
-            raise WrongUse(
-                f"--readme {page}: {there.count(name)} generated parts {name!r}; write {_comments(name)} once"
-            )
-
-
-def _comments(name: str) -> str:
-    return f"`<!-- generated: {name} -->` and `<!-- end: {name} -->`"
+    found = [part["content"] for part in _PART.finditer(text) if part["name"] == name]
+    if len(found) != 1:
+        comments = f"`<!-- generated: {name} -->` and `<!-- end: {name} -->`"
+        raise WrongUse(f"{where}{len(found)} generated parts {name!r}; write {comments} once")
+    return found[0]
 
 
 def paper_part(exhibits: Sequence[tuple[Exhibit, Made]]) -> str:

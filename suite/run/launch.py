@@ -28,7 +28,7 @@ from suite.run.matrix import matching, select_modes_for, select_workloads, split
 from suite.run.own_program import examine_programs, name_programs
 from suite.run.process import WORKER_COMMAND
 from suite.run.runner import Job, Runner, RunOutcome, plan_jobs
-from suite.run.schedule import estimated_seconds, shard_of, usual_seconds
+from suite.run.schedule import estimated_seconds, parse_shard, shard_of, usual_seconds
 from suite.run.supervise import Interrupted
 from suite.settings import Preset, RunPlan, RunSettings, recorded_plan, setting_differences
 from suite.worker.compile_cache import user_cache
@@ -51,7 +51,7 @@ class Request:
     workload_set: str | None = None
     pattern: str | None = None
     modes: Sequence[str] | None = None
-    shard: tuple[int, int] | None = None
+    shard: str | None = None
     resume: str | None = None
     retry_failed: bool = False
     budget_s: float | None = None
@@ -163,49 +163,64 @@ def _jobs(plan: RunPlan, done: Sequence[Cell]) -> list[Job]:
 
 def _new_plan(request: Request, console: Console) -> RunPlan:
     settings = request.preset.settings.model_copy(update=dict(request.given)).checked()
-    _examine(request.workloads, settings, request, console)
     elsewhere = request.workload_set is not None or bool(request.tp) or request.pattern is not None
     names = request.workloads or (() if elsewhere else request.preset.workloads)
-    if request.tp:
-        names = split_names(names, request.tp, request.workload_set)
-        workloads = select_workloads(names, settings.variant)
-    else:
-        default = None if names else DEFAULT_SET
-        chosen = default if request.workload_set is None else request.workload_set
-        workloads = select_workloads(names, settings.variant, chosen)
-    workloads = matching(workloads, request.pattern)
+    workloads = _workloads(request, names, settings, console, default=DEFAULT_SET)
+    acronyms = [workload.acronym for workload, _ in workloads]
     if request.shard:
-        seconds = {
-            workload.acronym: usual_seconds(workload.acronym, workload.task, size=settings.size, device=settings.device)
-            for workload, _ in workloads
-        }
-        part = shard_of(seconds, *request.shard)
-        if not part:
-            raise WrongUse(
-                f"--shard {_shard(request)} is empty: of {len(seconds)} ({', '.join(seconds)}), part "
-                f"{request.shard[0]} has none; give --shard I/N with an N of at most {len(seconds)}"
-            )
-        workloads = [each for each in workloads if each[0].acronym in part]
-    modes = request.modes or _usual_modes(request, settings)
+        acronyms = _part(request.shard, workloads, settings)
+    modes = request.modes
+    if modes is None and request.preset.modes is not None:
+        modes = [name for name in request.preset.modes if settings.device == "cuda" or not MODES[name].needs_gpu]
     plan = RunPlan(
         **settings.model_dump(),
-        workloads=[workload.acronym for workload, _ in workloads],
+        workloads=acronyms,
         modes=[mode.name for mode in select_modes_for(settings.device, modes)],
-        shard=_shard(request),
+        shard=request.shard,
     )
     if request.starts:
         _require_device(plan)
     return plan
 
 
-def _shard(request: Request) -> str | None:
-    return None if request.shard is None else "/".join(map(str, request.shard))
+def _workloads(
+    request: Request,
+    names: Sequence[str],
+    settings: RunSettings,
+    console: Console,
+    *,
+    default: str | None = None,
+    planned: bool = False,
+) -> list[Job]:
+    """Return the workloads of these names or of the requested set, else of the default one; examine the user's own."""
+    programs = [name for name in names if is_program(name)]
+    name_programs(programs, "split" if request.tp else settings.variant, settings.size)  # --tp is no option of theirs
+    if request.starts and programs:
+        if settings.device == "cuda":
+            require_gpu()
+        examine_programs(programs, settings.device, settings.seed, lambda text: console.print(text, markup=False))
+    if request.tp:
+        names = split_names(names, request.tp, request.workload_set)
+    chosen = request.workload_set or (None if names else default)
+    if not names and chosen is None:
+        return []
+    return matching(select_workloads(names, settings.variant, chosen, planned=planned), request.pattern)
 
 
-def _usual_modes(request: Request, settings: RunSettings) -> list[str] | None:
-    """Return the modes of the preset that the device can run; None: all."""
-    usual = request.preset.modes
-    return None if usual is None else [name for name in usual if settings.device == "cuda" or not MODES[name].needs_gpu]
+def _part(shard: str, workloads: Sequence[Job], settings: RunSettings) -> list[str]:
+    """Return the acronyms of the workloads of a shard, written as "2/3"."""
+    index, count = parse_shard(shard)
+    seconds = {
+        workload.acronym: usual_seconds(workload.acronym, workload.task, size=settings.size, device=settings.device)
+        for workload, _ in workloads
+    }
+    part = shard_of(seconds, index, count)
+    if not part:
+        raise WrongUse(
+            f"--shard {shard} is empty: of {len(seconds)} ({', '.join(seconds)}), part {index} has none; give "
+            f"--shard I/N with an N of at most {len(seconds)}"
+        )
+    return part
 
 
 def planned_jobs(request: Request, console: Console) -> tuple[list[Job], list[str], dict[str, float]]:
@@ -230,23 +245,12 @@ def _estimates_s(jobs: Sequence[Job], plan: RunPlan) -> dict[str, float]:
     }
 
 
-def _examine(names: Sequence[str], settings: RunSettings, request: Request, console: Console) -> None:
-    """Examine programs of the user's own: see `suite.run.own_program`."""
-    programs = [name for name in names if is_program(name)]
-    name_programs(programs, "split" if request.tp else settings.variant, settings.size)  # --tp is no option of theirs
-    if not request.starts or not programs:
-        return
-    if settings.device == "cuda":
-        require_gpu()
-    examine_programs(programs, settings.device, settings.seed, lambda text: console.print(text, markup=False))
-
-
 def _resumed_plan(request: Request, recorded: RecordedRun, console: Console) -> RunPlan:
     """Return what a run to go on with is to hold: its own plan, unless other workloads or modes are named now."""
     plan = recorded_plan(recorded.environment)
     if request.starts:
         _require_device(plan)
-    shard = {"shard": _shard(request)} if request.shard else {}
+    shard = {"shard": request.shard} if request.shard else {}
     here = _environment(recorded.environment.run_id, request, plan)
     found = setting_differences(plan, {**request.given, **shard}) + environment.differences(recorded.environment, here)
     if found:
@@ -257,13 +261,8 @@ def _resumed_plan(request: Request, recorded: RecordedRun, console: Console) -> 
     names = request.workloads or (plan.workloads if request.workload_set is None else ())
     if request.tp and not request.workloads:
         raise WrongUse("--tp with --resume needs names of workloads; the run itself says over how many GPUs each is")
-    if request.tp:
-        names = split_names(names, request.tp, None)
-    _examine(names, plan, request, console)
-    wanted = bool(names or request.workload_set is not None)
-    kept = names is plan.workloads
-    chosen = select_workloads(names, plan.variant, request.workload_set, planned=kept) if wanted else ()
-    workloads = [workload.acronym for workload, _ in matching(chosen, request.pattern)]
+    chosen = _workloads(request, names, plan, console, planned=names is plan.workloads)
+    workloads = [workload.acronym for workload, _ in chosen]
     modes = [mode.name for mode in select_modes_for(plan.device, request.modes or plan.modes)]
     return plan.model_copy(update={"workloads": workloads, "modes": modes})
 
@@ -312,20 +311,11 @@ def _new_folder(request: Request, plan: RunPlan) -> Path:
     """Return `--out`, or a new folder named by time, device and tag."""
     if request.out is not None:
         return request.out
-    require_tag(request.tag)
+    if request.tag is not None and not re.fullmatch(r"[\w.-]+", request.tag):
+        raise WrongUse(f"--tag {request.tag!r}: only letters, digits, '.', '_' and '-' can be part of a folder's name")
     device = find_gpu().info.name.removeprefix("NVIDIA ") if plan.device == "cuda" else "cpu"
     parts = (f"{datetime.now(UTC):%Y%m%d-%H%M%S}", re.sub(r"\W+", "-", device).strip("-").lower(), request.tag)
     return store.new_folder(store.RUNS, "-".join(part for part in parts if part), "--out")
-
-
-def require_tag(tag: str | None) -> None:
-    """Refuse a `--tag` that cannot be part of a folder's name.
-
-    Raises:
-        WrongUse: it has other characters than names of folders here.
-    """
-    if tag is not None and not re.fullmatch(r"[\w.-]+", tag):
-        raise WrongUse(f"--tag {tag!r}: only letters, digits, '.', '_' and '-' can be part of a folder's name")
 
 
 def _listed(found: Sequence[str]) -> str:
