@@ -27,8 +27,6 @@ WARP_SIZE = 32
 
 CAPABILITY = (9, 0)
 NAME = "NVIDIA H100 80GB HBM3"
-TARGET = f"sm_90 ({NAME})"
-"""What is compiled for, as records name it."""
 
 _PROPERTIES = SimpleNamespace(
     name=NAME,

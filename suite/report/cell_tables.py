@@ -51,11 +51,6 @@ def _of_metric(metric: Metric, cell: Cell) -> Row:
     return {column: values.get(column) for column in metric.columns}
 
 
-def table(name: str, run: Run) -> Table:
-    """Return the table of this name."""
-    return next(each for each in all_tables(run) if each.name == name)
-
-
 def _rows(of: RunTable, run: Run) -> Iterator[Row]:
     for cell in run.cells:
         known = of.of_cell(cell) if cell.status is Status.PASS or not of.only_passed else {}

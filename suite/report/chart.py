@@ -27,7 +27,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from optimizations.byte_units import format_bytes
 from suite.measure.modes import MODES
 from suite.report.provenance import Provenance
-from suite.results.schema import Status
+from suite.results.schema import BAD_STATUSES
 
 
 class Scale(StrEnum):
@@ -157,7 +157,6 @@ _FAILURE = "#C4001A"
 _NO_RESULT = "#808080"
 """Backgrounds of the text in place of a bar: for a failed cell, and for a cell without a result. No mode has these
 colours."""
-_BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
 COLOURS = {mode.name: mode.colour for mode in MODES.values() if mode.colour is not None}
 """Colours of series by their names: modes, and Encore as a whole."""
 OTHER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
@@ -359,7 +358,7 @@ def _past_mark(axis: Axes, end: float, bar: Bar, text: str, *, down: bool = Fals
 def _write_failure(axis: Axes, bar: Bar, centre: float, base: float) -> None:
     """Write the reason in place of a bar: red for a failure, grey for a value that was not measured."""
     assert bar.failure is not None
-    failed = bar.failure.rpartition(": ")[2] in _BAD_STATUSES
+    failed = bar.failure.rpartition(": ")[2] in BAD_STATUSES
     text = (f"\N{BALLOT X} {bar.failure}" if failed else bar.failure).replace(": ", ":\n")
     _write_box(axis, text, centre, base, bar, _FAILURE if failed else _NO_RESULT, rotation=90)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from suite.measure.kernels import difference
-from suite.measure.modes import MODES, REFERENCE_MODE
+from suite.measure.modes import GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report.runs import cell_label, mode_order
 from suite.results import stats
 from suite.results.errors import EncoreError
@@ -53,6 +53,17 @@ class Kernels(StrEnum):
 
 COMPARABLE = (Kernels.EAGER, Kernels.SAME, Kernels.GENERATED)
 """Kinds for which a ratio compares modes."""
+
+STOCK_MODES = (REFERENCE_MODE, GRAPH_MODE)
+"""Modes that others are compared with everywhere: PyTorch's without CUDA graphs, and with them."""
+
+VERDICT_WORDS = {
+    stats.Verdict.FAST: "faster",
+    stats.Verdict.SAME: "the same",
+    stats.Verdict.SLOW: "slower",
+    stats.Verdict.AMBG: "undecided",
+    None: "without a verdict",
+}
 
 UNSETTLED = "unsettled"
 """The mark of a ratio without a verdict, because a side was timed before its graphs were final."""

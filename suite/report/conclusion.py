@@ -11,7 +11,7 @@ from collections import Counter
 from optimizations.byte_units import format_bytes
 from suite.measure.modes import DEFAULT_MODE, EAGER_MODE, GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes
-from suite.report.compare import Comparison, Kernels, Ratios
+from suite.report.compare import VERDICT_WORDS, Comparison, Kernels, Ratios
 from suite.report.published import Published
 from suite.report.runs import RowGroup, Run, cell_label, row_groups
 from suite.report.start import start_in, start_of
@@ -56,7 +56,7 @@ def _sentence(mode: str, baseline: str, ratios: Ratios, group: RowGroup) -> str:
             f"result, and in {len(items) - none} the two may have run other kernels, or had not settled."
         )
     counts = Counter(item.verdict for item in gains)
-    said = ", ".join(f"{word} in {counts[verdict]}" for verdict, word in _COUNTED.items() if counts[verdict])
+    said = ", ".join(f"{word} in {counts[verdict]}" for verdict, word in VERDICT_WORDS.items() if counts[verdict])
     rest = f"; {len(items) - len(gains)} more cannot be compared" if len(items) > len(gains) else ""
     factor = "about as fast as" if mean.low <= 1 <= mean.high else f"{mean.value:.2f} times as fast as"
     workloads = _count(mean.count, "workload") if group.suffix else f"{mean.count} of {group.title}"
@@ -64,9 +64,6 @@ def _sentence(mode: str, baseline: str, ratios: Ratios, group: RowGroup) -> str:
         f"{ours} is {factor} {stock} over {workloads} (geometric mean {mean.value:.2f}, 95 % interval "
         f"{mean.low:.2f} to {mean.high:.2f}): {said}{rest}."
     )
-
-
-_COUNTED = {Verdict.FAST: "faster", Verdict.SAME: "the same", Verdict.SLOW: "slower", Verdict.AMBG: "undecided"}
 
 
 def _count(number: int, noun: str) -> str:

@@ -19,19 +19,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE
 from suite.report.cell_tables import host_median_us
-from suite.report.compare import Ratios, baselines, has_settled
+from suite.report.compare import STOCK_MODES, Ratios, baselines, has_settled
 from suite.report.runs import Run, cell_label
 from suite.results.errors import WrongUse
 from suite.results.schema import Cell, Status
 from suite.results.store import REPOSITORY, describe, write_atomically
 
 HISTORY = REPOSITORY / "results" / "history.csv"
-BASELINES = (REFERENCE_MODE, GRAPH_MODE)
-"""Modes whose ratios a row has: `compile` has no CUDA graphs, `graph` has PyTorch's."""
 _TEXTS = ("run", "created_at", "commit", "device", "torch", "driver", "workload", "mode", "status")
-_NUMBERS = ("host_us", "kernel_us", *(f"over_{mode}{end}" for mode in BASELINES for end in ("", "_low", "_high")))
+_NUMBERS = ("host_us", "kernel_us", *(f"over_{mode}{end}" for mode in STOCK_MODES for end in ("", "_low", "_high")))
 HISTORY_COLUMNS = (*_TEXTS, "processes", *_NUMBERS)
 
 
@@ -61,7 +58,7 @@ def _row(run: Run, cell: Cell, ratios: Ratios) -> dict[str, object]:
         "host_us": _rounded(host_median_us(cell) if cell.status is Status.PASS else None),
         "kernel_us": _rounded(cell.at("metrics.kernel_time_us")),
     }
-    for mode in BASELINES:
+    for mode in STOCK_MODES:
         found = ratios.gain(cell_label(cell), cell.mode, mode) if mode in baselines(cell) else None
         numbers = (found.value, *found.interval()) if found is not None else (None,) * 3
         row |= {f"over_{mode}{end}": _rounded(one) for end, one in zip(("", "_low", "_high"), numbers, strict=True)}

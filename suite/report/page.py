@@ -25,7 +25,7 @@ from suite.report.runs import Run, cell_label, load_notes
 from suite.report.table import Table, printed_rows
 from suite.report.units import NOTHING, format_heading, is_missing
 from suite.results import stats
-from suite.results.schema import Environment, Status
+from suite.results.schema import BAD_STATUSES, Environment
 
 _PAGE = Path(__file__).parent / "page"
 LONG_TABLE = 260
@@ -35,7 +35,6 @@ _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?")
 _RATIO = re.compile(r"\d\S* \[.*\]")
 _SHORT = 44
 """Texts up to this length are not wrapped."""
-_BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
 
 OWN_MODES = frozenset(name for name, mode in MODES.items() if mode.is_encores)
 """Encore's modes, which the page highlights."""
@@ -168,7 +167,7 @@ def _rank(column: str, place: int) -> tuple[int, int]:
 
 
 def _row_classes(values: Mapping[str, object]) -> Iterator[str]:
-    if values.get("status") in _BAD_STATUSES or values.get("passed") is False:
+    if values.get("status") in BAD_STATUSES or values.get("passed") is False:
         yield "failed"
     if values.get("mode") in OWN_MODES:
         yield "own"
@@ -179,7 +178,7 @@ def _cell(column: str, value: object, text: str) -> dict[str, Any]:
     missing = is_missing(value)
     is_text, is_ratio = isinstance(value, str | bool) or missing, _RATIO.match(text) is not None
     verdict = next((word for word in text.replace(",", " ").split() if word in stats.Verdict.__members__), None)
-    failure = column != "error" and text.rpartition(": ")[2] in _BAD_STATUSES
+    failure = column != "error" and text.rpartition(": ")[2] in BAD_STATUSES
     classes = {
         "number": not is_text,
         "short": is_text and len(text) <= _SHORT,

@@ -88,11 +88,6 @@ def cell_order(cell: Cell) -> tuple[str, tuple[int, str]]:
     return cell_label(cell), mode_order(cell.mode)
 
 
-def is_as_published(cell: Cell) -> bool:
-    """Return whether the cell is the published program in full size without additions, as published numbers are."""
-    return cell.variant == PUBLISHED_VARIANT and cell.size == FULL_SIZE and not cell.with_optimizer
-
-
 def load_run(folder: Path) -> Run:
     """Return a run from its folder.
 

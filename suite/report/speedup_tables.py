@@ -14,6 +14,7 @@ from suite.measure.metrics import floor
 from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report.cell_tables import Row, host_median_us
 from suite.report.compare import (
+    STOCK_MODES,
     UNSETTLED,
     Comparison,
     Kernels,
@@ -102,7 +103,7 @@ def headline(ratios: Ratios, published: Published) -> Table:
         if reference is None or cell is None or not (reference.status is cell.status is Status.PASS):
             continue
         row: Row = {"workload": label, f"{REFERENCE_MODE}_us": host_median_us(reference)}
-        for baseline in _STOCK:
+        for baseline in STOCK_MODES:
             row[f"over_{baseline}"] = ratio_text(ratios, label, DEFAULT_MODE, baseline)
         for mode in (GRAPH_MODE, DEFAULT_MODE):
             own = ratios.cell(label, mode)
@@ -111,10 +112,10 @@ def headline(ratios: Ratios, published: Published) -> Table:
     labels = [str(row["workload"]) for row in rows]
     means = {
         f"over_{baseline}": mean_text(mean)
-        for baseline in _STOCK
+        for baseline in STOCK_MODES
         if (mean := ratios.mean(labels, DEFAULT_MODE, baseline)) is not None
     }
-    verdicts = {f"over_{baseline}": _verdicts_cell(ratios, baseline, labels) for baseline in _STOCK}
+    verdicts = {f"over_{baseline}": _verdicts_cell(ratios, baseline, labels) for baseline in STOCK_MODES}
     return make_table(
         "headline",
         "The papers' workloads under Encore",
@@ -125,9 +126,6 @@ def headline(ratios: Ratios, published: Published) -> Table:
         rows,
         [{"workload": "geometric mean", **means}, {"workload": "verdicts", **verdicts}] if means else [],
     )
-
-
-_STOCK = (REFERENCE_MODE, GRAPH_MODE)
 
 
 def _verdicts_cell(ratios: Ratios, baseline: str, labels: Sequence[str]) -> str:

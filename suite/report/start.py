@@ -10,15 +10,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE
 from suite.report.cell_tables import compile_conditions, host_median_us
-from suite.report.compare import Ratios
+from suite.report.compare import STOCK_MODES, Ratios
 from suite.report.runs import cell_label
 from suite.report.table import Table, make_table
 from suite.results.schema import CALLS_OF_START, Cell
-
-OVER = (REFERENCE_MODE, GRAPH_MODE)
-"""Modes that the start is compared with."""
 
 NEVER = "never"
 
@@ -80,7 +76,7 @@ def _rows(ratios: Ratios) -> Iterator[dict[str, object]]:
             "settled_after_s": times.warm_up_s + (times.settle_s or 0.0) if settled else None,
             "first_calls_s": start.sum_s(CALLS_OF_START),
         }
-        for mode in OVER:
+        for mode in STOCK_MODES:
             other = start_in(mode, cell, ratios)
             ratio = other and start.sum_s(CALLS_OF_START) / other.sum_s(CALLS_OF_START)
             row |= {f"first_calls_over_{mode}_ratio": ratio}

@@ -43,6 +43,9 @@ class Status(StrEnum):
     UNSUPPORTED = "unsupported"
 
 
+BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
+
+
 class Grouping(StrEnum):
     """Define which modes of a workload were alive on the GPU while this one was measured."""
 

@@ -13,7 +13,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
 from suite.report.chart import INK, STYLE, WIDTH
-from suite.report.frame import BASELINES
+from suite.report.compare import STOCK_MODES
 from suite.results.errors import WrongUse
 from suite.results.stats import MARGIN
 
@@ -50,8 +50,8 @@ def lines_of(rows: pd.DataFrame, mode: str, over: str, device: str | None, last:
     Raises:
         WrongUse: no row has such a speed-up; the message names the devices and modes in the history.
     """
-    if over not in BASELINES:
-        raise WrongUse(f"--over {over!r} is not a baseline of the history; it has {' and '.join(BASELINES)}")
+    if over not in STOCK_MODES:
+        raise WrongUse(f"--over {over!r} is not a baseline of the history; it has {' and '.join(STOCK_MODES)}")
     numbers = [f"over_{over}{end}" for end in ("", "_low", "_high")]
     known = rows.dropna(subset=numbers).sort_values("created_at", kind="stable")
     known["commit"] = known["commit"].str[:7]

@@ -27,13 +27,6 @@ NOT_HELD = "not known here"
 """The mark of values that a paper prints and `results/published.json` lacks."""
 NOTHING = Provenance("nothing measured", "none")
 """Provenance of values that do not depend on results."""
-_VERDICTS = {
-    Verdict.FAST: "faster",
-    Verdict.SAME: "the same",
-    Verdict.SLOW: "slower",
-    Verdict.AMBG: "undecided",
-    None: "without a verdict",
-}
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,10 @@ class Results:
     def verdicts_text(self, labels: Iterable[str], mode: str, baseline: str) -> str:
         """Count the workloads in which the mode is faster, the same, slower or undecided."""
         counts = self.ratios.verdicts(labels, mode, baseline)
-        return ", ".join(f"{word} {counts[one]}" for one, word in _VERDICTS.items() if counts[one]) or NOT_MEASURED
+        return (
+            ", ".join(f"{word} {counts[one]}" for one, word in compare.VERDICT_WORDS.items() if counts[one])
+            or NOT_MEASURED
+        )
 
     def extreme_text(self, labels: Iterable[str], mode: str, baseline: str, *, largest: bool = True) -> str:
         """Write the largest (or smallest) gain and its workload."""

@@ -57,6 +57,10 @@ def comparisons(run):
     return compare.Ratios(run.cells)
 
 
+def table_of(name, run):
+    return next(each for each in cell_tables.all_tables(run) if each.name == name)
+
+
 def all_run_tables(run, comparisons):
     return [
         *speedup_tables.all_tables(comparisons, PUBLISHED),
@@ -98,7 +102,7 @@ def test_speedups_have_numbers_of_each_metric(comparisons):
 
 
 def test_times_split_host_time_into_kernel_time_and_the_rest(run):
-    found = row(cell_tables.table("times", run), workload="EOS", mode="compile")
+    found = row(table_of("times", run), workload="EOS", mode="compile")
     # three times six blocks of 100, 101, 99; device one less; throughput 90; kernels 40
     assert (found["host_us"], found["device_us"], found["throughput_us"]) == (100.0, 99.0, 90.0)
     assert (found["kernel_us"], found["rest_us"], found["host_to_kernel_ratio"]) == (40.0, 60.0, 2.5)
@@ -107,7 +111,7 @@ def test_times_split_host_time_into_kernel_time_and_the_rest(run):
 
 
 def test_copies_are_summed_and_blocking_ones_counted(run):
-    found = row(cell_tables.table("copies", run), workload="EOS", mode="graph")
+    found = row(table_of("copies", run), workload="EOS", mode="graph")
     assert (found["placeholder_bytes"], found["placeholder_tensors"], found["pointer_bytes"]) == (8192, 2, None)
     assert (found["host_to_device_bytes"], found["host_to_device_copies"], found["blocking_copies"]) == (3072, 3, 2)
 
@@ -156,7 +160,7 @@ def test_simultaneous_workloads_are_named():
 
 
 def test_failed_and_missing_cells_are_listed_with_their_error(run):
-    assert rows(cell_tables.table("failed", run)) == [
+    assert rows(table_of("failed", run)) == [
         {"workload": "ST", "mode": "graph", "status": "oom", "error": "CUDA out of memory | tried 2 GB"},
         {"workload": "ST", "mode": "eager", "status": "not run", "error": None},
     ]
@@ -183,7 +187,7 @@ def test_values_missing_for_lack_of_memory_are_listed():
         Shortage(mode="graph", process=0, phase="metrics", error="no memory"),
         Shortage(mode="compile", process=1, phase="measure", error="none left"),
     ]
-    made = cell_tables.table(
+    made = table_of(
         "shortages", Run(environment(), (cell("EOS", "compile"), cell("EOS", "graph", shortages=short)), ())
     )
     names = ("workload", "mode", "of", "process", "phase", "error")
