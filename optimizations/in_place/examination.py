@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -35,6 +35,7 @@ from optimizations.in_place import budget
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.in_place.generated import GeneratedCode
+from optimizations.options import Options
 from optimizations.torch_internals.geometry import is_lazy_view
 
 SHIFT_BYTES = 4096
@@ -73,7 +74,28 @@ class Recorded:
 
 
 class Host(Protocol):
-    """Define the methods of its node that a session uses."""
+    """Define what a session uses of its node."""
+
+    @property
+    def options(self) -> Options:
+        """Return the user's options; `indirection` is anything but `off`."""
+
+    @property
+    def code(self) -> GeneratedCode:
+        """Return the facts from the generated function's source."""
+
+    @property
+    def tools(self) -> DeviceTools:
+        """Return the tools of the device."""
+
+    def has_one_caller(self) -> bool:
+        """Return whether only one thread calls the function, so that no other draws random numbers in a capture."""
+
+    def is_seldom(self) -> bool:
+        """Note a replay. Return whether other recordings of the function were replayed many times since the last."""
+
+    def capture_again(self, inputs: Sequence[Any]) -> Recaptured:
+        """Capture the function once more with these inputs."""
 
     def fill(self, values: Mapping[int, torch.Tensor]) -> None:
         """Copy values into placeholders, as stock does before a replay."""
@@ -109,37 +131,21 @@ class Examination:
     Args:
         recorded: the recording.
         host: its node.
-        code: returns the facts from the generated function's source.
-        capture: captures the function once more with these inputs.
-        tools: returns the tools of the device.
-        alone: returns whether only one thread calls the function, so that no other draws random numbers during capture.
     """
 
-    def __init__(
-        self,
-        recorded: Recorded,
-        host: Host,
-        code: Callable[[], GeneratedCode],
-        capture: Callable[[Sequence[Any]], Recaptured],
-        tools: Callable[[], DeviceTools],
-        alone: Callable[[], bool],
-    ) -> None:
+    def __init__(self, recorded: Recorded, host: Host) -> None:
         self.recorded = recorded
         self._host = host
-        self._code_of = code
-        self._capture = capture
-        self._tools_of = tools
-        self._alone = alone
 
     @functools.cached_property
     def tools(self) -> DeviceTools:
         """Return the tools of the device."""
-        return self._tools_of()
+        return self._host.tools
 
     @functools.cached_property
     def code(self) -> GeneratedCode:
         """Return the facts from the generated function's source."""
-        return self._code_of()
+        return self._host.code
 
     @functools.cached_property
     def editable(self) -> EditableGraph:
@@ -186,7 +192,7 @@ class Examination:
         if self.code.opaque is not None:
             return f"the function is not captured once more: {self.code.opaque}"
         draws = self.code.random or any(isinstance(one, torch.Generator) for one in self.recorded.inputs)
-        if draws and not self._alone():
+        if draws and not self._host.has_one_caller():
             return "the function is not captured once more: it may draw random numbers, and several threads call it"
         return None
 
@@ -242,7 +248,7 @@ class Examination:
                 for index, one in candidates.items()
             }
             inputs = enumerate(recorded)
-            made = self._capture(
+            made = self._host.capture_again(
                 [self._host.at_address(index, places[index]) if index in places else one for index, one in inputs]
             )
             moved = {index: one.model_copy(update={"address": places[index]}) for index, one in candidates.items()}

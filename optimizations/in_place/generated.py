@@ -35,7 +35,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -282,6 +282,8 @@ class GeneratedCode:
         kernels: lower bound of the kernels that it launches: one for each Triton kernel and library call, and
             `UNKNOWN_OPERATOR_KERNELS` for an operator. None if the source cannot be read.
         uncapturable: an operator that it calls and that cannot be captured; None if there is none.
+        is_partition: whether it is one of several partitions of a program.
+        hands_results_on: whether a later partition of the same program may read its results.
     """
 
     opaque: str | None
@@ -295,6 +297,8 @@ class GeneratedCode:
     seeds: tuple[int, ...] = ()
     kernels: int | None = None
     uncapturable: str | None = None
+    is_partition: bool = False
+    hands_results_on: bool = False
 
     @property
     def triton_kernels(self) -> frozenset[str]:
@@ -302,13 +306,20 @@ class GeneratedCode:
         return frozenset(launch.kernel for launch in self.launches)
 
     def returns(self, index: int) -> bool:
-        """Return whether an output in an input's memory is that input, and not a result that reuses its memory."""
-        return self.reused is not None and index not in self.reused
+        """Return whether a partition returns this input to a later one, and not a result that reuses its memory."""
+        return self.is_partition and self.reused is not None and index not in self.reused
 
 
 def read_generated(function: Callable[..., Any]) -> GeneratedCode:
     """Parse a function that Inductor generated. Note [Doubt about the source]."""
     plain = getattr(function, "__func__", function)
+    names, number = getattr(plain, "__globals__", {}), re.fullmatch(r"partition_(\d+)", getattr(plain, "__name__", ""))
+    several = "partition_1" in names
+    later = several and (number is None or f"partition_{int(number[1]) + 1}" in names)
+    return replace(_read_source(plain), is_partition=several, hands_results_on=later)
+
+
+def _read_source(plain: Any) -> GeneratedCode:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
     except (OSError, TypeError, SyntaxError, ValueError) as error:

@@ -30,12 +30,10 @@ import torch
 
 from optimizations.concurrency.branches import Branches
 from optimizations.graph.applied import AppliedPlan
-from optimizations.graph.device import DeviceTools
 from optimizations.graph.memory import size_bytes
 from optimizations.graph.plan import Choice, Plan, with_reasons
 from optimizations.graph.pointers import ReasonCode
 from optimizations.graph.pools import pool_memory
-from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import KernelNode
 from optimizations.in_place.addresses import AddressTracker, is_readable
 from optimizations.in_place.budget import Use, is_about_memory
@@ -46,7 +44,6 @@ from optimizations.in_place.examination import (
     Recorded,
     ineligible_reason,
 )
-from optimizations.in_place.generated import GeneratedCode
 from optimizations.selection import CopiedInput, reason_to_copy
 from optimizations.stack_trace import one_line
 
@@ -79,16 +76,8 @@ class Session:
 
     Args:
         recorded: the recording.
-        host: its node.
-        choice: the user's option; anything but `off`.
-        code: returns the records of the generated function; called once, at stage 2.
-        capture: captures the function once more with these inputs.
-        tools: returns the tools of the device.
-        alone: returns whether only one thread calls the function, so that no other draws random numbers during capture.
-        inside: returns whether the call is inside a capture by the program, to which nothing may be added.
-        is_seldom: called in each replay while work is left; returns whether other recordings of the function were
-            replayed many times since this one was.
-        selects: whether inputs stay copied that are cheaper to copy than to read in place.
+        host: its node. With its option `selection="rule"` inputs stay copied that are cheaper to copy than to read in
+            place.
         branches: the race of the graph's chain against branches; None if there is none.
 
     Attributes:
@@ -96,27 +85,12 @@ class Session:
         unusable: why the recording must not be replayed; None if it may. Note [What is changed once].
     """
 
-    def __init__(
-        self,
-        recorded: Recorded,
-        host: Host,
-        choice: Choice,
-        code: Callable[[], GeneratedCode],
-        capture: Callable[[Sequence[Any]], Recaptured],
-        tools: Callable[[], DeviceTools],
-        alone: Callable[[], bool] = lambda: True,
-        inside: Callable[[], bool] = lambda: False,
-        is_seldom: Callable[[], bool] = lambda: False,
-        selects: bool = False,
-        branches: Branches | None = None,
-    ) -> None:
+    def __init__(self, recorded: Recorded, host: Host, branches: Branches | None) -> None:
         self.recorded = recorded
         self.host = host
-        self.examination = Examination(recorded, host, code, capture, tools, alone)
-        self._choice = choice
-        self.inside = inside
+        self.examination = Examination(recorded, host)
+        self._choice = Choice(host.options.indirection)
         self.use = Use()
-        self._is_seldom = is_seldom
         self._counted = False
         self._eligible = [one for one in recorded.copied if ineligible_reason(recorded.inputs[one]) is None]
         self.branches = branches
@@ -130,7 +104,6 @@ class Session:
         self.in_place: frozenset[int] = frozenset()
         self._tracker: AddressTracker | None = None
         self._applied: AppliedPlan | None = None
-        self._selects = selects
         self._seen: list[dict[int, int]] = []
 
     # Calls of the program
@@ -140,7 +113,7 @@ class Session:
         if not self._counted:
             self._count(inputs)
         self._counted = False
-        if not self._is_due or self.inside():
+        if not self._is_due or torch.cuda.is_current_stream_capturing():  # the program's: nothing may be added to it
             return replay(inputs)
         if self.stage is Stage.RACING:
             return self._racing_call(inputs, replay)
@@ -171,7 +144,7 @@ class Session:
     def _count(self, inputs: Sequence[Any]) -> None:
         """Count a replay, and note the addresses of its copied inputs."""
         self.use.replays += 1
-        if self._is_seldom() and self.stage is Stage.WAITING:
+        if self.host.is_seldom() and self.stage is Stage.WAITING:
             self._give_up(SELDOM)
         if self.stage is Stage.WAITING and len(self._seen) <= MOST_CALLS_SEEN:
             self._seen.append({index: inputs[index].data_ptr() for index in self._eligible})
@@ -377,7 +350,7 @@ class Session:
 
     def _cheap_to_copy(self, indices: Iterable[int], plan: Plan | None = None) -> dict[int, str]:
         """Return why inputs stay copied that could be read in place, by input; `plan` gives the cost of updates."""
-        if not self._selects:
+        if self.host.options.selection != "rule":
             return {}
         nodes = [] if plan is None else plan.nodes
         found = {}

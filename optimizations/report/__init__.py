@@ -207,7 +207,7 @@ class GraphReport:
     Attributes:
         placement: the placement of values on the CPU.
         compiled: Inductor's outcome for each direction; a backward is added once it is compiled.
-        recordings: a record for each CUDA graph, in the order they were recorded.
+        recordings: a record for each CUDA graph, in the order they were recorded; freed ones come first.
         binding: parameters and buffers that calls do not load; None without `lean`.
         shortcut: whether calls skip PyTorch's wrappers; None without `lean`.
         kept: results that are copied out of graph memory because the program keeps them.
@@ -238,7 +238,7 @@ class ReportedFunction(Protocol):
     """Define the report of a function of Inductor's that is made into CUDA graphs."""
 
     def recordings(self) -> Sequence[RecordingReport]:
-        """Return its graphs in the order they were recorded; freed graphs with their last state."""
+        """Return its graphs in the order they were recorded, freed ones first, with their last state."""
 
     def kept(self) -> KeptResults | None:
         """Return its results that the program keeps; None if it keeps none."""

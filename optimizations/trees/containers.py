@@ -53,11 +53,12 @@ def container_of_call(device_index: int) -> Any:
     return thread_containers().by_device.get(device_index) or TreeManagerContainer(device_index)
 
 
-def managers(device_index: int | None = None) -> list[Any]:
-    """Return the live managers (`manager.EncoreManager`) of all threads, on one CUDA device or on all."""
+def managers(device_index: int | None = None, but: ThreadContainers | None = None) -> list[Any]:
+    """Return the live managers (`manager.EncoreManager`) of all threads but one, on one CUDA device or on all."""
     return [
         container.tree_manager
         for containers in _ALL.alive()
+        if containers is not but
         for index, container in containers.by_device.copy().items()
         if container.tree_manager is not None and device_index in (None, index)
     ]
@@ -83,13 +84,7 @@ def settled() -> bool:
 
 def others_have_managers() -> bool:
     """Return whether a thread with other containers has a manager."""
-    own = thread_state.find(_TLS_KEY)
-    return any(
-        container.tree_manager is not None
-        for containers in _ALL.alive()
-        if containers is not own
-        for container in containers.by_device.copy().values()
-    )
+    return bool(managers(but=thread_state.find(_TLS_KEY)))
 
 
 def free_all() -> None:

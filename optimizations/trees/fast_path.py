@@ -38,27 +38,12 @@ import torch
 from optimizations import torch_internals
 from optimizations.calls.turns import LENT, is_lent
 from optimizations.in_place.session import Stage
-from optimizations.trees import hook
+from optimizations.trees import hook, reasons
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.liveness import any_alive
 from optimizations.trees.manager import EncoreManager
 from optimizations.trees.node import EncoreNode
 from optimizations.trees.readable_seeds import any_on_host
-from optimizations.trees.reasons import (
-    ANOTHER_FOLLOWS,
-    BACKWARD_PENDING,
-    FIXED_INPUT_MOVED,
-    FORWARD_MODE,
-    FORWARD_UNCAPTURED,
-    INPUT_STILL_HELD,
-    INSIDE_CAPTURE,
-    KEPT,
-    NOT_EXECUTING,
-    NOT_RECORDED,
-    OTHER_GEOMETRY,
-    OTHER_ORDER,
-    WORK_IS_DUE,
-)
 from optimizations.trees.results import kept_copied
 
 trees = torch_internals.cudagraph_trees
@@ -96,17 +81,17 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
             if not hasattr(entered, entered_as) or torch_internals.current_raw_stream(device_index) != streams.last:
                 streams.enter(is_backward, manager.current_node)
             if is_capturing():  # the program may capture on the stream that its calls were on before
-                return take_slow_path(inputs, INSIDE_CAPTURE)
+                return take_slow_path(inputs, reasons.INSIDE_CAPTURE)
             if forward_mode._current_level >= 0:
-                return take_slow_path(inputs, FORWARD_MODE)
+                return take_slow_path(inputs, reasons.FORWARD_MODE)
             if function.geometry is None or not function.geometry.holds(inputs):
-                return take_slow_path(inputs, OTHER_GEOMETRY)
+                return take_slow_path(inputs, reasons.OTHER_GEOMETRY)
             if manager.path_state is not executing:
-                return take_slow_path(inputs, NOT_EXECUTING)
+                return take_slow_path(inputs, reasons.NOT_EXECUTING)
             if function.without_graph is not None:
                 return take_slow_path(inputs, function.without_graph)
             if manager.held_in_generation is not None:
-                return take_slow_path(inputs, KEPT)
+                return take_slow_path(inputs, reasons.KEPT)
             current: EncoreNode = manager._current_node
             generation = steps.mark_step_counter or generations.generation
             begins = generation != manager.current_gen
@@ -115,42 +100,42 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                 following, begins = manager.roots.get(function_id, ()), True  # Note [Loops]
 
             node: EncoreNode | None = None
-            why = OTHER_ORDER
+            why: str | None = None
             for one in following:
                 if not one.takes_fast_path:
-                    why = NOT_RECORDED
+                    why = reasons.NOT_RECORDED
                     continue
                 if one.compared and not data_ptrs_equal(inputs, one.static_input_data_ptrs, one.compared):
-                    why = FIXED_INPUT_MOVED
+                    why = reasons.FIXED_INPUT_MOVED
                     continue
                 if one.seeds and any_on_host(inputs, one.seeds):
-                    why = FORWARD_UNCAPTURED
+                    why = reasons.FORWARD_UNCAPTURED
                     continue
                 if one.dead_before and any_alive(one.dead_before):
-                    why = KEPT
+                    why = reasons.KEPT
                     continue
                 node = one
                 break
             if node is None:
-                return take_slow_path(inputs, why)
+                return take_slow_path(inputs, why or reasons.OTHER_ORDER)
             if begins:
                 if manager.running_forwards_with_pending_backwards and not steps.mark_step_counter:
-                    return take_slow_path(inputs, BACKWARD_PENDING)
+                    return take_slow_path(inputs, reasons.BACKWARD_PENDING)
                 if current.children and current.children.get(function_id):
-                    return take_slow_path(inputs, ANOTHER_FOLLOWS)
+                    return take_slow_path(inputs, reasons.ANOTHER_FOLLOWS)
                 if any_alive(current.results_alive):
-                    return take_slow_path(inputs, KEPT)
+                    return take_slow_path(inputs, reasons.KEPT)
             session = node.session
             # A session that is done may have a graph whose update was interrupted.
             if session is not None and (session.stage is not done or session.unusable) and not session.rests(inputs):
-                return take_slow_path(inputs, WORK_IS_DUE)
+                return take_slow_path(inputs, reasons.WORK_IS_DUE)
 
             for index in node.dying:
                 inputs[index] = None
             if node.dead_after and any_alive(node.dead_after):
                 node.give_back_inputs(inputs)
-                function.took_the_slow_path(INPUT_STILL_HELD)
-                return manager.run_without_graph(inputs, function_id, INPUT_STILL_HELD)
+                function.took_the_slow_path(reasons.INPUT_STILL_HELD)
+                return manager.run_without_graph(inputs, function_id, reasons.INPUT_STILL_HELD)
 
             # From here on the graph is replayed, as by `CUDAGraphTreeManager.execute_node` and `CUDAGraphNode.run`. The
             # manager's `mode` and `compile_id` are not set: they are read only after `run`, which sets them.

@@ -23,6 +23,7 @@ for a result, it returns that result.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.in_place.generated import read_generated
 from optimizations.options import Options
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
@@ -38,7 +40,7 @@ from optimizations.selection import Decision
 from optimizations.torch_internals.stock_trees import named_arguments, with_globals, without_duplicates
 from optimizations.trees import containers
 from optimizations.trees.fast_path import on_fast_path
-from optimizations.trees.function import RecordableFunction, is_one_of_several, reading
+from optimizations.trees.function import RecordableFunction
 from optimizations.trees.hook import resting
 from optimizations.trees.manager import EncoreManager
 from optimizations.trees.measured import Measured
@@ -74,8 +76,8 @@ class EncoreContainer(containers.TreeManagerContainer):
 def container(device_index: int) -> EncoreContainer:
     """Return the container of this thread (of the thread whose backward this one runs) for a CUDA device."""
     by_device = containers.thread_containers().by_device
-    found: EncoreContainer | None = by_device.get(device_index)
-    return by_device.setdefault(device_index, EncoreContainer(device_index)) if found is None else found
+    found: EncoreContainer = by_device.setdefault(device_index, EncoreContainer(device_index))
+    return found
 
 
 _record = without_duplicates(with_globals(torch_internals.cudagraph_trees.cudagraphify, get_container=container))
@@ -124,7 +126,7 @@ class GraphedFunction:
         **keywords: Any,
     ) -> None:
         self._generated = model
-        code = self._code = reading(model)
+        code = self._code = functools.cache(lambda: read_generated(model))
         self._model = with_readable_seeds(model, lambda: code().seeds)
         self._options = options
         self._report = report
@@ -161,7 +163,7 @@ class GraphedFunction:
     @property
     def is_measured_now(self) -> bool:
         """Return whether alternatives are being timed for this function."""
-        return any(isinstance(one, Measured) and one.is_running for one in list(self._recorded.values()))
+        return any(isinstance(one, Measured) and one.race is not None for one in list(self._recorded.values()))
 
     def _first_call(self, inputs: list[Any]) -> Any:
         trees = torch_internals.cudagraph_trees
@@ -173,26 +175,22 @@ class GraphedFunction:
         checked = trees.get_input_idxs_to_check(inputs, self._static_input_idxs)
         mutated = trees.OrderedSet((*self._mutated_input_idxs, *sorted(self._code().written)))
         sizes = key[0] if len(key) == 1 else key or None  # as the user writes them in `cudagraph_capture_sizes`
-        aligned = on_aligned_inputs(self._model, checked, mutated, self._returned) if checked else self._model
+        aligned = on_aligned_inputs(self._model, checked, mutated, self._code().returns) if checked else self._model
         if not trees.is_cudagraph_capture_sizes(sizes):
             return aligned(inputs)
         if not self._warned:
             self._warned = trees.maybe_warning_due_to_dynamic_shape(recordings, sizes)
         recordable = functions.get(key)
         if recordable is None:
-            recordable = RecordableFunction(
-                aligned, self._generated, self._options, self._direction, self._code, self._keywords["device_index"]
-            )
-            recordable.callers_get = self.callers_get
-            self._report(recordable)
-            if key in self._measured:
-                recordable.decide(*self._measured[key])
-            recordable.decide_before_recording()
-            functions[key] = recordable
+            recordable = functions[key] = self._make(key, aligned)
         recordable.run = aligned
         if recordable.decision == "no graph":
-            return self._first_call_without_graph(recordable, key, inputs)
-        recordable.written_inputs = self._written_inputs(inputs, recordable)
+            outputs = recordable.run_past_manager(inputs)
+            result_bytes = sum(one.nbytes for one in outputs if isinstance(one, torch.Tensor))
+            if not recordable.keeps_graph_for_results(result_bytes):
+                recordings[key] = recordable.run_past_manager
+            return outputs
+        recordable.written_inputs = self._written_inputs(inputs)
         static = trees.remove_unaligned_input_idxs(inputs, self._static_input_idxs)
         static = sorted({*static, *recordable.written_inputs})
         recorded, outputs = record(
@@ -207,43 +205,37 @@ class GraphedFunction:
         )
         if recorded is None:
             return outputs
-        this, function = weakref.ref(self), weakref.ref(recordable)
-
-        def replace_call(call: Callable[[list[Any]], Any]) -> None:
-            found = this()
-            if found is not None and key in (known := found._recorded) and found._functions.get(key) is function():
-                known[key] = call
-
-        recordable.replace_call = replace_call
         if self._options.selection == "measure" and recordable.decision is None:
             recorded = Measured(recordable, recorded)
         recordings[key] = recorded
         return outputs
 
-    def _returned(self, index: int) -> bool:
-        """Return whether the function returns this input to a later partition."""
-        return is_one_of_several(self._generated) and self._code().returns(index)
+    def _make(self, key: tuple[int, ...], run: Callable[[list[Any]], Any]) -> RecordableFunction:
+        """Return a function for these values of integer inputs, which may be decided to have no graph."""
+        this, device_index = weakref.ref(self), self._keywords["device_index"]
 
-    def _first_call_without_graph(self, function: RecordableFunction, key: tuple[int, ...], inputs: list[Any]) -> Any:
-        """Run the first call of a function that is too small for a graph, and later calls unless results are large."""
-        outputs = function.run_past_manager(inputs)
-        result_bytes = sum(one.nbytes for one in outputs if isinstance(one, torch.Tensor))
-        if not function.keeps_graph_for_results(result_bytes):
-            self._recorded[key] = function.run_past_manager
-        return outputs
+        def replace_call(function: RecordableFunction, call: Callable[[list[Any]], Any]) -> None:
+            found = this()
+            if found is not None and key in (known := found._recorded) and found._functions.get(key) is function:
+                known[key] = call
 
-    def _written_inputs(self, inputs: Sequence[Any], function: RecordableFunction) -> list[int]:
+        made = RecordableFunction(
+            run, self._generated, self._options, self._direction, self._code, device_index, replace_call
+        )
+        made.callers_get = self.callers_get
+        self._report(made)
+        if key in self._measured:
+            made.decide(*self._measured[key])
+        made.decide_before_recording()
+        return made
+
+    def _written_inputs(self, inputs: Sequence[Any]) -> list[int]:
         """Return the places of the inputs that are written. Note [Inputs that are written]."""
-        if self._direction == "backward" or function.is_one_of_several or self._code().collective:
+        unfit = self._direction == "backward" or self._code().is_partition or self._code().collective
+        if unfit or len(self._recorded) >= MOST_SIZES_OF_WRITERS:
             return []
-        if len(self._recorded) >= MOST_SIZES_OF_WRITERS:
-            return []
-        parameters = set(self._static_input_idxs)
-        found = [
-            index
-            for index in self._mutated_input_idxs
-            if index not in parameters and isinstance(inputs[index], torch.Tensor)
-        ]
+        others = sorted(set(self._mutated_input_idxs).difference(self._static_input_idxs))
+        found = [index for index in others if isinstance(inputs[index], torch.Tensor)]
         aligned: list[int] = torch_internals.cudagraph_trees.remove_unaligned_input_idxs(inputs, found)
         return aligned
 

@@ -26,9 +26,6 @@ from optimizations import torch_internals
 from optimizations.torch_internals.geometry import picker
 from optimizations.torch_internals.tensor_guard import MetadataChecks
 
-FIRST_CALLS = 4
-"""Calls that are compared in Python. Preparing a comparison in C++ pays off for frequent replays only."""
-
 
 class LiveResults:
     """Hold the metadata of one recording's unchanged tensors, without references to the tensors.
@@ -44,7 +41,6 @@ class LiveResults:
         self._seen = seen
         self._addresses = [None if result is None else result.data_ptr() for result in results]
         self._metadata = {place: _metadata(result) for place, result in enumerate(results) if result is not None}
-        self._calls = 0
         self._checks = MetadataChecks()
 
     def changed(self, results: list[Any]) -> list[int]:
@@ -65,8 +61,7 @@ class LiveResults:
             or _metadata(results[place]) != self._metadata[place]
             or (self._seen and _is_anything_attached([results[place]]))
         ]
-        self._calls += 1
-        if not changed and self._calls > FIRST_CALLS:
+        if not changed:
             checks.add(self._chosen(results))
         return changed
 

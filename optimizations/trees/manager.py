@@ -58,30 +58,18 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.calls.turns import is_lent
-from optimizations.graph.pools import Pool, claim, end_failed_capture, failed_in_cusolver, give_back, pool_memory
+from optimizations.graph.pools import Pool, claim, end_failed_capture, failed_in_cusolver, give_back
 from optimizations.stack_trace import one_line
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.stock_trees import forget_places, with_globals
-from optimizations.trees import moved_inputs
+from optimizations.trees import moved_inputs, reasons
 from optimizations.trees.containers import container_of_call
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.hook import resting
-from optimizations.trees.node import EncoreNode, NotLaunched, refuse_derivatives
+from optimizations.trees.node import EncoreNode, NotLaunched, refuse_derivatives, with_followers
 from optimizations.trees.process_ends import free_before_process_groups_end, in_a_process_group, several_ranks
 from optimizations.trees.readable_seeds import any_on_host
-from optimizations.trees.reasons import (
-    FORWARD_UNCAPTURED,
-    INPUT_KEEPS_MOVING,
-    INSIDE_CAPTURE,
-    INSIDE_FUNCTION,
-    KEPT,
-    OTHER_GEOMETRY,
-    RECORDED_TOO_OFTEN,
-    RESET,
-    WRITES_INPUT,
-)
 from optimizations.trees.results import kept_copied
-from optimizations.trees.returned import with_inputs
 from optimizations.trees.streams import CallStreams
 from optimizations.trees.uncaptured_forwards import UncapturedForwards
 
@@ -148,7 +136,7 @@ class EncoreManager(CUDAGraphTreeManager):
     ) -> tuple[Any, Any]:
         """Add a function as stock does."""
         _, _, _, placeholders, *_ = others
-        model.turn = self.turn
+        model.turn, model.callers = self.turn, self.streams.callers
         # Note [Geometry at an unchanged address]. Of a backward's inputs only the forward's own inputs are compared:
         # the program cannot reach the others.
         compared = [
@@ -157,8 +145,8 @@ class EncoreManager(CUDAGraphTreeManager):
             if model.direction != "backward" or placeholders[index].name.startswith("primals")
         ]
         model.geometry = FixedGeometry(inputs, compared)
-        full, outputs = self._add_function(model, inputs, static_input_idxs, *others)
-        return full, outputs
+        added: tuple[Any, Any] = self._add_function(model, inputs, static_input_idxs, *others)
+        return added
 
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:
         """Run a function as stock does. Note [Kept results]. Calls on the fast path do not come here.
@@ -172,9 +160,9 @@ class EncoreManager(CUDAGraphTreeManager):
             if self._runs_function:  # Note [Functions inside of functions]
                 return self._function(function_id)(new_inputs)
             if inside:
-                return self.run_without_graph(new_inputs, function_id, INSIDE_FUNCTION)
+                return self.run_without_graph(new_inputs, function_id, reasons.INSIDE_FUNCTION)
             if self.graph is None:  # another thread shut it down meanwhile
-                return self.run_without_graph(new_inputs, function_id, RESET)
+                return self.run_without_graph(new_inputs, function_id, reasons.RESET)
             if self.running:  # stock calls `run` recursively after it ended an iteration
                 return super().run(new_inputs, function_id)
             return self._run_in_turn(new_inputs, function_id)
@@ -190,7 +178,6 @@ class EncoreManager(CUDAGraphTreeManager):
             self._free_unused_graphs()
         if reason is not None:
             return self.run_without_graph(new_inputs, function_id, reason)
-        returned = {place: new_inputs[index] for place, index in function.returned_inputs.items()}
         fixed = self._parameters(function_id, new_inputs)
         self.running = True
         self._took_part = self._checkpoint_due = self._ran_uncaptured = False
@@ -203,15 +190,14 @@ class EncoreManager(CUDAGraphTreeManager):
             self.running = False
         if refused is not None:
             return self.not_launched(refused, new_inputs, function_id)
-        if not self._took_part:
+        if not self._took_part:  # stock's code ran it without a graph
             too_often = self.exceed_rerecord_limit(self._get_node_id(), function_id)
-            function.ran_without_graph(RECORDED_TOO_OFTEN if too_often else WRITES_INPUT)  # by stock's code
+            function.ran_without_graph(reasons.RECORDED_TOO_OFTEN if too_often else reasons.WRITES_INPUT)
         if not self._took_part or self._ran_uncaptured:
             self._mark_uncaptured(outputs, fixed)
             return outputs
-        if returned:
-            outputs = with_inputs(outputs, returned)
-            self.uncaptured_forwards.unmark(returned.values())
+        if function.direction == "forward":
+            self.uncaptured_forwards.unmark(outputs)
         if function.kept_outputs and self.current_node is not None:
             return kept_copied(self.current_node, function, outputs)
         return outputs
@@ -229,14 +215,14 @@ class EncoreManager(CUDAGraphTreeManager):
         if self._begins:
             self._check_held_results()
         if function.without_graph is not None or self.streams.inside_capture:
-            return function.without_graph or INSIDE_CAPTURE
+            return function.without_graph or reasons.INSIDE_CAPTURE
         if function.geometry is not None and not function.geometry.holds(inputs):
             function.geometry.require_dtypes(inputs)
-            return OTHER_GEOMETRY
+            return reasons.OTHER_GEOMETRY
         if self.held_in_generation is not None:
-            return KEPT
+            return reasons.KEPT
         if function.direction == "backward" and self.uncaptured_forwards.returned_any_of(inputs):
-            return FORWARD_UNCAPTURED
+            return reasons.FORWARD_UNCAPTURED
         return None
 
     def run_without_graph(self, inputs: list[Any], function_id: Any, reason: str) -> Any:
@@ -316,7 +302,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self.leave_pool()
         if found:
             function.without_graph = failure
-        self._note_uncaptured(function_id, failure)
+        self._note_uncaptured(function, failure)
         return found[0] if found else function(new_inputs)
 
     @contextlib.contextmanager
@@ -336,18 +322,15 @@ class EncoreManager(CUDAGraphTreeManager):
         """
         function = self._function(function_id)
         refuse_derivatives(self._copied_when_recorded(new_inputs, function_id))
-        refused: str | None = FORWARD_UNCAPTURED
+        refused: str | None = reasons.FORWARD_UNCAPTURED
         if not any_on_host(new_inputs, function.code().seeds):
-            with self._running_a_function():
-                self._let_inputs_move(new_inputs, function_id)
             refused = self._not_recorded_again(function_id, new_inputs)
         if refused is not None:
             self._checkpoint_due = False
-            self._note_uncaptured(function_id, refused)
+            self._note_uncaptured(function, refused)
             return function(new_inputs)
         replayed = self._checkpoint_due
         self._apply_due_checkpoint()
-        function.callers = self.streams.callers
         if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end()
         inputs = self._kept_for_a_failure(new_inputs, self.ids_to_funcs[function_id].mutated_input_idxs)
@@ -355,11 +338,8 @@ class EncoreManager(CUDAGraphTreeManager):
             with self._running_a_function():
                 self._make_librarys_handle()
                 outputs = self._record_function(new_inputs, function_id)
-            function.recorded_on(self.current_node._path_from_root)
             self.current_node.expect_again()
-            function.note_returned_inputs(self.current_node.returned_inputs)
-            returned = {place: inputs[index][0] for place, index in function.returned_inputs.items()}
-            return with_inputs(outputs, returned) if returned else outputs
+            return outputs
         except Exception as error:
             in_cusolver = failed_in_cusolver(error)
             if several_ranks(function.code()):
@@ -373,7 +353,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self._end_failed_capture(replayed, in_cusolver)
         arguments = [torch_internals.clone_preserve_strides(value) if copied else value for value, copied in inputs]
         inputs.clear()
-        self._note_uncaptured(function_id, reason)
+        self._note_uncaptured(function, reason)
         return function(arguments)
 
     def _make_librarys_handle(self) -> None:
@@ -401,9 +381,9 @@ class EncoreManager(CUDAGraphTreeManager):
         torch.cuda.synchronize()
         end_failed_capture(self.device_index, self.cuda_graphs_thread_pool, self.stream, in_cusolver=in_cusolver)
 
-    def _note_uncaptured(self, function_id: Any, reason: str) -> None:
+    def _note_uncaptured(self, function: RecordableFunction, reason: str) -> None:
         """Note that a call that would be warmed up or recorded runs without a graph."""
-        self._function(function_id).ran_without_graph(reason)
+        function.ran_without_graph(reason)
         self._ran_uncaptured = self._took_part = True
 
     def _kept_for_a_failure(self, inputs: Sequence[Any], mutated: Collection[int]) -> list[tuple[Any, bool]]:
@@ -417,77 +397,40 @@ class EncoreManager(CUDAGraphTreeManager):
             for index, value in enumerate(inputs)
         ]
 
-    def _not_recorded_again(self, function_id: Any, inputs: Sequence[Any]) -> str | None:
-        """Return why a call runs without a graph instead of being recorded; None where it may be recorded."""
-        function = self._function(function_id)
+    def _not_recorded_again(self, function_id: Any, inputs: list[Any]) -> str | None:
+        """Return why a call runs without a graph instead of being recorded; None where it may be recorded.
+
+        Inputs that came to a third address become ordinary inputs of the next recording if they can be copied.
+        """
+        function, wrapped = self._function(function_id), self.ids_to_funcs[function_id]
+        by_call = moved_inputs.by_call(self.nodes(), function)
+        recorded = by_call[moved_inputs.calls_on_path(self.current_node, function) + 1]
+        if ordinary := moved_inputs.can_be_copied(inputs, wrapped, recorded, self.cuda_graphs_thread_pool):
+            static = [index for index in wrapped.static_input_idxs if index not in ordinary]
+            wrapped = self.ids_to_funcs[function_id] = dataclasses.replace(wrapped, static_input_idxs=static)
+            function.ordinary_inputs |= ordinary
         if (operator := function.code().uncapturable) is not None:
             function.without_graph = f"it calls {operator}, which cannot be captured"
             return function.without_graph
         if several_ranks(function.code()):  # Note [Functions of several ranks]
             return None
-        reason = moved_inputs.against_one_more_recording(
-            function,
-            self._recorded_after(self.current_node, function_id),
-            self.ids_to_funcs[function_id].static_input_idxs,
-            inputs,
-            forwards_are_copied_out=any(
-                one.model.kept_outputs and one.model.direction == "forward" for one in self.ids_to_funcs.values()
-            ),
+        siblings = self._recorded_after(self.current_node, function_id)
+        functions = [one.model for one in self.ids_to_funcs.values()]
+        copied_out = function.direction == "backward" and any(
+            one.kept_outputs and one.direction == "forward" for one in functions
         )
-        if reason is None:
-            return None
-        if (
-            reason != INPUT_KEEPS_MOVING
-            or function.misfits_in_a_row() > moved_inputs.MOST_MISFITS * function.calls_on_a_path
-        ):
+        reason = moved_inputs.against_one_more_recording(inputs, wrapped, recorded, siblings, copied_out)
+        misfits = function.misfits_in_a_row() if reason == reasons.INPUT_KEEPS_MOVING else 0
+        if reason is not None and (not misfits or misfits > moved_inputs.MOST_MISFITS * max(by_call)):
             function.without_graph = reason
         return reason
-
-    # Inputs that moved
-
-    def _let_inputs_move(self, inputs: list[Any], function_id: Any) -> None:
-        """Make inputs that moved to a third address ordinary inputs of the next recording, if they can be copied."""
-        moved = [
-            (node, indices)
-            for node in self._recorded_at_this_call(function_id)
-            if (indices := node.moved_inputs(inputs)) and moved_inputs.has_moved_away(node)
-        ]
-        function = self._function(function_id)
-        few = len(moved) < moved_inputs.RECORDINGS_AT_FIXED_ADDRESSES
-        if not moved or (few and not moved_inputs.has_many_recordings(function)):
-            return
-        candidates = {index for _, indices in moved for index in indices}
-        wrapped, pool = self.ids_to_funcs[function_id], pool_memory(self.cuda_graphs_thread_pool)
-        ordinary = moved_inputs.can_be_copied(candidates, inputs, wrapped, pool, moved[0][0].free_bytes())
-        if ordinary:
-            self._make_ordinary(ordinary, function_id)
-
-    def _recorded_at_this_call(self, function_id: Any) -> list[EncoreNode]:
-        """Return the recordings of a function for the same one of its calls in an iteration.
-
-        Earlier functions of the path may have several recordings, so these nodes may have different parents.
-        """
-        function = self._function(function_id)
-        number = moved_inputs.calls_on_path(self.current_node, function) + 1
-        return [
-            one
-            for one in self.nodes()
-            if one.function is function and moved_inputs.calls_on_path(one, function) == number
-        ]
-
-    def _make_ordinary(self, indices: set[int], function_id: Any) -> None:
-        wrapped = self.ids_to_funcs[function_id]
-        static = [index for index in wrapped.static_input_idxs if index not in indices]
-        self.ids_to_funcs[function_id] = dataclasses.replace(wrapped, static_input_idxs=static)
-        self._function(function_id).ordinary_inputs |= indices
 
     # Recordings
 
     def nodes(self) -> Iterator[EncoreNode]:
         """Yield all recordings. Other threads may record meanwhile."""
         roots = self.roots or {}
-        for root in [one for recorded in list(roots.values()) for one in recorded]:
-            yield from root.with_all_that_follow()
+        return with_followers([one for recorded in list(roots.values()) for one in recorded])
 
     def _recorded_after(self, parent: EncoreNode | None, function_id: Any) -> list[EncoreNode]:
         """Return the tree's own list of a function's recordings after `parent`, or of its roots (None)."""
@@ -500,7 +443,7 @@ class EncoreManager(CUDAGraphTreeManager):
         siblings[:] = [one for one in siblings if one is not node]
         if self.current_node is node:
             self.current_node = node.parent
-        self._release(node.with_all_that_follow())
+        self._release(with_followers([node]))
 
     def _release(self, nodes: Iterable[EncoreNode]) -> None:
         """Release what these recordings hold in addition to their graphs."""
@@ -534,27 +477,24 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def _check_held_results(self) -> None:
         generation = self.get_curr_generation()
-        live = list(self.current_node.path_live_weakrefs())
-        if not live:
+        if not any(True for _ in self.current_node.path_live_weakrefs()):
             self.held_in_generation = None
             self._held_iterations = 0
             return
         if self.held_in_generation != generation:
             self.held_in_generation = generation
             self._held_iterations += 1
-            self._mark_kept({reference.data_ptr() for reference in live})
+            self._mark_kept()
         patience = PATIENCE if any(self.roots.values()) else 0  # nothing is recorded yet, so nothing is lost
         if len(self.streams.callers) > 1:
             patience = PATIENCE_OF_THREADS
         if self._held_iterations > patience:
             self.leave_pool()
 
-    def _mark_kept(self, addresses: set[int]) -> None:
+    def _mark_kept(self) -> None:
         for node in self.current_node._path_from_root:
-            function: RecordableFunction = node.wrapped_function.model
-            for place, reference in enumerate(node.outputs_weakrefs):
-                if reference is not None and reference.data_ptr() in addresses and trees.is_live(reference):
-                    function.kept_outputs.add(place)
+            live = [place for place, reference in enumerate(node.outputs_weakrefs) if trees.is_live(reference)]
+            node.wrapped_function.model.kept_outputs.update(live)
 
     # The pool
 

@@ -8,15 +8,13 @@ would have to run without one as well.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from optimizations.calls.turns import is_lent
-from optimizations.graph.driver import CudaCallFailed
 from optimizations.race import Events, Race, mark
 from optimizations.selection import Decision
 from optimizations.trees.function import RecordableFunction
@@ -29,21 +27,19 @@ class Measured:
     Args:
         function: the function.
         recorded: runs a call through the function's manager.
+
+    Attributes:
+        race: times the alternatives; None before it begins and after it ended.
     """
 
     def __init__(self, function: RecordableFunction, recorded: Callable[[list[Any]], Any]) -> None:
         self._function = function
         self._recorded = recorded
         self._mark = functools.partial(mark, function.device_index)
-        self._race: Race | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """Return whether a race has begun. It ends after a few more calls."""
-        return self._race is not None
+        self.race: Race | None = None
 
     def __call__(self, inputs: list[Any]) -> Any:
-        race, function = self._race, self._function
+        race, function = self.race, self._function
         if resting() or is_lent(function.turn) or torch.cuda.is_current_stream_capturing():
             return self._recorded(inputs)
         if race is None:
@@ -53,18 +49,20 @@ class Measured:
             return outputs
         outputs = race.run(functools.partial(self._run_by, inputs))
         if race.winner is not None:
-            self._end(race)
+            function.median_us = race.median_us
+            times = ", ".join(f"{name} {microseconds:.1f} us" for name, microseconds in race.median_us.items())
+            self._decide(race.winner, f"measured: {times}")
         return outputs
 
     def _begin(self) -> None:
         """Begin a race, unless there is nothing to choose from."""
         function = self._function
         in_place = any(one.indirect for report in function.recordings() for one in report.inputs)
-        alternatives: list[Decision] = ["in place", "copies"] if in_place else ["copies"]
+        alternatives = ["in place", "copies"] if in_place else ["copies"]
         if function.direction == "inference" and function.short_of_memory() is None:
             alternatives.append("no graph")
         if function.without_graph is None and not function.code().collective and len(alternatives) > 1:
-            self._race = Race(alternatives)
+            self.race = Race(alternatives)
         else:
             self._decide(alternatives[0], "there is nothing to choose from")
 
@@ -73,28 +71,15 @@ class Measured:
         function, start = self._function, self._mark()
         if alternative == "no graph":
             return function.run_past_manager(inputs), (start, self._mark())
-        self._copy_inputs(alternative == "copies")
+        function.copy_inputs(alternative == "copies")
         before = function.replays()
         outputs = self._recorded(inputs)
         return outputs, (start, self._mark()) if function.replays() == before + 1 else None
 
-    def _copy_inputs(self, copying: bool) -> None:
-        """Switch between copying and reading in place. If this fails, it is retried before the next replay."""
-        turn = self._function.turn
-        with turn or contextlib.nullcontext(), contextlib.suppress(CudaCallFailed):
-            self._function.copy_inputs(copying)
-
-    def _end(self, race: Race) -> None:
-        self._function.median_us = race.median_us
-        times = ", ".join(f"{name} {microseconds:.1f} us" for name, microseconds in race.median_us.items())
-        decision: Decision = race.winner  # type: ignore[assignment]  # one of the alternatives
-        self._decide(decision, f"measured: {times}")
-
-    def _decide(self, decision: Decision, why: str) -> None:
-        self._race = None
+    def _decide(self, decision: str, why: str) -> None:
+        self.race = None
         if decision != "no graph":
-            self._copy_inputs(decision == "copies")
+            self._function.copy_inputs(decision == "copies")
         if self._function.without_graph is None:
-            self._function.decide(decision, why)
-        if self._function.replace_call is not None:
-            self._function.replace_call(self._recorded)
+            self._function.decide(cast(Decision, decision), why)
+        self._function.replace_call(self._function, self._recorded)

@@ -22,12 +22,15 @@ allocator soon provides again.
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from optimizations.graph.memory import MemoryRanges, storage_of
+from optimizations.graph.pools import pool_memory
 from optimizations.in_place import examination
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.trees.function import RecordableFunction
@@ -71,66 +74,71 @@ def has_moved_away(node: EncoreNode) -> bool:
     return function.useless_recordings() >= MOST_LAYERS or not node.may_come_back()
 
 
-def has_many_recordings(function: RecordableFunction) -> bool:
-    """Return whether a function writes an input, and has as many recordings as such a function may have."""
-    most = MOST_RECORDINGS * function.calls_on_a_path
-    return bool(function.written_inputs) and function.recorded_now() >= most
-
-
-def against_one_more_recording(
-    function: RecordableFunction,
-    siblings: Sequence[EncoreNode],
-    static: Iterable[int],
-    inputs: Sequence[Any],
-    *,
-    forwards_are_copied_out: bool,
-) -> str | None:
-    """Return why a function is not recorded again: no recording is ever replayed, or there are too many.
-
-    Args:
-        function: the function.
-        siblings: its recordings at this node of the tree.
-        static: its inputs at fixed addresses.
-        inputs: the inputs of the call.
-        forwards_are_copied_out: whether results of forwards are copied out of graph memory.
-    """
-    if has_many_recordings(function) or (function.written_inputs and len(siblings) >= MOST_RECORDINGS):
-        return INPUT_KEEPS_MOVING
-    fixed = set(static)
-    away = [one for one in siblings if not fixed.isdisjoint(one.moved_inputs(inputs)) and has_moved_away(one)]
-    if len(away) >= MOST_RECORDINGS and sum(one.replays for one in away) < REPLAYS_OF_USEFUL_RECORDINGS * len(away):
-        return INPUT_KEEPS_MOVING
-    copied_out = function.direction == "backward" and forwards_are_copied_out
-    most = MOST_USELESS_BACKWARDS if copied_out else MOST_USELESS_RECORDINGS
-    made = function.useless_recordings()
-    return f"{made} recordings of it were made, and none was replayed" if made >= most else None
-
-
-def can_be_copied(
-    candidates: Iterable[int], inputs: Sequence[Any], wrapped: Any, pool: Iterable[Any], free_bytes: int
-) -> set[int]:
-    """Return the moved inputs that a graph may read from a copy. Note [Inputs that cannot be copied].
-
-    Args:
-        candidates: inputs that moved.
-        inputs: the inputs of the call.
-        wrapped: the function, as stock keeps it (`WrappedFunction`).
-        pool: the memory of graphs.
-        free_bytes: device memory that is free.
-    """
-    mutated = {*wrapped.mutated_input_idxs, *wrapped.model.written_inputs}
-    written = [storage_of(inputs[index]) for index in mutated if isinstance(inputs[index], torch.Tensor)]
-    overwritten = MemoryRanges([*pool, *written])
-    found = {
-        index
-        for index in set(candidates).intersection(wrapped.static_input_idxs)
-        if examination.ineligible_reason(inputs[index]) is None and inputs[index].data_ptr() not in overwritten
-    }
-    needed = sum(inputs[index].nbytes for index in found)
-    return found if waiting_for_memory(needed, free_bytes) is None else set()
-
-
 def calls_on_path(node: Any, function: RecordableFunction) -> int:
     """Return how many calls of a function are on the path of a recording, including its own."""
     path = node._path_from_root if isinstance(node, EncoreNode) else ()
     return sum(1 for one in path if one.function is function)
+
+
+def by_call(nodes: Iterable[EncoreNode], function: RecordableFunction) -> defaultdict[int, list[EncoreNode]]:
+    """Return the recordings of a function, by the number of the call in an iteration that they were made for.
+
+    Earlier functions of the path may have several recordings, so those for one call may have different parents.
+    """
+    found = defaultdict(list)
+    for one in nodes:
+        if one.function is function:
+            found[calls_on_path(one, function)].append(one)
+    return found
+
+
+def has_many(recorded: Sequence[EncoreNode], function: RecordableFunction) -> bool:
+    """Return whether a function writes an input, and has as many recordings for one of its calls as it may have."""
+    return bool(function.written_inputs) and len(recorded) >= MOST_RECORDINGS
+
+
+def against_one_more_recording(
+    inputs: Sequence[Any],
+    wrapped: Any,
+    recorded: Sequence[EncoreNode],
+    siblings: Sequence[EncoreNode],
+    copied_out: bool,
+) -> str | None:
+    """Return why a function is not recorded again: no recording is ever replayed, or there are too many.
+
+    Args:
+        inputs: the inputs of the call.
+        wrapped: the function, as stock keeps it (`WrappedFunction`).
+        recorded: its recordings for the same one of its calls in an iteration.
+        siblings: its recordings at this node of the tree.
+        copied_out: whether it is a backward whose forward's results may be copied out of graph memory.
+    """
+    function, fixed = wrapped.model, set(wrapped.static_input_idxs)
+    away = [one for one in siblings if not fixed.isdisjoint(one.moved_inputs(inputs)) and has_moved_away(one)]
+    seldom = sum(one.replays for one in away) < REPLAYS_OF_USEFUL_RECORDINGS * len(away)
+    if has_many(recorded, function) or (len(away) >= MOST_RECORDINGS and seldom):
+        return INPUT_KEEPS_MOVING
+    made = function.useless_recordings()
+    most = MOST_USELESS_BACKWARDS if copied_out else MOST_USELESS_RECORDINGS
+    return f"{made} recordings of it were made, and none was replayed" if made >= most else None
+
+
+def can_be_copied(inputs: Sequence[Any], wrapped: Any, recorded: Sequence[EncoreNode], pool: Any) -> set[int]:
+    """Return the inputs that moved to a third address, and that a graph may read from a copy.
+
+    Note [Inputs that cannot be copied]. `pool` is the handle of graph memory; see
+    `against_one_more_recording` for the other arguments.
+    """
+    moved = [indices for node in recorded if (indices := node.moved_inputs(inputs)) and has_moved_away(node)]
+    if not moved or (len(moved) < RECORDINGS_AT_FIXED_ADDRESSES and not has_many(recorded, wrapped.model)):
+        return set()
+    mutated = {*wrapped.mutated_input_idxs, *wrapped.model.written_inputs}
+    written = [storage_of(inputs[index]) for index in mutated if isinstance(inputs[index], torch.Tensor)]
+    overwritten = MemoryRanges([*pool_memory(pool), *written])
+    found = {
+        index
+        for index in {*itertools.chain(*moved)}.intersection(wrapped.static_input_idxs)
+        if examination.ineligible_reason(inputs[index]) is None and inputs[index].data_ptr() not in overwritten
+    }
+    needed = sum(inputs[index].nbytes for index in found)
+    return found if waiting_for_memory(needed, recorded[0].tools.free_bytes()) is None else set()

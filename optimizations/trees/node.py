@@ -1,24 +1,16 @@
 """Extend a node of CUDAGraph Trees, which is one recording, so that it can read inputs in place.
 
-Stock's code creates and replays the node. In addition the captured graph is retained (`keep_graph`), with metadata of
-the recording inputs. After the capture `in_place.session` examines the recording. From then on inputs with a tracker
-are read in place: their addresses are updated in the graph instead of copying them.
+Stock's code creates and replays the node. In addition the captured graph is retained (`keep_graph`). After the capture
+`in_place.session` examines the recording. From then on inputs with a tracker are read in place: their addresses are
+updated in the graph instead of copying them.
 
 Note [Addresses that cannot be changed]. The driver may refuse to update a node of the graph, at the first call whose
 input moved or at any later one. The addresses in the graph are then undefined, so the recording is discarded. The call
 runs without a graph, and the function is recorded again with copied inputs.
-
-Note [Inputs that are returned]. A generated function may return an input unchanged, for a later partition of the same
-program to read or write. The graph's own output is then the placeholder and not the caller's tensor. With several
-partitions the caller's tensor is returned instead, as the function does without a graph. With one partition nothing
-writes the tensor later, and a backward finds its saved tensor in the pool. If the function wrote a result into an
-input's memory (Inductor reuses memory of dead inputs), the graph's own output is right: the caller's tensor was not
-written.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import time
@@ -38,17 +30,19 @@ from optimizations.concurrency.launch_log import (
     log_of_capture,
     noted,
 )
+from optimizations.graph.device import DeviceTools
 from optimizations.graph.memory import MemoryRanges, storage_of
-from optimizations.graph.plan import Choice
 from optimizations.graph.pools import in_order, pool_memory
 from optimizations.graph.prelude_check import device_tools
-from optimizations.graph.recapture import recapture, register_generators
+from optimizations.graph.recapture import Recaptured, recapture, register_generators
 from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.in_place.description import RESTING, Counted, describe
 from optimizations.in_place.examination import Recorded
+from optimizations.in_place.generated import GeneratedCode
 from optimizations.in_place.session import Session, Stage
 from optimizations.in_place.without_placeholder import without_placeholder
+from optimizations.options import Options
 from optimizations.race import Race, mark
 from optimizations.report.recordings import RecordingReport
 from optimizations.stack_trace import one_line
@@ -61,6 +55,7 @@ from optimizations.trees.results import Results
 from optimizations.uncollected import uncollected
 
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
+StorageWeakRef: Any = torch_internals.cudagraph_trees.StorageWeakRef
 _forward_mode: Any = torch_internals.forward_ad
 
 
@@ -98,77 +93,62 @@ def refuse_derivatives(copied: Iterable[Any]) -> None:
             torch_internals.foreach_copy_([torch.empty_like(value)], [value])
 
 
-class RecordedInputs(Sequence[Any]):
-    """Reconstruct the inputs of a recording from their metadata, over memory that the tensors do not own.
-
-    Each tensor is made on first access, because a recording may have a thousand inputs that nothing reads. Neither the
-    inputs nor the recording are kept alive.
-    """
-
-    def __init__(self, node: EncoreNode, inputs: Sequence[Any]) -> None:
-        self._node = weakref.ref(node)
-        self._metadata = {
-            index: node._tensor_metadata(value, ignore_storage_offset=False)
-            for index, value in enumerate(inputs)
-            if isinstance(value, torch.Tensor)
-        }
-        self._values = [None if index in self._metadata else value for index, value in enumerate(inputs)]
-
-    def __getitem__(self, index: Any) -> Any:
-        if self._values[index] is None and index in self._metadata:
-            node = self._node()
-            if node is None:
-                raise ReferenceError("this recording is gone")
-            self._values[index] = node._reconstruct_from_tensor_metadata(self._metadata[index])
-        return self._values[index]
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
 class EncoreNode(CUDAGraphNode):
-    """Hold a recording of a `RecordableFunction`.
+    """Hold a recording of a `RecordableFunction`. It is the `examination.Host` of its session.
 
     Attributes:
         results: makes the tensors that replays return.
         replays: how often the graph was replayed for a call; `full_replays`: replays on the slow path.
+        replayed_at: replays of all recordings of the function when this one was last replayed, while work is left.
         copied_bytes: bytes copied into placeholders by these replays.
         copied_per_replay: bytes that the next replay copies; inputs with a tracker are not copied.
         tracker: updates the graph's addresses for moved inputs; None if all are copied.
         session: examines the recording and prepares in-place reading; None after `release`, or if it could not begin.
         takes_fast_path: whether `fast_path` may replay it. `expect_again` sets this; whatever changes how replays run
             clears it.
+        compared: inputs whose addresses the fast path compares, including results of earlier graphs.
+        seeds: attention seeds that may be in host memory, as their addresses are not compared.
+        dying: inputs that are results of earlier graphs, and are released before the launch.
+        dead_before, dead_after: references to results that must have died before the graph runs, and when it runs.
+        results_alive: references to all results that are alive after the graph.
     """
 
     wrapped_function: Any
     non_static_input_idx: list[int]
     static_input_idxs: list[int]
     non_managed_static_input_idxs: list[int]
+    reconstructed_inputs: list[Any]
     input_copy_idxs = INPUT_COPY_IDXS
 
     def __init__(self, wrapped_function: Any, *args: Any, **kwargs: Any) -> None:
         self.results = Results(self, wrapped_function.model)
         self.tracker: AddressTracker | None = None
         self.session: Session | None = None
-        self._seen = RecordedInputs(self, ())
-        self.returned_inputs: dict[int, int] = {}  # by output, the copied input. Note [Inputs that are returned]
+        self._returned_to_caller: dict[int, Any] = {}
         self._fixed_storages: list[Any] = []
-        self._copied: list[int] = []
-        self._in_place: list[int] = []
+        self._in_place: frozenset[int] = frozenset()
         self._copying: bool | None = None
         self._without_placeholder: frozenset[int] = frozenset()
         self._log: LaunchLog | None = None
         self._chain = "its launches were not noted when it was captured"
-        self.replays = 0
+        self.replays = self.replayed_at = 0
         self.full_replays = 0
         self.copied_bytes = 0
-        self.copied_per_replay = 0
         self.takes_fast_path = False
         started = time.perf_counter()
         super().__init__(wrapped_function, *args, **kwargs)
+        seconds = time.perf_counter() - started
+        self._copied = list(self.non_static_input_idx)
+        self.copied_per_replay = self._bytes_of(self._copied)
+        self.compared = sorted(compared_inputs(self))
+        self.seeds = [index for index in self.code.seeds if index not in self.compared]
+        self.dying = [index for index in self.cudagraph_managed_idxs if not self.preserved_aliased_inputs[index]]
+        self.dead_before = self.references(self.expected_dead_indices_before_graph)
+        self.dead_after = self.references(self.expected_dead_indices_after_graph)
+        self.results_alive = self.references(self.live_indices_after_graph)
         # The call has already run here. An exception would make it run twice.
         try:
-            self._begin_session(time.perf_counter() - started)
+            self._begin_session(seconds)
             self.function.recorded(self)
             self._note_plan()
         except Exception as error:
@@ -183,6 +163,21 @@ class EncoreNode(CUDAGraphNode):
         """Return the function that is recorded here."""
         function: RecordableFunction = self.wrapped_function.model
         return function
+
+    @property
+    def options(self) -> Options:
+        """Return the user's options."""
+        return self.function.options
+
+    @property
+    def code(self) -> GeneratedCode:
+        """Return the facts from the generated function's source."""
+        return self.function.code()
+
+    @property
+    def tools(self) -> DeviceTools:
+        """Return the tools of the device."""
+        return device_tools(self.device)
 
     def describe(self) -> RecordingReport:
         """Return the report of this recording."""
@@ -203,53 +198,50 @@ class EncoreNode(CUDAGraphNode):
     def _record(self, model: Any, inputs: list[Any]) -> Any:
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
         register_generators(self.graph, inputs, self.device)
-        self._seen = RecordedInputs(self, inputs)
+        fixed = {index: inputs[index] for index in self._tensors(self.non_managed_static_input_idxs)}
+        managed = {index: weakref.ref(inputs[index]) for index in self._tensors(self.cudagraph_managed_idxs)}
         # By storage, not by address: an output may reuse the memory of an input that died during the capture.
         placeholders = {
-            index: torch_internals.cudagraph_trees.StorageWeakRef(inputs[index].untyped_storage())
-            for index in self.non_static_input_idx
-            if isinstance(inputs[index], torch.Tensor)
-        }
-        fixed = {
-            index: inputs[index]
-            for index in self.non_managed_static_input_idxs
-            if isinstance(inputs[index], torch.Tensor)
-        }
-        managed = {
-            index: weakref.ref(inputs[index])
-            for index in self.cudagraph_managed_idxs
-            if isinstance(inputs[index], torch.Tensor)
+            index: StorageWeakRef(inputs[index].untyped_storage()) for index in self._tensors(self.non_static_input_idx)
         }
         self._log = self._launch_log(inputs)
         if self._log is not None:
             model = noted(self._log, model, self.function.generated, self.cuda_graphs_pool)
-        with uncollected(), in_order(self.stream), self._pool_check_without_callers_tensors():
-            outputs = super()._record(model, inputs)
-        self._fixed_storages = [
-            torch_internals.cudagraph_trees.StorageWeakRef(value.untyped_storage()) for value in fixed.values()
-        ]
-        self.results.recorded(outputs, fixed, managed)
-        returned = {reference.cdata: index for index, reference in placeholders.items()}
-        for position, output in enumerate(outputs):
-            if isinstance(output, torch.Tensor) and output.untyped_storage().data_ptr():
-                index = returned.get(output.untyped_storage()._cdata)
-                if index is not None:
-                    self.returned_inputs[position] = index
+        # Stock requires each input that is not static to be in the pool before a capture. One without a placeholder is
+        # not, and is never returned as an output, because only Triton kernels use it.
+        stocks: Any = self.wrapped_function
+        static = [*stocks.static_input_idxs, *self._without_placeholder]
+        self.wrapped_function = dataclasses.replace(stocks, static_input_idxs=static)
+        try:
+            with uncollected(), in_order(self.stream):
+                outputs = super()._record(model, inputs)
+        finally:
+            self.wrapped_function = stocks
+        self._fixed_storages = [StorageWeakRef(value.untyped_storage()) for value in fixed.values()]
+        self.results.recorded(outputs, fixed, managed, placeholders)
         return outputs
+
+    def _tensors(self, indices: Iterable[int]) -> list[int]:
+        """Return which of these inputs are tensors."""
+        return [index for index in indices if isinstance(self.reconstructed_inputs[index], torch.Tensor)]
+
+    def _bytes_of(self, indices: Iterable[int]) -> int:
+        return sum(self.reconstructed_inputs[index].nbytes for index in self._tensors(indices))
 
     def _allocate_and_copy_recording_inputs(self, inputs: list[Any]) -> list[Any]:
         """Copy inputs as stock does, without placeholders for some. Note [Inputs without a placeholder]."""
         ordinary, function = self.non_static_input_idx, self.function
+        self._returned_to_caller = {index: inputs[index] for index in ordinary if self.code.returns(index)}
         if not function.records_on_inputs or function.not_followed is not None or function.decision == "copies":
             return super()._allocate_and_copy_recording_inputs(inputs)
         mutated = [inputs[index] for index in self.wrapped_function.mutated_input_idxs]
         written = [storage_of(one) for one in mutated if isinstance(one, torch.Tensor)]
         chosen = without_placeholder(
-            function.code(),
+            self.code,
             inputs,
             ordinary,
             lambda: MemoryRanges([*pool_memory(self.cuda_graphs_pool), *written]),
-            selects=function.options.selection == "rule",
+            selects=self.options.selection == "rule",
         )
         given = {index: inputs[index] for index in chosen}
         static: list[int] = self.static_input_idxs
@@ -267,33 +259,23 @@ class EncoreNode(CUDAGraphNode):
             self.non_static_input_idx = sorted([*self.non_static_input_idx, index])
         return recording_inputs
 
-    @contextlib.contextmanager
-    def _pool_check_without_callers_tensors(self) -> Iterator[None]:
-        """Exclude inputs without a placeholder from stock's check of the pool before a capture.
-
-        The check requires each input that is not static to be in the pool, and the capture fails if one is not. Here
-        these inputs count as static. None of them is returned as an output, because only Triton kernels use them.
-        """
-        stocks: Any = self.wrapped_function
-        static = [*stocks.static_input_idxs, *self._without_placeholder]
-        self.wrapped_function = dataclasses.replace(stocks, static_input_idxs=static)
-        try:
-            yield
-        finally:
-            self.wrapped_function = stocks
+    def run_first_inputs(self, new_inputs: list[Any]) -> Any:
+        """Return the results of the recording as stock does, with the caller's own inputs among them."""
+        outputs = list(super().run_first_inputs(new_inputs))
+        self.results.returned_copied.return_results(outputs, self._returned_to_caller)
+        self._returned_to_caller = {}
+        return outputs
 
     def _launch_log(self, inputs: Sequence[Any]) -> LaunchLog | None:
         """Return a log for the capture's launches; None if they stay a chain, for the reason in `_chain`."""
-        function = self.function
-        if function.options.concurrency == "off":
+        if self.options.concurrency == "off":
             self._chain = SWITCHED_OFF
-        elif function.code().collective:
+        elif self.code.collective:
             self._chain = HAS_COLLECTIVES
         else:
-            driver = device_tools(self.device).driver
-            moving, pool = [*self.non_static_input_idx, *self._without_placeholder], self.cuda_graphs_pool
+            moving = [*self.non_static_input_idx, *self._without_placeholder]
             try:
-                return log_of_capture(inputs, moving, pool, self.device, driver)
+                return log_of_capture(inputs, moving, self.cuda_graphs_pool, self.device, self.tools.driver)
             except Exception as error:
                 self._chain = one_line(error)
         return None
@@ -303,61 +285,30 @@ class EncoreNode(CUDAGraphNode):
         if log is None or log.failure is not None:
             self._chain = self._chain if log is None else str(log.failure)
             return None
-        driver, timed = device_tools(self.device).driver, functools.partial(mark, self.device)
-        return Branches(log, self.graph, driver, Race, timed)
+        return Branches(log, self.graph, self.tools.driver, Race, functools.partial(mark, self.device))
 
     def _begin_session(self, seconds: float) -> None:
-        function = self.function
-        self._copied = list(self.non_static_input_idx)
         mutated = set(self.wrapped_function.mutated_input_idxs)
-        fixed = self.non_managed_static_input_idxs
-        tensors = [index for index in self.non_static_input_idx if isinstance(self._seen[index], torch.Tensor)]
-        self.copied_per_replay = sum(self._seen[index].nbytes for index in tensors)
         recorded = Recorded(
             graph=self.graph,
-            inputs=self._seen,
-            copied=sorted([*tensors, *self._without_placeholder]),
-            written=[index for index in fixed if index in mutated and isinstance(self._seen[index], torch.Tensor)],
-            returned=frozenset(self.returned_inputs.values()),
+            inputs=self.reconstructed_inputs,
+            copied=sorted([*self._tensors(self._copied), *self._without_placeholder]),
+            written=[index for index in self._tensors(self.non_managed_static_input_idxs) if index in mutated],
+            returned=self.results.shared_copied,
             pool=self.cuda_graphs_pool,
             seconds=seconds,
             without_placeholder=self._without_placeholder,
         )
-        # None of these refers to the node: a reference cycle would keep the graph and its memory alive.
-        device, stream, reference = self.device, self.stream, weakref.ref(self)
-
-        def is_seldom() -> bool:
-            node = reference()
-            return node is not None and function.is_seldom(node)
-
-        self.session = Session(
-            recorded,
-            weakref.proxy(self),  # a reference would be a cycle
-            Choice(function.options.indirection),
-            function.code,
-            lambda inputs: recapture(
-                function,
-                inputs,
-                random=function.code().random or any(isinstance(value, torch.Generator) for value in inputs),
-                device=device,
-                stream=stream,
-                driver=device_tools(device).driver,
-            ),
-            lambda: device_tools(device),
-            lambda: len(function.callers) <= 1,
-            lambda: torch.cuda.is_current_stream_capturing(),
-            is_seldom=is_seldom,
-            selects=function.options.selection == "rule",
-            branches=self._branches(),
-        )
-        if function.not_followed is not None:
-            self.session.decline(function.not_followed)
-        elif function.decision == "copies":
+        # A reference to the node would be a cycle, which would keep the graph and its memory alive.
+        self.session = Session(recorded, weakref.proxy(self), self._branches())
+        if self.function.not_followed is not None:
+            self.session.decline(self.function.not_followed)
+        elif self.function.decision == "copies":
             self.session.decline(RESTING)
         if self._without_placeholder:
             self.session.settle_by_name()
             if self.session.unusable is not None:
-                function.records_on_inputs = False
+                self.function.records_on_inputs = False
 
     def _note_plan(self) -> None:
         """Let the function decide whether to keep its graph, once the copied inputs are final."""
@@ -372,46 +323,14 @@ class EncoreNode(CUDAGraphNode):
             self._initialize_cached_tensors()
         return self.results.made()
 
-    # What `fast_path` compares
-
     def expect_again(self) -> None:
         """Let the next call with equal inputs take the fast path, if that covers all that a replay needs."""
-        options, function = torch_internals.inductor_config.triton, self.function
+        options = torch_internals.inductor_config.triton
         debugging = (
             options.fast_path_cudagraph_asserts or options.force_cudagraph_sync or options.force_cudagraphs_warmup
         )
-        unfit = debugging or function.returned_inputs or self.reads_what_is_gone or self.graph is None
-        self.takes_fast_path = function.options.lean and not unfit
-
-    @functools.cached_property
-    def compared(self) -> list[int]:
-        """Return the inputs whose addresses are compared, including results of earlier graphs."""
-        return sorted(compared_inputs(self))
-
-    @functools.cached_property
-    def seeds(self) -> list[int]:
-        """Return the attention seeds that may be in host memory, as their addresses are not compared."""
-        return [index for index in self.function.code().seeds if index not in self.compared]
-
-    @functools.cached_property
-    def dying(self) -> list[int]:
-        """Return the inputs that are results of earlier graphs, and are released before the launch."""
-        return [index for index in self.cudagraph_managed_idxs if not self.preserved_aliased_inputs[index]]
-
-    @functools.cached_property
-    def dead_before(self) -> Sequence[Reference]:
-        """Return references to results that must have died before the graph runs."""
-        return self.references(self.expected_dead_indices_before_graph)
-
-    @functools.cached_property
-    def dead_after(self) -> Sequence[Reference]:
-        """Return references to results that must have died when the graph runs."""
-        return self.references(self.expected_dead_indices_after_graph)
-
-    @functools.cached_property
-    def results_alive(self) -> Sequence[Reference]:
-        """Return references to all results that are alive after the graph."""
-        return self.references(self.live_indices_after_graph)
+        unfit = debugging or self.results.returned_copied.found or self.reads_what_is_gone or self.graph is None
+        self.takes_fast_path = self.options.lean and not unfit
 
     def references(self, indices: Sequence[tuple[int, int]]) -> Sequence[Reference]:
         """Return references to these results, given as stock does (depth in the path, place)."""
@@ -444,7 +363,7 @@ class EncoreNode(CUDAGraphNode):
         self.replays += 1
         self.full_replays += 1
         self.copied_bytes += self.copied_per_replay
-        returned = {one.input: new_inputs[one.input] for one in self.results.returned.found}
+        returned = {index: new_inputs[index] for index in self.results.returned_inputs}
         session = self.session
         if session is None or session.stage is Stage.DONE:
             outputs = super().run(new_inputs)
@@ -452,6 +371,7 @@ class EncoreNode(CUDAGraphNode):
             outputs = session.run(new_inputs, super().run)
             self._note_plan()
         self.results.put_in_the_calls_own(outputs, returned)
+        self.results.returned_copied.return_results(outputs, returned)
         return outputs
 
     def moved_inputs(self, inputs: Sequence[Any]) -> list[int]:
@@ -466,10 +386,6 @@ class EncoreNode(CUDAGraphNode):
     def may_come_back(self) -> bool:
         """Return whether all inputs at fixed addresses of the recording are alive, so a call may pass them again."""
         return not any(storage.expired() for storage in self._fixed_storages)
-
-    def free_bytes(self) -> int:
-        """Return the bytes of device memory that are free."""
-        return device_tools(self.device).free_bytes()
 
     def run_graph(self) -> None:
         branches = self.session.branches if self.session is not None else None
@@ -486,12 +402,11 @@ class EncoreNode(CUDAGraphNode):
         if self.reads_what_is_gone:
             return statuses.StaticInputIdxMismatch, lambda: "it reads inputs of the call that was recorded"
         self._require_usable()
-        if self._copying is None:
-            try:
-                self.copy_inputs(self.function.copies_inputs)
-            except Exception as error:
-                raise self.not_followed(error) from error
-        if any_on_host(inputs, self.function.code().seeds):
+        try:
+            self._follow_the_function()
+        except Exception as error:
+            raise self.not_followed(error) from error
+        if any_on_host(inputs, self.code.seeds):
             return statuses.StaticInputIdxMismatch, lambda: "its seeds of attention are in host memory"
         status, describe = super().check_invariants(inputs)  # raises NotLaunched
         if status is statuses.SUCCESS and checks_deaths_when_running():  # then the copies have already been made
@@ -523,7 +438,7 @@ class EncoreNode(CUDAGraphNode):
         mutated = self.wrapped_function.mutated_input_idxs
         for index in self.cudagraph_managed_idxs:
             if inputs[index] is None:
-                seen = self._seen[index]
+                seen = self.reconstructed_inputs[index]
                 inputs[index] = seen if index in mutated else torch_internals.clone_preserve_strides(seen)
 
     def _require_usable(self) -> None:
@@ -556,26 +471,47 @@ class EncoreNode(CUDAGraphNode):
         """Release what the node holds in addition to the graph. It cannot be replayed afterwards."""
         if self.session is None:
             return
-        self.function.last_seen(self)
+        self.function.freed(self)
         self.takes_fast_path = False
         self.session = self.tracker = None
 
     # Tensors over memory that they do not own
 
+    @staticmethod
+    def _tensor_metadata(x: torch.Tensor, ignore_storage_offset: bool = False) -> dict[str, Any]:
+        """Return what stock does, with the offset of inputs too: some are read at their address after the recording."""
+        metadata: dict[str, Any] = CUDAGraphNode._tensor_metadata(x, ignore_storage_offset=ignore_storage_offset)
+        return metadata
+
     def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the same metadata and address that does not own its memory."""
-        metadata = self._tensor_metadata(tensor, ignore_storage_offset=False)
-        return self._reconstruct_from_tensor_metadata(metadata)
+        return self._reconstruct_from_tensor_metadata(self._tensor_metadata(tensor))
+
+    # See `examination.Host`
+
+    def has_one_caller(self) -> bool:
+        """Return whether only one thread calls the function, so that no other draws random numbers in a capture."""
+        return len(self.function.callers) <= 1
+
+    def is_seldom(self) -> bool:
+        """Return whether other recordings of the function were replayed many times since this one was."""
+        return self.function.is_seldom(self)
+
+    def capture_again(self, inputs: Sequence[Any]) -> Recaptured:
+        """Capture the function once more with these inputs."""
+        random = self.code.random or any(isinstance(value, torch.Generator) for value in inputs)
+        driver = self.tools.driver
+        return recapture(self.function, inputs, random=random, device=self.device, stream=self.stream, driver=driver)
 
     def at_address(self, index: int, address: int) -> torch.Tensor:
-        """See `session.Host`. Return a tensor with the metadata of recording input `index` at `address`."""
-        metadata = self._tensor_metadata(self._seen[index])
+        """Return a tensor with the metadata of recording input `index` at `address`."""
+        metadata = self._tensor_metadata(self.reconstructed_inputs[index])
         moved = {"data_ptr": address, "storage_offset": 0}
         return self._reconstruct_from_tensor_metadata({**metadata, **moved})
 
     def fill(self, values: Mapping[int, torch.Tensor]) -> None:
-        """See `session.Host`."""
-        sources: list[Any] = [None] * len(self._seen)
+        """Copy values into placeholders, as stock does before a replay."""
+        sources: list[Any] = [None] * len(self.reconstructed_inputs)
         for index, value in values.items():
             sources[index] = value
         non_static = self.non_static_input_idx
@@ -586,35 +522,26 @@ class EncoreNode(CUDAGraphNode):
             self.non_static_input_idx = non_static
 
     def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
-        """See `session.Host`. If interrupted, no later call replays the graph with addresses that were not updated."""
+        """Read the tracker's inputs in place. If interrupted, no later call replays a graph with old addresses."""
         self.takes_fast_path = False
-        followed = {*tracker.indices, *unused}
         self._copying = None
+        self._in_place = frozenset({*tracker.indices, *unused})
         self.tracker = tracker
-        self._in_place = [
-            index
-            for index in [*self._copied, *self._without_placeholder]
-            if index in followed or index in self._in_place
-        ]
-        self.copy_inputs(self.function.copies_inputs)
+        self._follow_the_function()
 
-    # Measured decisions
-
-    def copy_inputs(self, copying: bool) -> None:
-        """Switch between copying all inputs, as stock does, and reading some in place. Needs the manager's lock.
+    def _follow_the_function(self) -> None:
+        """Copy all inputs, as stock does, or read some in place, as the function now says.
 
         If interrupted, it is done again before the next replay (`check_invariants`).
         """
-        if self.tracker is None or self._copying is copying:
+        tracker, copying = self.tracker, self.function.copies_inputs
+        if tracker is None or self._copying is copying:
             return
         self._copying = None
-        takes_fast_path, self.takes_fast_path = self.takes_fast_path, False
-        self.tracker.rest(copying)
-        copied = self._copied if copying else [one for one in self._copied if one not in self._in_place]
-        self.copied_per_replay = sum(getattr(self._seen[index], "nbytes", 0) for index in copied)
-        self.non_static_input_idx = copied
+        tracker.rest(copying)
+        self.non_static_input_idx = [one for one in self._copied if copying or one not in self._in_place]
+        self.copied_per_replay = self._bytes_of(self.non_static_input_idx)
         self._copying = copying
-        self.takes_fast_path = takes_fast_path
 
     def short_of_memory(self) -> str | None:
         """Return why calls should not be tried without the graph if memory is short, else None.
@@ -622,17 +549,18 @@ class EncoreNode(CUDAGraphNode):
         Without a graph a call allocates at most as much as the whole pool holds.
         """
         pool_bytes = sum(one.size_bytes for one in pool_memory(self.cuda_graphs_pool))
-        return waiting_for_memory(pool_bytes, self.free_bytes())
-
-    def with_all_that_follow(self) -> Iterator[EncoreNode]:
-        """Yield this recording and its descendants in the tree. Other threads may record meanwhile."""
-        nodes = [self]
-        while nodes:
-            found = nodes.pop()
-            yield found
-            nodes += [one for recorded in list(found.children.values()) for one in recorded]
+        return waiting_for_memory(pool_bytes, self.tools.free_bytes())
 
     @property
     def result_bytes(self) -> int:
         """Return the size of the results in bytes."""
         return sum(one["nbytes"] for one in self.outputs_metadata if isinstance(one, dict))
+
+
+def with_followers(nodes: Iterable[EncoreNode]) -> Iterator[EncoreNode]:
+    """Yield these recordings and their descendants in the tree. Other threads may record meanwhile."""
+    left = list(nodes)[::-1]
+    while left:
+        found = left.pop()
+        yield found
+        left += [one for recorded in list(found.children.values()) for one in recorded]

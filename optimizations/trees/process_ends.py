@@ -24,6 +24,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
@@ -108,13 +109,14 @@ def let_go(group: Any) -> bool:
         return False
     _say("the GPU waits for another process, which does not come; the process group is aborted")
     _arm(ABORT_S + LAST_S)
-    aborting = _Background(lambda: torch_internals.abort_process_group(group))
+    aborting = _in_background(lambda: torch_internals.abort_process_group(group))
     if not _done_within(ABORT_S):
         _hopeless.set()
         _say(f"this process ends in {LAST_S:g} s, and its CUDA graphs are not freed")
         return False
     _free()
-    return aborting.done.wait(LAST_S) and aborting.error is None
+    wait([aborting], LAST_S)
+    return aborting.done() and aborting.exception() is None
 
 
 def _arm(seconds: float) -> None:
@@ -134,24 +136,21 @@ def _done_within(seconds: float) -> bool:
     if not torch.cuda.is_initialized():
         return True
     device = torch.cuda.current_device()
-    return _Background(lambda: torch.cuda.synchronize(device)).done.wait(seconds)
+    return bool(wait([_in_background(lambda: torch.cuda.synchronize(device))], seconds).done)
 
 
-class _Background:
+def _in_background(work: Callable[[], Any]) -> Future[Any]:
     """Run something that may never return on a thread that is not joined."""
+    future: Future[Any] = Future()
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work = work
-        self.done = threading.Event()
-        self.error: Exception | None = None
-        threading.Thread(target=self._run, name="encore-ending", daemon=True).start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._work()
+            future.set_result(work())
         except Exception as error:
-            self.error = error
-        self.done.set()
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="encore-ending", daemon=True).start()
+    return future
 
 
 def _say(text: str) -> None:

@@ -38,7 +38,7 @@ from optimizations.torch_internals.thread_state import apart_from_the_program
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.live_results import LiveResults
 from optimizations.trees.liveness import is_unreferenced, rearranged
-from optimizations.trees.returned import ReturnedInPlace, found_in, over, repeated
+from optimizations.trees.returned import ReturnedInPlace, found_in, in_placeholder, over, repeated
 
 trees = torch_internals.cudagraph_trees
 _hooks_of_saved_tensors: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks
@@ -60,13 +60,17 @@ class Results:
     Attributes:
         storages: the storages of stock's cached tensors, at the same positions.
         returned: outputs that are inputs at fixed addresses, or share their memory.
+        returned_copied: outputs that are copied inputs, or share their memory.
+        copies_out: copies the results that the program keeps; None while there are none.
+        shared_copied: copied inputs whose placeholder shares memory with an output.
     """
 
     def __init__(self, node: Any, function: RecordableFunction) -> None:
         self._reference = weakref.ref(node)
         self._function = function
         self.storages: list[Any] = []
-        self.returned = ReturnedInPlace()
+        self.returned = self.returned_copied = ReturnedInPlace()
+        self.shared_copied: frozenset[int] = frozenset()
         self._live_results: LiveResults | None = None  # None if callers get all tensors that stock keeps
         self._for_callers: Sequence[int] = ()  # places of those that they get. Note [New tensors for callers]
         # Outputs that are equal in each call and not kept as tensors: their positions and values.
@@ -75,11 +79,11 @@ class Results:
         self._made: Sequence[int] = ()
         # Positions of outputs that are the same object as an earlier one. Note [Results that a backward reads].
         self._repeated: Sequence[tuple[int, int]] = ()
-        # Factories of outputs without memory, by position. Note [Results without memory].
-        self._empty: dict[int, Callable[[], torch.Tensor]] = {}
+        # Positions of outputs without memory. Note [Results without memory].
+        self._empty: Sequence[int] = ()
         # Positions of outputs that are inputs which an earlier graph made.
         self._passed_on: Sequence[int] = ()
-        self._copies_out: CopiesOut | None = None  # copies kept results; None while there are none
+        self.copies_out: CopiesOut | None = None
 
     @property
     def _node(self) -> Any:
@@ -95,6 +99,7 @@ class Results:
         outputs: Sequence[Any],
         fixed: Mapping[int, torch.Tensor],
         managed: Mapping[int, weakref.ref[torch.Tensor]],
+        placeholders: Mapping[int, Any],
     ) -> None:
         """Store what a function returned in its capture, and release its inputs. Notes in `returned`.
 
@@ -102,6 +107,7 @@ class Results:
             outputs: the results of the function.
             fixed: the inputs at fixed addresses.
             managed: the inputs that earlier graphs made; the capture may have released them.
+            placeholders: weak references to the storages of copied inputs.
 
         Raises:
             NotReplayable: an output is a lazy conjugate or negative, or is quantized; the message says which.
@@ -123,57 +129,59 @@ class Results:
         for one in self.returned.found:
             if one.output not in passed_on:  # those are no static outputs
                 static[one.output] = node.borrowed(static[one.output])
-        self._let_go_of_empty_results(static)
-
-    def _let_go_of_empty_results(self, static: list[torch.Tensor | None]) -> None:
-        """Free results without bytes. Note [Results without memory]."""
         inputs = {one.output for one in self.returned.found if one.is_input}
-        for place, output in enumerate(static):
-            if output is not None and place not in inputs and not output.untyped_storage().data_ptr():
-                make = self._empty[place] = functools.partial(
-                    torch.empty_strided, output.shape, output.stride(), dtype=output.dtype, device=output.device
-                )
-                static[place] = make()
+        candidates = ((place, output) for place, output in enumerate(static) if place not in inputs)
+        self._empty = [p for p, one in candidates if one is not None and not one.untyped_storage().data_ptr()]
+        for place in self._empty:
+            static[place] = _empty_like(static[place])
+        copied = {reference.cdata: index for index, reference in placeholders.items()}
+        in_copied = [
+            in_placeholder(place, output, index, node.reconstructed_inputs[index])
+            for place, output in enumerate(outputs)
+            if isinstance(output, torch.Tensor)
+            and output.untyped_storage().data_ptr()
+            and (index := copied.get(output.untyped_storage()._cdata)) is not None
+        ]
+        self.shared_copied = frozenset(one.input for one in in_copied)
+        self.returned_copied = ReturnedInPlace([one for one in in_copied if self._function.code().returns(one.input)])
+
+    @property
+    def returned_inputs(self) -> list[int]:
+        """Return the inputs that a replay returns."""
+        return [one.input for one in (*self.returned.found, *self.returned_copied.found)]
 
     # Stock's cached tensors
 
     def cached(self) -> None:
-        """Callback: stock made the tensors that it returns in each replay."""
-        node = self._node
-        self.storages[:] = [
-            None if tensor is None else tensor.untyped_storage() for tensor in node.cached_tensor_outputs
-        ]
+        """Callback: stock made the tensors that it returns in each replay. Sort outputs by what a call returns."""
+        node, function = self._node, self._function
+        cached = node.cached_tensor_outputs
+        self.storages[:] = [None if tensor is None else tensor.untyped_storage() for tensor in cached]
         rearranged()
-        for place, tensor in enumerate(node.cached_tensor_outputs):
-            if tensor is not None:
-                node.outputs_weakrefs[place].extra_ref_check = functools.partial(_unused, weakref.ref(self), place)
-        cached, function = node.cached_tensor_outputs, self._function
-        kept = [place for place, tensor in enumerate(cached) if tensor is not None]
-        if function.direction == "backward":
-            self._for_callers = []
-        else:
-            self._for_callers = [p for p in kept if function.callers_get is None or p in function.callers_get]
-        others = set(kept).difference(self._for_callers)
-        checked = [tensor if place in others else None for place, tensor in enumerate(cached)]
-        self._live_results = LiveResults(checked, seen=function.direction == "backward") if others else None
-        self._sort_places(node)
-
-    def _sort_places(self, node: Any) -> None:
-        """Sort the outputs by the kind of object that a call returns."""
         of_the_call = {one.output for one in self.returned.found if one.is_input}
         of_the_call.update(place for place, _ in self._repeated)
+        for_callers: list[int] = []
         constant: list[tuple[int, Any]] = []
-        made = []
+        made: list[int] = []
+        checked = [None] * len(cached)
         for place, metadata in enumerate(node.outputs_metadata):
-            if node.cached_tensor_outputs[place] is not None or place in of_the_call:
+            static = node.static_output_tensors[place]
+            if cached[place] is not None:
+                node.outputs_weakrefs[place].extra_ref_check = functools.partial(_unused, weakref.ref(self), place)
+                callers = function.callers_get is None or place in function.callers_get
+                if callers and function.direction != "backward":
+                    for_callers.append(place)
+                else:
+                    checked[place] = cached[place]
+            elif place in of_the_call:
                 continue
-            if not isinstance(metadata, dict):
-                constant.append((place, metadata))
-            elif node.static_output_tensors[place] is not None:
-                constant.append((place, node.static_output_tensors[place]))
+            elif static is not None or not isinstance(metadata, dict):
+                constant.append((place, metadata if static is None else static))
             else:
                 made.append(place)
-        self._constant, self._made = constant, made
+        self._for_callers, self._constant, self._made = for_callers, constant, made
+        others = any(one is not None for one in checked)
+        self._live_results = LiveResults(checked, seen=function.direction == "backward") if others else None
 
     def uncached(self) -> None:
         """Callback: stock releases these tensors."""
@@ -202,8 +210,8 @@ class Results:
 
     def put_in_the_calls_own(self, results: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
         """Replace results that are inputs by the call's own (Notes in `returned`), and add results without memory."""
-        for place, make in self._empty.items():
-            results[place] = make()
+        for place in self._empty:
+            results[place] = _empty_like(results[place])
         self.returned.return_results(results, inputs)
         for place in self._passed_on:
             _is_now(self._node, place, results[place])
@@ -246,16 +254,6 @@ class Results:
         torch_internals.add_cached_tensor(made)
         node.cached_tensor_outputs[place] = made
         self.storages[place] = made.untyped_storage()
-
-    # Note [Kept results] in `manager`
-
-    def copies(self, results: Sequence[Any]) -> CopiesOut:
-        """Return the object that copies the results that the program keeps."""
-        kept = self._function.kept_outputs
-        copies = self._copies_out
-        if copies is None or copies.kept != len(kept):  # the set only grows
-            copies = self._copies_out = CopiesOut(results, kept, addresses(self._node))
-        return copies
 
 
 MANY_COPIES = 4
@@ -339,12 +337,14 @@ def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> list[A
     results: list[Any] = outputs if type(outputs) is list else list(outputs)
     del outputs
     recorded: Results | None = getattr(node, "results", None)
+    if recorded is not None and node.function is not function:
+        recorded = None
+    copies = recorded.copies_out if recorded is not None else None
     try:
-        copies = (
-            recorded.copies(results)
-            if recorded is not None and recorded._function is function
-            else CopiesOut(results, function.kept_outputs, addresses(node))
-        )
+        if copies is None or copies.kept != len(function.kept_outputs):  # the set only grows
+            copies = CopiesOut(results, function.kept_outputs, addresses(node))
+            if recorded is not None:
+                recorded.copies_out = copies
         copies.make(results)
     except torch.OutOfMemoryError:
         return results
@@ -388,6 +388,10 @@ def _make(node: Any, place: int, results: list[Any]) -> None:
 def _is_now(node: Any, place: int, result: torch.Tensor) -> None:
     """Make stock's liveness check of the output use this tensor's storage."""
     node.outputs_weakrefs[place].swap_weakref(result.untyped_storage()._weak_ref())
+
+
+def _empty_like(result: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
 
 
 def _unused(reference: weakref.ref[Results], place: int) -> bool:

@@ -1,4 +1,4 @@
-"""Find outputs of a graph that are inputs, share the memory of inputs at fixed addresses, or are repeated.
+"""Find outputs of a graph that are inputs, share the memory of inputs, or are repeated.
 
 Note [Parameters that are returned]. A forward returns the parameters that its backward reads. Their addresses equal
 those of the recording, so stock returns the tensor objects of the recording, and keeps them alive. But the program may
@@ -10,6 +10,13 @@ Note [Results that a backward reads]. The same holds for a result that a backwar
 an earlier one. If the program writes it before the backward, eager raises. The function returns one object at two
 positions, or the input itself. Stock makes a separate tensor for each, with its own version counter, and the backward
 reads the overwritten values. So replays return one object too, and the call's own input.
+
+Note [Inputs that are returned]. A generated function may return an input unchanged, for a later partition of the same
+program to read or write. The graph's own output is then the placeholder and not the caller's tensor. With several
+partitions the caller's tensor is returned instead, as the function does without a graph. With one partition nothing
+writes the tensor later, and a backward finds its saved tensor in the pool. If the function wrote a result into an
+input's memory (Inductor reuses memory of dead inputs), the graph's own output is right: the caller's tensor was not
+written.
 """
 
 from __future__ import annotations
@@ -35,7 +42,7 @@ class InPlace:
 
 
 class ReturnedInPlace:
-    """Hold the outputs of one recording that share memory with inputs at fixed addresses, by position."""
+    """Hold outputs of one recording that share memory with inputs, by position."""
 
     def __init__(self, found: Sequence[InPlace] = ()) -> None:
         self.found = tuple(found)
@@ -66,8 +73,6 @@ def found_in(
         fixed: inputs at fixed addresses, as they were recorded, by index.
         passed_on: by position, the index of an input that is a result of an earlier graph and an output of this one.
     """
-    if not passed_on and all(output is None for output in outputs):
-        return ReturnedInPlace()
     same = {id(value): index for index, value in fixed.items()}
     near: dict[int, list[int]] = {}
     for index, value in fixed.items():
@@ -84,6 +89,13 @@ def found_in(
                 offset = _offset_bytes(output) - _offset_bytes(fixed[owner])
                 found.append(InPlace(place, owner, is_input=False, offset_bytes=offset))
     return ReturnedInPlace(sorted(found, key=lambda one: one.output))
+
+
+def in_placeholder(place: int, output: torch.Tensor, index: int, placeholder: torch.Tensor) -> InPlace:
+    """Describe an output in a copied input's memory: the input if the geometry is the same, otherwise a view of it."""
+    geometry = output.dtype, output.shape, output.stride(), output.storage_offset()
+    is_input = geometry == (placeholder.dtype, placeholder.shape, placeholder.stride(), 0)
+    return InPlace(place, index, is_input, _offset_bytes(output))
 
 
 def repeated(outputs: Sequence[Any]) -> list[tuple[int, int]]:
@@ -119,18 +131,3 @@ def _in_the_memory_of(caller: torch.Tensor, output: torch.Tensor, offset_bytes: 
 def over(storage: torch.UntypedStorage, like: torch.Tensor, offset: int) -> torch.Tensor:
     """Return a tensor with the shape, strides and dtype of `like` at element `offset` of another storage."""
     return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, offset, like.shape, like.stride())
-
-
-def with_inputs(outputs: Any, returned: Mapping[int, torch.Tensor]) -> list[Any]:
-    """Return the outputs, with the caller's own tensors where the function returns an input (by place)."""
-    handed = list(outputs)
-    for place, caller in returned.items():
-        output = handed[place]
-        # The placeholder begins where its storage does.
-        geometry = (output.dtype, output.shape, output.stride(), output.storage_offset())
-        if geometry == (caller.dtype, caller.shape, caller.stride(), 0):
-            handed[place] = caller
-        else:
-            start = caller.storage_offset() * caller.element_size() // output.element_size()
-            handed[place] = over(caller.untyped_storage(), output, start + output.storage_offset())
-    return handed

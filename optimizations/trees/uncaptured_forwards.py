@@ -40,8 +40,8 @@ class UncapturedForwards:
                     self._marks[storage._cdata] = torch_internals.cudagraph_trees.StorageWeakRef(storage)
 
     def unmark(self, values: Iterable[Any]) -> None:
-        """Remove the marks of the caller's inputs that a replayed forward returned."""
-        for value in values:
+        """Remove the marks of what a forward with a graph returned: some are the caller's inputs."""
+        for value in values if self._marks else ():
             if isinstance(value, torch.Tensor):
                 self._marks.pop(value.untyped_storage()._cdata, None)
 

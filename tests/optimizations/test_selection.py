@@ -16,7 +16,7 @@ from simulated_gpu.trees import Compiled, Model, nodes, values
 import optimizations
 from optimizations import selection
 from optimizations.in_place import budget
-from optimizations.in_place.generated import GeneratedCode
+from optimizations.in_place.generated import GeneratedCode, read_generated
 from optimizations.race import CALLS, Race
 from optimizations.report.recordings import SelectionReport
 from optimizations.selection import (
@@ -241,7 +241,8 @@ def partition(model: Model, number: int, of: int) -> Any:
     """The model as a partition of a program, as Inductor's generated code has it."""
     names: dict[str, Any] = {f"partition_{index}": None for index in range(of)} | {"model": model}
     found: Any = types.FunctionType(call_model.__code__, names, f"partition_{number}")
-    found.code = model.code
+    read = read_generated(found)
+    found.code = dataclasses.replace(model.code, is_partition=read.is_partition, hands_results_on=read.hands_results_on)
     return found
 
 

@@ -47,7 +47,7 @@ def test_function_without_kernels_is_captured(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu), **OWN_SETTINGS)
     check(compiled, values(7), calls=4)
     assert [node.graph is not None for node in nodes()] == [True]
-    assert compiled.functions[0].recorded_now() == 1
+    assert len(compiled.functions[0].recordings()) == 1
 
 
 def test_kept_results_are_copied_by_encore(cuda_on_cpu: CudaOnCpu) -> None:
@@ -78,7 +78,7 @@ def test_every_size_is_recorded(cuda_on_cpu: CudaOnCpu) -> None:
             torch.compiler.cudagraph_mark_step_begin()
             compiled.function([step % 3, values(step)])
     assert len(compiled.functions) == 3
-    assert [function.recorded_now() for function in compiled.functions] == [1, 1, 1]
+    assert [len(function.recordings()) for function in compiled.functions] == [1, 1, 1]
 
 
 def test_moved_results_are_never_demoted_to_copies(cuda_on_cpu: CudaOnCpu) -> None:
@@ -155,7 +155,8 @@ OVERRIDDEN = {
     "EncoreNode": {
         *("_allocate_and_copy_recording_inputs", "_check_liveness", "_copy_inputs_and_remove_from_src", "_record"),
         *("_initialize_cached_tensors", "_mark_prior_graph_output_as_aliased"),
-        *("check_invariants", "reconstruct_outputs", "remove_node_cached_tensors", "run", "run_graph"),
+        *("_tensor_metadata", "check_invariants", "reconstruct_outputs", "remove_node_cached_tensors"),
+        *("run", "run_first_inputs", "run_graph"),
     },
     "EncoreManager": {
         *("add_function", "apply_checkpoint_execution_state_in_allocator", "can_start_new_generation", "execute_node"),

@@ -1,81 +1,45 @@
-"""A function has one recording per value of its integer inputs, and aligned inputs where it really runs."""
+"""A function is not recorded for excluded sizes, and gets aligned inputs where it really runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from simulated_gpu.allocator import aligned
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, values
 
 from optimizations import torch_internals
-from optimizations.options import Options
-from optimizations.trees import graphed_function
-from optimizations.trees.function import RecordableFunction
-from optimizations.trees.graphed_function import GraphedFunction
 
 
-class FakeRecord:
-    """Stands for a manager: runs the function on the first call, then counts."""
+@pytest.mark.parametrize(("sizes", "captured"), [((4,), [4]), (((4, 7),), [4, 7])])
+def test_excluded_sizes_run_uncaptured(cuda_on_cpu: CudaOnCpu, sizes: Any, captured: list[int]) -> None:
+    model = Model(cuda_on_cpu)
 
-    def __init__(self) -> None:
-        self.made: list[dict[str, Any]] = []
-        self.replays: list[list[Any]] = []
+    def scaled(inputs: list[Any]) -> list[Any]:
+        x = inputs[-1]
+        inputs.clear()
+        return model([x, x, x])
 
-    def __call__(self, model: RecordableFunction, inputs: list[Any], static: Any, **keywords: Any) -> Any:
-        self.made.append({"model": model, "static": static, **keywords})
-        outputs = model(inputs)
-
-        def replay(values: list[Any]) -> Any:
-            self.replays.append(list(values))
-            return model(values)
-
-        return replay, outputs
-
-
-def total(inputs: list[Any]) -> list[Any]:
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    inputs.clear()
-    return [sum(tensors)]
-
-
-@pytest.fixture(autouse=True)
-def record(monkeypatch: pytest.MonkeyPatch) -> FakeRecord:
-    made = FakeRecord()
-    monkeypatch.setattr(graphed_function, "record", made)
-    return made
-
-
-def function_of(model: Callable[..., Any] = total, **keywords: Any) -> GraphedFunction:
-    settings = {"device_index": 0, **keywords}
-    return GraphedFunction(model, Options(selection="off"), lambda function: None, "inference", **settings)
-
-
-def test_each_value_of_an_integer_input_has_a_recording(record: FakeRecord) -> None:
-    function = function_of()
-    for size in (3, 4, 3, 5, 4):
-        (result,) = function([size, torch.ones(size)])
-        assert torch.equal(result, torch.ones(size))
-    assert [len(record.made), len(record.replays)] == [3, 2]
-
-
-@pytest.mark.parametrize(("sizes", "captured"), [((4,), 4), (((4, 7),), 7)])
-def test_excluded_sizes_run_uncaptured(record: FakeRecord, sizes: Any, captured: int) -> None:
-    function = function_of()
-    inputs = [4, torch.ones(4)] if captured == 4 else [4, 7, torch.ones(4)]
+    compiled = Compiled(scaled, static_inputs=())
     with torch_internals.inductor_config.patch({"triton.cudagraph_capture_sizes": sizes}):
-        function(list(inputs))
-        other = [9, *inputs[1:]]
-        (result,) = function_of()(other)
-    assert torch.equal(result, torch.ones(4))
-    assert len(record.made) == 1
+        for given in (captured, [9, *captured[1:]]):
+            for step in range(3):
+                torch.compiler.cudagraph_mark_step_begin()
+                x = values(step)
+                (result,) = compiled.function([*given, x])
+                assert torch.equal(result, 2 * x + x * x)
+                del result
+    assert "captured" in model.runs and model.runs[-3:] == ["plain"] * 3
+    assert len(compiled.functions) == 1
 
 
-def test_misaligned_inputs_are_aligned_where_the_function_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misaligned_inputs_are_aligned_where_the_function_runs(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Inductor checks no alignment on a CPU, so the test passes input 0 as one to check."""
-    trees = torch_internals.cudagraph_trees
-    monkeypatch.setattr(trees, "get_input_idxs_to_check", lambda inputs, static: [0])
+    monkeypatch.setattr(torch_internals.cudagraph_trees, "get_input_idxs_to_check", lambda inputs, static: [0])
     seen: list[int] = []
 
     def writes(inputs: list[Any]) -> list[Any]:
@@ -85,9 +49,9 @@ def test_misaligned_inputs_are_aligned_where_the_function_runs(monkeypatch: pyte
         tensor.add_(1)
         return []
 
-    function = function_of(writes, mutated_input_idxs=(0,))
+    compiled = Compiled(writes, static_inputs=(), mutated_input_idxs=(0,))
     tensor = aligned(8, offset=1)
-    function([tensor])
-    function([tensor])
+    compiled.function([tensor])
+    compiled.function([tensor])
     assert seen == [0, 0]
     assert torch.equal(tensor, torch.full((8,), 2.0)), "what was written into the copy is the caller's"

@@ -6,6 +6,7 @@ Everything is called as Inductor calls it: a function from `EncoreMaker.cudagrap
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import weakref
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 from simulated_gpu.allocator import aligned
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import COUNT, Compiled, Model, check, nodes, values
+from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, check, nodes, values
 from torch.autograd import forward_ad
 
 from optimizations import torch_internals
@@ -66,7 +67,8 @@ def test_callers_tensors_are_not_retained(cuda_on_cpu: CudaOnCpu) -> None:
 
 @pytest.mark.parametrize("several", [False, True])
 def test_input_that_is_returned_is_copied(cuda_on_cpu: CudaOnCpu, several: bool) -> None:
-    model, w = Model(cuda_on_cpu, returns_x=True), values(7)
+    code = dataclasses.replace(KNOWN, is_partition=several)
+    model, w = Model(cuda_on_cpu, returns_x=True, code=code), values(7)
     compiled = Compiled(model, outputs=2)
     kept = []
     for step in range(10):
@@ -74,8 +76,6 @@ def test_input_that_is_returned_is_copied(cuda_on_cpu: CudaOnCpu, several: bool)
         kept.append((x, y))
         out, same = compiled.checked(x, y, w)
         assert torch.equal(same, x)
-        for function in compiled.functions:
-            function.is_one_of_several = several
         if several and step > 0:
             assert same is x, "the caller's own tensor, which a later part of the program may write"
         del out, same
@@ -86,10 +86,29 @@ def test_input_that_is_returned_is_copied(cuda_on_cpu: CudaOnCpu, several: bool)
     assert "an output shares its memory" in compiled.reports[0].inputs[0].reasons[0]
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+def test_returned_view_of_an_input_is_in_its_memory(cuda_on_cpu: CudaOnCpu, offset: int) -> None:
+    """A later partition may write it."""
+
+    class ReturnsView(Model):
+        def __call__(self, inputs: list[Any]) -> list[Any]:
+            out, x = super().__call__(inputs)
+            return [out, x[3:]]
+
+    model = ReturnsView(cuda_on_cpu, returns_x=True, code=dataclasses.replace(KNOWN, is_partition=True))
+    compiled, w = Compiled(model, outputs=2), values(7)
+    for step in range(5):
+        x = values(step, offset)
+        view = compiled.checked(x, values(1), w)[1]
+        view.add_(1)
+        assert torch.equal(x[3:], values(step + 1)[3:]), step
+    assert model.runs.count("plain") == 1
+
+
 @pytest.mark.parametrize("reused", [frozenset({0}), None])
 def test_input_memory_that_became_a_result_is_returned(cuda_on_cpu: CudaOnCpu, reused: frozenset[int] | None) -> None:
     """Inductor lets a partition write a result over an input that is dead. The caller's tensor is not written."""
-    code = GeneratedCode(None, reused=reused)
+    code = GeneratedCode(None, reused=reused, is_partition=True)
     model, w = Model(cuda_on_cpu, writes_x=True, returns_x=True, code=code), values(7)
     compiled = Compiled(model, outputs=2)
     kept = []
@@ -98,8 +117,6 @@ def test_input_memory_that_became_a_result_is_returned(cuda_on_cpu: CudaOnCpu, r
         kept.append((x, y))
         out, result = compiled.checked(x, y, w)
         assert torch.equal(result, values(step) + 1), step
-        for function in compiled.functions:
-            function.is_one_of_several = True
         del out, result
 
 

@@ -124,7 +124,7 @@ def test_postponed_work_does_not_wait_for_the_next_recording(
     compiled, other = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
     weights = [values(7), values(8), values(9)]
     check(compiled, weights[0])
-    followed = EncoreManager._let_inputs_move
+    followed = EncoreManager._not_recorded_again
 
     def held(manager: EncoreManager, inputs: list[Any], function_id: Any) -> Any:
         if manager.current_node is not None:
@@ -133,9 +133,9 @@ def test_postponed_work_does_not_wait_for_the_next_recording(
 
     for _ in range(2):
         (kept,) = other.checked(values(1), values(2), weights[0])
-        monkeypatch.setattr(EncoreManager, "_let_inputs_move", held)
+        monkeypatch.setattr(EncoreManager, "_not_recorded_again", held)
         compiled.checked(values(3), values(4), weights[1], mark=False)
-        monkeypatch.setattr(EncoreManager, "_let_inputs_move", followed)
+        monkeypatch.setattr(EncoreManager, "_not_recorded_again", followed)
         del kept
     check(compiled, weights[2])
     check(other, weights[1])

@@ -71,7 +71,6 @@ def test_arguments_over_partitions_equal_eager(request: pytest.FixtureRequest, m
     cut_into_partitions(monkeypatch)
     monkeypatch.setattr(simulation, "CUTS", ("triple",))
     monkeypatch.setattr(torch_internals.cudagraph_trees, "get_input_idxs_to_check", checked_as_on_a_gpu)
-    monkeypatch.setattr(graphed_function, "is_one_of_several", lambda generated: True)
     world: CompiledOnCpu = request.getfixturevalue("compiled_on_cpu")
 
     def outside_of_captures(model: Any, *arguments: Any) -> Callable[[list[Any]], Any]:

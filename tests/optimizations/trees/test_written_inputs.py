@@ -19,7 +19,6 @@ from torch import nn
 
 import optimizations
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.trees import manager
 from optimizations.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
 from optimizations.trees.reasons import INPUT_KEEPS_MOVING, WRITES_INPUT
 
@@ -84,12 +83,10 @@ def test_unaligned_first_buffer_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None
 
 
 @pytest.mark.parametrize("which", ["backward", "several partitions", "not by Inductor"])
-def test_unsupported_functions_are_left_to_stock(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, which: str
-) -> None:
-    if which == "several partitions":
-        monkeypatch.setattr(manager.RecordableFunction, "is_one_of_several", True)
+def test_unsupported_functions_are_left_to_stock(cuda_on_cpu: CudaOnCpu, which: str) -> None:
     settings: dict[str, Any] = {"is_backward": which == "backward", "is_inference": which != "backward"}
+    if which == "several partitions":
+        settings.update(code=dataclasses.replace(KNOWN, is_partition=True))
     if which == "not by Inductor":
         settings.update(code=dataclasses.replace(KNOWN, written=frozenset({0})), mutated_input_idxs=())
     model, compiled = writing(cuda_on_cpu, **settings)

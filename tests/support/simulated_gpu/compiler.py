@@ -33,7 +33,8 @@ class Capturable:
 
     def __init__(self, cuda: CudaOnCpu, model: Callable[[list[Any]], Any]) -> None:
         read = read_generated(model)
-        self.code = GeneratedCode(None, written=read.written, uncapturable=read.uncapturable, products=ALL)
+        seen = {name: getattr(read, name) for name in ("written", "uncapturable", "is_partition", "hands_results_on")}
+        self.code = GeneratedCode(None, products=ALL, **seen)
         self.captures = 0
         self._cuda = cuda
         self._model = model

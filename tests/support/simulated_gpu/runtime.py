@@ -22,8 +22,7 @@ from optimizations import torch_internals
 from optimizations.graph.memory import size_bytes
 from optimizations.in_place import budget, description, examination, session, without_placeholder
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.trees import containers, streams
-from optimizations.trees import function as function_module
+from optimizations.trees import containers, graphed_function, streams
 from optimizations.trees import node as node_module
 from simulated_gpu.allocator import aligned
 from simulated_gpu.driver import SimulatedDriver, SimulatedGraph, SimulatedTools
@@ -246,7 +245,7 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (session, "ineligible_reason", ineligible),
         (description, "ineligible_reason", ineligible),
         (without_placeholder, "ineligible_reason", ineligible),
-        (function_module, "read_generated", lambda model: getattr(model, "code", KNOWN)),
+        (graphed_function, "read_generated", lambda model: getattr(model, "code", KNOWN)),
         (budget, "MOST_WORK", 1e9),
         (budget, "FEWEST_REPLAYS", 1),
         (streams, "make_context_current", lambda device: None),
