@@ -11,8 +11,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from simulated_gpu.operators import CpuDevice, CpuDeviceWithHost
-from step_parts import batches, network, training_step
+from simulated_gpu.operators import CpuDeviceWithHost
+from step_parts import Graph, assert_as_eager, batches, network, training_step
 
 import optimizations
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -68,13 +68,13 @@ def outcome(step: Step, model: torch.nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", sorted(DRAWS))
 def test_harmless_host_draws_must_be_declared(name: str, host_draws: str) -> None:
     draw, generator = DRAWS[name]
-    expected = outcome(*layer_drop(draw))
-    plain, model = layer_drop(draw)
     device = CpuDeviceWithHost()
-    step = GraphedStep(plain, device=device, host_draws=host_draws)
-    found = outcome(step, model)
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
-    report = step.report()
+
+    def program(graph: Graph) -> list[torch.Tensor]:
+        step, model = layer_drop(draw)
+        return outcome(graph(step), model)
+
+    report = assert_as_eager(program, device, host_draws=host_draws)
     if host_draws == "unused":
         assert (report.refusals, report.replays, device.captures, device.broken) == ((), 9 - 3, 1, 0)
     else:
@@ -109,19 +109,13 @@ def test_launches_do_not_advance_host_generators() -> None:
 
 
 def test_gpu_random_numbers_equal_eager() -> None:
-    results = []
-    for graphed in (False, True):
+    def program(graph: Graph) -> list[torch.Tensor]:
         model = network("cpu", dropout=0.5)
         train = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        step = graph(lambda batch: train(batch).detach() if random.random() >= 0 else train(batch))
+        return outcome(step, model)
 
-        def plain(batch: dict[str, torch.Tensor], train: Any = train) -> torch.Tensor:
-            return train(batch).detach() if random.random() >= 0 else train(batch)  # type: ignore[no-any-return]
-
-        step = GraphedStep(plain, device=CpuDevice(), host_draws="unused") if graphed else plain
-        results.append(outcome(step, model))
-        if graphed:
-            assert step.report().replays == 6
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*results, strict=True))
+    assert assert_as_eager(program, host_draws="unused").replays == 6
 
 
 kept = SimpleNamespace(last=None, number=0.0)
@@ -158,18 +152,16 @@ DECIDE: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
 @pytest.mark.parametrize("name", sorted(DECIDE))
 def test_host_draw_that_is_used_is_refused(name: str) -> None:
     plain, words = DECIDE[name]
-    results = []
-    for graphed in (False, True):
-        device = CpuDeviceWithHost()
-        step: Any = GraphedStep(plain, device=device, host_draws="unused") if graphed else plain
+    device = CpuDeviceWithHost()
+
+    def program(graph: Graph) -> list[str]:
         seed()
-        found = [step(torch.full((3,), float(index))) for index in range(8)]
-        results.append(list(map(repr, found)))
-        if graphed:
-            report = step.report()
-            assert words in report.refusals[0].reason
-            assert (report.replays, device.captures, report.eager_calls) == (0, 0, 8)
-    assert results[0] == results[1]
+        step = graph(plain)
+        return [repr(step(torch.full((3,), float(index)))) for index in range(8)]
+
+    report = assert_as_eager(program, device, host_draws="unused")
+    assert words in report.refusals[0].reason
+    assert (report.replays, device.captures, report.eager_calls) == (0, 0, 8)
 
 
 def test_host_draws_option_is_validated_and_copied() -> None:

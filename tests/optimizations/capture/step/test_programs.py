@@ -10,7 +10,7 @@ import pytest
 import torch
 from library_programs.record import programs as library_programs
 from simulated_gpu.operators import CpuDevice
-from step_parts import Program, batches, loss_of, network, outcome, state_of, training_step
+from step_parts import Graph, Program, assert_as_eager, batches, loss_of, network, outcome, state_of, training_step
 from step_programs import PROGRAMS
 from torch import distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -91,7 +91,6 @@ def test_zero_tangents_without_memory_become_none() -> None:
 
 
 CALLS = 14
-Step = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
 AVERAGES: dict[str, Callable[[nn.Module], AveragedModel]] = {
     "equal": AveragedModel,
@@ -105,15 +104,15 @@ AVERAGES: dict[str, Callable[[nn.Module], AveragedModel]] = {
 }
 
 
-def run(
-    make: Callable[[nn.Module], AveragedModel], *, inside: bool, graphed: bool, on_the_host: bool = False
-) -> tuple[list[torch.Tensor], Any]:
+def training_with_an_average(
+    make: Callable[[nn.Module], AveragedModel], graph: Graph, *, inside: bool, on_the_host: Any = None
+) -> Iterator[torch.Tensor]:
     """The count is put to zero after the tenth call, so that the next one copies the weights again."""
     model = network("cpu", norm=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    train, averaged, device = training_step(model, optimizer), make(model), CpuDevice()
-    if on_the_host:
-        device.host.add(averaged.n_averaged.untyped_storage().data_ptr())
+    train, averaged = training_step(model, optimizer), make(model)
+    if on_the_host is not None:
+        on_the_host.host.add(averaged.n_averaged.untyped_storage().data_ptr())
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         loss = train(batch).detach()
@@ -121,24 +120,21 @@ def run(
             averaged.update_parameters(model)
         return loss
 
-    called: Any = GraphedStep(step, device=device) if graphed else step
-    found = []
+    called = graph(step)
     for index, batch in enumerate(batches("cpu", CALLS)):
-        found.append(called(*batch).clone())
+        yield called(*batch)
         if not inside:
             averaged.update_parameters(model)
         if index == 9:
             averaged.n_averaged.zero_()
-        found += [tensor.detach().clone() for tensor in state_of(averaged)]
+        yield from state_of(averaged)
     assert type(averaged.n_averaged) is torch.Tensor
-    return [*found, *state_of(model, optimizer)], called.report() if graphed else None
+    yield from state_of(model, optimizer)
 
 
 @pytest.mark.parametrize("name", sorted(AVERAGES))
 def test_average_after_the_step_equals_eager(name: str) -> None:
-    expected, _ = run(AVERAGES[name], inside=False, graphed=False)
-    found, report = run(AVERAGES[name], inside=False, graphed=True)
-    assert all(map(torch.equal, found, expected))
+    report = assert_as_eager(lambda graph: training_with_an_average(AVERAGES[name], graph, inside=False))
     assert (report.refusals, report.replays, len(report.recordings)) == ((), CALLS - 3, 1)
 
 
@@ -146,9 +142,11 @@ def test_average_after_the_step_equals_eager(name: str) -> None:
 @pytest.mark.parametrize("on_the_host", [False, True])
 def test_average_in_the_step_is_refused(on_the_host: bool) -> None:
     """A count on the host decides whether the weights are copied."""
-    expected, _ = run(AVERAGES["exponential"], inside=True, graphed=False)
-    found, report = run(AVERAGES["exponential"], inside=True, graphed=True, on_the_host=on_the_host)
-    assert all(map(torch.equal, found, expected))
+    make, device = AVERAGES["exponential"], CpuDevice()
+    where = device if on_the_host else None
+    report = assert_as_eager(
+        lambda graph: training_with_an_average(make, graph, inside=True, on_the_host=where), device
+    )
     assert report.recordings == () and "after the step" in report.refusals[0].advice
     assert "test_programs.py:" in report.refusals[0].source_line
 
@@ -210,7 +208,7 @@ def test_view_of_a_batch_is_the_same_batch(name: str) -> None:
 def test_step_that_detaches_in_some_calls_is_recorded_for_each() -> None:
     """The detach itself runs nothing, but the backward ends there."""
 
-    def made() -> Any:
+    def program(graph: Graph) -> Iterator[torch.Tensor]:
         torch.manual_seed(0)
         model = nn.Linear(SIZE, SIZE)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -219,26 +217,18 @@ def test_step_that_detaches_in_some_calls_is_recorded_for_each() -> None:
         def step(batch: torch.Tensor) -> torch.Tensor:
             optimizer.zero_grad()
             hidden = model(batch)
-            other = model(hidden.detach() if len(calls) % 2 else hidden)
-            loss: torch.Tensor = other.square().mean()
+            loss: torch.Tensor = model(hidden.detach() if len(calls) % 2 else hidden).square().mean()
             loss.backward()
             optimizer.step()
             return loss.detach()
 
-        return step, calls
-
-    def run(step: Any, calls: list[int]) -> list[float]:
-        found = []
+        call = graph(step)
         for index in range(10):
-            found.append(step(torch.full((ROWS, SIZE), 0.1 * index)).item())
+            yield call(torch.full((ROWS, SIZE), 0.1 * index))
             calls.append(index)
-        return found
 
-    step, calls = made()
-    expected = run(step, calls)
-    step, calls = made()
     with pytest.warns(UserWarning, match="without a CUDA graph"):
-        assert run(GraphedStep(step, device=CpuDevice()), calls) == expected
+        assert_as_eager(program)
 
 
 # Modules with collectives are refused by name with a remedy, or run uncaptured as often as they need.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.operators import CpuDevice, CpuGraph
-from step_parts import batches, loss_of, network, training_step
+from step_parts import Graph, assert_as_eager, batches, loss_of, network, training_step
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from transformers import BatchEncoding
@@ -448,35 +448,29 @@ def counted_signatures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_alternating_recordings_need_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes, a number, and gradients that are there or not."""
-    model = network("cpu")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = counted_signatures(monkeypatch)
 
-    def step(batch: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
-        loss = loss_of(model, batch) * scale
-        loss.backward()
-        return loss.detach()
+    def program(graph: Graph) -> Iterator[torch.Tensor]:
+        model = network("cpu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def calls(function: Callable[..., Any], count: int) -> list[torch.Tensor]:
-        found = []
-        for index in range(count):
+        def step(batch: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
+            loss = loss_of(model, batch) * scale
+            loss.backward()
+            return loss.detach()
+
+        call = graph(step)
+        for index in range(40):
+            if index == 32:
+                made.clear()
             (batch,) = batches("cpu", 1, 6 + index // 2 % 2)[0]
-            found.append(function(batch, 0.5 if index % 4 else 0.25))
+            yield call(batch, 0.5 if index % 4 else 0.25)
             if index % 2:
                 optimizer.step()
                 optimizer.zero_grad()
-        return found
 
-    start = [parameter.detach().clone() for parameter in model.parameters()]
-    expected = calls(step, 40)
-    with torch.no_grad():
-        torch._foreach_copy_(list(model.parameters()), start)
-    graphed = GraphedStep(step, device=CpuDevice())
-    found = calls(graphed, 32)
-    made = counted_signatures(monkeypatch)
-    found += calls(graphed, 8)
-    assert made == []
-    assert [loss.item() for loss in found] == [loss.item() for loss in expected]
-    assert len(graphed.report().recordings) == 4 and graphed.report().refusals == ()
+    report = assert_as_eager(program)
+    assert made == [] and len(report.recordings) == 4 and report.refusals == ()
 
 
 def test_freed_recording_is_not_replayed() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.operators import CpuDevice
-from step_parts import batches, loss_of, network, state_of, training_step
+from step_parts import Graph, assert_as_eager, batches, loss_of, network, state_of, training_step
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
 
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -116,21 +116,17 @@ class Wrapper(torch.optim.Optimizer):
 def test_wrapped_optimizer_keeps_learning_rates() -> None:
     """Two optimizers share a group: its number is restored once, not converted from the single-precision tensor."""
 
-    def rates(graphed: bool) -> tuple[list[float], Any]:
+    def rates(graph: Graph) -> Iterator[float]:
         model = network("cpu")
         optimizer = adam(capturable=True, foreach=True)(model.parameters())
-        train = training_step(model, Wrapper(optimizer))
-        step: Any = GraphedStep(train, device=CpuDevice()) if graphed else train
-        found = []
+        step = graph(training_step(model, Wrapper(optimizer)))
         for index, batch in enumerate(batches("cpu", 8)):
             step(*batch)
-            found.append(optimizer.param_groups[0]["lr"])
-            optimizer.param_groups[0]["lr"] = 0.9 * found[-1] + 0.1 / (index + 3)
-        return found, step.report() if graphed else None
+            rate = optimizer.param_groups[0]["lr"]
+            yield rate
+            optimizer.param_groups[0]["lr"] = 0.9 * rate + 0.1 / (index + 3)
 
-    expected, _ = rates(False)
-    found, report = rates(True)
-    assert found == expected
+    report = assert_as_eager(rates)
     assert (report.patched_learning_rates, report.refusals) == (1, ()) and report.replays >= 4
 
 
@@ -177,7 +173,7 @@ def test_weight_decay_that_changes_on_every_call_is_named() -> None:
 def test_rate_written_by_program_and_step_equals_eager() -> None:
     """The step's own write to the learning rate's tensor must not be taken for the program's."""
 
-    def run(graphed: bool) -> list[torch.Tensor]:
+    def program(graph: Graph) -> Iterator[torch.Tensor]:
         model = network("cpu")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.25, fused=True)
         train = training_step(model, optimizer)
@@ -190,15 +186,14 @@ def test_rate_written_by_program_and_step_equals_eager() -> None:
                 optimizer.param_groups[0]["lr"] = 1.0
             return loss.detach()
 
-        step = GraphedStep(train_and_set, device=CpuDevice()) if graphed else train_and_set
-        found = []
+        step = graph(train_and_set)
         for index, (batch,) in enumerate(batches("cpu", 8)):
             optimizer.param_groups[0]["lr"] = 0.25 if index else 0.5
             rows = 1 + index // 2  # calls of a signature that was not refused yet
-            found += [step({"x": batch["x"][:rows], "y": batch["y"][:rows]})]
-        return [*found, *state_of(model, optimizer)]
+            yield step({"x": batch["x"][:rows], "y": batch["y"][:rows]})
+        yield from state_of(model, optimizer)
 
-    assert all(map(torch.equal, run(graphed=True), run(graphed=False)))
+    assert_as_eager(program)
 
 
 def decays(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
@@ -219,7 +214,7 @@ def decays(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 def test_step_that_computes_its_rate_gets_numbers(make: Callable[[Any], Callable[[], Any]]) -> None:
     """From a tensor it would compute a rounded rate, with which the program would continue."""
 
-    def rates(graphed: bool) -> list[float]:
+    def rates(graph: Graph) -> Iterator[float]:
         model = network("cpu")
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
         train, change = training_step(model, optimizer), make(optimizer)
@@ -229,16 +224,13 @@ def test_step_that_computes_its_rate_gets_numbers(make: Callable[[Any], Callable
             change()
             return loss.detach()
 
-        step = GraphedStep(function, device=CpuDevice()) if graphed else function
-        found = []
+        step = graph(function)
         for batch in batches("cpu", 12):
             step(*batch)
-            found.append(optimizer.param_groups[0]["lr"])
-        return found
+            yield optimizer.param_groups[0]["lr"]
 
     with pytest.warns(UserWarning, match="runs without a CUDA graph"):
-        found = rates(graphed=True)
-    assert found == rates(graphed=False)
+        assert_as_eager(rates)
 
 
 class Sign(torch.optim.Optimizer):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from simulated_gpu.operators import CpuDevice
-from step_parts import batches, loss_of, network
+from step_parts import Graph, assert_as_eager, batches, loss_of, network
 from torch import nn
 
 from optimizations.capture.inputs import CopiedInputs
@@ -127,10 +127,9 @@ def test_lazily_negative_argument_is_not_plain() -> None:
 # A launch increments the versions of what its graph writes, as eager does, for autograd's checks.
 
 
-def steps(read: torch.Tensor, *, writes: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+def steps(read: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     def step(x: torch.Tensor) -> torch.Tensor:
-        if writes:
-            read.add_(x)
+        read.add_(x)
         return (read + x).sum()
 
     return step
@@ -140,7 +139,7 @@ def steps(read: torch.Tensor, *, writes: bool) -> Callable[[torch.Tensor], torch
 def test_fast_replay_counts_versions_of_written_tensors(other: str) -> None:
     """This includes a tensor exchanged by `swap_tensors`: each has its own counter."""
     weights, expected = torch.zeros(3), torch.zeros(3)
-    graphed, eager = GraphedStep(steps(weights, writes=True), device=CpuDevice()), steps(expected, writes=True)
+    graphed, eager = GraphedStep(steps(weights), device=CpuDevice()), steps(expected)
     for index in range(12):
         if index == 7 and other != "none":
             made = weights.data if other == "the same memory" else weights.clone()
@@ -303,56 +302,36 @@ class Training:
 Change = Callable[[Training], Any]
 
 
-def history(made: Training, change: Change, *, graphed: bool) -> tuple[list[Any], Any]:
-    """Return losses and states of all calls up to the first that raises, and the step's report."""
-    step: Any = GraphedStep(made.step, device=CpuDevice()) if graphed else made.step
-    found: list[Any] = []
-    for index, batch in enumerate(batches("cpu", CALLS)):
-        if index in CHANGED_BEFORE:
-            change(made)
-        if made.zero == "outside":
-            made.clear()
-        try:
-            found.append([step(*batch), *made.state()])
-        except RuntimeError as error:
-            found.append([str(error)])
-            break
-    return found, step.report() if graphed else None
+def changed(
+    zero: str, change: Change = lambda made: None, optimizer: str = "sgd", inside: Change = lambda made: None
+) -> Any:
+    """Return the report of a training that is eager's up to the first call that raises."""
+
+    def program(graph: Graph) -> Iterator[Any]:
+        made = Training(zero, optimizer, inside)
+        step = graph(made.step)
+        for index, batch in enumerate(batches("cpu", CALLS)):
+            if index in CHANGED_BEFORE:
+                with torch.no_grad():
+                    change(made)
+            if zero == "outside":
+                made.clear()
+            try:
+                loss = step(*batch)
+            except RuntimeError as error:
+                yield str(error)
+                return
+            yield from (loss, *made.state())
+
+    return assert_as_eager(program)
 
 
-def same(mine: Any, theirs: Any) -> bool:
-    if isinstance(mine, torch.Tensor):
-        return isinstance(theirs, torch.Tensor) and mine.shape == theirs.shape and torch.equal(mine, theirs)
-    return bool(mine == theirs)
-
-
-def assert_as_in_eager(make: Callable[[], Training], change: Change) -> Any:
-    expected, _ = history(make(), change, graphed=False)
-    found, report = history(make(), change, graphed=True)
-    assert len(found) == len(expected)
-    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
-        assert len(mine) == len(theirs) and all(map(same, mine, theirs)), index
-    return report
-
-
-def other_memory(gradient: torch.Tensor) -> None:
-    gradient.untyped_storage().resize_(1 << 16)
-
-
-GRADIENTS: dict[str, Callable[[Any], Any]] = {
-    "t_": lambda gradient: gradient.t_(),
-    "requires_grad_": lambda gradient: gradient.requires_grad_(),
-    "elsewhere, transposed": lambda gradient: setattr(gradient, "data", torch.full((16, 16), 0.1).t()),
-    "other memory": other_memory,
+GRADIENTS: dict[str, Change] = {
+    "t_": lambda made: made.weight.grad.t_(),
+    "requires_grad_": lambda made: made.weight.grad.requires_grad_(),
+    "elsewhere, transposed": lambda made: setattr(made.weight.grad, "data", torch.full((16, 16), 0.1).t()),
+    "other memory": lambda made: made.weight.grad.untyped_storage().resize_(1 << 16),
 }
-
-
-def changed_gradient(change: Callable[[Any], Any]) -> Change:
-    def of(made: Training) -> None:
-        with torch.no_grad():
-            change(made.weight.grad)
-
-    return of
 
 
 @pytest.mark.filterwarnings("ignore:.*runs some of its calls without a CUDA graph")  # zero_grad sets requires_grad
@@ -360,8 +339,7 @@ def changed_gradient(change: Callable[[Any], Any]) -> Change:
 @pytest.mark.parametrize("zero", ["added to", "to None", "to zero", "outside"])
 def test_gradient_with_changed_metadata_equals_eager(zero: str, change: str) -> None:
     """This includes a gradient that an earlier call made and that is None before the next."""
-    report = assert_as_in_eager(lambda: Training(zero, "sgd"), changed_gradient(GRADIENTS[change]))
-    assert report.replays >= 2
+    assert changed(zero, GRADIENTS[change]).replays >= 2
 
 
 def halved(made: Training) -> None:
@@ -381,7 +359,7 @@ INSIDE: dict[str, Change] = {
 @pytest.mark.parametrize("zero", ["added to", "to None", "outside"])
 def test_step_that_changes_gradient_metadata_is_refused(zero: str, inside: str) -> None:
     """The graph would continue with the memory and metadata from before the change."""
-    report = assert_as_in_eager(lambda: Training(zero, "sgd", INSIDE[inside]), lambda made: None)
+    report = changed(zero, inside=INSIDE[inside])
     if zero == "added to":
         assert report.replays == 0 and ".grad itself" in str(report.refusals[0])
     else:
@@ -399,22 +377,22 @@ OTHERS: dict[str, Change] = {
 @pytest.mark.parametrize("other", sorted(OTHERS))
 @pytest.mark.parametrize("zero", ["added to", "to None"])
 def test_other_changed_metadata_equals_eager(zero: str, other: str) -> None:
-    assert_as_in_eager(lambda: Training(zero, "sgd"), OTHERS[other])
+    changed(zero, OTHERS[other])
 
 
+def states_moved(made: Training) -> None:
+    for held in made.optimizer.state.values():
+        for one in held.values():
+            if isinstance(one, torch.Tensor):
+                one.data = one.data * 0.5
+
+
+def states_put_anew(made: Training) -> None:
+    held = made.optimizer.state[made.weight]
+    held.update({name: one * 0.5 for name, one in held.items() if isinstance(one, torch.Tensor) and one.ndim})
+
+
+@pytest.mark.parametrize("change", [states_moved, states_put_anew])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_moved_optimizer_states_are_noticed_before_the_launch(optimizer: str) -> None:
-    def moved(made: Training) -> None:
-        for held in made.optimizer.state.values():
-            for one in held.values():
-                if isinstance(one, torch.Tensor):
-                    one.data = one.data * 0.5
-
-    def put_anew(made: Training) -> None:
-        held = made.optimizer.state[made.weight]
-        for name, one in held.items():
-            if isinstance(one, torch.Tensor) and one.ndim:
-                held[name] = one * 0.5
-
-    for change in (moved, put_anew):
-        assert assert_as_in_eager(lambda: Training("to None", optimizer), change).replays == CALLS - 3
+def test_moved_optimizer_states_are_noticed_before_the_launch(optimizer: str, change: Change) -> None:
+    assert changed("to None", change, optimizer).replays == CALLS - 3
