@@ -62,7 +62,8 @@ class Observer(torch_internals.TorchDispatchMode):
         queries_random_state: whether it read or set the GPU's random state.
         operations: the operators that ran, in order.
         refusals: what a graph could not repeat.
-        outside: storages that were read and not allocated by the step, by address: a tensor, and the line of the read.
+        outside: storages that were read and not allocated by the step: the line of the read by address.
+        read: the tensors of these that were read first, for as long as the call is looked at.
         draws: whether random numbers of the GPU were drawn.
         generators: the generators, other than the default one, that were passed to operators.
         draws_by_default: whether the default generator drew on the GPU.
@@ -107,7 +108,8 @@ class Observer(torch_internals.TorchDispatchMode):
         self._from_numbers: dict[int, torch.Tensor] = {}
         self.operations: list[Operation] = []
         self.refusals: list[Refusal] = []
-        self.outside: dict[int, tuple[weakref.ref[torch.Tensor], str | None]] = {}
+        self.outside: dict[int, str | None] = {}
+        self.read: dict[int, weakref.ref[torch.Tensor]] = {}
         self.draws = self.draws_by_default = False
         self.generators = list(generators)
         self.first_states: list[torch.Tensor] = []
@@ -177,7 +179,7 @@ class Observer(torch_internals.TorchDispatchMode):
         for tensor in inputs:
             address = storage(tensor)
             if address not in self._made and address not in self.outside:
-                self.outside[address] = weakref.ref(tensor), line
+                self.outside[address], self.read[address] = line, weakref.ref(tensor)
                 if self.in_region and not self._name(tensor) and _may_be_cached_cast(tensor):
                     self.refuse(
                         "reads a weight as autocast keeps it from an earlier call",

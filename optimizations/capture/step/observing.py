@@ -192,7 +192,7 @@ def _moved_tensors(observer: Observer, call: Call, of_gradients: set[int], seen:
     if call.state.compiled or not seen:
         return
     known = of_gradients.union(map(storage, [*call.state.tensors.values(), *call.tensors]))
-    for address, (_, line) in observer.outside.items():
+    for address, line in observer.outside.items():
         if address and address not in known and address not in seen:
             yield Refusal("reads a tensor that changes on every call", "pass it as an argument of the step", line)
             return

@@ -65,6 +65,7 @@ class Progress:
     def note(self, seen: Observer) -> Refusal | None:
         """Record an observed call; return a refusal if no further call is to be observed."""
         before, self.last = self.last, seen
+        seen.read.clear()  # `torch.utils.swap_tensors` refuses a tensor with weak references
         self.observed += 1
         if seen.refusals:
             self.findings += 1

@@ -234,7 +234,7 @@ def capture(
     unread = _storages(old for old, use in zip(call.before, uses, strict=True) if use is Use.DROPPED)
     kept = [
         tensor
-        for address, (reference, _) in observer.outside.items()
+        for address, reference in observer.read.items()
         if address in seen.outside
         and address not in unread
         and (tensor := reference()) is not None
