@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from host_tuning.cpu_list import format_cpus
 from host_tuning.gpu import GpuFacts, Nvml
-from host_tuning.machine import BOOST, CPU, NO_TURBO, SMT_CONTROL, Machine
+from host_tuning.machine import BOOST, CPU, NO_TURBO, SMT_CONTROL, Machine, format_cpus
 
 DEEP_EXIT_LATENCY_US = 20
 """Sleep states that take longer to leave are deep: a launch of a small graph takes 5 to 20 us."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-from host_tuning.cpu_list import parse_cpus
 
 CPU = "sys/devices/system/cpu"
 CPUIDLE_DRIVER = f"{CPU}/cpuidle/current_driver"
@@ -122,3 +121,32 @@ class Machine:
             name = self.read(f"{folder}/name") or Path(folder).name
             states.append(IdleState(folder, int(match[1]), name, latency, disabled != "0"))
         return states
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Return the CPUs of a list as the kernel writes it ("0-3,8"), in order, each once; an empty list has none.
+
+    Raises:
+        ValueError: the text is not such a list.
+    """
+    cpus: set[int] = set()
+    for part in text.strip().split(",") if text.strip() else ():
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None:
+            raise ValueError(f"{text!r} is not a list of CPUs; write it as 0-3,8")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"{text!r} is not a list of CPUs: {first}-{last} runs backwards")
+        cpus.update(range(first, last + 1))
+    return tuple(sorted(cpus))
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """Return the shortest list of these CPUs, as the kernel prints it."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and runs[-1][1] == cpu - 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -116,11 +116,11 @@ def test_only_names_that_the_user_has_give_way(project: Path) -> None:
         own_packages.give_way()
         import models.blocks, suite.sizes
         assert suite.sizes.WIDTH == 8 and models.blocks.__file__.endswith("project/models/blocks.py")
-        import host_tuning.cpu_list as kept
+        import host_tuning.machine as kept
         assert "project" not in kept.__file__
         assert mine.EXIT_OK == 0
     """
-    (project / "cpu_list.py").write_text("")
+    (project / "machine.py").write_text("")
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         cwd=project,

@@ -12,9 +12,8 @@ from fixtures.fake_host import UUID, FakeGpus, FakeHost, end_process, fail, in_c
 
 from host_tuning import state as state_module
 from host_tuning import tune as tune_module
-from host_tuning.cpu_list import format_cpus, parse_cpus
 from host_tuning.errors import HostTuningError, Refused
-from host_tuning.machine import CPU, SMT_CONTROL
+from host_tuning.machine import CPU, SMT_CONTROL, format_cpus, parse_cpus
 from host_tuning.plan import Wishes
 from host_tuning.tune import restore, tune
 from optimizations import atomic_file
