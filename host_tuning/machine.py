@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CPU = "sys/devices/system/cpu"
-CPUIDLE_DRIVER = f"{CPU}/cpuidle/current_driver"
 NO_TURBO = f"{CPU}/intel_pstate/no_turbo"
 BOOST = f"{CPU}/cpufreq/boost"
 SMT_CONTROL = f"{CPU}/smt/control"
