@@ -247,11 +247,11 @@ CALLS_OF_START = 100
 class Metrics(Record):
     """Hold the metrics that a worker measures once per cell, after the timed blocks."""
 
-    coverage: Coverage | None
-    graphs: GraphCounts | None
-    copies: Copies | None
-    memory: Memory | None
-    kernel_time_us: float | None
+    coverage: Coverage | None = None
+    graphs: GraphCounts | None = None
+    copies: Copies | None = None
+    memory: Memory | None = None
+    kernel_time_us: float | None = None
     """Sum of kernel durations of one steady iteration; iteration time over this is the distance to the limit."""
     encore_report: list[JsonValue] | None = None
     kernels: dict[str, int] | None = None

@@ -52,7 +52,7 @@ class MeasuredOnce:
         if step == "kernels":
             report = encore_report() if self._mode.backend == "encore" else None
             kernels = kernels_of(self._iterate, self._compilation.sources.digests()) if self._on_gpu else None
-            return _nothing().model_copy(update={"encore_report": report, "kernels": kernels})
+            return Metrics(encore_report=report, kernels=kernels)
         found = self._found or self._without_profiler()
         if self._on_gpu and not self._loaded:
             load_profiler(self._iterate)
@@ -67,7 +67,7 @@ class MeasuredOnce:
         cell = PreparedCell(self._iterate, self._device, self._mode, ranks.largest, self.core, module)
         more = {metric.name: metric.values(cell) for metric in metrics()}
         self._counted = self._placeholder_copies() if self._on_gpu and self._mode.needs_gpu else None
-        self._found = _nothing().model_copy(update={"memory": memory, "encore_report": report, "more": more})
+        self._found = Metrics(memory=memory, encore_report=report, more=more)
         return self._found
 
     def _profiled(self, found: Metrics) -> Metrics:
@@ -116,7 +116,3 @@ class MeasuredOnce:
         with copies.counting() as count:
             self._iterate(0)
         return count
-
-
-def _nothing() -> Metrics:
-    return Metrics(coverage=None, graphs=None, copies=None, memory=None, kernel_time_us=None)

@@ -93,7 +93,7 @@ def test_recordings_are_written_to_the_row_and_read_back() -> None:
         )
     )
     found = encore_report()
-    metrics = Metrics(coverage=None, graphs=None, copies=None, memory=None, kernel_time_us=None, encore_report=found)
+    metrics = Metrics(encore_report=found)
     again = Metrics.model_validate_json(metrics.model_dump_json()).encore_report
     assert again == found
     assert found[0]["recordings"][0]["concurrency"]["reason"] == "it is faster"  # type: ignore[index, call-overload]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures.synthetic_results import cell as a_cell
+from fixtures.synthetic_results import metrics as synthetic_metrics
 from manual_clock import Clock
 
 from suite.measure import launches
@@ -18,7 +19,7 @@ from suite.measure.launches import Graphs, graphs_of
 from suite.measure.metrics import PreparedCell, metrics
 from suite.measure.metrics.floor import FEWEST, METRIC, MOST, MOST_LAUNCHES_WITH_ONE_WAIT
 from suite.measure.modes import MODES
-from suite.results.schema import Cell, Coverage, Metrics, RankPart
+from suite.results.schema import Cell, Metrics, RankPart
 
 
 @pytest.fixture
@@ -137,21 +138,12 @@ def test_slower_host_for_empty_graphs_leaves_no_floor(cuda: Any, clock: Clock, m
 
 
 def a_row(launches: int, ranks: int = 1, **values: float) -> Cell:
-    coverage = Coverage(
-        graph_kernels=1,
-        eager_kernels=0,
-        percent=100.0,
-        graph_launches=launches,
-        graph_memcpys=0,
-        graph_memsets=0,
-        eager_memcpys=0,
-        eager_memsets=0,
-        profiled_iterations=1,
-    )
+    coverage = synthetic_metrics().coverage
+    assert coverage is not None
     more: dict[str, dict[str, float | None]] = {
         METRIC.name: {"floor_us": 2.0, "whole_us": 4.0, "over_floor_ratio": 2.0, **values}
     }
-    found = Metrics(coverage=coverage, graphs=None, copies=None, memory=None, kernel_time_us=None, more=more)
+    found = Metrics(coverage=coverage.model_copy(update={"graph_launches": launches}), more=more)
     parts = [RankPart(rank=rank, correctness=None, compile=None, metrics=None, blocks=[]) for rank in range(ranks)]
     return a_cell("EOS", "graph", metrics=found, ranks=parts if ranks > 1 else [])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from fixtures.synthetic_results import metrics
 from tiny_cells import Mlp, cell
 
 import suite.worker.measured_once
@@ -22,16 +23,13 @@ def test_placeholder_copies_are_counted_and_the_rest_profiled(cell, monkeypatch)
     """With a profile and a count as a GPU would give them: each stands in its own field."""
     from suite.measure.copies import CopyCount
     from suite.measure.profiling import IterationProfile
-    from suite.results.schema import Coverage
 
     @contextlib.contextmanager
     def counting():
         yield CopyCount(copied_bytes=4096, tensors=3, pointer_bytes=16)
 
-    coverage = Coverage(
-        graph_kernels=5, eager_kernels=1, percent=83.3, graph_launches=1, graph_memcpys=0, graph_memsets=0,
-        eager_memcpys=0, eager_memsets=0, profiled_iterations=3,
-    )  # fmt: skip
+    coverage = metrics().coverage
+    assert coverage is not None
     profile = IterationProfile(coverage, {"k 1 32": 6}, 12.5, [], 777)
     live = cell(Mlp, "graph")
     live.build()
@@ -44,12 +42,12 @@ def test_placeholder_copies_are_counted_and_the_rest_profiled(cell, monkeypatch)
     monkeypatch.setattr(suite.worker.measured_once.MeasuredOnce, "_replay_memory", lambda once: None)
     monkeypatch.setattr(launches, "least_graph", lambda: lambda: None)
     live._program.instance = replace(live._program.instance, device=torch.device("cuda"))
-    metrics = live.once.take("metrics")
-    assert metrics.copies is not None
-    counted = (metrics.copies.placeholder_bytes, metrics.copies.placeholder_tensors, metrics.copies.pointer_bytes)
+    found = live.once.take("metrics")
+    assert found.copies is not None
+    counted = (found.copies.placeholder_bytes, found.copies.placeholder_tensors, found.copies.pointer_bytes)
     assert counted == (4096, 3, 16)
-    assert (metrics.copies.device_to_device_bytes, metrics.kernel_time_us) == (777, 12.5)
-    assert metrics.kernels == {"k 1 32": 6}
+    assert (found.copies.device_to_device_bytes, found.kernel_time_us) == (777, 12.5)
+    assert found.kernels == {"k 1 32": 6}
     assert len(loaded) == 1, "steps that were not asked for before are taken"
 
 
