@@ -298,18 +298,19 @@ def address_check(tensors: Iterable[torch.Tensor]) -> Callable[[], bool]:
 
 
 def address_checks(groups: Sequence[Sequence[torch.Tensor]]) -> Iterator[Callable[[], bool]]:
-    """Return an endless iterator of address checks. With more than `FEW` tensors, each checks one of every group.
+    """Return an endless iterator of address checks. With more than `FEW` tensors, each checks one of `FEW` groups.
 
-    Reading an address takes 60 ns, and an optimizer keeps three tensors for each parameter. A program that moves one
-    tensor (`.data =`), such as to offload it, moves its whole group or the same tensor of every group.
+    Reading an address takes 60 ns, and an optimizer keeps three tensors for each parameter. A program that moves
+    tensors (`.data =`), such as to offload them, moves all of them or the same tensor of every group.
     """
     if sum(map(len, groups)) <= FEW:
         return itertools.repeat(address_check(one for group in groups for one in group))
-    longest = max(map(len, groups))
+    longest, parts = max(map(len, groups)), -(-len(groups) // FEW)
     return itertools.cycle(
         [
-            address_check(group[(place + turn) % len(group)] for place, group in enumerate(groups))
+            address_check(group[(place + turn) % len(group)] for place, group in enumerate(groups[part::parts]))
             for turn in range(longest)
+            for part in range(parts)
         ]
     )
 
