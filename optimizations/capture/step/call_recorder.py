@@ -14,7 +14,6 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -119,17 +118,7 @@ class CallRecorder:
             calls=self._calls,
             eager_calls=self._eager,
             replays=self.recordings.replays,
-            recordings=tuple(
-                replace(
-                    one.report,
-                    replays=one.replays,
-                    pointer_bytes=one.inputs.pointer_bytes,
-                    audits=one.audits.done,
-                    audits_skipped=one.audits.skipped,
-                    concurrency=one.side_by_side.report(),
-                )
-                for one in reversed(self.recordings.tried)
-            ),
+            recordings=tuple(one.report() for one in reversed(self.recordings.tried)),
             dropped_recordings=self.recordings.dropped,
             patched_learning_rates=self._rates.patched,
             refusals=tuple(self._refusals),
@@ -406,7 +395,7 @@ class CallRecorder:
         else:
             del marks, undo
             try:
-                recording.report = replace(recording.report, record_s=time.perf_counter() - began)
+                recording.record_s = time.perf_counter() - began
                 self.recordings.add(device, recording)
                 progress.recorded()
                 stay = recording.gradients.stay(call.before)

@@ -165,12 +165,8 @@ class GradientReferences:
     def _counts(self) -> tuple[list[int], ...]:
         """Return what Python holds of the objects and C++ of the tensors, then what both hold of the storages."""
         of_storages, of_objects = storage_counts(self._cells, self._storages)
-        return (
-            _references_to(self.tensors),
-            list(map(torch_internals.tensor_use_count, self.tensors)),
-            of_storages,
-            of_objects,
-        )
+        of_tensors = list(map(torch_internals.tensor_use_count, self.tensors))
+        return _references_to(self.tensors), of_tensors, of_storages, of_objects
 
     @staticmethod
     def _expected(others: int, is_bound: bool) -> tuple[int, ...]:
@@ -208,16 +204,11 @@ def _counts_when(is_bound: bool) -> tuple[int, ...]:
 
 def own(gradients: Sequence[torch.Tensor | None]) -> list[Owned | None]:
     """Return the group and the index of each of these plain tensors; make a group of those that are in none."""
-    new = {id(one): one for one in gradients if one is not None and _owner(one) is None}
-    made = _grouped(list(new.values()))
-    found = [None if one is None else _owner(one) for one in gradients]
-    del made  # `found` references it
-    return found
-
-
-def _owner(gradient: torch.Tensor) -> Owned | None:
-    key = id(gradient)
-    return next(((group, group.index[key]) for group in _groups.alive() if key in group.index), None)
+    known = {key for group in _groups.alive() for key in group.index}
+    new = {id(one): one for one in gradients if one is not None and id(one) not in known}
+    groups = [*_grouped(list(new.values())), *_groups.alive()]
+    owners = {key: (group, index) for group in groups for key, index in group.index.items()}
+    return [None if one is None else owners[id(one)] for one in gradients]
 
 
 def referenced_gradient(parameters: Sequence[torch.Tensor], indices: Collection[int]) -> int | None:
@@ -230,12 +221,17 @@ def referenced_gradient(parameters: Sequence[torch.Tensor], indices: Collection[
     found = [bound[key] for group in groups for key in group.referenced(bound) if key in bound]
     known = {key for group in groups for key in group.index}
     strangers = [
-        parameter.grad if index in bound.values() and id(parameter.grad) not in known else None
+        parameter.grad if index in indices and id(parameter.grad) not in known else None
         for index, parameter in enumerate(parameters)
     ]
     alone = have_no_other_reference(strangers, as_gradients=True)
     found += [index for index, one in enumerate(strangers) if one is not None and not alone[index]]
     return min(found, default=None)
+
+
+def _tensor(owned: Owned) -> torch.Tensor:
+    group, index = owned
+    return group.tensors[index]
 
 
 class _Bound:
@@ -255,7 +251,7 @@ class _Bound:
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the gradients that are not None."""
-        return [group.tensors[index] for group, index in filter(None, self.owned)]
+        return list(map(_tensor, filter(None, self.owned)))
 
     def moved(self) -> dict[int, int]:
         """Return which of the parameters have another gradient, with the id of the one that they are to have."""
@@ -265,7 +261,7 @@ class _Bound:
     def put(self) -> None:
         """Set the gradient of each parameter."""
         for parameter, one in zip(self.parameters, self.owned, strict=True):
-            parameter.grad = None if one is None else one[0].tensors[one[1]]
+            parameter.grad = None if one is None else _tensor(one)
 
 
 class Gradients:
@@ -307,11 +303,9 @@ class Gradients:
         self._absent = _Bound(self.parameters, before, [index for index in places if uses[index] is Use.ABSENT])
         self._before = _Bound(self.parameters, before, needed)
         self._after = _Bound(self.parameters, after, sorted({*needed, *changed}))
-        self._written = _Bound(
-            self.parameters,
-            before,
-            [index for index in needed if (one := after[index]) is before[index] and one is not None and written(one)],
-        )
+        stays = [after[index] is before[index] for index in needed]
+        found = zip(filter(None, self._before.owned), stays, strict=True)
+        self._written = [one for one, stay in found if stay and written(_tensor(one))]
         owned = filter(None, [*self._before.owned, *self._after.owned])
         self._groups = list({id(group): group for group in [*self._mine, *(group for group, _ in owned)]}.values())
         self._metadata = [Metadata(group.tensors) for group in self._groups]
@@ -323,7 +317,7 @@ class Gradients:
 
     def written(self) -> list[torch.Tensor]:
         """Return gradients that a launch accumulates into, whose versions must be incremented."""
-        return self._written.tensors() if self._written.places else []
+        return list(map(_tensor, self._written))
 
     def lost(self) -> bool:
         """Return whether the memory or metadata of a gradient was replaced, so that no launch may follow."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -132,8 +131,9 @@ def _view_like(tensor: torch.Tensor, base: torch.Tensor) -> Callable[[torch.Tens
     return view
 
 
-def _kind(held: Any) -> tuple[torch.Size, torch.dtype] | None:
-    return (held.shape, held.dtype) if isinstance(held, torch.Tensor) else None
+def _kind(held: Any) -> Any:
+    """Return shape and dtype of a tensor, None for None, and for other values something that differs from these."""
+    return (held.shape, held.dtype) if isinstance(held, torch.Tensor) else None if held is None else type(held)
 
 
 class BoundResults:
@@ -144,20 +144,15 @@ class BoundResults:
     """
 
     def __init__(self, entries: Sequence[Rebound]) -> None:
-        nothing = torch.empty(0, device="meta")
-        self._entries = [replace(entry, old=None, new=nothing) for entry in entries]
-        self._kinds = [_kind(entry.old) for entry in entries]
+        self._entries = [(entry.container, entry.key, _kind(entry.old)) for entry in entries]
 
     def fit(self) -> bool:
         """Return whether the shape and dtype of each entry, or None, are as recorded."""
-        held = [entry.container.get(entry.key) for entry in self._entries]
-        return all(
-            now is None if kind is None else _kind(now) == kind for now, kind in zip(held, self._kinds, strict=True)
-        )
+        return all(_kind(container.get(key)) == kind for container, key, kind in self._entries)
 
     def bind(self, results: tuple[Any, tuple[Any, ...]]) -> Any:
         """Bind the second of these, one value for each entry; return the first, the results of the step."""
         returned, values = results
-        for entry, value in zip(self._entries, values, strict=True):
-            entry.container.put(entry.key, value)
+        for (container, key, _), value in zip(self._entries, values, strict=True):
+            container.put(key, value)
         return returned

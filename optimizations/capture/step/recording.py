@@ -51,6 +51,8 @@ class Recording:
         written_memory: memory of all other tensors that it writes.
         read_memory: memory that it reads, if it writes inputs.
         kept: tensors that it reads, which are kept alive.
+        signature: shapes and dtypes of its inputs, as text.
+        pool_bytes: growth of the pool by its capture.
         arguments: the structure and metadata of the arguments that it can be replayed with.
         bound: attributes and variables that a call binds to its results.
         key: the signature, settings and `key=` of the calls that it is for; `key_value` is the last of these.
@@ -67,7 +69,8 @@ class Recording:
     written_memory: WrittenMemory
     read_memory: WrittenMemory
     kept: list[torch.Tensor]
-    report: RecordedStep
+    signature: str
+    pool_bytes: int
     arguments: Arguments
     trace: Sequence[Operation]
     progress: Progress
@@ -76,6 +79,26 @@ class Recording:
     bound: BoundResults | None = None
     side_by_side: SideBySide = field(default_factory=SideBySide)
     replays: int = 0
+    record_s: float = 0.0
+
+    def report(self) -> RecordedStep:
+        """Return the report of the recording."""
+        return RecordedStep(
+            signature=self.signature,
+            operations=len(self.trace),
+            copied_bytes=self.inputs.copied_bytes,
+            copied_tensors=self.inputs.copied_tensors,
+            tensors_in_place=len(self.inputs.in_place),
+            tensors_followed=len(self.inputs.followed),
+            pointer_bytes=self.inputs.pointer_bytes,
+            watched=len(self.watch),
+            pool_bytes=self.pool_bytes,
+            replays=self.replays,
+            record_s=self.record_s,
+            audits=self.audits.done,
+            audits_skipped=self.audits.skipped,
+            concurrency=self.side_by_side.report(),
+        )
 
     @property
     def key_value(self) -> Hashable:
@@ -301,19 +324,8 @@ def capture(
         audits=Audits(options.check_every),
         bound=BoundResults(results) if results else None,
         side_by_side=side_by_side(device, graph, pool, log if concurrency == "auto" else None, renew),
-        report=RecordedStep(
-            signature=describe(call.tensors),
-            operations=len(observer.operations),
-            copied_bytes=inputs.copied_bytes,
-            copied_tensors=inputs.copied_tensors,
-            tensors_in_place=len(inputs.in_place),
-            tensors_followed=len(inputs.followed),
-            pointer_bytes=0,
-            watched=len(watch),
-            pool_bytes=pool_bytes - pool_before,
-            replays=0,
-            record_s=0.0,
-        ),
+        signature=describe(call.tensors),
+        pool_bytes=pool_bytes - pool_before,
     )
 
 
