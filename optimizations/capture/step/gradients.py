@@ -330,7 +330,7 @@ class Gradients:
 
     def fit(self) -> bool:
         """Return whether the same parameters as in the recording have gradients, with unchanged memory and metadata."""
-        if not self._absent.holds() or (any(_get(one) is None for one in self._present)):
+        if not self._absent.holds() or (self._present and any(_get(one) is None for one in self._present)):
             return False
         self._turn = (self._turn + 1) % len(self._mine)
         if not self._is_unchanged(self._turn):  # its own groups are the first ones

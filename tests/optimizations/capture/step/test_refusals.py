@@ -24,7 +24,7 @@ from step_refusals import REFUSED, Refused, trained
 from torch import nn
 
 from optimizations import torch_internals
-from optimizations.capture.callables.graph_callables import GraphedCallables
+from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep, graph_step
 from optimizations.capture.step.observer import StepRefused
 
@@ -385,7 +385,7 @@ def test_unknown_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.equal(step(*batch), reference.step(*batch))
     assert step.report().recordings == () and step.report().calls == 3
     with pytest.raises(torch_internals.UnsupportedTorch, match=expected):
-        GraphedCallables(nn.Linear(2, 2), (torch.ones(1, 2),))
+        graph_callables(nn.Linear(2, 2), (torch.ones(1, 2),))
 
 
 def test_tensors_replaced_on_every_call_are_refused() -> None:

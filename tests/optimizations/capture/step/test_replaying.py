@@ -83,6 +83,22 @@ def test_replay_compares_many_modules_in_as_few_calls(optimizer: str, monkeypatc
     assert len(found[1]) <= len(found[0]) + 1, "states of many parameters are compared in turn, which is one call more"
 
 
+def test_replay_calls_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are its time on the host, but for what they compare. A test on a GPU limits the time itself."""
+    monkeypatch.setattr(CpuGraph, "replay", lambda graph: None)
+    given, model = batches("cpu", 9), deep_network(0)
+    step = GraphedStep(
+        training_step(model, OPTIMIZERS["adamw"](model.parameters())), device=CpuDevice(), check_every=None
+    )
+    for one in given:
+        step(*one)
+    replays = step.report().replays
+    with counted() as names:
+        step(*given[0])
+    assert step.report().replays == replays + 1
+    assert len(names) <= 145
+
+
 def test_interrupted_call_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     stock, interrupts = CpuGraph.replay, [False]
 
