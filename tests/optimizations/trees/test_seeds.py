@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import Compiled, Model, nodes, values
+from simulated_gpu.trees import KNOWN, Compiled, Model, nodes, values
 
 from optimizations import torch_internals
 from optimizations.in_place.generated import GeneratedCode
@@ -207,6 +208,27 @@ def test_forward_that_saves_only_its_input_is_recognized(cuda_on_cpu: CudaOnCpu)
     for number in range(6):
         step(number)
     assert len(nodes()) == recordings, "recordings for inputs that lie elsewhere in each call would never be replayed"
+
+
+def test_input_that_a_graph_returns_again_keeps_no_mark(cuda_on_cpu: CudaOnCpu) -> None:
+    """A batch stays in its memory. A forward without a graph returned it once, and forwards with one do so later."""
+    code = dataclasses.replace(KNOWN, is_partition=True)
+    forward = Compiled(Model(cuda_on_cpu, returns_x=True, code=code), is_inference=False, outputs=2, lean=False)
+    settings = {"is_inference": False, "is_backward": True, "static_inputs": (1, 2)}
+    backward = Compiled(Model(cuda_on_cpu), lean=False, **settings)
+    x = values(3)
+
+    def step() -> None:
+        saved = forward.checked(x, values(1), W)[1]
+        assert saved is x
+        backward.checked(values(2), saved, W, mark=False)
+
+    for without_graph in (None, "for this test", None):
+        for function in forward.functions:
+            function.without_graph = without_graph
+        for _ in range(1 if without_graph else 6):
+            step()
+    assert backward.uncaptured() == {reasons.FORWARD_UNCAPTURED: 1}
 
 
 def test_live_uncaptured_forward_keeps_others_fast(cuda_on_cpu: CudaOnCpu, host: HostMemory) -> None:
