@@ -150,7 +150,7 @@ def test_smaller_last_batch_runs_and_epochs_continue() -> None:
 
 def test_unused_batches_are_left_for_the_next_call() -> None:
     class Choosing(Training):
-        wants = (1, 1, 1, 1, 1, 1, 2, 1, 2, 2, 2, 2, 2, 2, 1, 1, 1)
+        wants = (1, 1, 1, 1, 1, 1, 2, 1, 3, 3, 3, 3, 3, 3, 1, 1, 1)
 
         def losses(self) -> list[list[float]]:
             found = []
