@@ -196,17 +196,14 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Return reports on the graphs, forward and backward of each pair."""
         found: list[CallableReport] = []
         for slot in self._slots:
-            inputs, tangents, of = slot.inputs, slot.tangents, slot.place[0]
-            reasons = {reason: times for (number, reason), times in self._without_graph.items() if number == of}
-            copied_back = sum(one.nbytes for one in tangents), len(tangents)
-            for graph, direction, copied, replays in (
-                (slot.forward, "forward", (inputs.copied_bytes, inputs.copied_tensors), slot.forwards),
-                (slot.backward, "backward", copied_back, slot.backwards),
-            ):
-                if graph is not None:
-                    without_graph = {} if any(one.callable == of for one in found) else reasons
-                    raced = graph.side_by_side.report()
-                    found.append(CallableReport(*slot.place, direction, *copied, replays, without_graph, raced))
+            number, inputs, tangents = slot.place[0], slot.inputs, slot.tangents
+            reasons = {reason: times for (of, reason), times in self._without_graph.items() if of == number}
+            calls = slot.forwards, {} if any(one.callable == number for one in found) else reasons
+            copied = inputs.copied_bytes, inputs.copied_tensors
+            found.append(CallableReport(*slot.place, "forward", *copied, *calls, slot.forward.side_by_side.report()))
+            if slot.backward is not None:
+                copied, raced = (sum(one.nbytes for one in tangents), len(tangents)), slot.backward.side_by_side
+                found.append(CallableReport(*slot.place, "backward", *copied, slot.backwards, {}, raced.report()))
         return tuple(found)
 
     # Calls.
@@ -260,9 +257,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Count a call without a graph. Warn once for each callable if it matters, or no call was replayed so far."""
         self._without_graph[number, reason] += 1
         matters = reason in WARNED_OF
-        if number in self._warned or not (
-            matters or not any(slot.forwards for slot in self._slots if slot.place[0] == number)
-        ):
+        was_replayed = any(slot.forwards for slot in self._slots if slot.place[0] == number)
+        if number in self._warned or (was_replayed and not matters):
             return
         self._warned.add(number)
         more = "" if matters else "; none of its calls had one so far"
