@@ -1,4 +1,4 @@
-"""Whole training steps as CUDA graphs on a GPU: what the loops of `step_programs` do is eager's, bit for bit."""
+"""Whole training steps as CUDA graphs on a GPU: loops of step_programs, batches read in place, static loaders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,11 @@ from step_parts import (
 )
 from step_programs import PROGRAMS
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import encore
 from optimizations.capture.step.graphed_step import GraphedStep
+from tests.gpu.test_first_runs_gpu import doubled
 
 pytestmark = pytest.mark.gpu
 
@@ -295,3 +298,151 @@ def test_memory_stays_near_eagers_while_gradients_dominate(zeroes: str, backend:
     print(f"reserved, zeroes {zeroes}: eager {eager / 2**20:.0f} MiB, one graph {graphed / 2**20:.0f} MiB")
     assert torch.equal(found, expected)
     assert graphed <= 1.1 * eager + (2**31 if zeroes == "first" else 0)
+
+
+# A captured step on a GPU reads batches in place whose addresses change on every call.
+
+
+ROWS, COLUMNS, CLASSES = 64, 32, 8
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def training(change: Change, *, compiled: bool = True) -> Callable[..., Any]:
+    torch.manual_seed(7)
+    weight = nn.Parameter(torch.randn(COLUMNS, CLASSES, device="cuda") / 8)
+    optimizer = torch.optim.AdamW([weight], lr=0.01, fused=True, capturable=True)
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(x.sin() @ weight, y)
+
+    forward = torch.compile(loss_of) if compiled else loss_of
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = forward(change(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def calls() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """All are live at once, so that no two share an address; the eighth is unaligned."""
+    generator = torch.Generator().manual_seed(11)
+    found = []
+    for index in range(12):
+        x = torch.randn(ROWS, COLUMNS, generator=generator).cuda()
+        if index == 7:
+            x = torch.empty(x.numel() + 1, device="cuda")[1:].view_as(x).copy_(x)
+        found.append((x, torch.randint(CLASSES, (ROWS,), generator=generator).cuda()))
+    assert len({x.data_ptr() for x, _ in found}) == len(found)
+    return found
+
+
+def as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("change", "compiled", "in_place"),
+    [(as_it_is, True, True), (doubled, True, False), (as_it_is, False, False)],
+    ids=["kernels of Inductor", "a kernel of its own", "operators"],
+)
+def test_moved_batches_of_known_kernels_are_read_in_place(change: Change, compiled: bool, in_place: bool) -> None:
+    eager = training(change, compiled=compiled)
+    expected = [eager(*one) for one in calls()]
+    torch.compiler.reset()
+    step = unaudited(training(change, compiled=compiled))
+    found = [step(*one) for one in calls()]
+    report = step.report()
+    assert report.refusals == ()
+    assert all(map(torch.equal, found, expected)), (found, expected)
+    (recording,) = report.recordings
+    assert (recording.tensors_followed > 0) is in_place, recording
+    assert recording.tensors_followed + recording.copied_tensors == 2
+    assert recording.replays >= 12 - 5
+    step.close()
+
+
+def test_batch_read_in_place_takes_no_memory() -> None:
+    step = unaudited(training(as_it_is))
+    large = [torch.randn(2**19, COLUMNS, device="cuda") for _ in range(7)]
+    labels = torch.randint(CLASSES, (2**19,), device="cuda")
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for x in large:
+        step(x, labels)
+    (recording,) = step.report().recordings
+    assert recording.tensors_followed == 1
+    kept = torch.cuda.memory_allocated() - before - recording.pool_bytes
+    assert kept < large[0].nbytes, (kept, recording)
+    step.close()
+
+
+# A training step that fetches its own batches is one CUDA graph and trains as in eager.
+
+
+EPOCHS, BATCH = 3, 32
+
+
+def trained(*, is_graphed: bool, micro_batches: int, rows: int) -> tuple[list[list[float]], Any]:
+    """Return the losses of all steps, and the step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, capturable=True)
+    data = TensorDataset(torch.randn(rows, 16), torch.randint(4, (rows,)))
+    loader = DataLoader(data, batch_size=BATCH, pin_memory=True)
+    batches: Any = None
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        losses = []
+        for _ in range(micro_batches):
+            inputs, labels = next(batches)
+            loss = nn.functional.cross_entropy(model(inputs.cuda()), labels.cuda())
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        return torch.stack(losses)
+
+    run: Any = encore.graph_step(step) if is_graphed else step
+    if is_graphed:
+        batches = encore.static_loader(loader)
+    found = []
+    for _ in range(EPOCHS):
+        batches = iter(batches if is_graphed else loader)
+        found += [one.tolist() for one in epoch(run)]
+    return found, run
+
+
+def epoch(step: Any) -> Iterator[torch.Tensor]:
+    while True:
+        try:
+            losses = step()
+        except StopIteration:
+            return
+        yield losses
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("rows", [BATCH * 12, BATCH * 12 - 8])
+def test_step_that_fetches_batches_trains_as_eager(micro_batches: int, rows: int) -> None:
+    expected, _ = trained(is_graphed=False, micro_batches=micro_batches, rows=rows)
+    found, step = trained(is_graphed=True, micro_batches=micro_batches, rows=rows)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+    assert step.report().replays > len(found) // 3, step.report()
+    assert not step.report().refusals, step.report()
+
+
+def test_buffers_are_fixed_and_filled_in_stream_order() -> None:
+    source = [torch.full((2**22,), float(index)) for index in range(20)]
+    loader = encore.static_loader(source)
+    addresses, sums = set(), []
+    for batch in loader:
+        addresses.add(batch.data_ptr())
+        torch.cuda._sleep(1_000_000)  # the copy of the next batch must not overtake what reads this one
+        sums.append(batch.double().sum())
+    assert len(addresses) == 1 and batch.is_cuda
+    assert [one.item() for one in sums] == [float(index) * 2**22 for index in range(20)]
