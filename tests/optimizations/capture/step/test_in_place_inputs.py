@@ -141,14 +141,19 @@ def calls(count: int = 9) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def run(use: Use, given: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[GraphedStep, CpuDevice]:
-    """A step on these calls, whose losses are those of eager."""
-    eager, device = training(NOWHERE, use), CpuDevice()
+def as_eager(device: CpuDevice, given: list[tuple[torch.Tensor, torch.Tensor]], use: Use = by_name) -> GraphedStep:
+    """Return a step after these calls, whose losses are those of eager."""
+    eager = training(NOWHERE, use)
     expected = [eager(*one) for one in given]
     step = GraphedStep(training(on(device), use), device=device)
-    found = [step(*one) for one in given]
-    assert all(map(torch.equal, found, expected))
-    report = step.report()
+    assert all(map(torch.equal, [step(*one) for one in given], expected))
+    return step
+
+
+def run(use: Use, given: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[GraphedStep, CpuDevice]:
+    """A step on these calls, all of which but the first are replayed."""
+    device = CpuDevice()
+    report = (step := as_eager(device, given, use)).report()
     assert report.refusals == () and report.replays == len(given) - 3
     return step, device
 
@@ -417,24 +422,16 @@ def test_input_of_a_result_copied_after_a_launch_is_copied(
     assert step.report().replays == 6 and followed(step) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("use", "differs"), [(an_address_for_an_operator, "differs in two calls with equal shapes: one ran fill_")]
-)
-def test_pointer_past_its_tensor_is_found_before_recording(use: Use, differs: str) -> None:
-    given, device = calls(), CpuDevice()
-    eager = training(NOWHERE, use)
-    expected = [eager(*one) for one in given]
-    step = GraphedStep(training(on(device), use), device=device)
-    with pytest.warns(UserWarning, match=differs):
-        found = [step(*one) for one in given]
-    assert all(map(torch.equal, found, expected)) and step.report().replays == 0
+def test_pointer_past_its_tensor_is_found_before_recording() -> None:
+    with pytest.warns(UserWarning, match="differs in two calls with equal shapes: one ran fill_"):
+        assert as_eager(CpuDevice(), calls(), an_address_for_an_operator).report().replays == 0
 
 
 @pytest.mark.parametrize("of_the_kernel", [False, True])
 def test_memory_before_operator_arguments_is_not_evidence(of_the_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Structures that PyTorch leaves unset hold stale addresses. Further arguments of Inductor's kernels are
     uncertain."""
-    device, given = CpuDevice(), calls()
+    device = CpuDevice()
     stock = device.read
 
     def read(graph: Any) -> Any:
@@ -449,11 +446,7 @@ def test_memory_before_operator_arguments_is_not_evidence(of_the_kernel: bool, m
         return captured.model_copy(update={"nodes": tuple(nodes)})
 
     monkeypatch.setattr(device, "read", read)
-    eager = training(NOWHERE)
-    expected = [eager(*one) for one in given]
-    step = GraphedStep(training(on(device)), device=device)
-    assert all(map(torch.equal, [step(*one) for one in given], expected))
-    assert followed(step) == ((0, 2) if of_the_kernel else (1, 1))
+    assert followed(as_eager(device, calls())) == ((0, 2) if of_the_kernel else (1, 1))
 
 
 def test_input_read_by_several_kernels_is_patched_in_each() -> None:
@@ -469,10 +462,8 @@ def test_input_read_by_several_kernels_is_patched_in_each() -> None:
     assert device.set_nodes == 2 * 6
 
 
-def test_unsettable_node_is_recorded_with_copies(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    device, given = CpuDevice(), calls(12)
+def test_unsettable_node_is_recorded_with_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CpuDevice()
     stock = device.pointers
 
     def pointers(*arguments: Any) -> Any:
@@ -486,27 +477,20 @@ def test_unsettable_node_is_recorded_with_copies(
         return SimpleNamespace(point=failing, settle=lambda: None)
 
     monkeypatch.setattr(device, "pointers", pointers)
-    eager = training(NOWHERE)
-    expected = [eager(*one) for one in given]
-    step = GraphedStep(training(on(device)), device=device)
-    assert all(map(torch.equal, [step(*one) for one in given], expected))
-    report = step.report()
-    assert (report.dropped_recordings, report.replays) == (1, len(given) - 3)
+    step = as_eager(device, calls(12))
+    assert (step.report().dropped_recordings, step.report().replays) == (1, 12 - 3)
     assert followed(step) == (0, 2)
 
 
 @pytest.mark.parametrize("call", ["node_count", "read", "pointers"])
 def test_driver_error_disables_only_in_place_reading(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, given = CpuDevice(), calls()
+    device = CpuDevice()
 
     def fails(*arguments: Any) -> Any:
         raise CudaCallFailed("cuGraphGetNodes", None, "refused")
 
     monkeypatch.setattr(device, call, fails)
-    eager = training(NOWHERE)
-    expected = [eager(*one) for one in given]
-    step = GraphedStep(training(on(device)), device=device)
-    assert all(map(torch.equal, [step(*one) for one in given], expected))
+    step = as_eager(device, calls())
     assert step.report().refusals == () and followed(step) == (0, 2)
 
 

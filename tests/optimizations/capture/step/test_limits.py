@@ -15,7 +15,7 @@ import pytest
 import torch
 from interrupts import interrupted_at
 from simulated_gpu.operators import ELSEWHERE, CpuDevice, CpuGraph
-from step_parts import batches, loss_of, network, sgd, training_step
+from step_parts import Graph, assert_as_eager, batches, loss_of, network, sgd, training_step
 from step_programs import PROGRAMS
 from torch import nn
 
@@ -296,14 +296,16 @@ def test_pool_of_a_failed_capture_is_not_reused() -> None:
     assert len(device.pools) == 2
 
 
+def plain_training(graph: Graph) -> Iterator[torch.Tensor]:
+    model = network("cpu")
+    step = graph(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    yield from (step(*batch) for batch in batches("cpu"))
+
+
 def test_replaced_side_stream_observes_the_step_again() -> None:
-    model, reference, device = network("cpu"), network("cpu"), CpuDevice()
-    step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=device)
-    eager = training_step(reference, torch.optim.SGD(reference.parameters(), lr=0.1))
+    device = CpuDevice()
     device.not_ready = 2
-    for batch, other in zip(batches("cpu"), batches("cpu"), strict=True):
-        assert torch.equal(step(*batch), eager(*other))
-    report = step.report()
+    report = assert_as_eager(plain_training, device)
     assert (report.eager_calls, report.replays, report.refusals) == (5, 4, ())
 
 
@@ -312,13 +314,8 @@ def test_step_without_memory_for_workspaces_runs_uncaptured(monkeypatch: pytest.
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(CpuDevice, "ready", full)
-    model, reference = network("cpu"), network("cpu")
-    step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=CpuDevice())
-    eager = training_step(reference, torch.optim.SGD(reference.parameters(), lr=0.1))
     with pytest.warns(UserWarning, match="needs more memory for its capture than is free"):
-        for batch, other in zip(batches("cpu"), batches("cpu"), strict=True):
-            assert torch.equal(step(*batch), eager(*other))
-    assert step.report().replays == 0
+        assert assert_as_eager(plain_training).replays == 0
 
 
 @pytest.mark.parametrize("multiplies", [True, False])

@@ -19,7 +19,7 @@ import pytest
 import torch
 from interrupts import interrupted_after
 from simulated_gpu.operators import CpuDevice, CpuGraph
-from step_parts import Graph, assert_as_eager, batches, loss_of, network, training_step
+from step_parts import CALLS, Graph, assert_as_eager, batches, loss_of, network, training_step
 from step_refusals import REFUSED, Refused, trained
 from torch import nn
 
@@ -103,21 +103,20 @@ class Counted:
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("capture failed")])
 def test_failed_capture_repeats_no_work(error: Exception) -> None:
-    made, reference = Counted(), Counted()
     device = CpuDevice()
-    step = GraphedStep(made.step, device=device)
-    for index, batch in enumerate(batches("cpu")):
-        if index == 3:
-            device.fail_with = error
-        assert torch.equal(step(*batch), reference.step(*batch))
-        for mine, theirs in zip(made.model.parameters(), reference.model.parameters(), strict=True):
-            assert torch.equal(mine, theirs)
-            assert mine.grad is not None and theirs.grad is not None
-            assert torch.equal(mine.grad, theirs.grad)
-    assert made.calls == []
-    report = step.report()
-    assert device.captures == 1 and report.replays == 0
-    assert len(report.refusals) == 1
+
+    def program(graph: Graph) -> Iterator[Any]:
+        made = Counted()
+        step = graph(made.step)
+        for index, batch in enumerate(batches("cpu")):
+            device.fail_with = error if index == 3 else None
+            yield step(*batch)
+            yield from made.model.parameters()
+            yield from (parameter.grad for parameter in made.model.parameters())
+        assert made.calls == []
+
+    report = assert_as_eager(program, device)
+    assert device.captures == 1 and report.replays == 0 and len(report.refusals) == 1
     assert all(graph.freed for graph in device.graphs)
 
 
@@ -274,7 +273,10 @@ def test_call_that_fails_before_its_launch_keeps_no_results(
 ) -> None:
     """Gradients add up, and an attribute is bound to what each call makes."""
 
-    def program(graphs: bool) -> tuple[Any, nn.Module]:
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    def program(graph: Graph) -> Iterator[Any]:
         model: Any = network("cpu")
 
         def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -283,30 +285,23 @@ def test_call_that_fails_before_its_launch_keeps_no_results(
             loss.backward()
             return loss
 
+        def kept() -> list[Any]:
+            return [model.kept, *(parameter.grad for parameter in model.parameters())]
+
         model.kept = None
-        return (GraphedStep(step, device=CpuDevice()) if graphs else step), model
+        call = graph(step)
+        for index, batch in enumerate(batches("cpu")):
+            if index == 3 and isinstance(call, GraphedStep):
+                before = kept()
+                with monkeypatch.context() as patched, pytest.raises(error):
+                    patched.setattr(owner, name, fail)
+                    call(*batch)
+                assert all(now is then for now, then in zip(kept(), before, strict=True))
+                del before
+            yield call(*batch)
+            yield from (parameter.grad for parameter in model.parameters())
 
-    def run(step: Any, model: nn.Module, batch: Any) -> list[torch.Tensor | None]:
-        loss = step(*batch).detach()
-        return [loss, *(parameter.grad for parameter in model.parameters())]
-
-    def fail(*arguments: Any) -> None:
-        raise error
-
-    calls = batches("cpu")
-    (graphed, mine), (step, theirs) = program(True), program(False)
-    for batch in calls[:3]:
-        for found, expected in zip(run(graphed, mine, batch), run(step, theirs, batch), strict=True):
-            assert found is not None and expected is not None and torch.equal(found, expected)
-    before = [mine.kept, *(parameter.grad for parameter in mine.parameters())]
-    with monkeypatch.context() as patched, pytest.raises(error):
-        patched.setattr(owner, name, fail)
-        graphed(*calls[3])
-    assert all(now is then for now, then in zip([mine.kept, *(p.grad for p in mine.parameters())], before, strict=True))
-    for batch in calls[3:]:
-        for found, expected in zip(run(graphed, mine, batch), run(step, theirs, batch), strict=True):
-            assert found is not None and expected is not None and torch.equal(found, expected)
-    assert graphed.report().replays == len(calls) - 3
+    assert assert_as_eager(program).replays == CALLS - 3
 
 
 @pytest.mark.parametrize("closes", [True, False])

@@ -56,7 +56,7 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("kind", sorted(RESULTS))
 def test_results_stay_valid_and_have_eagers_layout(kind: str) -> None:
-    """An expanded one takes as little memory."""
+    """An expanded one takes as little memory. They are ordinary tensors, which may be detached and written."""
     calls = batches("cpu")
     expected = run(training(RESULTS[kind]), calls)
     step = GraphedStep(training(RESULTS[kind]), device=CpuDevice())
@@ -67,21 +67,12 @@ def test_results_stay_valid_and_have_eagers_layout(kind: str) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.stride() == theirs.stride() and mine.storage_offset() in (0, theirs.storage_offset())
         assert mine.untyped_storage().nbytes() <= theirs.untyped_storage().nbytes()
-
-
-@pytest.mark.parametrize("kind", sorted(RESULTS))
-def test_results_are_ordinary_tensors(kind: str) -> None:
-    weight = torch.ones((), requires_grad=True)
-    step = GraphedStep(lambda x: RESULTS[kind](x.sum()), device=CpuDevice())
-    with torch.no_grad():
-        found = run(step, [(torch.rand(3),) for _ in range(6)])
-    assert step.report().replays
-    for result in found[-1:]:
-        assert not result._is_view()
-        result.detach_()
-        if not overlaps(result):
-            result.mul_(weight)
-            assert result.requires_grad
+    result = found[-1]
+    assert not result._is_view()
+    result.detach_()
+    if not overlaps(result):
+        result.mul_(torch.ones((), requires_grad=True))
+        assert result.requires_grad
 
 
 def test_call_copies_inputs_of_a_dtype_in_one_operation(copied: list[int]) -> None:
