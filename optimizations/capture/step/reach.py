@@ -125,11 +125,13 @@ class _Walk:
         if not (key in self._noted or isinstance(held, (tuple, frozenset))):
             self._noted.add(key)
             self.state.containers.append(container)
-        return (
-            (container.name_of(key), member, depth)
-            for key, member in container.content().items()
-            if not but(key) and (depth <= DEPTH or isinstance(member, torch.Tensor) or _is_root(member))
-        )
+
+        def members() -> Iterator[_Member]:  # the content of a long container is not read
+            for key, member in container.content().items():
+                if not but(key) and (depth <= DEPTH or isinstance(member, torch.Tensor) or _is_root(member)):
+                    yield container.name_of(key), member, depth
+
+        return members()
 
     def _members(self, path: str, value: Any, depth: int) -> Iterator[_Member]:
         """Add a value to the state, and yield its members."""
