@@ -44,23 +44,25 @@ class TensorMarks:
     """Record metadata and addresses of named tensors. With `to_restore` they can be restored."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], *, to_restore: bool = False) -> None:
-        self._before = [(path, tensor, metadata_of(tensor), _address(tensor)) for path, tensor in tensors.items()]
-        self._kept = [_detached(tensor) for tensor in tensors.values()] if to_restore else []
+        self._before = [
+            (path, tensor, _marks_of(tensor), _detached(tensor) if to_restore else None)
+            for path, tensor in tensors.items()
+        ]
 
     def changed(self) -> Iterator[str]:
         """Yield names of tensors whose metadata or address changed."""
-        return (path for path, tensor, then, address in self._before if not _is(tensor, then, address))
+        return (path for path, tensor, before, _ in self._before if _marks_of(tensor) != before)
 
     def restore(self) -> None:
         """Restore the recorded memory and `requires_grad` of changed tensors."""
-        for (_, tensor, then, address), kept in zip(self._before, self._kept, strict=True):
-            if _is(tensor, then, address):
+        for _, tensor, before, kept in self._before:
+            if _marks_of(tensor) == before:
                 continue
             with contextlib.suppress(RuntimeError):  # a tensor that refuses the change was not changed by the step
                 if kept is not None:
                     tensor.data = kept
                 if tensor.is_leaf:
-                    tensor.requires_grad_(bool(then[0]))
+                    tensor.requires_grad_(bool(before[1][0]))
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -69,12 +71,9 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor | None:
     return None
 
 
-def _is(tensor: torch.Tensor, then: TensorMetadata, address: int) -> bool:
-    return metadata_of(tensor) == then and _address(tensor) == address
-
-
-def _address(tensor: torch.Tensor) -> int:
+def _marks_of(tensor: torch.Tensor) -> tuple[int, TensorMetadata]:
     try:
-        return tensor.data_ptr()
+        address = tensor.data_ptr()
     except (RuntimeError, ValueError):  # a tensor without memory of its own
-        return 0
+        address = 0
+    return address, metadata_of(tensor)

@@ -319,13 +319,8 @@ def _read_tensors(
     state: HostState, reads: Callable[[torch.Tensor], bool], extra: Sequence[torch.Tensor], dropped: Collection[str]
 ) -> list[torch.Tensor]:
     """Return the tensors whose addresses are compared: of modules and optimizers, and those that the graph reads."""
-    held = {
-        id(value)
-        for container in state.containers
-        if container.always_read and isinstance(container.held, dict)
-        for value in container.held.values()
-    }
-    compared = [tensor for path, tensor in state.tensors.items() if not is_dropped(path, dropped)]
+    held = {id(value) for one in state.containers if one.always_read for value in one.content().values()}
+    compared = (tensor for path, tensor in state.tensors.items() if not is_dropped(path, dropped))
     reached = (tensor for tensor in compared if id(tensor) in held or reads(tensor))
     return list({id(tensor): tensor for tensor in [*reached, *extra]}.values())
 
