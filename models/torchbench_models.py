@@ -6,9 +6,9 @@ becomes a failed cell with its reason when its turn comes.
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 TESTS = ("eval", "train")
+_BATCH = re.compile(r"^    DEFAULT_(EVAL|TRAIN)_BSIZE\b[^=\n]*= *(\d+) *(?:#.*)?$", re.MULTILINE)
 INTERNAL = "fb"
 """A folder of models that is not public."""
 
@@ -66,22 +67,13 @@ def _folder() -> Path:
 def _batches(source: Path) -> Mapping[str, int]:
     """Return the batch by test, where the model's class gives a number; none where the file cannot be read."""
     try:
-        tree = ast.parse(source.read_text())
-    except (OSError, ValueError, SyntaxError):
+        _, *rest = re.split(r"^class Model\b", source.read_text(), maxsplit=1, flags=re.MULTILINE)
+    except (OSError, ValueError):
         return {}
-    batches = {}
-    for model in tree.body:
-        if not (isinstance(model, ast.ClassDef) and model.name == "Model"):
-            continue
-        for statement in model.body:
-            targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-            value = getattr(statement, "value", None)
-            for test in TESTS:
-                name = f"DEFAULT_{test.upper()}_BSIZE"
-                named = any(isinstance(target, ast.Name) and target.id == name for target in targets)
-                if named and isinstance(value, ast.Constant) and type(value.value) is int:
-                    batches[test] = value.value
-    return batches
+    of_class = re.split(r"^\w", "".join(rest), maxsplit=1, flags=re.MULTILINE)[
+        0
+    ]  # up to the next statement of the module
+    return {test.lower(): int(batch) for test, batch in _BATCH.findall(of_class)}
 
 
 class _Later:
