@@ -149,8 +149,8 @@ _SHORT = (torch.bfloat16, torch.float16)
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy tensors in as few launches as PyTorch allows."""
     had_grad = torch.is_grad_enabled()
-    torch_internals.set_grad_enabled(False)  # `torch.no_grad` takes ten times as long
     try:
+        torch_internals.set_grad_enabled(False)  # `torch.no_grad` takes ten times as long
         dtypes = [target.dtype for target in targets]
         for dtype in dict.fromkeys(dtypes):
             if dtypes.count(dtype) > 1:
