@@ -110,7 +110,6 @@ class EncoreNode(CUDAGraphNode):
         seeds: attention seeds that may be in host memory, as their addresses are not compared.
         dying: inputs that are results of earlier graphs, and are released before the launch.
         dead_before, dead_after: references to results that must have died before the graph runs, and when it runs.
-        results_alive: references to all results that are alive after the graph.
     """
 
     wrapped_function: Any
@@ -145,7 +144,6 @@ class EncoreNode(CUDAGraphNode):
         self.dying = [index for index in self.cudagraph_managed_idxs if not self.preserved_aliased_inputs[index]]
         self.dead_before = self.references(self.expected_dead_indices_before_graph)
         self.dead_after = self.references(self.expected_dead_indices_after_graph)
-        self.results_alive = self.references(self.live_indices_after_graph)
         # The call has already run here. An exception would make it run twice.
         try:
             self._begin_session(seconds)
@@ -331,6 +329,11 @@ class EncoreNode(CUDAGraphNode):
         )
         unfit = debugging or self.results.returned_copied.found or self.reads_what_is_gone or self.graph is None
         self.takes_fast_path = self.options.lean and not unfit
+
+    @functools.cached_property
+    def results_alive(self) -> Sequence[Reference]:
+        """Return references to all results that are alive after the graph. At the end of a long path they are many."""
+        return self.references(self.live_indices_after_graph)
 
     def references(self, indices: Sequence[tuple[int, int]]) -> Sequence[Reference]:
         """Return references to these results, given as stock does (depth in the path, place)."""
