@@ -9,8 +9,9 @@ the autograd engine copies to them and to no other thread.
 Note [Order of locks]. A thread that runs a function under its lock waits for no other lock of Encore's, so there is no
 deadlock between threads. An operator in that function may call a function of another manager, which another thread may
 be running: that call runs without a graph. It may call a function with CPU values, whose `Feeds` another thread may
-hold while it waits for the manager: that call runs the graph as it was before placement. So a lock of `Feeds` is always
-taken before a manager's, and a thread holds at most one manager's lock.
+hold while it waits for the manager: that call runs the graph as it was before placement. It may call a function whose
+first call another thread is making: that call runs without a graph. So a lock of `Feeds`, and that of a first call, is
+always taken before a manager's, and a thread holds at most one manager's lock.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ for a result, it returns that result.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -32,6 +33,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.calls.turns import inside_a_function
 from optimizations.in_place.generated import read_generated
 from optimizations.options import Options
 from optimizations.report import ReportedFunction
@@ -149,6 +151,8 @@ class GraphedFunction:
         recorded = self._recorded.get(tuple([inputs[index] for index in integers]) if integers else ())
         if recorded is not None:
             return recorded(inputs)
+        if inside_a_function():
+            return self._first_call_inside(inputs)
         follow_streams(self._keywords["device_index"])  # before the lock below: it takes a manager's
         with self._lock:  # two threads may make the first call
             return self._first_call(inputs)
@@ -165,6 +169,26 @@ class GraphedFunction:
         """Return whether alternatives are being timed for this function."""
         return any(isinstance(one, Measured) and one.race is not None for one in list(self._recorded.values()))
 
+    def _first_call_inside(self, inputs: list[Any]) -> Any:
+        """Make the first call, inside of another function, without waiting. Note [Order of locks] in `calls.turns`."""
+        try:
+            if self._lock.acquire(blocking=False):
+                return self._first_call(inputs)
+        finally:
+            with contextlib.suppress(RuntimeError):  # this thread does not have it
+                self._lock.release()
+        return self._on_aligned(inputs)(inputs)
+
+    def _on_aligned(self, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        """Return the function as it runs without a graph, for inputs like these."""
+        checked = torch_internals.cudagraph_trees.get_input_idxs_to_check(inputs, self._static_input_idxs)
+        if not checked:
+            return self._model
+        return on_aligned_inputs(self._model, checked, self._mutated(), self._code().returns)
+
+    def _mutated(self) -> Sequence[int]:
+        return torch_internals.cudagraph_trees.OrderedSet((*self._mutated_input_idxs, *sorted(self._code().written)))
+
     def _first_call(self, inputs: list[Any]) -> Any:
         trees = torch_internals.cudagraph_trees
         self._integers = [index for index, value in enumerate(inputs) if isinstance(value, int)]
@@ -172,10 +196,8 @@ class GraphedFunction:
         recordings, functions = self._recorded, self._functions  # `forget` replaces them at any time
         if key in recordings:
             return recordings[key](inputs)
-        checked = trees.get_input_idxs_to_check(inputs, self._static_input_idxs)
-        mutated = trees.OrderedSet((*self._mutated_input_idxs, *sorted(self._code().written)))
         sizes = key[0] if len(key) == 1 else key or None  # as the user writes them in `cudagraph_capture_sizes`
-        aligned = on_aligned_inputs(self._model, checked, mutated, self._code().returns) if checked else self._model
+        aligned = self._on_aligned(inputs)
         if not trees.is_cudagraph_capture_sizes(sizes):
             return aligned(inputs)
         if not self._warned:
@@ -197,7 +219,7 @@ class GraphedFunction:
             recordable,
             inputs,
             static,
-            mutated_input_idxs=tuple(mutated),
+            mutated_input_idxs=tuple(self._mutated()),
             compile_id=self._compile_id,
             is_backward=self._direction == "backward",
             is_inference=self._direction == "inference",

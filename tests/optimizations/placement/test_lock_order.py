@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import Compiled, Model, values
+from simulated_gpu.trees import KNOWN, Compiled, Model, values
 
 from optimizations.compiled_graph import _fed
+from optimizations.in_place.generated import GeneratedCode
 from optimizations.placement.feed_plan import FeedPlan
 from optimizations.placement.feeds import Feeds
 
@@ -105,4 +106,45 @@ def test_two_managers_never_deadlock(cuda_on_cpu: CudaOnCpu) -> None:
 
     in_threads(lambda: run(0), lambda: run(1))
     assert len(found) == 4
+    assert all(torch.equal(one, 2 * x + y * w) for one in found)
+
+
+def test_first_calls_and_managers_never_deadlock(cuda_on_cpu: CudaOnCpu) -> None:
+    """One thread makes a first call and waits for the manager, another holds the manager and calls the function."""
+    x, y, w = values(1), values(2), values(3)
+    warmed_up, holds_manager, in_first_call = threading.Event(), threading.Event(), threading.Event()
+    found: list[torch.Tensor] = []
+
+    class Inner(Model):
+        @property
+        def code(self) -> GeneratedCode:
+            in_first_call.set()
+            assert holds_manager.wait(LIMIT_S)
+            return KNOWN
+
+        @code.setter
+        def code(self, code: GeneratedCode) -> None: ...
+
+    outer_model, inner = Outer(cuda_on_cpu), Compiled(Inner(cuda_on_cpu))
+    outer = Compiled(outer_model)
+
+    def first_call() -> None:
+        outer(x, y, w)
+        outer.functions[0].without_graph = "a reason"
+        warmed_up.set()
+        found.append(inner(x, y, w)[0])
+
+    def call_inside() -> None:
+        assert warmed_up.wait(LIMIT_S)
+        outer_model.inside = calls_inside
+        found.append(outer(x, y, w)[0])
+
+    def calls_inside() -> None:
+        outer_model.inside = lambda: None
+        holds_manager.set()
+        assert in_first_call.wait(LIMIT_S)
+        found.append(inner.function([x, y, w])[0].clone())
+
+    in_threads(first_call, call_inside)
+    assert len(found) == 3
     assert all(torch.equal(one, 2 * x + y * w) for one in found)
