@@ -67,26 +67,26 @@ def lower(
         LoweringFailed: Inductor raised an error in the forward.
         Exception: Dynamo's signal to trace the frame again, which must propagate to Dynamo.
     """
-    observer = _Observer()
+    forward, backward = _Seen(), _Seen()
     if not training:
-        _run(observer, graph_module, example_inputs, options)
-        return LoweredPair(observer.forward.lowered())
+        _run(forward, backward, graph_module, example_inputs, options)
+        return LoweredPair(forward.lowered())
     try:
         with (
             torch.enable_grad(),
             torch_internals.functorch_config.patch(force_non_lazy_backward_lowering=True),
         ):
-            _run(observer, graph_module, example_inputs, options)
+            _run(forward, backward, graph_module, example_inputs, options)
     except LoweringFailed as error:
-        if observer.forward.complete:
-            return LoweredPair(observer.forward.lowered(), no_backward=str(error))
+        if forward.complete:
+            return LoweredPair(forward.lowered(), no_backward=str(error))
         return replace(lower(graph_module, example_inputs, options=options, training=False), no_backward=str(error))
-    backward = observer.backward.lowered() if observer.backward.complete else None
-    return LoweredPair(observer.forward.lowered(), backward)
+    return LoweredPair(forward.lowered(), backward.lowered() if backward.complete else None)
 
 
 def _run(
-    observer: _Observer,
+    forward: _Seen,
+    backward: _Seen,
     graph_module: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     options: Mapping[str, Any],
@@ -101,7 +101,7 @@ def _run(
         # Inductor queries the C++ compiler for its version and vector instructions; none need be installed.
         torch_internals.replaced("get_cpp_compiler", lambda: "g++"),
         torch_internals.replaced("valid_vec_isa_list", list),
-        observer.installed(),
+        _observed(forward, backward),
     ):
         try:
             torch_internals.compile_fx.compile_fx(work, list(example_inputs))
@@ -112,43 +112,31 @@ def _run(
             raise LoweringFailed(f"{type(error).__name__}: {first_line}") from error
 
 
-@dataclass(slots=True)
-class _Observer:
+@contextlib.contextmanager
+def _observed(forward: _Seen, backward: _Seen) -> Iterator[None]:
     """Replace Inductor's loading of modules and recording of graphs, and store the outcome of forward and backward."""
 
-    forward: _Seen = field(default_factory=lambda: _Seen())
-    backward: _Seen = field(default_factory=lambda: _Seen())
+    def of(is_backward: bool) -> _Seen:
+        return backward if is_backward else forward
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch_internals.replaced("compile_to_module_lines", self._load_nothing()))
-            stack.enter_context(torch_internals.replaced("cudagraphify", self._record))
-            # It notifies the manager of CUDA graphs, which does not exist here, of a backward outside of graphs.
-            stack.enter_context(torch_internals.replaced("maybe_handle_backward_generation", lambda *_: None))
-            stack.enter_context(outcome.watched(self._note))
-            yield
-
-    def _load_nothing(self) -> Callable[[Any, Any], Any]:
-        def compile_to_module_lines(graph: Any, wrapper_code: Any) -> Any:
-            seen = self._of(graph.is_backward)
-            seen.sources.append(wrapper_code.value)
-            seen.note_cpu_inputs(graph)
-            runner = SimpleNamespace(partitions=[], recursively_apply_fns=seen.record_partitions)
-            return SimpleNamespace(call=_never_called, runner=runner, __file__="<not loaded>")
-
-        return compile_to_module_lines
-
-    def _record(self, model: Callable[..., Any], *arguments: Any, is_backward: bool = False, **settings: Any) -> Any:
-        return self._of(is_backward).record(model, *arguments, **settings)
-
-    def _note(self, graph: CompiledGraph) -> None:
-        seen = self._of(graph.direction == "backward")
+    def note(graph: CompiledGraph) -> None:
+        seen = of(graph.direction == "backward")
         seen.complete = True
         seen.reasons.add_graph(graph)
 
-    def _of(self, backward: bool) -> _Seen:
-        return self.backward if backward else self.forward
+    def record(model: Callable[..., Any], *arguments: Any, is_backward: bool = False, **settings: Any) -> Any:
+        return of(is_backward).record(model, *arguments, **settings)
+
+    with (
+        torch_internals.replaced(
+            "compile_to_module_lines", lambda graph, code: of(graph.is_backward).load(graph, code)
+        ),
+        torch_internals.replaced("cudagraphify", record),
+        # It notifies the manager of CUDA graphs, which does not exist here, of a backward outside of graphs.
+        torch_internals.replaced("maybe_handle_backward_generation", lambda *_: None),
+        outcome.watched(note),
+    ):
+        yield
 
 
 @dataclass(slots=True)
@@ -161,6 +149,13 @@ class _Seen:
     takes_cpu_tensors: dict[str, None] = field(default_factory=dict)
     complete: bool = False
     _partition: int = -1
+
+    def load(self, graph: Any, wrapper_code: Any) -> Any:
+        """Store the generated source, and return a module that cannot be called."""
+        self.sources.append(wrapper_code.value)
+        self.note_cpu_inputs(graph)
+        runner = SimpleNamespace(partitions=[], recursively_apply_fns=self.record_partitions)
+        return SimpleNamespace(call=_never_called, runner=runner, __file__="<not loaded>")
 
     def note_cpu_inputs(self, graph: Any) -> None:
         """Return operations in partitions that read a CPU tensor."""

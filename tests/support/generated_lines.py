@@ -9,7 +9,6 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +48,14 @@ def towers() -> tuple[nn.Module, tuple[torch.Tensor]]:
 
 def main(answer: Path) -> None:
     modules: list[dict[str, Any]] = []
-    load_nothing = lowering._Observer._load_nothing
+    load_nothing = lowering._Seen.load
 
-    def noting(observer: lowering._Observer) -> Callable[[Any, Any], Any]:
-        load = load_nothing(observer)
+    def noting(seen: lowering._Seen, graph: Any, code: Any) -> Any:
+        lines = [(number, node.stack_trace) for number, node in code.line_map]
+        modules.append({"text": code.value, "lines": lines, "is_backward": bool(graph.is_backward)})
+        return load_nothing(seen, graph, code)
 
-        def compile_to_module_lines(graph: Any, code: Any) -> Any:
-            lines = [(number, node.stack_trace) for number, node in code.line_map]
-            modules.append({"text": code.value, "lines": lines, "is_backward": bool(graph.is_backward)})
-            return load(graph, code)
-
-        return compile_to_module_lines
-
-    lowering._Observer._load_nothing = noting  # type: ignore[method-assign]
+    lowering._Seen.load = noting  # type: ignore[method-assign]
     program = dataclasses.replace(build_program(load("generated_lines:towers")), training=True)
     found = capture(program, {GRAPH_MODE: SETTINGS[GRAPH_MODE]})
     assert found.failure is None, found.failure
