@@ -5,18 +5,6 @@ inputs at run time. See the design page for what is moved, what never is, and wh
 """
 
 from optimizations.placement.feeds import Feeds
-from optimizations.placement.observe import CannotObserve
-from optimizations.placement.placing import Placement, place, residency_of, untouched
-from optimizations.placement.residency import Residency, ResidentNode, source_line
+from optimizations.placement.placing import Placement, place, untouched
 
-__all__ = [
-    "CannotObserve",
-    "Feeds",
-    "Placement",
-    "Residency",
-    "ResidentNode",
-    "place",
-    "residency_of",
-    "source_line",
-    "untouched",
-]
+__all__ = ["Feeds", "Placement", "place", "untouched"]

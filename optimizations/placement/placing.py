@@ -84,16 +84,6 @@ def place(
     return _Attempts(graph_module, layouts, observation, graph, options, held_bytes).outcome()
 
 
-def residency_of(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Residency:
-    """Return where every value of a graph of Dynamo lives, the facts that `place` decides on.
-
-    Raises:
-        CannotObserve: the graph cannot be run on fake tensors.
-    """
-    observation = observe(graph_module, _layouts(graph_module, example_inputs), same_memory_as=example_inputs)
-    return _residency(graph_module, example_inputs, observation)
-
-
 def _residency(
     graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], observation: Observation
 ) -> Residency:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 SCHEMA_VERSION = 2
 """Version of rows and environments. Additions are optional, so that recorded runs stay readable."""
 
-EXPLANATION_VERSION = 1
+EXPLANATION_VERSION = 2
 """Version of the files of `encore explain`."""
 
 
