@@ -39,7 +39,8 @@ pool is begun. If the check before the warm-up failed, another function was the 
 
 Note [Functions inside of functions]. A custom operator of the program may call a compiled function. While such an
 operator is warmed up or recorded, the inner function runs without a graph of its own, and the outer graph contains its
-kernels.
+kernels. It has none either where stock's code runs the outer function without a graph: what was decided for the outer
+call, such as whether it begins an iteration, is not true of the inner one.
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self.held_in_generation: int | None = None
         self._held_iterations = 0
         self._begins = False  # whether the call in progress begins an iteration
+        self._inputs: list[Any] | None = None  # of the call in progress on the slow path
         self._checkpoint_due = False
         self._ran_uncaptured = False
         self._runs_function = self._took_part = False
@@ -163,8 +165,10 @@ class EncoreManager(CUDAGraphTreeManager):
                 return self.run_without_graph(new_inputs, function_id, reasons.INSIDE_FUNCTION)
             if self.graph is None:  # another thread shut it down meanwhile
                 return self.run_without_graph(new_inputs, function_id, reasons.RESET)
-            if self.running:  # stock calls `run` recursively after it ended an iteration
+            if self.running and new_inputs is self._inputs:  # stock calls this again after it ended an iteration
                 return super().run(new_inputs, function_id)
+            if self.running:  # stock's code runs a function without a graph. Note [Functions inside of functions]
+                return self._function(function_id)(new_inputs)
             return self._run_in_turn(new_inputs, function_id)
 
     def _run_in_turn(self, new_inputs: list[Any], function_id: Any) -> Any:
@@ -179,7 +183,7 @@ class EncoreManager(CUDAGraphTreeManager):
         if reason is not None:
             return self.run_without_graph(new_inputs, function_id, reason)
         fixed = self._parameters(function_id, new_inputs)
-        self.running = True
+        self.running, self._inputs = True, new_inputs
         self._took_part = self._checkpoint_due = self._ran_uncaptured = False
         refused: NotLaunched | None = None
         try:
@@ -187,7 +191,7 @@ class EncoreManager(CUDAGraphTreeManager):
         except NotLaunched as error:
             refused = NotLaunched(error.node, error.reason, of_no_use=error.of_no_use)  # the error holds this frame
         finally:
-            self.running = False
+            self.running, self._inputs = False, None
         if refused is not None:
             return self.not_launched(refused, new_inputs, function_id)
         if not self._took_part:  # stock's code ran it without a graph

@@ -267,3 +267,28 @@ def test_failed_copy_is_reported_and_ends_no_graph(cuda_on_cpu: CudaOnCpu, monke
         del compiled
     assert graphed_function.container(0).tree_manager is None
     assert result is not None
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_iteration_that_begins_inside_a_function_ends_no_result(cuda_on_cpu: CudaOnCpu, begins: bool) -> None:
+    """Stock's code runs the outer function, as it writes an input; another thread begins the iteration meanwhile."""
+    inner = Compiled(Model(cuda_on_cpu), lean=False)
+    w = values(7)
+    check(inner, w)
+
+    class CallsTwice(Model):
+        def __call__(self, inputs: list[Any]) -> list[Any]:
+            x, y, w = inputs
+            inputs.clear()
+            (first,) = inner.function([x, y, w])
+            if begins:
+                torch.compiler.cudagraph_mark_step_begin()
+            (second,) = inner.function([y, x, w])
+            return [first + second]
+
+    writes = {"is_inference": False, "is_backward": True, "mutated_input_idxs": (0,)}
+    outer = Compiled(CallsTwice(cuda_on_cpu), **writes)
+    for step in range(6):
+        x, y = values(step), values(-3 * step)
+        assert torch.equal(outer(x, y, w)[0], 2 * x + y * w + 2 * y + x * w), step
+    assert outer.uncaptured() == {reasons.WRITES_INPUT: 6}
