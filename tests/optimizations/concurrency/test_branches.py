@@ -60,16 +60,6 @@ class Driver:
         return False
 
 
-def test_edges_are_replaced_and_restored() -> None:
-    driver = Driver(4)
-    edges = GraphEdges(driver, object(), [(0, 1), (0, 2), (1, 3), (2, 3)])
-    edges.use(branched=True)
-    assert set(driver.edges) == {(100, 101), (100, 102), (101, 103), (102, 103)}
-    edges.use(branched=True)
-    edges.use(branched=False)
-    assert set(driver.edges) == {(100, 101), (101, 102), (102, 103)}
-
-
 def test_programmatic_edges_are_restored_with_their_ports() -> None:
     driver = Driver(3)
     driver.edges[100, 101] = SimpleNamespace(from_port=1, type=1)

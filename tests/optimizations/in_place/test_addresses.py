@@ -124,14 +124,6 @@ def test_placeholder_may_move_after_it_is_filled() -> None:
     assert pointers.pointed == [{0: elsewhere}, {0: other.data_ptr()}, {0: elsewhere}]
 
 
-def test_memory_of_the_graph_is_copied_first() -> None:
-    own, filled = aligned(8), []
-    owned = MemoryRanges([MemoryRange(address=own.data_ptr(), size_bytes=32)])
-    tracker = tracker_of(FakePointers(), TrackedInput(2, 16, PLACEHOLDER), filled=filled, owned=owned)
-    tracker.follow([None, None, own])
-    assert [index for index, _ in filled] == [2]
-
-
 def test_failed_update_patches_all_inputs_again() -> None:
     pointers = FakePointers()
     tracker = tracker_of(pointers)
