@@ -40,7 +40,7 @@ def two_forwards_in_each_step(world: World) -> None:
         world.train(run(world.values(step)) * run(world.values(step + 30)), net)
 
 
-@kind()
+@kind(ends_stock=True)
 def several_forwards_in_some_steps(world: World) -> None:
     net, run = _net(world)
     for step in range(12):
@@ -51,7 +51,7 @@ def several_forwards_in_some_steps(world: World) -> None:
         world.note_gradients(net)
 
 
-@kind()
+@kind(ends_stock=True)
 def a_backward_that_comes_steps_later(world: World) -> None:
     net, run = _net(world)
     later: torch.Tensor | None = None
@@ -67,7 +67,7 @@ def a_backward_that_comes_steps_later(world: World) -> None:
         world.note_gradients(net)
 
 
-@kind()
+@kind(ends_stock=True)
 def graphs_retained_in_some_steps(world: World) -> None:
     """Buffers that a backward may write over are PyTorch's reason to refuse it."""
     net, run = _net(world)

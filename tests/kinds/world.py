@@ -79,7 +79,7 @@ class Kind:
 
     `on_cpu`, `on_gpu`: where it can be run. `captured`: on the simulated driver something of it becomes a CUDA graph.
     `unlike_eager`: what Dynamo, AOTAutograd or Inductor makes of it differs from eager, or is an error, without
-    CUDA graphs as well; the reason.
+    CUDA graphs as well; the reason. `ends_stock`: under stock's graphs it may end the process.
     """
 
     run: Callable[[World], None]
@@ -87,6 +87,7 @@ class Kind:
     on_gpu: bool
     captured: bool
     unlike_eager: str | None
+    ends_stock: bool
 
 
 KINDS: dict[str, Kind] = {}
@@ -99,12 +100,14 @@ def kind(
     captured: bool = True,
     gradients: bool = True,
     unlike_eager: str | None = None,
+    ends_stock: bool = False,
 ) -> Callable[[Callable[[World], None]], Callable[[World], None]]:
     """Register a program. Without `gradients` all of it runs under `torch.no_grad`."""
 
     def register(run: Callable[[World], None]) -> Callable[[World], None]:
         assert run.__name__ not in KINDS
-        KINDS[run.__name__] = Kind(run if gradients else torch.no_grad()(run), on_cpu, on_gpu, captured, unlike_eager)
+        run_so = run if gradients else torch.no_grad()(run)
+        KINDS[run.__name__] = Kind(run_so, on_cpu, on_gpu, captured, unlike_eager, ends_stock)
         return run
 
     return register

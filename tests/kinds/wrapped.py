@@ -97,7 +97,7 @@ def one_compiled_function_of_many_modules(world: World) -> None:
             nets.append(nets.pop(0))
 
 
-@kind()
+@kind(ends_stock=True)
 def training_in_threads(world: World) -> None:
     nets = [world.module(_net()) for _ in range(3)]
     runs = [world.compile(net) for net in nets]
