@@ -76,9 +76,9 @@ def settled() -> bool:
         return False
     replays = functools.cache(lambda function: function.replays())
     return not any(
-        node.session is not None and node.session.pending and not node.function.is_idle(node, replays(node.function))
+        session is not None and session.pending and not node.function.is_idle(node, replays(node.function))
         for manager in managers()
-        for node in manager.nodes()
+        for node, session in [(one, one.session) for one in manager.nodes()]  # another thread may release one
     )
 
 

@@ -263,7 +263,8 @@ class EncoreManager(CUDAGraphTreeManager):
     def _mark_uncaptured(self, outputs: Sequence[Any], fixed: Sequence[Any] | None) -> None:
         """Mark the results of a forward that ran without a graph; see `_parameters`."""
         if fixed is not None:
-            live = self.current_node.path_live_weakrefs() if self.current_node is not None else ()
+            node = self.current_node  # another thread may change it where this call is inside of a function
+            live = node.path_live_weakrefs() if node is not None else ()
             self.uncaptured_forwards.mark(outputs, fixed, {reference.data_ptr() for reference in live})
 
     # Recording
@@ -272,10 +273,12 @@ class EncoreManager(CUDAGraphTreeManager):
         """Run a function without a graph as stock does, which warms up in the pool. See the notes on warm-ups."""
         self._apply_due_checkpoint()
         function = self._function(function_id)
-        run = function.run
+        run, thread = function.run, threading.get_ident()
         found: list[Any] = []  # empty before the function begins; then one element: None, or its results
 
         def warm_up(inputs: list[Any]) -> Any:
+            if threading.get_ident() != thread:  # a call past the manager
+                return run(inputs)
             found.append(None)
             found[0] = run(inputs)
             return found[0]

@@ -179,10 +179,11 @@ class EncoreNode(CUDAGraphNode):
 
     def describe(self) -> RecordingReport:
         """Return the report of this recording."""
-        if self.session is None:
+        session = self.session  # another thread may release it at any time
+        if session is None:
             raise ReferenceError("this recording is gone, or its session could not begin")
         return describe(
-            self.session,
+            session,
             self.tracker,
             [placeholder.name for placeholder in self.wrapped_function.placeholders],
             frozenset(self.wrapped_function.mutated_input_idxs),

@@ -30,7 +30,9 @@ class UncapturedForwards:
             fixed: its inputs at fixed addresses.
             graph_memory: addresses of live results of graphs.
         """
-        self._marks = {key: mark for key, mark in self._marks.items() if not mark.expired()}
+        for key, mark in self._marks.copy().items():  # another thread may mark what a function called inside returned
+            if mark.expired() and self._marks.get(key) is mark:
+                self._marks.pop(key, None)
         lasting = {value.untyped_storage()._cdata for value in fixed if isinstance(value, torch.Tensor)}
         for value in results:
             if isinstance(value, torch.Tensor):

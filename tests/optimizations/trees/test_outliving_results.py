@@ -13,11 +13,14 @@ import torch
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import KNOWN, Compiled, Model, check, nodes, values
 
+from optimizations import torch_internals
 from optimizations.calls import turns
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.selection import Selection
 from optimizations.trees import function as function_module
-from optimizations.trees import graphed_function, manager, reasons
+from optimizations.trees import graphed_function, hook, manager, reasons
+from optimizations.trees.containers import settled
+from optimizations.trees.uncaptured_forwards import UncapturedForwards
 
 
 class Outer:
@@ -199,6 +202,26 @@ def test_reports_are_made_while_other_threads_record(cuda_on_cpu: CudaOnCpu, mon
     assert [recording.replays > 0 for recording in function.recordings()] == [True]
 
 
+def test_reports_are_made_while_other_threads_release(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording is released right after its session was read."""
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, values(7), calls=2)
+    (node,) = nodes()
+
+    def read_last(node: Any) -> Any:
+        session, node.session = vars(node)["session"], None
+        return session
+
+    def put(node: Any, session: Any) -> None:
+        vars(node)["session"] = session
+
+    session = node.session
+    monkeypatch.setattr(type(node), "session", property(read_last, put), raising=False)
+    assert not settled()
+    node.session = session
+    assert [report.direction for report in compiled.reports] == ["inference"]
+
+
 @pytest.fixture
 def owning(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record how many results got their own memory, each time."""
@@ -292,3 +315,45 @@ def test_iteration_that_begins_inside_a_function_ends_no_result(cuda_on_cpu: Cud
         x, y = values(step), values(-3 * step)
         assert torch.equal(outer(x, y, w)[0], 2 * x + y * w + 2 * y + x * w), step
     assert outer.uncaptured() == {reasons.WRITES_INPUT: 6}
+
+
+def test_marks_are_made_while_others_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call inside of another manager's function marks what it returns without a lock."""
+    forwards, made = UncapturedForwards(), [torch.ones(1) for _ in range(3)]
+    forwards.mark(made[:1], (), ())
+    reference: Any = torch_internals.cudagraph_trees.StorageWeakRef
+    expired = reference.expired
+
+    def marks_another(mark: Any) -> Any:
+        monkeypatch.setattr(reference, "expired", expired)
+        forwards.mark(made[1:2], (), ())
+        return expired(mark)
+
+    monkeypatch.setattr(reference, "expired", marks_another)
+    forwards.mark(made[2:], (), ())
+    assert all(forwards.returned_any_of([one]) for one in made)
+
+
+def test_failed_warm_up_raises_though_another_thread_runs_it(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other call goes past the manager: it is made while a step is captured."""
+
+    class Fails(Model):
+        def __call__(self, inputs: list[Any]) -> list[Any]:
+            if threading.current_thread() is not caller or not held:
+                return super().__call__(inputs)
+            monkeypatch.setattr(hook, "at_rest_now", 1)
+            thread = threading.Thread(target=lambda: found.append(compiled.function([y, x, w])[0]))
+            thread.start()
+            thread.join()
+            raise torch.OutOfMemoryError("no memory")
+
+    caller, found, held = threading.current_thread(), [], []
+    x, y, w = values(1), values(2), values(7)
+    compiled = Compiled(Fails(cuda_on_cpu), lean=False)
+    held += compiled.function([x, y, w])
+    every_call = torch_internals.inductor_config.patch({"triton.force_cudagraphs_warmup": True})
+    with every_call, pytest.raises(torch.OutOfMemoryError):
+        compiled.function([x, y, w])
+    assert torch.equal(found[0], 2 * y + x * w)
