@@ -341,6 +341,7 @@ class EncoreManager(CUDAGraphTreeManager):
         if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end()
         inputs = self._kept_for_a_failure(new_inputs, self.ids_to_funcs[function_id].mutated_input_idxs)
+        before = self.current_node
         try:
             with self._running_a_function():
                 self._make_librarys_handle()
@@ -348,6 +349,9 @@ class EncoreManager(CUDAGraphTreeManager):
             self.current_node.expect_again()
             return outputs
         except Exception as error:
+            if self.current_node is not before:  # the call has run; a handler of signals raised this
+                self.current_node.recording_outputs = None
+                raise
             in_cusolver = failed_in_cusolver(error)
             if several_ranks(function.code()):
                 self._end_failed_capture(replayed, in_cusolver)

@@ -357,3 +357,25 @@ def test_failed_warm_up_raises_though_another_thread_runs_it(
     with every_call, pytest.raises(torch.OutOfMemoryError):
         compiled.function([x, y, w])
     assert torch.equal(found[0], 2 * y + x * w)
+
+
+def test_timeout_after_a_recording_does_not_run_it_twice(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler of signals raises when the wait for the GPU has ended."""
+    compiled = Compiled(Model(cuda_on_cpu, writes_w=True), mutated_input_idxs=(2,))
+    x, y, w = values(1), values(2), values(7)
+    compiled.checked(x, y, w)
+
+    def wait(*_: Any) -> None:
+        if nodes():
+            raise TimeoutError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "synchronize", wait)
+        with pytest.raises(TimeoutError):
+            compiled.function([x, y, w])
+    assert torch.equal(w, values(9))
+    compiled.checked(x, y, w)
+    assert torch.equal(w, values(10))
+    assert not compiled.uncaptured()
