@@ -33,7 +33,7 @@ class Installed:
         """Return the code object, which `torch.export` reads from a module's forward."""
         return cast("Any", self.before).__code__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.before(*args, **kwargs)
         return self._replay(*args, **kwargs)

@@ -437,7 +437,7 @@ class CallRecorder:
 
     # Calls that run eagerly.
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the step's Python."""
         with self._fetches.run():
             return self._step(*args, **kwargs)

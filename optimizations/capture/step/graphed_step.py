@@ -62,7 +62,7 @@ class GraphedStep:
                 return self._recorder.name()
         return functools.partial(GraphedStep, **asdict(self._options)), (self._step,)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling() or inside.step or self._lock.locked():
             return self._step(*args, **kwargs)  # part of another step, or in another thread at the same time
         with self._lock:  # after `acquire()` an interrupt would leave it locked

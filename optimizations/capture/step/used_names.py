@@ -30,7 +30,7 @@ class UsedNames:
         self.code: list[types.CodeType] = []
         self.known = False
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function, and collect the code of all functions that it calls, by `sys.setprofile`.
 
         If the program has set a profiler, nothing is collected, and every name counts as used.

@@ -99,6 +99,18 @@ def test_replay_calls_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(names) <= 145
 
 
+def test_keyword_arguments_may_have_any_name() -> None:
+    def step(batch: dict[str, torch.Tensor], **named: Any) -> torch.Tensor:
+        total: torch.Tensor = named["function"](batch["x"]) * named["self"] + named["number"]
+        return total
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for (batch,) in batches("cpu", 9):
+        given = {"function": torch.sin, "self": 2.0, "number": 3.0}
+        torch.testing.assert_close(graphed(batch, **given), step(batch, **given), rtol=0, atol=0)
+    assert graphed.report().replays > 0, graphed.report()
+
+
 def test_interrupted_call_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     stock, interrupts = CpuGraph.replay, [False]
 
