@@ -325,22 +325,23 @@ class Hooks:
 
     def __init__(self, tensors: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module] = ()) -> None:
         self._tensors, self._attributes = list(tensors), [vars(module) for module in modules]
+        self._registered = hook_registry.registered()
         self._hooks = self._store()
 
     def _store(self) -> list[Callable[..., Any]]:
-        """Store what is compared first. Return the hooks."""
-        self._registered = hook_registry.registered()
+        """Store whose sizes are compared first. Return the hooks."""
         self._filled = [held for held in hooks_of(self._tensors, self._attributes) if held]
         self._sizes = list(map(len, self._filled))
         return [hook for held in self._filled for hook in held.values()]
 
     def unchanged(self) -> bool:
         """Return whether exactly the same hooks are registered."""
-        if self._registered == hook_registry.registered() and (
-            not self._filled or list(map(len, self._filled)) == self._sizes
-        ):
+        registered = hook_registry.registered()
+        if self._registered == registered and (not self._filled or list(map(len, self._filled)) == self._sizes):
             return True
+        self._registered = _ALL_AGAIN  # also if this is interrupted
         now = self._store()
         same = len(now) == len(self._hooks) and all(map(operator.is_, now, self._hooks))
-        self._registered = self._registered if same else _ALL_AGAIN
+        if same:
+            self._registered = registered
         return same

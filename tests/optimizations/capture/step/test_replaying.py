@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from interrupts import interrupted_at
 from simulated_gpu.operators import CpuDevice, CpuGraph
 from step_parts import Graph, assert_as_eager, batches, loss_of, network, training_step
 from torch import nn
@@ -23,6 +24,7 @@ from optimizations.capture.signature import replaced, signature
 from optimizations.capture.step import call_recorder
 from optimizations.capture.step.call import Arguments
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.host_state import Hooks
 from optimizations.capture.step.reach import LONG
 from optimizations.torch_internals import dictionary_writes, held_values
 from optimizations.torch_internals.held_values import Held, HeldValues
@@ -129,6 +131,17 @@ def test_interrupted_call_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> No
         interrupts[0] = False
         for other in (3, 5, index, index):
             assert graphed(*given[other]).item() == 3 * other
+
+
+def test_interrupted_comparison_of_hooks_is_repeated() -> None:
+    for line in range(40):
+        weight = nn.Parameter(torch.ones(3))
+        hooks = Hooks([weight])
+        weight.register_hook(torch.neg)
+        with contextlib.suppress(KeyboardInterrupt), interrupted_at(line, "step/host_state.py") as where:
+            assert not hooks.unchanged()
+        assert not hooks.unchanged(), where
+    assert not where, "all places were interrupted"
 
 
 def test_step_without_references_is_freed_at_once() -> None:
