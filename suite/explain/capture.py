@@ -208,6 +208,9 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, tr
             index = len(found.graphs)
             found.note_modules(graph_module)
             found.graphs.append(_graph(graph_module, index, placement, lowered, lowered.get(stock)))
+        report = placement.report
+        if report.device is None and not report.cpu_nodes_before and _has_cpu_values(graph_module):
+            found.limits.append(f"graph {index}: where its values live is not known: {report.untouched}")
         found.limits.extend(_limits(index, lowered, lowered.get(stock), failures))
         found.calls.append(0)
 
@@ -279,6 +282,11 @@ def _graph(
 def _named(setting: str, lowering: Lowering, staging_copies: int = 0) -> Lowering:
     copies = lowering.host_to_device_copies + staging_copies
     return lowering.model_copy(update={"setting": setting, "host_to_device_copies": copies})
+
+
+def _has_cpu_values(graph_module: torch.fx.GraphModule) -> bool:
+    noted = (node.meta.get("example_value") for node in graph_module.graph.nodes)
+    return any(tensor.device.type == "cpu" for value in noted for tensor in tensors_of(value))
 
 
 def _is_non_static_input(node: torch.fx.Node) -> bool:

@@ -33,6 +33,13 @@ class MaskAttribute(WithLayer):
         return (self.linear(x) + self.mask.to(x.device)).softmax(-1)
 
 
+class CpuAutocast(WithLayer):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu"):
+            weights = torch.arange(float(WIDTH)).relu()
+        return self.linear(x) * weights.to(x.device)
+
+
 class NumpyScalar(WithLayer):
     def __init__(self) -> None:
         super().__init__()
@@ -286,6 +293,7 @@ def of(make: Callable[[], nn.Module]) -> Callable[[], Made]:
 
 
 mask_attribute = of(MaskAttribute)
+cpu_autocast = of(CpuAutocast)
 numpy_scalar = of(NumpyScalar)
 cpu_output = of(CpuOutput)
 cpu_index = of(CpuIndex)

@@ -16,6 +16,7 @@ from optimizations.report import Copy, CpuNode
 
 NAMES = (
     "mask_attribute",
+    "cpu_autocast",
     "numpy_scalar",
     "staged_argument",
     "cpu_output",
@@ -81,6 +82,12 @@ def test_mask_attribute__is_split_off_or_blocks(seen: Seen) -> None:
         assert why.source_line is not None
         assert why.source_line.startswith(at("self.mask.to(x.device)"))
     assert seen.graph.stock_captures is True
+
+
+def test_cpu_autocast__is_not_analysed_and_says_so(seen: Seen) -> None:
+    assert (seen.graph.cpu_nodes, seen.graph.copies) == ([], [])
+    (limit,) = (limit for limit in seen.limits if "where its values live is not known" in limit)
+    assert limit.endswith("the graph switches autocast on the CPU on and off")
 
 
 def test_numpy_scalar__is_passed_by_value_or_moved(seen: Seen) -> None:
