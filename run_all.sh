@@ -16,7 +16,8 @@ With --all, which comes first: of the whole set grace, about an hour. Other opti
 
 --with-torchbench PATH, before all others: a checkout of https://github.com/pytorch/benchmark, whose models are measured
 afterwards in their own run, with the same options. What they need must be installed in .venv; a model that cannot run
-is recorded with its reason. Not with --out, --resume, --tp, --variant and --budget, which fit one run. Where workloads are named, only these are measured, torchbench:NAME among them, with any options.
+is recorded with its reason. Not with --out, --resume, --tp, --variant and --budget, which fit one run. Where workloads
+are named, only these are measured, torchbench:NAME among them, with any options.
 
 Examples: ./run_all.sh --quick
           ./run_all.sh --all

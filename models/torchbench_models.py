@@ -70,9 +70,8 @@ def _batches(source: Path) -> Mapping[str, int]:
         _, *rest = re.split(r"^class Model\b", source.read_text(), maxsplit=1, flags=re.MULTILINE)
     except (OSError, ValueError):
         return {}
-    of_class = re.split(r"^\w", "".join(rest), maxsplit=1, flags=re.MULTILINE)[
-        0
-    ]  # up to the next statement of the module
+    # The class ends at the module's next statement.
+    of_class, *_ = re.split(r"^\w", "".join(rest), maxsplit=1, flags=re.MULTILINE)
     return {test.lower(): int(batch) for test, batch in _BATCH.findall(of_class)}
 
 
