@@ -386,8 +386,13 @@ def _make(node: Any, place: int, results: list[Any]) -> None:
 
 
 def _is_now(node: Any, place: int, result: torch.Tensor) -> None:
-    """Make stock's liveness check of the output use this tensor's storage."""
-    node.outputs_weakrefs[place].swap_weakref(result.untyped_storage()._weak_ref())
+    """Make stock's liveness check of the output use this tensor's storage.
+
+    Stock's `swap_weakref` frees the earlier reference first. An interrupt right after that would have it freed again.
+    """
+    reference, now = node.outputs_weakrefs[place].ref, result.untyped_storage()._weak_ref()
+    before, reference.cdata = reference.cdata, now
+    reference._free_weak_ref(before)
 
 
 def _empty_like(result: torch.Tensor) -> torch.Tensor:

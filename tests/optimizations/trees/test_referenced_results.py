@@ -12,7 +12,7 @@ import torch
 from interrupts import interrupted_after
 from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import Compiled, Model, values
+from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 import optimizations
 from models.nanogpt.configurations import SIZES
@@ -269,3 +269,26 @@ def test_result_with_gaps_is_copied_with_its_whole_memory() -> None:
     copies.make(handed)
     assert handed[0].tolist() == [3, 5, 7, 9]
     assert handed[0].stride() == (2,)
+
+
+def test_interrupt_never_frees_a_reference_to_a_result_twice(cuda_on_cpu: CudaOnCpu) -> None:
+    class ReturnsTwice(Model):
+        def __call__(self, inputs: list[Any]) -> list[Any]:
+            return 2 * super().__call__(inputs)
+
+    compiled, w = Compiled(ReturnsTwice(cuda_on_cpu), outputs=2), values(7)
+    check(compiled, w)
+    (node,) = nodes()
+    freed: list[int] = []
+
+    def free(reference: int) -> None:
+        freed.append(reference)
+        if len(freed) == 1:
+            raise KeyboardInterrupt
+
+    node.outputs_weakrefs[1].ref._free_weak_ref = free
+    with pytest.raises(KeyboardInterrupt):
+        compiled.checked(values(1), values(2), w)
+    for step in range(4):
+        compiled.checked(values(step), values(3), w)
+    assert len(set(freed)) == len(freed) > 1
