@@ -229,7 +229,10 @@ class HostState:
                 yield changes_state(words, _GREW, line_with(self.code, path, GROWS))
                 continue
             ordered = not (container.is_sequence or container.is_attributes or container.always_read)
-            if ordered and old.keys() == new.keys() and [*old] != [*new]:
+            places = {
+                key: place for place, key in enumerate(old)
+            }  # keys may be tensors, which `==` compares by element
+            if ordered and old.keys() == new.keys() and [places[key] for key in new] != [*range(len(old))]:
                 yield changes_state(
                     f"{path} has its entries in another order", _OTHER, line_with(self.code, path, BINDS)
                 )
