@@ -204,9 +204,10 @@ def _counts_when(is_bound: bool) -> tuple[int, ...]:
 
 def own(gradients: Sequence[torch.Tensor | None]) -> list[Owned | None]:
     """Return the group and the index of each of these plain tensors; make a group of those that are in none."""
-    known = {key for group in _groups.alive() for key in group.index}
+    groups = _groups.alive()  # once: another thread may free one
+    known = {key for group in groups for key in group.index}
     new = {id(one): one for one in gradients if one is not None and id(one) not in known}
-    groups = [*_grouped(list(new.values())), *_groups.alive()]
+    groups += _grouped(list(new.values()))
     owners = {key: (group, index) for group in groups for key, index in group.index.items()}
     return [None if one is None else owners[id(one)] for one in gradients]
 

@@ -11,7 +11,9 @@ import torch
 from simulated_gpu.operators import CpuDevice
 from step_parts import Graph, assert_as_eager, batches, loss_of, network
 
+from optimizations.capture.step import gradients
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.weak_registry import WeakRegistry
 
 ZERO: dict[str, Callable[[torch.nn.Module], None]] = {
     "set to None": lambda model: model.zero_grad(),
@@ -83,6 +85,23 @@ def test_gradients_and_references_to_them_equal_eager(zero: str, change: Callabl
                 change(training)
 
     assert assert_as_eager(program).replays >= (1 if change in (replaced_and_referenced, in_a_flat_buffer) else 6)
+
+
+def test_group_that_another_thread_frees_is_still_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last recording of these gradients may be dropped at any moment."""
+    gradient = torch.ones(3)
+    (first,) = gradients.own([gradient])
+    assert first is not None
+
+    class Freed(WeakRegistry[gradients.GradientReferences]):
+        def alive(self) -> list[gradients.GradientReferences]:
+            found, self._references = super().alive(), set()
+            return found
+
+    freed = Freed()
+    freed.add(first[0])
+    monkeypatch.setattr(gradients, "_groups", freed)
+    assert gradients.own([gradient]) == [first]
 
 
 BEHIND = "set to None behind"
