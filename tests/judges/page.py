@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/judges.md` from the recorded rows: `python -m tests.judges.page [--check]`."""
+"""Writes what `docs/judges.md` and `docs/results.md` tell of recorded rows: `python -m tests.judges.page [--check]`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from . import rows as rows_of
 from . import torchbench
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "judges.md"
+PAGE, RESULTS = ROOT / "docs" / "judges.md", ROOT / "docs" / "results.md"
 RECORDED = ROOT / "results" / "recorded" / "judges"
 VERSIONS = {"PyTorch": "torch", "Triton": "triton", "Python": "python"}
-BEGIN, END = "<!-- generated: judges -->", "<!-- end: judges -->"
 
 
 def written(page: str, folder: Path = RECORDED) -> str:
-    """Return the page with tables of what is recorded in `folder`. Raises ValueError if the page has no place."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no {BEGIN} followed by {END}")
-    return f"{before}{BEGIN}\n\n{_tables(folder)}\n\n{END}{after}"
+    """Return the page of the judges with tables of what is recorded in `folder`. Raises ValueError as `_put`."""
+    return _put(page, "judges", _tables(folder))
+
+
+def _put(page: str, name: str, text: str) -> str:
+    """Return a page with this text in its part `name`. Raises ValueError if the page has no such part."""
+    begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
+    before, found, rest = page.partition(begin)
+    _, and_end, after = rest.partition(end)
+    if not found or not and_end:
+        raise ValueError(f"the page has no {begin} followed by {end}")
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 
 def _tables(folder: Path) -> str:
@@ -45,6 +50,17 @@ def _tables(folder: Path) -> str:
     return "\n\n".join(parts)
 
 
+def with_programs(page: str, folder: Path = RECORDED.parent / "programs-h200") -> str:
+    """Return the page of results with the speed of the programs of `tests/gpu/programs.py`. Raises as `_put`."""
+    sys.path.insert(0, str(ROOT / "tests" / "gpu"))  # where that script finds its modules
+    from real_programs import floor
+    from real_programs import rows as programs
+
+    processes = floor.by_process(programs.read(file) for file in sorted(folder.glob("*.jsonl.gz")))
+    where = dict.fromkeys(_place(row) for rows in processes for row in rows if "device" in row)
+    return _put(page, "programs", "\n\n".join([*floor.brief(processes), "\n".join(where)]))
+
+
 def _place(run: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {run[key]}" for name, key in VERSIONS.items() if run.get(key))
     return f"* {run['device']}, {versions}, commit {(run['commit'] or 'unknown')[:10]}"
@@ -52,15 +68,17 @@ def _place(run: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    page = PAGE.read_text("utf-8")
-    new = written(page)
-    if list(arguments) == ["--check"]:
-        return int(page != new)
-    if arguments:
+    if list(arguments) not in ([], ["--check"]):
         print("usage: python -m tests.judges.page [--check]", file=sys.stderr)
         return 2
-    PAGE.write_text(new, "utf-8")
-    return 0
+    changed = False
+    for page, renew in ((PAGE, written), (RESULTS, with_programs)):
+        text = page.read_text("utf-8")
+        if (new := renew(text)) != text:
+            changed = True
+            if not arguments:
+                page.write_text(new, "utf-8")
+    return int(changed and bool(arguments))
 
 
 if __name__ == "__main__":

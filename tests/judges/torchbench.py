@@ -235,26 +235,25 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def brief(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of the timed models, and a line of all others: kernels, of Triton, and in graphs, in per cent."""
+    """Return paragraphs of all models: kernels, of Triton and in graphs in per cent; and times of those that have."""
     from .rows import by_task
 
-    timed = {row["task"] for row in rows if "over_compile" in row}
-    others = []
+    models, timed = [], []
     for task, of in by_task(rows).items():
         judge, name = task.split("|", 1)
-        plain = of.get("compile", {})
-        if judge != "torchbench" or task in timed or not plain.get("kernels"):
+        plain, stock, encore = (of.get(compiler, {}) for compiler in MODES)
+        if judge != "torchbench" or not plain.get("kernels"):
             continue
-        shares = [100 * plain["generated"] / plain["kernels"], *(of.get(one, {}).get("in_graphs") for one in MODES)]
-        numbers = ["?" if one is None else f"{one:.0f}" for one in (shares[0], *shares[2:])]
-        others.append(f"{name} {'/'.join([str(plain['kernels']), *numbers])}")
-    parts = [table([row for row in rows if row.get("task") in timed])] if timed else []
-    if others:
-        parts.append(
-            "Not timed (kernels / per cent of them Triton's / in stock's graphs / in Encore's): "
-            + ", ".join(others)
-            + "."
-        )
+        shares = [100 * plain["generated"] / plain["kernels"], *(one.get("in_graphs") for one in (stock, encore))]
+        numbers = ["?" if one is None else f"{one:.0f}" for one in shares]
+        models.append(f"{name} {'/'.join([str(plain['kernels']), *numbers])}")
+        if "over_compile" in stock and "over_compile" in encore:
+            timed.append(f"{name} {stock['over_compile'][0]:.2f}/{encore['over_compile'][0]:.2f}")
+    parts = ["Kernels / per cent of them Triton's / in stock's graphs / in Encore's: " + ", ".join(models) + "."]
+    if timed:
+        cores = max(row.get("others_cores") or 0 for row in rows)
+        how = f"Stock / Encore over plain compile, while other programs used up to {cores:.1f} cores: "
+        parts += [how + ", ".join(timed) + ".", " ".join(_gains(rows))]
     return "\n\n".join(parts)
 
 
@@ -267,7 +266,7 @@ def _gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         faster = [name for name, (_, low, _) in timed.items() if low > 1]
         slower = [name for name, (_, _, high) in timed.items() if high < 1]
         lines.append(
-            f"{text}: of {len(timed)} timed, faster than plain compile {', '.join(faster) or 'none'}; "
+            f"{text}: {len(faster)} of {len(timed)} timed are faster than plain compile by the interval of blocks, "
             f"slower {', '.join(slower) or 'none'}."
         )
     return lines

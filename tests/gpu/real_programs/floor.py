@@ -110,6 +110,24 @@ def text(found: Sequence[Speed]) -> str:
     return "\n".join(lines)
 
 
+def brief(processes: Sequence[Sequence[Row]]) -> list[str]:
+    """Return paragraphs of Markdown: Encore's speed in these processes, means over programs, and which are slow."""
+    found = [one for one in speeds(processes) if one.mode == "encore"]
+    by_key = {(one.program, one.reference): one for one in found}
+    programs = []
+    for program in dict.fromkeys(one.program for one in found):
+        of = [by_key.get((program, reference)) for reference in REFERENCES]
+        programs.append(f"{program} {' / '.join(_bounds(one.interval) if one else 'no result' for one in of)}")
+    means = [
+        f"over {name} {statistics.geometric_mean(of):.2f} (of {len(of)})"
+        for reference, name in REFERENCES.items()
+        if (of := [one.interval.estimate for one in found if one.reference == reference])
+    ]
+    judged = sum(len(one.ratios) >= FEWEST for one in found if one.reference == PLAIN)
+    said = slow(found) or [f"None of the {judged} programs with {FEWEST} processes is slow."]
+    return [f"{'; '.join(programs)}.", f"Geometric means: {', '.join(means)}.", *said]
+
+
 def slow(found: Iterable[Speed]) -> list[str]:
     """Return the programs that are slow."""
     return [

@@ -279,11 +279,12 @@ def test_share_of_copies_is_what_indirection_saves() -> None:
 
 def test_memory_of_programs_is_read_by_phase(tmp_path: Path) -> None:
     path = tmp_path / "programs.jsonl"
-    sizes = (("stock", 200, 100), ("encore", 100, 80))
+    sizes = {1: (900, 300, 90, 80), 2: (200, 100, 100, 80), 3: (100, 90, 900, 80)}  # the second finds tuned kernels
     lines = [
-        {"program": "p", "mode": mode, "status": "ok", "device": "GPU",
+        {"program": "p", "process": process, "mode": mode, "status": "ok", "device": "GPU",
          "recording": {"reserved_bytes": first}, "steady": {"reserved_bytes": second}}
-        for mode, first, second in sizes
+        for process, of in sizes.items()
+        for mode, first, second in (("stock", of[0], of[2]), ("encore", of[1], of[3]))
     ]  # fmt: skip
     lines.append({"program": "q", "mode": "encore", "status": "error"})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
