@@ -17,8 +17,7 @@ def collecting() -> Iterator[None]:
     before = gc.isenabled()
     gc.enable()
     yield
-    if not before:
-        gc.disable()
+    (gc.enable if before else gc.disable)()
 
 
 def test_garbage_is_not_collected_until_the_last_block_ends() -> None:

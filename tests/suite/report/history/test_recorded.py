@@ -57,7 +57,7 @@ def test_recorded_programs_are_read_and_say_where_they_ran() -> None:
     files = RECORDED.glob("programs-*/*.jsonl.gz")
     rows = [json.loads(line) for path in files for line in read_unpacked(path).splitlines()]
     assert len(rows) >= 48
-    assert {row["mode"] for row in rows} == {"eager", "stock", "encore"}
+    assert {row["mode"] for row in rows} == {"eager", "compile", "stock", "encore"}
     assert all(row["program"] and row["torch"] and row["driver"] and row["commit"] for row in rows)
     assert {row["verdict"] for row in rows if row["mode"] == "encore" and row["status"] == "ok"} <= {
         "right",
