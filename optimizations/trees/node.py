@@ -106,10 +106,6 @@ class EncoreNode(CUDAGraphNode):
         session: examines the recording and prepares in-place reading; None after `release`, or if it could not begin.
         takes_fast_path: whether `fast_path` may replay it. `expect_again` sets this; whatever changes how replays run
             clears it.
-        compared: inputs whose addresses the fast path compares, including results of earlier graphs.
-        seeds: attention seeds that may be in host memory, as their addresses are not compared.
-        dying: inputs that are results of earlier graphs, and are released before the launch.
-        dead_before, dead_after: references to results that must have died before the graph runs, and when it runs.
     """
 
     wrapped_function: Any
@@ -139,11 +135,6 @@ class EncoreNode(CUDAGraphNode):
         seconds = time.perf_counter() - started
         self._copied = list(self.non_static_input_idx)
         self.copied_per_replay = self._bytes_of(self._copied)
-        self.compared = sorted(compared_inputs(self))
-        self.seeds = [index for index in self.code.seeds if index not in self.compared]
-        self.dying = [index for index in self.cudagraph_managed_idxs if not self.preserved_aliased_inputs[index]]
-        self.dead_before = self.references(self.expected_dead_indices_before_graph)
-        self.dead_after = self.references(self.expected_dead_indices_after_graph)
         # The call has already run here. An exception would make it run twice.
         try:
             self._begin_session(seconds)
@@ -330,6 +321,33 @@ class EncoreNode(CUDAGraphNode):
         )
         unfit = debugging or self.results.returned_copied.found or self.reads_what_is_gone or self.graph is None
         self.takes_fast_path = self.options.lean and not unfit
+
+    # What `fast_path` compares. It is computed when it is first needed, and not while the call is recorded.
+
+    @functools.cached_property
+    def compared(self) -> list[int]:
+        """Return the inputs whose addresses are compared, including results of earlier graphs."""
+        return sorted(compared_inputs(self))
+
+    @functools.cached_property
+    def seeds(self) -> list[int]:
+        """Return the attention seeds that may be in host memory, as their addresses are not compared."""
+        return [index for index in self.code.seeds if index not in self.compared]
+
+    @functools.cached_property
+    def dying(self) -> list[int]:
+        """Return the inputs that are results of earlier graphs, and are released before the launch."""
+        return [index for index in self.cudagraph_managed_idxs if not self.preserved_aliased_inputs[index]]
+
+    @functools.cached_property
+    def dead_before(self) -> Sequence[Reference]:
+        """Return references to results that must have died before the graph runs."""
+        return self.references(self.expected_dead_indices_before_graph)
+
+    @functools.cached_property
+    def dead_after(self) -> Sequence[Reference]:
+        """Return references to results that must have died when the graph runs."""
+        return self.references(self.expected_dead_indices_after_graph)
 
     @functools.cached_property
     def results_alive(self) -> Sequence[Reference]:
