@@ -167,8 +167,11 @@ def _copy_together(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
     A tensor whose address is not aligned to its elements is copied alone, because kernels cannot read its elements.
     """
-    together = [pair for pair in pairs if _is_aligned(*pair)]
-    for target, source in pairs if len(together) < 2 else [pair for pair in pairs if not _is_aligned(*pair)]:
+    together: list[tuple[torch.Tensor, torch.Tensor]] = []
+    alone: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for pair in pairs:
+        (together if _is_aligned(*pair) else alone).append(pair)
+    for target, source in pairs if len(together) < 2 else alone:
         target.copy_(source, non_blocking=True)
     if len(together) > 1:
         targets, sources = map(list, zip(*together, strict=True))

@@ -229,13 +229,11 @@ class HostState:
                 yield changes_state(words, _GREW, line_with(self.code, path, GROWS))
                 continue
             ordered = not (container.is_sequence or container.is_attributes or container.always_read)
-            places = {
-                key: place for place, key in enumerate(old)
-            }  # keys may be tensors, which `==` compares by element
-            if ordered and old.keys() == new.keys() and [places[key] for key in new] != [*range(len(old))]:
-                yield changes_state(
-                    f"{path} has its entries in another order", _OTHER, line_with(self.code, path, BINDS)
-                )
+            if ordered and old.keys() == new.keys():
+                places = {key: place for place, key in enumerate(old)}  # keys may be tensors: `==` gives no bool
+                if [places[key] for key in new] != [*range(len(old))]:
+                    words = f"{path} has its entries in another order"
+                    yield changes_state(words, _OTHER, line_with(self.code, path, BINDS))
             for key in dict.fromkeys([*old, *new]):
                 was, now = old.get(key, _ABSENT), new.get(key, _ABSENT)
                 if was is now or (id(container.held), key) in left_out:
