@@ -120,8 +120,8 @@ class Correctness(Record):
     ranks_equal: bool | None = None
     """True if all ranks' results have the same bits, on all inputs, where the workload is split over GPUs."""
     ranks_spread: float | None = None
-    """Of older rows: the largest relative difference of a tensor's norms between ranks. Now each rank's results are
-    compared with those of the whole module in eager mode, and with no other rank's but by their bits."""
+    """The largest relative difference of a tensor's norms between ranks, which older rows have. Newer ones compare each
+    rank's results with those of the whole module in eager mode, and with another rank's by their bits only."""
     varying: list[dict[str, list[float]]] | None = None
     widened_error: float | None = None
     """Error of the mode compiled in higher precision, relative to eager in that precision; measured where eager's

@@ -179,7 +179,7 @@ class CallRecorder:
         returned, seen = self._observed(call, recording.progress, audits=True)
         now = time.perf_counter()
         recording.audits.took(now - began, now, recording.replays)
-        why = "compiled code anew" if seen.set_up else seen.refusals[0].reason if seen.refusals else None
+        why = "compiled code again" if seen.set_up else seen.refusals[0].reason if seen.refusals else None
         try:
             require_same(self.name(), recording.trace, seen.operations, replays=replays, why=why)
         except StepChanged as changed:

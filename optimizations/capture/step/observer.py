@@ -63,7 +63,7 @@ class Observer(torch_internals.TorchDispatchMode):
         operations: the operators that ran, in order.
         refusals: what a graph could not repeat.
         outside: storages that were read and not allocated by the step: the line of the read by address.
-        read: the tensors of these that were read first, for as long as the call is looked at.
+        read: the tensors of these that were read first, as long as the call is observed.
         draws: whether random numbers of the GPU were drawn.
         generators: the generators, other than the default one, that were passed to operators.
         draws_by_default: whether the default generator drew on the GPU.

@@ -210,7 +210,7 @@ def test_used_and_free_memory_of_a_pool_are_distinguished(monkeypatch: pytest.Mo
 
 
 OTHER_STREAM = SimpleNamespace(cuda_stream=50)
-"""Of stock's manager."""
+"""The stream of stock's manager."""
 ENDS = 4096
 
 

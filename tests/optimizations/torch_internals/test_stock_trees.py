@@ -1,4 +1,4 @@
-"""What Encore uses of CUDAGraph Trees exists, and newer PyTorch's handling of results and inputs is disabled."""
+"""CUDAGraph Trees have all that Encore uses, and newer PyTorch's handling of results and inputs is disabled."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ def test_callables_are_refused_where_their_stream_changes() -> None:
     x = torch.randn(2, 3, requires_grad=True)
     changes_at = 1  # nothing is captured yet
     assert len(GraphedCallables(nn.Linear(3, 3), [(x,)], device=Changes()).report()) == 2
-    for number in (2, 3):  # after a capture, and behind the last one
+    for number in (2, 3):  # after a capture, and after the last one
         changes_at = number
         with pytest.raises(StepRefused, match="workspaces were freed"):
             GraphedCallables(nn.Linear(3, 3), [(x,)], device=Changes())

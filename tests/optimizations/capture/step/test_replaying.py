@@ -371,7 +371,7 @@ def test_dict_written_in_each_call_is_compared_by_entries() -> None:
         assert loop.watch.unchanged(), count
     made = loop.watch._held
     loop.settings["scale"] = 1.5
-    assert loop.watch.unchanged() and loop.watch._held is made, "nothing is made anew"
+    assert loop.watch.unchanged() and loop.watch._held is made, "it was made again"
     loop.settings["scale"] = 1.75
     assert not loop.watch.unchanged()
 
