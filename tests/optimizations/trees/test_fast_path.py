@@ -65,6 +65,22 @@ def test_fast_path_skips_stocks_run(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any
     assert compiled.slow_reasons() == []
 
 
+def test_copies_skip_stocks_loop_unless_it_is_wrapped(
+    cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = on_fast_path(cuda_on_cpu, slow_calls, choice=Choice.OFF)
+    stock = torch_internals.cudagraph_trees.CUDAGraphNode
+    called: list[Any] = []
+    copy = stock._copy_inputs_and_remove_from_src
+    with monkeypatch.context() as patch:
+        patch.setattr(stock, "_copy_inputs_and_remove_from_src", lambda *given: (called.append(given), copy(*given)))
+        call(compiled, start=4)
+    call(compiled, start=5)
+    assert slow_calls == [] and len(called) == 1
+    (node,) = nodes()
+    assert node.copied_per_replay > 0
+
+
 def test_table_is_written_once_after_an_input_moved(
     cuda_on_cpu: CudaOnCpu, slow_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
