@@ -206,8 +206,6 @@ class _Running:
             for parameter in self._parameters():  # eager had begun
                 parameter.grad = None
             self.gradients.clear()
-            if self.group is not None:
-                self.group.restart()
             return False
         self.log += [x.grad.clone()] if x.grad is not None else []
         return True

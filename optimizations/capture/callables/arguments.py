@@ -35,10 +35,9 @@ class Options:
     """Hold the checked options of `graph_callables`.
 
     Raises:
-        TypeError, ValueError: an option is wrong; the message says what is allowed.
+        ValueError: an option is wrong; the message says what is allowed.
     """
 
-    warm_up: int = 3
     outputs: Literal["static", "copied"] = "static"
     share_io: bool = False
     host_draws: Literal["refused", "unused"] = "refused"
@@ -48,10 +47,6 @@ class Options:
         require_one_of("outputs", self.outputs, ("static", "copied"))
         require_one_of("host_draws", self.host_draws, HOST_DRAWS)
         require_one_of("concurrency", self.concurrency, get_args(Concurrency))
-        if type(self.warm_up) is not int:
-            raise TypeError(f"warm_up={self.warm_up!r} must be a whole number, not {type(self.warm_up).__name__}")
-        if self.warm_up < 1:
-            raise ValueError(f"warm_up={self.warm_up}: libraries must run once before a capture")
 
 
 def listed(callables: Any) -> list[Callable[..., Any]]:
@@ -101,27 +96,6 @@ def samples_of(sample_args: Any, sample_kwargs: Any, count: int) -> list[Sample]
         if len(given) != count:
             raise ValueError(f"{name} has {len(given)} entries for {count} callables: give {what} for each")
     return [(args, dict(of_one)) for args, of_one in zip(several, keywords, strict=True)]
-
-
-def difference(sample: Any, found: Any) -> str | None:
-    """Return how the signature of arguments differs from that of the sample; None if it does not."""
-    if sample == found:
-        return None
-    (structure, metadata, _), (other, others, _) = sample, found
-    if structure != other:
-        return (
-            "the structure or names of its arguments differ from the sample's, or they hold other numbers or objects: "
-            "what is passed by keyword in calls has to be so in sample_kwargs"
-        )
-    for index, (one, another) in enumerate(zip(metadata, others, strict=True)):
-        if one != another:  # sizes are not named: reasons are counted, and sizes may vary by call
-            names = [name for name, a, b in zip(_METADATA, one, another, strict=False) if a != b]
-            return f"tensor {index} of its arguments differs from the sample's in {', '.join(names)}"
-    return "the same tensor is passed twice where the sample has two, or the other way round"
-
-
-_METADATA = ("class", "shape", "strides", "dtype", "device", "requires_grad", "conjugation")
-"""The fields of `tensor_key`."""
 
 
 def device_of(samples: Sequence[Any]) -> Device:

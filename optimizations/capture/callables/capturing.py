@@ -43,7 +43,7 @@ FREED_MEANWHILE = Refusal(
 
 
 def make_slots(
-    device: Device, callables: Sequence[Callable[..., Any]], plan: Plan, options: Options, *, training: bool
+    device: Device, callables: Sequence[Callable[..., Any]], plan: Plan, options: Options
 ) -> tuple[list[Variant], list[Slot]]:
     """Warm up the callables, on these samples of each, and capture them.
 
@@ -60,7 +60,7 @@ def make_slots(
             marks = TensorMarks(state.tensors, to_restore=True)
             called = as_it_is(function)
             pairs = max(pairs, least)
-            variants.append(Variant(number, index, pairs, called, sample, state, marks, device, options, training))
+            variants.append(Variant(number, index, pairs, called, sample, state, marks, device, options))
     slots: list[Slot] = []
     gradients: dict[int, torch.Tensor] = {}
     try:
@@ -127,7 +127,7 @@ def _forward(variant: Variant, index: int, slots: Sequence[Slot]) -> tuple[Slot,
     graph = RacedGraph(device, device.new_pool(), variant.options.concurrency)
     torch.clear_autocast_cache()
     captured = _capturing(graph, variant, variant.forward, placeholders, is_first=not slots)
-    with torch.set_grad_enabled(variant.training), captured as (writes, _):
+    with captured as (writes, _):
         nest = variant.function(*args, **kwargs)
     torch.clear_autocast_cache()
     tensors: list[torch.Tensor] = []

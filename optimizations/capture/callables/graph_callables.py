@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.callables.arguments import Options, Plan, device_of, difference, listed, samples_of
+from optimizations.capture.callables.arguments import Options, Plan, device_of, listed, samples_of
 from optimizations.capture.callables.capturing import make_slots
 from optimizations.capture.callables.installed import Installed
 from optimizations.capture.callables.order import FirstIteration, live_at_once
@@ -38,7 +38,10 @@ from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import CallableReport
 from optimizations.weak_registry import WeakRegistry
 
-OTHER_SETTINGS = "it is called under other settings than when they were captured: autocast, precision or others"
+OTHER_ARGUMENTS = (
+    "its arguments or settings differ from those of the capture: structure, numbers, objects, what is passed by "
+    "keyword, shapes, strides, dtypes, requires_grad, one tensor in two places, autocast or precision"
+)
 IN_USE = (
     "it is called while backwards of earlier calls may still come, of as many as it has graphs for; free the "
     "results of these calls, or give graph_callables the order in which the program runs; where one forward calls it "
@@ -74,20 +77,18 @@ class _Variant:
         for slot in self.slots:
             slot.in_place = self.watch.in_place
         tensors: list[torch.Tensor] = []
-        self._key = signature(made.sample, tensors)
-        self._arguments, self._settings = Arguments(*made.sample, tensors), ambient()
+        self._key = signature(made.sample, tensors), ambient()
+        self._arguments = Arguments(*made.sample, tensors)
 
-    def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], str | None]:
-        """Return the tensors among these arguments, and the reason if they do not fit, else None."""
+    def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
+        """Return the tensors among these arguments; None if the call has another signature or other settings."""
         if (found := self._arguments.tensors_of(args, kwargs)) is not None:
-            return found, None
+            return found
         tensors: list[torch.Tensor] = []
-        reason = difference(self._key, signature((args, kwargs), tensors))
-        if reason is None and ambient() != self._settings:
-            reason = OTHER_SETTINGS
-        if reason is None:
-            self._arguments.renew(tensors)
-        return tensors, reason
+        if (signature((args, kwargs), tensors), ambient()) != self._key:
+            return None
+        self._arguments.renew(tensors)
+        return tensors
 
 
 class GraphedCallables(Sequence[Callable[..., Any]]):
@@ -113,11 +114,9 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if sample_args is None:
             if order is not None or sample_kwargs is not None:
                 raise ValueError("order and sample_kwargs need sample_args; without it the first iteration has both")
-            self._first, self._training = FirstIteration(count), True
+            self._first = FirstIteration(count)
         else:
-            pairs, self._training = [1] * count, torch.is_grad_enabled()
-            if order is not None:
-                pairs, self._training = live_at_once(order, count)
+            pairs = [1] * count if order is None else live_at_once(order, count)
             plan = [[one] for one in zip(samples_of(sample_args, sample_kwargs, count), pairs, strict=True)]
             device = device or device_of(plan)
         self._device = device
@@ -147,8 +146,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """
         try:
             self._device = device = self._device or device_of(plan)
-            made, self._slots = make_slots(device, self._callables, plan, self._options, training=self._training)
-            with torch.set_grad_enabled(self._training):  # as in captures and replayed calls
+            with torch.enable_grad():  # as in replayed calls
+                made, self._slots = make_slots(device, self._callables, plan, self._options)
                 for one in made:
                     variant = _Variant(one, self._callables[one.number - 1], self._slots)
                     self._variants[one.number - 1].append(variant)
@@ -168,11 +167,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def __reduce__(self) -> Any:
         raise TypeError("graphs cannot be copied or saved: copy or save the modules, and call graph_callables again")
-
-    def restart(self) -> None:
-        """Discard pending backwards, after an iteration that ended early."""
-        for slot in self._slots:
-            slot.give_up("comes after restart(), and what it reads may be overwritten")
 
     def close(self) -> None:
         """Free the graphs. Later calls run eagerly."""
@@ -211,15 +205,14 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     def _call(self, number: int, /, *args: Any, **kwargs: Any) -> Any:
         before = self._installed[number - 1].before
         captures = self._device is not None and self._device.is_capturing()
-        if self._closed or captures or watched_by_others() or saved_tensors_are_watched():
+        without = self._closed or captures or not torch.is_grad_enabled()  # such as validation between steps
+        if without or watched_by_others() or saved_tensors_are_watched():
             return before(*args, **kwargs)
-        if self._first is not None and torch.is_grad_enabled():
+        if self._first is not None:
             if not self._first.is_over:
                 return self._first.call(number, before, args, kwargs)
             first, self._first = self._first, None
             self._make(first.plan())
-        if torch.is_grad_enabled() != self._training:  # validation between steps
-            return before(*args, **kwargs)
         found = self._fitting(number, args, kwargs)
         if isinstance(found, str):
             self._note(number, found)
@@ -235,15 +228,13 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if self._device.is_on_other_stream():
             return OTHER_STREAM
         variants = self._variants[number - 1]
-        reason: str | None = NOT_CALLED
         for place, variant in enumerate(variants):
-            tensors, reason = variant.tensors_of(args, kwargs)
-            if reason is None:
+            if (tensors := variant.tensors_of(args, kwargs)) is not None:
                 if place:
                     variants.insert(0, variants.pop(place))  # consecutive calls mostly have the same signature
                 break
-        if reason is not None:
-            return reason
+        else:
+            return OTHER_ARGUMENTS if variants else NOT_CALLED
         if not variant.watch.unchanged():
             return OTHER_STATE
         free = [slot for slot in variant.slots if not slot.is_awaited]
@@ -272,7 +263,6 @@ def graph_callables(
     sample_args: Sequence[Any] | None = None,
     *,
     order: Sequence[int] | None = None,
-    warm_up: int = 3,
     sample_kwargs: Sequence[Mapping[str, Any]] | None = None,
     outputs: Literal["static", "copied"] = "static",
     share_io: bool = False,
@@ -285,7 +275,7 @@ def graph_callables(
     a model, and functions as new ones. A call runs as it is where no graph fits its arguments, its mode or what it
     uses, or where the backwards of earlier calls still need the graphs' memory. So do calls without gradients, such as
     validation. `.report()` lists the graphs, `.end_iteration()` ends the first iteration of a program without an
-    optimizer, `.restart()` gives up backwards that did not come, `.close()` frees the graphs.
+    optimizer, `.close()` frees the graphs.
 
     Args:
         callables: a module or function, or a list of them.
@@ -294,9 +284,8 @@ def graph_callables(
             of PyTorch's has made its step.
         order: forwards as 1, 2, ..., their backwards as -1, -2, ..., micro-batch after micro-batch, as
             `[1, 1, 2, -2, -1, 2, -2, -1]`; numbers stand for the entries of `callables`. It tells how many
-            micro-batches are alive at one time. Default: one, with a backward unless under `torch.no_grad()`.
+            micro-batches are alive at one time. Default: one.
         sample_kwargs: keyword arguments of each, where it is called with such.
-        warm_up: runs of each before its capture, at least 1. What they change (buffers, the random state) is put back.
         outputs: "static" returns results where the graph writes them, and gives live ones memory of their own before
             the next launch; "copied" copies all of them.
         share_io: a callable reads the results of the one before where they lie, and copies none.
@@ -315,7 +304,6 @@ def graph_callables(
         sample_args,
         order=order,
         sample_kwargs=sample_kwargs,
-        warm_up=warm_up,
         outputs=outputs,
         share_io=share_io,
         host_draws=host_draws,

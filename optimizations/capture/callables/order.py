@@ -26,10 +26,8 @@ from optimizations.capture.signature import flatten, replaced, signature
 from optimizations.report.steps import WrongOrder
 
 
-def live_at_once(order: Iterable[int], callables: int) -> tuple[list[int], bool]:
-    """Return how many forwards of each callable are live at one time, and whether the order has backwards.
-
-    Either every forward has its backward or none has. Without backwards one is live at a time.
+def live_at_once(order: Iterable[int], callables: int) -> list[int]:
+    """Return how many forwards of each callable are live at one time. Every forward has its backward.
 
     Raises:
         TypeError: it is no list.
@@ -53,16 +51,19 @@ def live_at_once(order: Iterable[int], callables: int) -> tuple[list[int], bool]
         if (live := counts[number] - counts[-number]) < 0:
             raise WrongOrder(f"order[{place}] is {entry}, but no forward of callable {number} is without backward")
         most[number - 1] = max(most[number - 1], live)
-    trains = any(entry < 0 for entry in counts)
     for number in range(1, callables + 1):
         if not counts[number]:
             raise WrongOrder(f"the order does not run callable {number}")
-        if trains and counts[number] != counts[-number]:
+        if counts[number] != counts[-number]:
             raise WrongOrder(
                 f"callable {number} has {counts[number]} forwards and {counts[-number]} backwards; each forward needs "
-                "one, or none of any callable"
+                "one"
             )
-    return most if trains else [1] * callables, trains
+    return most
+
+
+MOST_SIGNATURES = 8
+"""Signatures of a callable of which the first iteration keeps a copy of the arguments."""
 
 
 class _Forward:
@@ -90,6 +91,8 @@ class _Seen:
 
 class FirstIteration:
     """Run callables eagerly, and count the forwards that are live for each signature of arguments.
+
+    Further signatures than `MOST_SIGNATURES` get no graphs.
 
     Attributes:
         is_over: whether the iteration has ended.
@@ -123,6 +126,8 @@ class FirstIteration:
         given: list[torch.Tensor] = []
         key, seen = signature((args, kwargs), given), self._seen[number - 1]
         if key not in seen:
+            if len(seen) == MOST_SIGNATURES:
+                return function(*args, **kwargs)
             copies = {id(one): one.detach().clone().requires_grad_(one.requires_grad) for one in given}
             seen[key] = _Seen(replaced((args, kwargs), iter([copies[id(one)] for one in given])))
         returned = function(*args, **kwargs)

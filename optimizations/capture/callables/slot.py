@@ -91,12 +91,6 @@ class Slot:
         self.pending = [one for one in self.pending if (pending := one()) is not None and pending.over is None]
         return bool(self.pending)
 
-    def give_up(self, why: str) -> None:
-        """Allow the memory to be overwritten. A later backward raises `BackwardRefused`."""
-        for one in self.pending:
-            if (pending := one()) is not None:
-                pending.over = pending.over or why
-
     def refused(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Return why the forward cannot be launched; None if it can. Move results that are still referenced."""
         if self.written_memory.holds_one_of(inputs):
@@ -147,8 +141,10 @@ class Slot:
         ]
 
     def free(self) -> None:
-        """Free the graphs."""
-        self.give_up("comes after its graphs were freed; call close() after it")
+        """Free the graphs. A later backward raises `BackwardRefused`."""
+        for one in self.pending:
+            if (pending := one()) is not None:
+                pending.over = pending.over or FREED
         for graph in filter(None, (self.forward, self.backward)):
             graph.captured.reset()
 
@@ -158,6 +154,7 @@ RESULT_HELD = (
     "a result of an earlier call is held through a view, or was resized; drop it before, clone what you keep or "
     "resize, or pass outputs='copied'; results are copied from now on"
 )
+FREED = "comes after its graphs were freed; call close() after it"
 RAN_BACKWARD = (
     "is called a second time, but its graph frees what it read, also with retain_graph=True; compute all "
     "gradients in one backward, as torch.autograd.backward([a, b]) does, or leave the callable out of graph_callables"

@@ -31,6 +31,7 @@ from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
 from optimizations.torch_internals.gpu_state import generator_identity
 
+RUNS = 3
 MOST_SET_UPS = 8
 """Runs beyond the fixed number that may compile code or time kernels."""
 
@@ -43,7 +44,6 @@ class Variant:
         number, index: the number of the callable, from 1, and that of the sample.
         pairs: how many pairs of graphs are made.
         function: the function that runs; `state` is the state that it reaches, with `marks` of the tensors.
-        training: whether it runs with gradients.
         parameters: leaves whose gradients it computes; `leaves`: all leaves that were reached.
         saved: addresses of storages that its backward reads.
         saved_results: results that must not be written before the backward: it reads them, or they overlap.
@@ -63,7 +63,6 @@ class Variant:
     marks: TensorMarks
     device: Device
     options: Options
-    training: bool
     parameters: list[torch.Tensor] = field(default_factory=list)
     leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     saved: frozenset[int] = frozenset()
@@ -115,23 +114,23 @@ class Variant:
 
 
 def warm_up(variant: Variant, note: Callable[[torch.Tensor], None]) -> None:
-    """Run a callable as often as its options say, or more often while it compiles.
+    """Run a callable `RUNS` times, or more often while it compiles.
 
     `note` is called with tensors to be written.
 
     Raises:
         StepRefused: a graph could not repeat the last run, or the runs changed Python state.
     """
-    outset, times = variant.state.snapshot(), variant.options.warm_up
+    outset = variant.state.snapshot()
     try:
         for count in itertools.count(1):
             with variant.observing(note, variant.device.warming_up(), forbid=False) as observer:
                 findings = [*_run_once(variant, observer)]
             if any(parameter.grad is not None for parameter in variant.state.parameters()):
                 findings.append(OWN_BACKWARD)
-            if count >= times and not observer.set_up:
+            if count >= RUNS and not observer.set_up:
                 break
-            if count >= times + MOST_SET_UPS:
+            if count >= RUNS + MOST_SET_UPS:
                 raise StepRefused(SETS_UP)
             variant.as_captured = True
     finally:
@@ -154,8 +153,7 @@ def _run_once(variant: Variant, observer: Observer) -> Iterator[Refusal]:
         containers, since = Given(*given), next_number()
         torch.clear_autocast_cache()
     try:
-        with torch.set_grad_enabled(variant.training):
-            returned = variant.function(*given[0], **given[1])
+        returned = variant.function(*given[0], **given[1])
     except RuntimeError as error:
         if "leaf Variable" not in str(error):  # copies of arguments are leaves
             raise
@@ -170,7 +168,7 @@ def _run_once(variant: Variant, observer: Observer) -> Iterator[Refusal]:
             yield refusal
     results = distinct(tensors, inputs)
     outputs = [tensor for tensor in results if tensor.requires_grad]
-    if not (variant.training and outputs):
+    if not outputs:
         return
     with observer.unseen():
         recorded = recorded_of(outputs, since, saved_too=True)

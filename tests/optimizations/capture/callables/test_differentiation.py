@@ -77,7 +77,6 @@ BACKWARDS: dict[str, tuple[Callable[[Any, nn.Linear, torch.Tensor], Any], str]] 
         lambda call, module, loss: setattr(module.weight, "data", module.weight.data.clone()),
         "was moved between its forward and its backward",
     ),
-    "it was given up": (lambda call, module, loss: call.restart(), r"comes after restart\(\)"),
     "its graphs were freed": (lambda call, module, loss: call.close(), "comes after its graphs were freed"),
     "it ran": (lambda call, module, loss: loss.backward(retain_graph=True), r"called a second time.* in one backward"),
 }

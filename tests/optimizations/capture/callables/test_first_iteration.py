@@ -13,6 +13,7 @@ from simulated_gpu.operators import CpuDevice
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import GraphedCallables
+from optimizations.capture.callables.order import MOST_SIGNATURES
 from optimizations.capture.step.observer import StepRefused
 from tests.optimizations.capture.callables.test_callables import Stage, steps
 
@@ -100,6 +101,17 @@ def test_forward_without_backward_is_not_waited_for() -> None:
     assert [(one.callable, one.direction, one.replays) for one in group.report()] == [
         *((1, "forward", 2), (1, "backward", 2), (2, "forward", 2), (2, "backward", 0)),
     ]
+
+
+def test_copies_of_arguments_are_bounded() -> None:
+    module = nn.Linear(3, 3)
+    group = GraphedCallables(module, device=CpuDevice())
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in range(2):
+        for rows in range(1, MOST_SIGNATURES + 2):
+            one_call(module, torch.randn(rows, 3))
+        optimizer.step()
+    assert len(places(group)) == MOST_SIGNATURES and group.calls_without_graph == 1
 
 
 def test_callable_first_called_later_runs_uncaptured() -> None:

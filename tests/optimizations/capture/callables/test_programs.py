@@ -142,17 +142,6 @@ def test_settings_around_a_call_are_part_of_its_key(name: str) -> None:
         assert call.calls_without_graph >= (name != "deterministic")
 
 
-def test_graphs_of_inference_mode_replay_there_only() -> None:
-    module = nn.Linear(3, 3).eval()
-    with torch.inference_mode():
-        call = graphed(module, batches(1))
-    x = torch.randn(2, 3)
-    for mode, without in ((torch.inference_mode, 0), (torch.no_grad, 1)):
-        with mode():
-            assert torch.equal(module(x), plain(module, x))
-        assert call.calls_without_graph == without
-
-
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
 def test_hooks_of_a_callable_belong_to_its_caller() -> None:
     inner = nn.Linear(3, 3)

@@ -334,10 +334,10 @@ def test_matrix_products_on_other_streams_are_refused(multiplies: bool) -> None:
         with pytest.warns(UserWarning, match="multiplies matrices on a stream or in a thread of its own"):
             found = [graphed_step(x) for _ in range(6)]
         with pytest.raises(StepRefused, match="multiplies matrices on a stream"):
-            GraphedCallables(step, [(x,)], device=device, order=[1])
+            GraphedCallables(step, [(x,)], device=device)
     else:
         found = [graphed_step(x) for _ in range(6)]
-        GraphedCallables(step, [(x,)], device=device, order=[1]).close()
+        GraphedCallables(step, [(x,)], device=device).close()
     assert all(torch.equal(one, expected) for one in found)
     assert graphed_step.report().replays == (0 if multiplies else 3)
 
