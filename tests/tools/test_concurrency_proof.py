@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from optimizations.concurrency.branches import Branches
-from tests.optimizations.concurrency.test_branches import INDEPENDENT, Driver, Graph, captured, log_of
+from optimizations.graph.read import read_graph
+from tests.optimizations.concurrency.test_branches import INDEPENDENT, chain_of, edges_of, log_of
 
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU_TESTS))
@@ -43,11 +44,9 @@ class Program:
 
     def __init__(self) -> None:
         self.steering = steered.Steering()
-        self.driver = Driver(2)
-        self.driver.CUgraph = lambda address: object()  # type: ignore[attr-defined]
-        self.graph = Graph(self.driver)
-        self.branches = Branches(log_of(INDEPENDENT), self.graph, self.driver, self.steering.race, self.mark)
-        self.branches.prepare(captured(2), ())
+        self.graph = chain_of(2)
+        self.branches = Branches(log_of(INDEPENDENT), self.graph, self.graph.driver, self.steering.race, self.mark)
+        self.branches.prepare(read_graph(self.graph.driver, self.graph.graph), ())
         self.steering.races[0].branches = self.branches
         self.now = 0.0
         self.calls = 0
@@ -57,7 +56,7 @@ class Program:
 
     @property
     def is_branched(self) -> bool:
-        return not self.graph.launched_with
+        return not edges_of(self.graph)
 
     def mark(self) -> Event:
         return Event(self.now)

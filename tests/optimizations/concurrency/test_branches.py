@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from simulated_gpu.driver import Node
+from cuda.bindings import driver as real
+from simulated_gpu.driver import Function, Node, SimulatedDriver, SimulatedGraph, fails
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, Compiled, Model, values, word
 
@@ -17,73 +18,8 @@ from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches
 from optimizations.concurrency.edges import EdgesRefused, GraphEdges
 from optimizations.concurrency.launch_log import LaunchLog, Logged
 from optimizations.concurrency.order import Launch
-from optimizations.graph.records import CapturedGraph, Edge, KernelNode
+from optimizations.graph.read import read_graph
 from optimizations.trees import node
-
-
-class Driver:
-    """A graph of the driver: handles are 100, 101, ...; an edge has its annotation."""
-
-    def __init__(self, nodes: int) -> None:
-        self.nodes = [100 + index for index in range(nodes)]
-        self.edges: dict[tuple[int, int], Any] = {(a, a + 1): None for a in self.nodes[:-1]}
-        self.refused: set[str] = set()
-        self.refusals = 1
-
-    def cuGraphGetNodes(self, graph: Any, count: int) -> Any:
-        return 0, self.nodes[:count], len(self.nodes)
-
-    def cuGraphGetEdges(self, graph: Any, count: int) -> Any:
-        found = list(self.edges.items())[:count]
-        pairs = [pair for pair, _ in found]
-        return 0, [a for a, _ in pairs], [b for _, b in pairs], [data for _, data in found], len(self.edges)
-
-    def cuGraphRemoveDependencies(self, graph: Any, sources: Any, targets: Any, data: Any, count: int) -> Any:
-        if self._refuses("remove"):
-            return (1,)
-        for number, pair in enumerate(zip(sources, targets, strict=True)):
-            assert self.edges.pop(pair) == (data[number] if data else None)
-        return (0,)
-
-    def cuGraphAddDependencies(self, graph: Any, sources: Any, targets: Any, data: Any, count: int) -> Any:
-        if self._refuses("add"):
-            return (1,)
-        for number, pair in enumerate(zip(sources, targets, strict=True)):
-            assert pair not in self.edges
-            self.edges[pair] = data[number] if data else None
-        return (0,)
-
-    def _refuses(self, what: str) -> bool:
-        if what in self.refused and self.refusals:
-            self.refusals -= 1
-            return True
-        return False
-
-
-def test_programmatic_edges_are_restored_with_their_ports() -> None:
-    driver = Driver(3)
-    driver.edges[100, 101] = SimpleNamespace(from_port=1, type=1)
-    annotated = driver.edges[100, 101]
-    edges = GraphEdges(driver, object(), [(0, 1), (0, 2)])
-    edges.use(branched=True)
-    assert driver.edges == {(100, 101): None, (100, 102): None}
-    edges.use(branched=False)
-    assert driver.edges[100, 101] is annotated
-
-
-def test_unrestorable_chain_is_reported() -> None:
-    driver = Driver(3)
-    edges = GraphEdges(driver, object(), [(0, 1), (0, 2)])
-    driver.refused, driver.refusals = {"add"}, 2
-    with pytest.raises(EdgesRefused) as refused:
-        edges.use(branched=True)
-    assert not refused.value.is_whole
-
-
-def test_graph_with_too_many_nodes_is_refused() -> None:
-    with pytest.raises(EdgesRefused, match="20001 nodes"):
-        GraphEdges(Driver(20_001), object(), [])
-
 
 # The chain of a graph is raced against branches, and the faster one is kept.
 
@@ -92,31 +28,51 @@ INDEPENDENT = [Launch("left", 0, writes=((0, 8),)), Launch("right", 1, writes=((
 CHAINED = [Launch("first", 0, writes=((0, 8),)), Launch("second", 1, reads=((0, 8),), writes=((8, 16),))]
 
 
-def captured(nodes: int) -> CapturedGraph:
-    node = KernelNode(
-        name="k", function=1, grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0,
-        parameters=(),
-    )  # fmt: skip
-    edges = tuple(Edge(source=index, target=index + 1) for index in range(nodes - 1))
-    return CapturedGraph(nodes=(node,) * nodes, edges=edges)
+def chain_of(nodes: int) -> SimulatedGraph:
+    """Return an instantiated graph of so many nodes, each of which waits for the one before it."""
+    driver = SimulatedDriver()
+    kernel = Function("k", (), lambda: None)
+    driver.add_function(kernel)
+    graph, after = driver.new_graph(), list[int]()
+    for _ in range(nodes):
+        after = [driver.add_node(graph, Node("KERNEL", kernel), after)]
+    chain = SimulatedGraph(driver, graph)
+    chain.instantiate()
+    return chain
 
 
-class Graph:
-    """Record the edges of each instantiation."""
+def edges_of(graph: SimulatedGraph) -> list[tuple[int, int]]:
+    """Return the edges of the executable, as indices of nodes; the graph has the same."""
+    assert graph.executable is not None
+    launched, nodes = graph.driver.executables[graph.executable].edges, graph.driver.graphs[graph.graph].nodes
+    assert list(launched) == graph.driver.graphs[graph.graph].edges
+    return [(nodes.index(one), nodes.index(other)) for one, other in launched]
 
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-        self.launched_with: set[tuple[int, int]] = set(driver.edges)
-        self.fails = 0
 
-    def raw_cuda_graph(self) -> int:
-        return 1
+def test_programmatic_edges_are_restored_with_their_ports() -> None:
+    graph = chain_of(3)
+    of = graph.driver.graphs[graph.graph]
+    programmatic = real.CUgraphEdgeData()
+    of.annotations[of.edges[0]] = programmatic
+    edges = GraphEdges(graph.driver, graph.graph, [(0, 1), (0, 2)])
+    edges.use(branched=True)
+    assert of.edges == [(of.nodes[0], of.nodes[1]), (of.nodes[0], of.nodes[2])] and not of.annotations
+    edges.use(branched=False)
+    assert of.annotations[of.edges[0]] is programmatic
 
-    def instantiate(self) -> None:
-        if self.fails:
-            self.fails -= 1
-            raise RuntimeError("CUDA error: out of memory\nmore")
-        self.launched_with = set(self.driver.edges)
+
+def test_unrestorable_chain_is_reported() -> None:
+    graph = chain_of(3)
+    edges = GraphEdges(graph.driver, graph.graph, [(0, 1), (0, 2)])
+    with fails(graph.driver, "cuGraphAddDependencies"), pytest.raises(EdgesRefused) as refused:
+        edges.use(branched=True)
+    assert not refused.value.is_whole
+
+
+def test_graph_with_too_many_nodes_is_refused() -> None:
+    graph = chain_of(20_001)
+    with pytest.raises(EdgesRefused, match="20001 nodes"):
+        GraphEdges(graph.driver, graph.graph, [])
 
 
 class Race:
@@ -145,84 +101,69 @@ def log_of(launches: Sequence[Launch]) -> LaunchLog:
     return log
 
 
-def branches_of(launches: list[Launch], faster: str = BRANCHES) -> tuple[Branches, Driver, Graph]:
-    driver = Driver(len(launches))
-    driver.CUgraph = lambda address: object()  # type: ignore[attr-defined]
-    graph = Graph(driver)
-    return Branches(log_of(launches), graph, driver, lambda names: Race(names, faster), mark=object), driver, graph
+def branches_of(launches: list[Launch], graph: SimulatedGraph | None = None, faster: str = BRANCHES) -> Branches:
+    """Return the branches of a chain of these launches, ready to race."""
+    graph = graph or chain_of(len(launches))
+    branches = Branches(log_of(launches), graph, graph.driver, lambda names: Race(names, faster), mark=object)
+    branches.prepare(read_graph(graph.driver, graph.graph), ())
+    return branches
 
 
-def run_all(branches: Branches, calls: int = 8) -> list[int]:
-    """Calls that each launch the graph and return their number."""
+def run_all(branches: Branches, calls: int = 8) -> None:
+    """Make calls that each launch the graph and return their number."""
 
     def replay(number: int) -> int:
         if branches.is_racing:
             branches.launch(lambda: None)
         return number
 
-    return [branches.run(functools.partial(replay, number)) for number in range(calls)]
+    assert [branches.run(functools.partial(replay, number)) for number in range(calls)] == [*range(calls)]
 
 
-def test_faster_branches_are_kept() -> None:
-    branches, driver, graph = branches_of(INDEPENDENT)
-    branches.prepare(captured(2), ())
+@pytest.mark.parametrize(("faster", "edges"), [(BRANCHES, []), (CHAIN, [(0, 1)])])
+def test_graph_has_the_edges_of_the_faster_alternative(faster: str, edges: list[tuple[int, int]]) -> None:
+    branches = branches_of(INDEPENDENT, graph := chain_of(2), faster)
     assert branches.is_racing
-    assert run_all(branches) == [*range(8)]
-    assert not branches.pending
-    assert branches.report().decision == "branches"
-    assert driver.edges == {}
-    assert graph.launched_with == set()
-    assert branches.report().branches_us == 80.0
-
-
-def test_slower_branches_are_replaced_by_the_chain() -> None:
-    branches, driver, graph = branches_of(INDEPENDENT, faster=CHAIN)
-    branches.prepare(captured(2), ())
     run_all(branches)
-    assert branches.report().decision == "chain"
-    assert graph.launched_with == {(100, 101)} == set(driver.edges)
-
-
-def test_chain_of_dependent_launches_is_not_raced() -> None:
-    branches, _, _ = branches_of(CHAINED)
-    branches.prepare(captured(2), ())
-    assert not branches.pending and not branches.is_racing
-    assert "each kernel needs" in branches.report().reason
+    assert not branches.pending
+    assert (branches.report().decision, branches.report().branches_us) == (faster, 80.0)
+    assert edges_of(graph) == edges
 
 
 def test_graph_of_several_streams_keeps_its_edges() -> None:
-    branches, driver, _ = branches_of(INDEPENDENT)
-    branches.prepare(captured(2).model_copy(update={"edges": ()}), ())
-    assert not branches.is_racing
-    assert "several streams" in branches.report().reason
-    assert driver.edges == {(100, 101): None}
+    graph = chain_of(2)
+    graph.driver.graphs[graph.graph].edges.clear()
+    assert "several streams" in branches_of(INDEPENDENT, graph).report().reason
 
 
-def test_graph_with_unlogged_nodes_keeps_the_chain() -> None:
-    branches, _, _ = branches_of(INDEPENDENT)
-    branches.prepare(captured(3), ())
-    assert "not all nodes" in branches.report().reason
+@pytest.mark.parametrize(
+    ("launches", "nodes", "reason"), [(CHAINED, 2, "each kernel needs"), (INDEPENDENT, 3, "not all nodes")]
+)
+def test_graph_that_cannot_be_ordered_keeps_the_chain(launches: list[Launch], nodes: int, reason: str) -> None:
+    branches = branches_of(launches, graph := chain_of(nodes))
+    assert not branches.pending and not branches.is_racing
+    assert reason in branches.report().reason
+    assert len(edges_of(graph)) == nodes - 1
 
 
-@pytest.mark.parametrize(("fails", "usable"), [(1, True), (2, False)])
-def test_failed_instantiation_restores_the_chain(fails: int, usable: bool) -> None:
-    branches, driver, graph = branches_of(INDEPENDENT)
-    branches.prepare(captured(2), ())
-    graph.fails = fails
-    assert run_all(branches) == [*range(8)]
+@pytest.mark.parametrize(("failures", "usable"), [(1, True), (2, False)])
+def test_failed_instantiation_restores_the_chain(failures: int, usable: bool) -> None:
+    branches = branches_of(INDEPENDENT, graph := chain_of(2))
+    errors = [RuntimeError("CUDA error: out of memory\nmore")] * failures
+    with mock.patch.object(graph, "instantiate", side_effect=[*errors, *[None] * 8]):
+        run_all(branches)
     assert (branches.unusable is None) is usable
     assert branches.report().decision == "chain"
-    assert set(driver.edges) == {(100, 101)}
+    assert edges_of(graph) == [(0, 1)]
 
 
 def test_stopped_race_keeps_the_graph() -> None:
-    branches, _, graph = branches_of(INDEPENDENT)
-    branches.prepare(captured(2), ())
+    branches = branches_of(INDEPENDENT, graph := chain_of(2))
     run_all(branches, calls=3)
     branches.stop("a parameter moved")
     assert branches.report().decision == "branches"
-    assert graph.launched_with == set()
-    assert run_all(branches, calls=2) == [0, 1]
+    assert edges_of(graph) == []
+    run_all(branches, calls=2)
 
 
 # A recording's chain is raced against branches in the program's calls, before its inputs are read in place.

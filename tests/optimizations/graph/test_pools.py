@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from simulated_gpu.allocator import DEFAULT, Block, Workspaces
 from simulated_gpu.runtime import FakeStream
 
-from optimizations import torch_internals
 from optimizations.graph import recapture
 from optimizations.graph.memory import MemoryRanges, each_once, memory_of, overlaps, size_bytes
 from optimizations.graph.pools import (
@@ -36,68 +36,6 @@ from optimizations.graph.pools import (
 from optimizations.graph.recapture import GRANULE_BYTES, buffer_bytes, displace
 from optimizations.graph.records import MemoryRange
 
-STREAM: Any = FakeStream(50)
-
-
-class Allocator:
-    """PyTorch's, as far as pools go: references by pool, and a size for all of them."""
-
-    def __init__(self) -> None:
-        self.references: dict[Any, int] = {}
-        self.allocating: set[Any] = set()
-        self.size = 0
-        self.emptied = 0
-        self.captures = 0
-        self.ordered: list[str] = []
-
-    def begin(self, device: int, pool: Any) -> None:
-        self.references[pool] = self.references.get(pool, 0) + 1
-        self.allocating.add(pool)
-
-    def end(self, device: int, pool: Any) -> None:
-        if pool not in self.allocating:
-            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
-        self.allocating.remove(pool)
-
-    def release(self, device: int, pool: Any) -> None:
-        self.references[pool] -= 1
-
-    def empty_cache(self) -> None:
-        self.emptied += 1
-
-    @contextlib.contextmanager
-    def capture(self, graph: Any, *, stream: Any, capture_error_mode: str) -> Iterator[None]:
-        assert (stream, capture_error_mode) == (STREAM, "thread_local")
-        assert self.ordered == ["the stream waits"]
-        self.captures += 1
-        yield
-
-    def segments(self, pool: Any, include_traces: bool = True) -> list[dict[str, int]]:
-        assert self.references[pool] > 0, "read before it goes"
-        return [{"address": 4096, "total_size": self.size}]
-
-
-@pytest.fixture
-def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
-    found = Allocator()
-    handles = iter(range(1, 1000))
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
-    monkeypatch.setattr(torch.cuda, "empty_cache", found.empty_cache)
-    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    outside = FakeStream(7)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: outside)
-    monkeypatch.setattr(STREAM, "wait_stream", lambda other: found.ordered.append("the stream waits"), raising=False)
-    monkeypatch.setattr(outside, "wait_stream", lambda other: found.ordered.append("the caller's waits"), raising=False)
-    monkeypatch.setattr(torch.cuda, "graph", found.capture)
-    monkeypatch.setattr(torch_internals, "begin_allocating", found.begin)
-    monkeypatch.setattr(torch_internals, "end_allocating", found.end)
-    monkeypatch.setattr(torch_internals, "release_pool", found.release)
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", found.segments)
-    return found
-
 
 def test_small_segments_are_queried_for_new_addresses_only(monkeypatch: pytest.MonkeyPatch) -> None:
     segments = [{"address": 4096, "total_size": 4096}, {"address": 8192, "total_size": 8192}]
@@ -112,67 +50,79 @@ def test_small_segments_are_queried_for_new_addresses_only(monkeypatch: pytest.M
     assert small.hold(1 << 21)
 
 
-def test_pool_holds_one_reference_until_it_is_freed(allocator: Allocator) -> None:
+def test_pool_holds_one_reference_until_it_is_freed(workspaces: Workspaces) -> None:
     pool = Pool(0)
     handle = pool.id
-    assert allocator.references == {handle: 1}
-    assert not allocator.allocating, "nothing else is allocated there"
+    assert workspaces.held == {handle: 1}
+    assert workspaces.allocate("a tensor").pool == DEFAULT, "nothing else is allocated there"
     del pool
     gc.collect()
-    assert allocator.references == {handle: 0}
+    assert workspaces.held == {handle: 0}
 
 
-def test_scratch_pool_is_freed_after_its_block_and_on_errors(allocator: Allocator) -> None:
+def test_scratch_pool_is_freed_after_its_block_and_on_errors(workspaces: Workspaces) -> None:
     with pytest.raises(ZeroDivisionError), scratch_pool(0) as handle:
-        assert allocator.references == {handle: 1}
+        assert workspaces.held == {handle: 1}
         raise ZeroDivisionError
-    assert allocator.references == {handle: 0}
+    assert workspaces.held == {handle: 0}
 
 
-@pytest.mark.parametrize("size", [0, 2**21])
-def test_memory_is_released_if_any_was_allocated(allocator: Allocator, size: int) -> None:
-    allocator.size = size
-    with scratch_pool(0):
-        assert allocator.emptied == 0
-    assert allocator.emptied == (1 if size else 0)
-
-
-def test_allocator_that_refuses_to_free_memory_is_ignored(
-    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_used", [False, True])
+@pytest.mark.parametrize("error", [None, RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")])
+def test_memory_is_released_if_any_was_allocated(
+    workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch, is_used: bool, error: Exception | None
 ) -> None:
-    def refuse() -> None:
-        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
-
-    monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
-    allocator.size = 2**21
+    """An allocator that refuses is ignored."""
+    emptied = Mock(side_effect=error)
+    monkeypatch.setattr(torch.cuda, "empty_cache", emptied)
+    in_use = lambda pool, **_: workspaces.snapshot(pool) if workspaces.held[pool] else []  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", in_use)
     with scratch_pool(0) as handle:
-        pass
-    assert allocator.references == {handle: 0}
+        if is_used:
+            workspaces.begin(0, handle)
+            workspaces.allocate("a result")
+            workspaces.end(0, handle)
+            workspaces.release(0, handle)
+        assert not emptied.called
+    assert emptied.call_count == is_used
+    assert workspaces.held == {handle: 0}
 
 
-def test_failed_capture_is_ended_once(allocator: Allocator) -> None:
-    allocator.begin(0, (0, 9))
-    end_failed_capture(0, (0, 9), STREAM, in_cusolver=False)
-    assert not allocator.allocating
-    assert allocator.captures == 1, "an empty one, which takes generators out of the one that failed"
-    assert allocator.ordered == ["the stream waits", "the caller's waits"]
-    allocator.ordered.clear()
-    end_failed_capture(0, (0, 9), STREAM, in_cusolver=False)
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch, workspaces: Workspaces, side: Any, events: list[str]) -> list[str]:
+    """Note captures among the events."""
+
+    @contextlib.contextmanager
+    def capture(graph: Any, *, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        assert (stream, capture_error_mode) == (side, "thread_local")
+        events.append("a capture")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    return events
+
+
+def test_failed_capture_is_ended_once(workspaces: Workspaces, captures: list[str], side: Any) -> None:
+    pool = workspaces.new_pool()
+    workspaces.begin(0, pool)
+    end_failed_capture(0, pool, side, in_cusolver=False)
+    assert workspaces.allocate("a tensor").pool == DEFAULT
+    expected = ["the side waits for the caller", "a capture", "the caller waits for the side"]
+    assert captures == expected, "an empty one, which takes generators out of the one that failed"
+    end_failed_capture(0, pool, side, in_cusolver=False)
 
 
 @pytest.mark.parametrize("failures", [0, 1, 5])
-def test_cusolver_failure_is_not_repeated(allocator: Allocator, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
-    solved: list[bool] = []
-
-    def eigvalsh(matrix: torch.Tensor) -> None:
-        solved.append(len(solved) >= failures)
-        if not solved[-1]:
-            raise RuntimeError("cusolver error: CUSOLVER_STATUS_EXECUTION_FAILED")
-
-    monkeypatch.setattr(torch.linalg, "eigvalsh", eigvalsh)
+def test_cusolver_failure_is_not_repeated(
+    captures: list[str], side: Any, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    error = RuntimeError("cusolver error: CUSOLVER_STATUS_EXECUTION_FAILED")
+    solve = Mock(side_effect=[*[error] * failures, None])
+    monkeypatch.setattr(torch.linalg, "eigvalsh", solve)
     monkeypatch.setattr(torch, "zeros", lambda *sizes, device: torch.empty(sizes))
-    end_failed_capture(0, (0, 9), STREAM, in_cusolver=True)
-    assert solved == {0: [True], 1: [False, True], 5: [False, False]}[failures]
+    end_failed_capture(0, (0, 9), side, in_cusolver=True)
+    assert solve.call_count == min(failures + 1, 2)
 
 
 def test_cusolver_failure_is_found_after_the_captures() -> None:

@@ -69,6 +69,7 @@ class Node:
 class Graph:
     nodes: list[int] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
+    annotations: dict[tuple[int, int], Any] = field(default_factory=dict)
     executables: int = 0
 
 
@@ -170,9 +171,10 @@ class SimulatedDriver:
         return OK, [real.CUgraphNode(node) for node in nodes] if count else None, len(nodes)
 
     def cuGraphGetEdges(self, graph: Any, count: int) -> tuple[Any, ...]:
-        edges = self.graphs[int(graph)].edges
-        sources, targets = ([real.CUgraphNode(edge[side]) for edge in edges] for side in (0, 1))
-        return OK, sources, targets, [real.CUgraphEdgeData() for _ in edges], len(edges)
+        of = self.graphs[int(graph)]
+        sources, targets = ([real.CUgraphNode(edge[side]) for edge in of.edges] for side in (0, 1))
+        data = [of.annotations.get(edge, real.CUgraphEdgeData()) for edge in of.edges]
+        return OK, sources, targets, data, len(of.edges)
 
     def cuGraphGetRootNodes(self, graph: Any, count: int) -> tuple[Any, ...]:
         of = self.graphs[int(graph)]
@@ -201,11 +203,10 @@ class SimulatedDriver:
         known = self.functions[int(function)]
         return (OK, known.offsets[index], known.sizes[index]) if index < len(known.sizes) else (INVALID, 0, 0)
 
-    def cuKernelGetParamInfo(self, function: Any, index: int) -> tuple[Any, ...]:
-        raise AssertionError("no kernel of a library here")
-
     def cuFuncGetName(self, function: Any) -> tuple[Any, ...]:
         return OK, self.functions[int(function)].name.encode()
+
+    cuKernelGetParamInfo, cuKernelGetName = cuFuncGetParamInfo, cuFuncGetName
 
     def cuGraphKernelNodeGetAttribute(self, node: Any, kind: Any) -> tuple[Any, ...]:
         value = real.CUkernelNodeAttrValue()
@@ -254,15 +255,20 @@ class SimulatedDriver:
 
     def cuGraphAddDependencies(self, graph: Any, sources: Any, targets: Any, data: Any, count: int) -> tuple[Any, ...]:
         assert len(sources) == len(targets) == count
-        self.graphs[int(graph)].edges += [(int(a), int(b)) for a, b in zip(sources, targets, strict=True)]
+        edges = [(int(a), int(b)) for a, b in zip(sources, targets, strict=True)]
+        self.graphs[int(graph)].edges += edges
+        self.graphs[int(graph)].annotations.update(zip(edges, data or (), strict=bool(data)))
         return (OK,)
 
     def cuGraphRemoveDependencies(
         self, graph: Any, sources: Any, targets: Any, data: Any, count: int
     ) -> tuple[Any, ...]:
         assert len(sources) == len(targets) == count
-        for edge in zip(map(int, sources), map(int, targets), strict=True):
-            self.graphs[int(graph)].edges.remove(edge)
+        of = self.graphs[int(graph)]
+        for number, edge in enumerate(zip(map(int, sources), map(int, targets), strict=True)):
+            of.edges.remove(edge)
+            if of.annotations.pop(edge, None) not in (None, data[number] if data else None):
+                raise RuleBroken("an edge was removed without its annotation")
         return (OK,)
 
     def cuGraphCreate(self, flags: int) -> tuple[Any, ...]:
