@@ -135,13 +135,6 @@ class CopiedInputs:
         torch.autograd.graph.increment_version([inputs[index] for index in written if index in self.in_place])
 
 
-def with_classes_of(inputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]) -> None:
-    """Make placeholders of parameters parameters: code may check the class."""
-    for tensor, placeholder in zip(inputs, placeholders, strict=True):
-        if type(tensor) is torch.nn.Parameter and placeholder is not tensor:
-            placeholder.__class__ = torch.nn.Parameter
-
-
 _SHORT = (torch.bfloat16, torch.float16)
 """Copied as integers: PyTorch's fused copy computes these in float32, which changes the bits of signalling NaNs."""
 

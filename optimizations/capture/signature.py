@@ -31,16 +31,6 @@ OTHER_RESULT = Refusal(
 )
 
 
-_OF_CLASSES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-    (int, int.__index__),
-    (float, float.__float__),
-    (complex, complex.__pos__),
-    (str, str.__str__),
-    (bytes, lambda value: bytes.__getitem__(value, slice(None))),
-)
-"""Conversions of a number or string of a derived class to the Python class."""
-
-
 def exact(value: Any) -> Hashable:
     """Return a number, string or tuple as a key that distinguishes `1`, `1.0` and `True`, and both zeros."""
     kind = type(value)
@@ -49,12 +39,9 @@ def exact(value: Any) -> Hashable:
     if isinstance(value, NUMPY):
         number: Any = value
         return kind, number.tobytes()
-    if kind not in PLAIN:  # a class of the program may not be hashable, or define its own equality
-        for base, made in _OF_CLASSES:
-            if issubclass(kind, base):
-                value = made(value)
-                break
-    return kind, repr(value) if isinstance(value, (float, complex)) and (value == 0 or value != value) else value
+    # A class of the program may not be hashable, or define its own equality.
+    as_text = kind not in PLAIN or (kind in (float, complex) and (value == 0 or value != value))
+    return kind, repr(value) if as_text else value
 
 
 class Same:
@@ -293,8 +280,10 @@ def describe(tensors: Sequence[torch.Tensor]) -> str:
 
 def refused_tensor(name: str, tensor: torch.Tensor, holds: Callable[[torch.Tensor], bool]) -> Refusal | None:
     """Return why a call with this argument cannot be recorded. `holds`: whether a tensor is on the GPU."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return Refusal(f"{name} is a {type(tensor).__qualname__}", "pass plain tensors")
+    if type(tensor) is not torch.Tensor:
+        return Refusal(
+            f"{name} is a {type(tensor).__qualname__}", "pass plain tensors; reach a parameter by its module"
+        )
     if tensor.is_nested:
         return Refusal(f"{name} is a nested tensor", "pass it padded, with its lengths")
     if tensor.layout is not torch.strided or tensor.is_quantized:

@@ -121,7 +121,8 @@ def reached_by(number: int, function: Callable[..., Any], sample: Sample, device
     flatten(sample, tensors)
     for index, one in enumerate(tensors):
         name = f"is given a sample of which tensor {index}"
-        if (refusal := refused_tensor(name, one.detach(), device.holds)) is not None:
+        plain = one.detach() if type(one) is torch.Tensor else one
+        if (refusal := refused_tensor(name, plain, device.holds)) is not None:
             raise StepRefused(refusal)
     if not all(map(copies, sample)):
         advice = "pass a dict or a list"

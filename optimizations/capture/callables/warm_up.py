@@ -18,7 +18,7 @@ import torch
 
 from optimizations.capture.callables.arguments import Options, Sample
 from optimizations.capture.device import Device
-from optimizations.capture.inputs import CopiedInputs, with_classes_of
+from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import PLAIN, flatten, parts, replaced
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
@@ -256,7 +256,6 @@ def inputs_like(sample: Sample, shared: dict[int, torch.Tensor] | None = None) -
     inputs = CopiedInputs(detached, list(shared or ()))
     for tensor, placeholder in zip(tensors, inputs.recording_inputs, strict=True):
         placeholder.requires_grad_(tensor.requires_grad)
-    with_classes_of(tensors, inputs.recording_inputs)
     return inputs
 
 

@@ -13,7 +13,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.device import Device
-from optimizations.capture.inputs import CopiedInputs, NotLaunched, with_classes_of
+from optimizations.capture.inputs import CopiedInputs, NotLaunched
 from optimizations.capture.side_by_side import SideBySide, side_by_side
 from optimizations.capture.signature import OTHER_RESULT, describe, flatten, replaced, without_objects
 from optimizations.capture.step.audit import Audits
@@ -221,7 +221,6 @@ def capture(
     with device.here():
         inputs = CopiedInputs(call.tensors, in_place)
     placeholders = list(inputs.recording_inputs)
-    with_classes_of(call.tensors, placeholders)
     stand_ins = iter(placeholders)
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
     given = Given(args, kwargs)

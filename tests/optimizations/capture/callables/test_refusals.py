@@ -294,15 +294,6 @@ def test_hooks_that_a_call_registers_on_arguments_are_captured() -> None:
         assert x.grad is not None and x.grad.tolist() == [-10.0, -10.0, -10.0]
 
 
-def test_parameter_argument_is_a_parameter_in_captures() -> None:
-    weight: Any = nn.Parameter(torch.ones(3))
-    weight.rate = 0.1
-    call = graphed(
-        [lambda x, weight: x * weight * (2 if isinstance(weight, nn.Parameter) else 3)], [(torch.ones(3), weight)]
-    )
-    for _ in range(2):
-        weight.grad = None
-        result = call[0](torch.ones(3), weight)
-        result.sum().backward()
-        assert result.tolist() == [2.0, 2.0, 2.0] and weight.grad.tolist() == [2.0, 2.0, 2.0]
-    assert [one.replays for one in call.report()] == [2, 2]
+def test_parameter_argument_is_refused() -> None:
+    with pytest.raises(StepRefused, match="tensor 1 is a Parameter; pass plain tensors; reach a parameter by its"):
+        graphed(torch.mul, [(torch.ones(3), nn.Parameter(torch.ones(3)))])
