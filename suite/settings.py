@@ -15,27 +15,23 @@ from suite.results.schema import Environment, Record
 MATMUL_PRECISION: Literal["high"] = "high"
 """Precision of float32 matmuls, in PyTorch's terms: TF32 allowed, as the published runner has it for all workloads."""
 
-ENOUGH_TO_COMPARE = 3
-MOST_PROCESSES = 5
-"""Starts of each mode: at least, and where these differ much. See `suite.results.stats.enough_processes`."""
+USUAL_PROCESSES = 3
+"""Starts of each mode on a GPU: fewer give no verdict."""
 
 
 class RunSettings(Record):
     """Hold options that shape the numbers: all rows of a run have the same.
 
-    Each mode is started `processes` times (None: three times on a GPU, once on a CPU), and again, up to
-    `most_processes` times, where these differ so much that they decide little (None: up to five times, if `processes`
-    is three or more). Each process measures at least `blocks` blocks of at least `samples` samples (half as many
-    blocks where these take longer than `measure_s` and 5 s), and more until its ratios are narrow enough, for
-    `measure_s` seconds or up to `most_blocks`. Inputs rotate over `input_sets` sets at
-    different addresses. `warm_up` counts iterations before the first sample, recording included. `check_inputs` input
-    sets are compared with eager before any timing. `warm_cache`: compiled kernels are kept from run to run, else every
-    workload is compiled and tuned afresh. `cold_compile_times`: each mode compiles once more, alone and with its own
-    caches. `variant` None means each workload's own default.
+    Each mode is started `processes` times (None: three times on a GPU, once on a CPU). Each process measures at least
+    `blocks` blocks of at least `samples` samples (half as many blocks where these take longer than `measure_s` and
+    5 s), and more until its ratios are narrow enough, for `measure_s` seconds or up to `most_blocks`. Inputs rotate
+    over `input_sets` sets at different addresses. `warm_up` counts iterations before the first sample, recording
+    included. `check_inputs` input sets are compared with eager before any timing. `warm_cache`: compiled kernels are
+    kept from run to run, else every workload is compiled and tuned afresh. `cold_compile_times`: each mode compiles
+    once more, alone and with its own caches. `variant` None means each workload's own default.
     """
 
     processes: int | None = None
-    most_processes: int | None = None
     blocks: int = 20
     samples: int = 2
     measure_s: float = 16.0
@@ -56,14 +52,11 @@ class RunSettings(Record):
         """Return these settings, once they are known to make sense.
 
         Raises:
-            WrongUse: two options do not go together; the command line checks the range of each.
+            WrongUse: the seed is out of range; the command line checks the range of the others.
         """
-        processes = ENOUGH_TO_COMPARE if self.processes is None and self.device == "cuda" else self.processes or 1
-        most = self.most_processes or (max(processes, MOST_PROCESSES) if processes >= ENOUGH_TO_COMPARE else processes)
-        if most < processes:
-            raise WrongUse(f"--most-processes {most} is fewer than --processes {processes}; give at least as many")
         require_seed(self.seed)
-        return self.model_copy(update={"processes": processes, "most_processes": most})
+        usual = USUAL_PROCESSES if self.device == "cuda" else 1
+        return self.model_copy(update={"processes": self.processes or usual})
 
 
 def require_seed(seed: int) -> None:
@@ -103,7 +96,7 @@ QUICK = Preset(workloads=("ALNET", "DCGAN", "EOS"), settings=RunSettings(process
 
 QUICK_PROGRAM = Preset(
     workloads=(),
-    settings=RunSettings(processes=3, most_processes=3, blocks=6, measure_s=0.0),
+    settings=RunSettings(processes=3, blocks=6, measure_s=0.0),
     modes=("eager", "compile", "graph", "encore"),
 )
 """Two minutes for a program of the user's own. Three processes: fewer decide nothing."""

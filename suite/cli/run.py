@@ -44,12 +44,6 @@ def run(
     processes: Annotated[
         int | None, typer.Option(help="Starts of each mode; default: 3 on a GPU, 1 on a CPU.", min=1)
     ] = None,
-    most_processes: Annotated[
-        int | None,
-        typer.Option(
-            help="Starts of each mode where they differ much; default: 5 where --processes is 3 or more.", min=1
-        ),
-    ] = None,
     blocks: Annotated[int, typer.Option(help="Blocks that each process measures at least.", min=1)] = DEFAULTS.blocks,
     samples: Annotated[int, typer.Option(help="Samples of a block at least.", min=1)] = DEFAULTS.samples,
     measure_s: Annotated[

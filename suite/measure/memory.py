@@ -53,8 +53,3 @@ def peak(device: torch.device) -> Peak | None:
     if device.type != "cuda":
         return None
     return Peak(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
-
-
-def reserved_bytes(device: torch.device) -> int | None:
-    """Return the bytes the process has reserved from the driver now; None on a CPU."""
-    return torch.cuda.memory_reserved(device) if device.type == "cuda" else None

@@ -35,8 +35,7 @@ Note [Verdicts]: a difference below `MARGIN` is ignored, whichever its sign. SAM
 one-sided tests at 5 % against the margin (TOST), that is: the 90 % interval is within it. FAST and SLOW need an
 interval of 95 % that excludes 1 and reaches beyond the margin. So a narrow enough interval always decides, and sampling
 continues until it is narrow enough (`narrow_enough`) or the time is over. The rule depends on the width and not on the
-verdict: stopping at a verdict would report differences that do not exist. Where processes of one program differ so much
-that three of them decide little, more are started (`enough_processes`).
+verdict: stopping at a verdict would report differences that do not exist.
 `tests/suite/results/test_stats_recorded_noise.py` has the rates of wrong and missed verdicts on blocks drawn from
 recorded ones.
 """
@@ -248,21 +247,6 @@ def _error_of_blocks(reference: Sequence[Sequence[float]], mode: Sequence[Sequen
     drawn = (generator.choice(log_medians(side), (REPLICATES, len(side))) for side in (reference, mode))
     theirs, ours = map(location, drawn)
     return float(np.std(theirs - ours))
-
-
-def enough_processes(ratios: Sequence[Ratio], more: int = 0) -> bool:
-    """Return whether another process of each mode would gain little.
-
-    This is so if the half-widths of the ratios' 90 % intervals are at most four fifths of the margin, in the root mean
-    square. With `more`, return whether so many further processes will be enough: half-widths scale with
-    1 / sqrt(processes).
-    """
-    squares = [
-        ratio.half_width(EQUIVALENCE_CONFIDENCE) ** 2 / (1 + more / ratio.processes)
-        for ratio in ratios
-        if math.isfinite(ratio.error)
-    ]
-    return not squares or math.sqrt(math.fsum(squares) / len(squares)) <= math.log1p(MARGIN) * 4 / 5
 
 
 def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:

@@ -1,4 +1,4 @@
-"""Measure blocks of processes that are alive together, in turn, and decide whether there are enough of them.
+"""Measure blocks of processes that are alive together, in turn.
 
 Other programs on the host use its cores and caches, so their load meanwhile is noted: the host's processor time less
 that of this program and its children. A container may hide other processes, but in most the kernel's counters of
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import psutil
 
@@ -85,26 +85,6 @@ def _enough(settings: RunSettings, members: Sequence[Member], blocks: int, secon
         for baseline in member.mode.compared_with
         if member.mode.name in samples and baseline in samples
     )
-
-
-def enough_processes(processes: Mapping[str, Sequence[Member]], more: int = 0) -> bool:
-    """Return whether these processes of each mode decide how modes compare that launch CUDA graphs; with `more`,
-    whether so many others like them will do (`suite.results.stats`)."""
-    samples = {
-        name: [[block.host_us for block in member.blocks] for member in members]
-        for name, members in processes.items()
-        if members and not any(member.failure for member in members)
-    }
-    pairs = {
-        (baseline, name): (samples[baseline], own)
-        for name, own in samples.items()
-        for baseline in processes[name][0].mode.compared_with
-        if baseline in samples
-    }
-    spread = stats.spread_of([[stats.log_ratios(*pair)] for pair in pairs.values()], len(samples))
-    graphed = {name for name in samples if processes[name][0].has_graphs}
-    deciding = [pair for names, pair in pairs.items() if graphed.issuperset(names)]
-    return stats.enough_processes([stats.speed_up(theirs, ours, spread) for theirs, ours in deciding], more)
 
 
 def _measure_command(

@@ -49,9 +49,6 @@ from suite.worker.protocol import (
 WORKER_BYTES = 3 * 2**30
 """Host memory assumed for a worker that has imported torch and waits."""
 
-CONTEXT_BYTES = 2**30
-"""GPU memory assumed for a process in addition to its tensors."""
-
 
 @dataclass(slots=True)
 class Bench:
@@ -67,7 +64,6 @@ class Bench:
     timeout_s: float
     worker_command: Sequence[str]
     say: Callable[[str], None]
-    gpu_bytes: int | None = None
     headers: Path | None = None
     vec_isa_ok: bool | None = None
     tested: bool = False
@@ -81,10 +77,8 @@ class GroupSession:
 
     Note [Later processes]: importing torch, starting the compilers and calling a program for the first time takes
     longer than measuring, and mostly uses one core. So where the host has the memory, later processes start while the
-    first ones compile concurrently, and then wait. Processes that may not be needed are not started: many starts take
-    longer than compiling a small program. Waiting processes have at most a context on the GPU, and no tensors. Several
-    processes of each mode are prepared concurrently where the GPU has memory for all of them. They are measured one
-    after another: while one process of each mode is measured, the others wait.
+    first ones compile concurrently, and then wait. Waiting processes have at most a context on
+    the GPU, and no tensors.
     """
 
     def __init__(self, bench: Bench, workload: Workload, variant: str, cache: CompileCache) -> None:
@@ -100,15 +94,15 @@ class GroupSession:
 
     @contextmanager
     def alive(
-        self, modes: Sequence[Mode], processes: Sequence[int] = (0,), cache: CompileCache | None = None
+        self, modes: Sequence[Mode], process: int = 0, cache: CompileCache | None = None
     ) -> Iterator[list[Member]]:
         """Yield workers of these modes, prepared and compared bit for bit. All are ended on the way out."""
         members: list[Member] = []
         finished = False
         try:
-            for process in processes:
-                for mode in modes:
-                    members.append(self._waiting_or_new(mode, process))
+            for mode in modes:
+                waiting = self._waiting.pop((mode.name, process)) if (mode.name, process) in self._waiting else None
+                members.append(waiting or self._start(mode, process))
             self._prepare(members, cache or self._cache)
             yield members
             finished = True
@@ -139,22 +133,6 @@ class GroupSession:
             if count * of_each < there:
                 for mode in modes:
                     self._waiting[mode.name, process] = self._start(mode, process)
-
-    def side_by_side(self, processes: Mapping[str, Sequence[Member]], wanted: Sequence[int]) -> Sequence[int]:
-        """Return which of the next processes are prepared together: all wanted ones, or only the first.
-
-        It is only the first where the GPU may not have twice the memory that the first process of each mode needs, for
-        each of them, or the host has too little memory for all workers.
-        """
-        living = [members[0] for members in processes.values() if not any(member.failure for member in members)]
-        reserved = [member.prepared.reserved_bytes for member in living if member.prepared is not None]
-        known = [own for own in reserved if own is not None]
-        workers = len(wanted) * len(living)
-        if (self.workload.tp or 1) > 1 or self.bench.gpu_bytes is None or len(known) < len(living):
-            return wanted[:1]
-        gpu = len(wanted) * (2 * sum(known) + len(living) * CONTEXT_BYTES)
-        fits = gpu <= self.bench.gpu_bytes and workers * WORKER_BYTES <= psutil.virtual_memory().total
-        return wanted if fits else wanted[:1]
 
     def collect(self, members: Sequence[Member], whole: Collection[Member]) -> None:
         """Collect metrics of one member after the other, because concurrent load would disturb times and profiles.
@@ -187,9 +165,6 @@ class GroupSession:
     def _say_phase(self, member: Member, phase: str) -> None:
         self.bench.say(f"{self.workload.acronym} {member.mode.name}: {phase}")
 
-    def _waiting_or_new(self, mode: Mode, process: int) -> Member:
-        return self._waiting.pop((mode.name, process), None) or self._start(mode, process)
-
     def _start(self, mode: Mode, process: int) -> Member:
         log = self.bench.logs / f"{self.workload.acronym}.{mode.name}.log"
         now = time.monotonic()
@@ -197,7 +172,7 @@ class GroupSession:
         return Member(mode, process, worker, datetime.now(UTC), now)
 
     def _prepare(self, members: Sequence[Member], cache: CompileCache) -> None:
-        modes = [member.mode for member in members if member.process == members[0].process]
+        modes = [member.mode for member in members]
         compiling = [member for member in members if member.mode.backend is not None]
         if compiling and not self.bench.tested:
             self.bench.tested = True
@@ -321,7 +296,7 @@ class GroupSession:
             mode=mode.name,
             cpu_threads=share,
             compile_threads=compile_threads,
-            alive_together=1 if later else len(modes),  # more than one later process only where the memory is there
+            alive_together=1 if later else len(modes),
             known_digests=first.digests if first and first.passed else None,
             known_varying=first.varying if first and first.passed else None,
             known_iteration_us=self._iteration_us.get(mode.name),

@@ -126,7 +126,6 @@ def _runner(
         timeout_s=request.timeout_s,
         worker_command=worker_command,
         say=partial(say_event, console),
-        gpu_bytes=find_gpu().info.memory_bytes if plan.device == "cuda" else None,
     )
     return Runner(writer, bench, select_modes(plan.modes), estimates_s, user_cache() / "compiled", request.budget_s)
 

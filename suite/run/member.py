@@ -56,12 +56,6 @@ class Member:
         return self.failure is not None and self.failure.status is Status.OOM
 
     @property
-    def has_graphs(self) -> bool:
-        """Return whether the mode uses CUDA graphs and, if it was profiled, launches one for this workload."""
-        coverage = self.metrics.coverage if self.metrics else None
-        return self.mode.uses_cuda_graphs and (coverage is None or coverage.graph_launches > 0)
-
-    @property
     def kernels(self) -> dict[str, int] | None:
         return self.metrics.kernels if self.metrics else None
 

@@ -318,12 +318,10 @@ def _joined(cell: RankedWorker, answers: Mapping[int, Answer], failed_rank: int 
 
 
 def _prepared(answers: Sequence[Prepared]) -> Prepared:
-    reserved = [answer.reserved_bytes for answer in answers if answer.reserved_bytes is not None]
     return answers[0].model_copy(
         update={
             "correctness": worst([answer.correctness for answer in answers]),
             "compile": max(answers, key=lambda answer: answer.compile.warm_up_s).compile,
-            "reserved_bytes": max(reserved, default=None),
             "iteration_us": max(answer.iteration_us for answer in answers),
         }
     )

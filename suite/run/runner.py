@@ -28,7 +28,7 @@ from suite.results.errors import EXIT_FINDING, EXIT_OK
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Grouping, Status
 from suite.results.store import describe
-from suite.run.blocks import enough_processes, measure_blocks
+from suite.run.blocks import measure_blocks
 from suite.run.group import Bench, GroupSession, do_not_fit
 from suite.run.member import Member, cell_of
 from suite.run.schedule import halves
@@ -197,53 +197,26 @@ def measure_group(
     settings = session.bench.settings
     processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
     count = settings.processes or 1
-    most = settings.most_processes or count
-    done = 0
     with session.later_processes():
         session.expect(modes, range(1, count))
-        while going_on := [mode for mode in modes if not any(member.failure for member in processes[mode.name])]:
-            is_enough = done >= count and enough_processes(processes)
-            if done >= most or is_enough or all(mode.name in have_rows for mode in going_on):
+        for process in range(count):
+            going_on = [mode for mode in modes if not any(member.failure for member in processes[mode.name])]
+            if all(mode.name in have_rows for mode in going_on):
                 break
-            wanted = range(done, _wanted(processes, done, most)) if done >= count else range(done, count)
-            together = session.side_by_side(processes, wanted) if done else wanted[:1]
-            with session.alive(going_on, together) as alive:
+            with session.alive(going_on, process) as alive:
                 if not do_not_fit(alive):
-                    _measure_in_turn(session, alive, together, processes, have_rows)
-            if not done and len(modes) > 1 and lacked_memory(alive):
+                    for member in alive:
+                        processes[member.mode.name].append(member)
+                    measure_blocks(session, alive)
+                    session.collect(alive, whole=[m for m in alive if not process and m.mode.name not in have_rows])
+            if not process and len(modes) > 1 and lacked_memory(alive):
                 return {}
-            done += len(together)
     guests = [member for name, members in processes.items() if name in have_rows for member in members]
     return {
         name: cell_of(session.workload, session.variant, settings, members, grouping, list(processes), guests)
         for name, members in processes.items()
         if members and name not in have_rows and (len(modes) == 1 or not lacked_memory(members))
     }
-
-
-def _measure_in_turn(
-    session: GroupSession,
-    alive: Sequence[Member],
-    together: Sequence[int],
-    processes: Mapping[str, list[Member]],
-    have_rows: Collection[str],
-) -> None:
-    """Measure blocks of one process of each mode after the other, then their metrics. All are noted in `processes`."""
-    measured: list[Member] = []
-    for process in together:
-        failed = {name for name, members in processes.items() if any(member.failure for member in members)}
-        turn = [member for member in alive if member.process == process and member.mode.name not in failed]
-        for member in turn:
-            processes[member.mode.name].append(member)
-        measure_blocks(session, turn)
-        measured += turn
-    session.collect(measured, whole=[m for m in measured if not m.process and m.mode.name not in have_rows])
-
-
-def _wanted(processes: Mapping[str, Sequence[Member]], done: int, most: int) -> int:
-    """Return how many processes each mode needs in all, estimated from the `done` ones."""
-    further = range(1, most - done)
-    return done + next((more for more in further if enough_processes(processes, more)), most - done)
 
 
 def measure_in_pairs(session: GroupSession, modes: Sequence[Mode], cells: dict[str, Cell]) -> None:

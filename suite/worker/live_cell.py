@@ -29,7 +29,7 @@ from models.instance import instantiate
 from models.registry import find
 from optimizations.torch_internals.tuning import tune_once
 from suite.measure.compile_times import share_toolchain, start_toolchain
-from suite.measure.memory import reserved_bytes, restart_peak
+from suite.measure.memory import restart_peak
 from suite.measure.modes import select_modes
 from suite.measure.timing import iteration_us, measure_block
 from suite.results.schema import Block, CompileConditions
@@ -112,7 +112,6 @@ class LiveCell:
             input_bytes=instance.input_bytes(self._program.input_sets[0]),
             correctness=correctness,
             compile=compile_times,
-            reserved_bytes=reserved_bytes(instance.device),
             iteration_us=self._iteration_us(),
         )
 

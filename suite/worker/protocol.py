@@ -150,7 +150,6 @@ class Prepared(Record):
     input_bytes: int
     correctness: Correctness | None
     compile: CompileTimes
-    reserved_bytes: int | None
     iteration_us: float
 
 

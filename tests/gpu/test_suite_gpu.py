@@ -81,7 +81,7 @@ def tiny_run(
 ) -> tuple[dict[tuple[str, str], Cell], str]:
     """Return the rows of a run at tiny size by workload and mode, all of which passed, and its output."""
     options = ["--size", "tiny", "--blocks", "5", "--measure-s", "1", "--timeout", "3m"]
-    options += ["--processes", str(processes), "--most-processes", str(processes), "--modes", ",".join(modes)]
+    options += ["--processes", str(processes), "--modes", ",".join(modes)]
     command = [sys.executable, "-P", "-m", "suite", "run", *workloads, *options, "--out", str(folder)]
     done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

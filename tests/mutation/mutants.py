@@ -72,8 +72,6 @@ NAMED = (
           '"cache_dir": str(cache.folder / member.mode.name)', ("tests/suite/run/test_runner.py",)),
     Named("suite/run/group.py", "key=lambda mode: mode.name != REFERENCE_MODE",
           "key=lambda mode: mode.name == REFERENCE_MODE", ("tests/suite/run/test_groups.py",)),
-    Named("suite/run/group.py", "gpu <= self.bench.gpu_bytes", "gpu < self.bench.gpu_bytes",
-          ("tests/suite/run/test_runner.py",)),
     Named("suite/worker/gpu_turns.py", "self._turn(fcntl.LOCK_EX, most", "self._turn(fcntl.LOCK_SH, most",
           ("tests/suite/worker/test_gpu_turns.py",)),
     Named("suite/worker/judge.py", "return near and digests == self._program.spec.known_digests", "return near",

@@ -14,7 +14,7 @@ from scipy.special import stdtrit
 
 from suite.measure.modes import MODES, REFERENCE_MODE
 from suite.results import stats
-from suite.results.stats import Ratio, Verdict, enough_processes
+from suite.results.stats import Ratio, Verdict
 
 times = st.floats(min_value=1.0, max_value=1e6, allow_nan=False)
 process = st.lists(st.lists(times, min_size=1, max_size=4), min_size=1, max_size=7)
@@ -181,21 +181,6 @@ def test_samples_that_are_no_times_are_refused(wrong):
         spread_of_pairs([([wrong] * 2, [wrong] * 2)], 2)
     with pytest.raises(ValueError, match="block"):
         stats.narrow_enough(wrong, wrong, 3)
-
-
-def test_more_processes_are_wanted_where_ratios_are_wide() -> None:
-    def ratio(half_width: float) -> Ratio:
-        return Ratio(1.0, half_width / stdtrit(2, 0.95), 2, 3, 20)
-
-    assert enough_processes([])
-    assert enough_processes([ratio(0.023)] * 4)
-    assert not enough_processes([ratio(0.024)] * 4)
-    assert not enough_processes([ratio(0.001), ratio(0.04)]), "one that is accidentally narrow is not enough"
-    assert enough_processes([ratio(0.04), *[ratio(0.001)] * 9])
-    wide = [ratio(0.027)] * 4
-    assert not enough_processes(wide)
-    assert enough_processes(wide, more=2), "half-widths of five such processes are smaller by a factor of 0.77"
-    assert not enough_processes([ratio(0.032)] * 4, more=2)
 
 
 ALL = [mode for mode in MODES.values() if not mode.captures_more]

@@ -89,16 +89,6 @@ def test_later_processes_start_late_where_host_memory_is_short(bench: Bench, mon
     assert [cell.processes for cell in bench.cells().values()] == [3, 3]
 
 
-def test_possible_processes_do_not_wait_with_the_needed_ones(bench: Bench) -> None:
-    bench.run({"graph": "differ"}, processes=3, most_processes=5)
-    told = events(bench.folder)
-    begun = [index for index, words in enumerate(told) if words[0] == "started" and words[2:] == ["later"]]
-    assert len(begun) == (3 - 1) * len(bench.cells())
-    assert {cell.processes for cell in bench.cells().values()} == {5}
-    assert max(begun) < [words[0] for words in told].index("metrics")
-    assert fake_workers_alive() == []
-
-
 def test_nothing_waits_for_modes_that_do_not_fit_together(bench: Bench) -> None:
     bench.run(modes=FOUR[1:3], fits=1, processes=2)
     started = [words[1:] for words in events(bench.folder) if words[0] == "started"]
@@ -106,19 +96,6 @@ def test_nothing_waits_for_modes_that_do_not_fit_together(bench: Bench) -> None:
     assert fake_workers_alive() == []
     assert started.count(["graph", "later"]) == 1, "for its mode alone"
     assert started.count(["compile", "later"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("behave", "processes"),
-    [({}, 3), ({"graph": "differ"}, 5), ({"compile": "differ"}, 3), ({"graph": "differ,bare@metrics"}, 3)],
-)
-def test_modes_with_graphs_start_again_where_processes_differ(
-    bench: Bench, behave: dict[str, str], processes: int
-) -> None:
-    bench.run(behave, processes=3, most_processes=5)
-    assert {cell.processes for cell in bench.cells().values()} == {processes}
-    assert {len(cell.blocks) for cell in bench.cells().values()} == {5 * processes}
-    assert fake_workers_alive() == []
 
 
 def test_profilers_run_one_by_one_after_timing(bench: Bench) -> None:
@@ -142,37 +119,9 @@ def test_failed_metrics_keep_earlier_findings_but_do_not_pass(bench: Bench, phas
     assert (row.metrics is not None) is (phase != "once"), "results without a profiler are returned before there is one"
 
 
-ENOUGH = 2 * (2 * 2 + 2) * 2**30
-"""GPU memory for two processes of each of two modes, twice what each reserves, and a context for each."""
-
-
-@pytest.mark.parametrize(
-    ("gpu_bytes", "prepared"), [(ENOUGH, [2, 4, 0, 4, 0]), (ENOUGH - 1, [2, 2, 2, 2, 2]), (None, [2, 2, 2, 2, 2])]
-)
-def test_later_processes_prepare_together_and_alternate(
-    bench: Bench, gpu_bytes: int | None, prepared: list[int]
-) -> None:
-    """Five processes: three, and two more because they differ."""
-    modes = (MODES["graph"], MODES["graph-unpartitioned"])
-    bench.run({"graph": "differ"}, modes=modes, processes=3, most_processes=5, gpu_bytes=gpu_bytes)
-    assert {mode: cell.processes for mode, cell in bench.cells().items()} == dict.fromkeys(bench.cells(), 5)
-    for cell in bench.cells().values():
-        assert [(block.process, block.index) for block in cell.blocks] == [(p, i) for p in range(5) for i in range(5)]
-    told = [words[0] for words in events(bench.folder)]
-    compiled, blocks, counts = 0, 0, []
-    for word in told:
-        compiled += word == "compiled"
-        blocks += word in bench.cells()
-        if word in bench.cells() and blocks % 10 == 1:  # the first block of a process of both modes
-            counts.append(compiled)
-            compiled = 0
-    assert counts == prepared
-
-
-@pytest.mark.parametrize("gpu_bytes", [None, 2**50])
 @pytest.mark.parametrize("phase", ["@start", "@compile", "@measure"])
-def test_mode_that_failed_in_one_process_skips_the_next(bench: Bench, phase: str, gpu_bytes: int | None) -> None:
-    bench.run({"graph": f"later:exit:1{phase}"}, modes=FOUR[1:3], processes=3, gpu_bytes=gpu_bytes)
+def test_mode_that_failed_in_one_process_skips_the_next(bench: Bench, phase: str) -> None:
+    bench.run({"graph": f"later:exit:1{phase}"}, modes=FOUR[1:3], processes=3)
     cells = bench.cells()
     assert (cells["graph"].status, cells["graph"].processes) == (Status.CRASH, 2)
     assert (cells["graph"].error or "").startswith("process 2: ")
