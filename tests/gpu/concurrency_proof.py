@@ -6,10 +6,12 @@
     python tests/gpu/concurrency_proof.py --dry-run                         what would run, anywhere
     python tests/gpu/concurrency_proof.py --table proof.jsonl               the table of rows that were written before
 
-1. Each workload is compiled without branches, in several processes at a time, so that the kernels are in one cache.
-   What the allocator reserves then is the memory that branches are compared with.
-2. As soon as it is, the workload is compiled with branches, and measured while no other is (a lock). Its graphs are
-   served by the chain or the branches as the script says (`steered`).
+1. prepare: each workload is compiled without branches, in several processes at a time, so that the kernels are in one
+   cache.
+2. chain: another process finds the kernels there. What the allocator reserves then is the memory that branches are
+   compared with; a process that tunes kernels takes other memory.
+3. measure: the workload is compiled with branches, and measured while no other is (a lock). Its graphs are served by
+   the chain or the branches as the script says (`steered`).
 
 A row is a line of JSON. Workloads that fail, for lack of memory perhaps, are run once more, alone. Exit codes: 0 fine;
 1 other bits, or a failed workload; 2 wrong use; 3 time was over, the same command goes on; 130 interrupted.
@@ -43,6 +45,7 @@ from tests.support import row_files  # noqa: E402
 
 DELAYED = ("MMC", "DALLE2", "TKE", "ST", "XLNET-I", "DCGAN", "LP", "DR-T")
 """Workloads whose kernels are delayed, where --delays names no others."""
+PHASES = ("prepare", "chain", "measure")
 SEED = 0
 WARM_UP = 6
 MOST_CALLS = 60
@@ -143,7 +146,7 @@ def reserved_bytes(program: Any, calls: int = WARM_UP) -> int:
     return found.reserved_bytes if found is not None else 0
 
 
-def prepare(chosen: Chosen) -> dict[str, Any]:
+def without_branches(chosen: Chosen) -> dict[str, Any]:
     """Compile a workload without branches."""
     return {"reserved_bytes": reserved_bytes(Workload(chosen, branches=False))}
 
@@ -219,7 +222,7 @@ def locked(path: Path) -> Iterator[None]:
 
 def work(phase: str, chosen: Chosen, row: Path, lock: Path, *, delays: bool) -> int:
     """Be the process for one workload: write its row."""
-    found = prepare(chosen) if phase == "prepare" else measure(chosen, lock, delays=delays)
+    found = measure(chosen, lock, delays=delays) if phase == "measure" else without_branches(chosen)
     row.write_text(json.dumps(found), encoding="utf-8")
     return 0
 
@@ -267,7 +270,7 @@ class Proof:
     def run(self, wanted: Sequence[Chosen], jobs: int | None = None) -> bool:
         """Prepare and measure workloads, each as soon as it is prepared; False if time was over."""
         unprepared = self.missing("prepare", wanted)
-        left = [("measure", one) for one in self.missing("measure", wanted) if one not in unprepared]
+        left = [(phase, one) for phase in PHASES[1:] for one in self.missing(phase, wanted) if one not in unprepared]
         left += [("prepare", one) for one in unprepared]
         running = list[Running]()
         try:
@@ -277,7 +280,7 @@ class Proof:
                 for one in [one for one in running if one.process.poll() is not None or _is_late(one)]:
                     running.remove(one)
                     if self._finish(one) and one.phase == "prepare":
-                        left.insert(0, ("measure", one.chosen))
+                        left[:0] = [(phase, one.chosen) for phase in PHASES[1:]]
                 time.sleep(0.05)
         finally:
             for one in running:
@@ -360,13 +363,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     gains = []
     for (phase, name), row in newest.items():
-        if phase == "prepare" and row["status"] == "ok":
+        if phase != "measure" and row["status"] == "ok":
             continue
         if row["status"] != "ok":
             lines.append(f"{name:18} {row['status']}: {row.get('error')}")
             continue
         graphs = [one for one in row["recordings"] if one.get("launches")]
-        before = newest.get(("prepare", name), {}).get("reserved_bytes")
+        before = newest.get(("chain", name), {}).get("reserved_bytes")
         cells = [f"{name:18} {sum(one['launches'] for one in graphs):8} {_most(graphs, 'longest_path'):5} "]
         cells.append(f"{_most(graphs, 'width'):5} ")
         if "times" not in row:
@@ -424,7 +427,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     parser.add_argument("--cache", type=Path, default=CACHE, help=f"compiled kernels, and logs ({CACHE})")
     parser.add_argument("--dry-run", action="store_true", help="say what would run")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a file of rows")
-    parser.add_argument("--worker", choices=("prepare", "measure"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=PHASES, help=argparse.SUPPRESS)
     parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     try:
@@ -446,7 +449,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         rows = read_rows(given.out) if given.out is not None else []
         done = {(row["phase"], row["workload"]) for row in rows if row["status"] == "ok"}
         for one in wanted:
-            left = [phase for phase in ("prepare", "measure") if (phase, str(one)) not in done]
+            left = [phase for phase in PHASES if (phase, str(one)) not in done]
             delays = ", delayed kernels" if one.name in given.delays and "measure" in left else ""
             print(f"{one!s:20} {', '.join(left) or 'done'}{delays}")
         return 0
@@ -463,7 +466,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         print("time was over; the same command goes on", file=sys.stderr)
         return TIME_IS_OVER
     newest = {(row["phase"], row["workload"]): row for row in proof.rows}
-    return int(any(is_bad(newest[phase, str(one)]) for phase in ("prepare", "measure") for one in wanted))
+    return int(any(is_bad(newest[phase, str(one)]) for phase in PHASES for one in wanted))
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def test_existing_rows_are_not_run_again(tmp_path: Path) -> None:
     one = proof.Proof(out, tmp_path, 2, time.monotonic() + 60, started({"A": "fine", "B": "fails"}, tmp_path))
     assert one.run(wanted)
     found = {(row["phase"], row["workload"]): row["status"] for row in one.rows}
-    assert found == {("prepare", "A"): "ok", ("measure", "A"): "ok", ("prepare", "B/current"): "failed"}
+    assert found == {**{(phase, "A"): "ok" for phase in proof.PHASES}, ("prepare", "B/current"): "failed"}
     again = proof.Proof(out, tmp_path, 2, time.monotonic() + 60)
     assert again.missing("measure", wanted) == again.missing("prepare", wanted) == wanted[1:]
     (failed,) = [row for row in again.rows if row["status"] == "failed"]
@@ -173,9 +173,10 @@ def measured(**more: Any) -> dict[str, Any]:
 
 
 def test_table_has_gain_memory_bits_and_mean() -> None:
-    prepared = {"phase": "prepare", "workload": "A", "status": "ok", "reserved_bytes": 100}
+    tuned = {"phase": "prepare", "workload": "A", "status": "ok", "reserved_bytes": 150}
+    chain = {"phase": "chain", "workload": "A", "status": "ok", "reserved_bytes": 100}
     slower = measured(workload="B", times={"graphs_us": {"chain": 80.0, "branches": 100.0}, "gain": 0.8})
-    lines = proof.table([prepared, measured(), slower]).splitlines()
+    lines = proof.table([tuned, chain, measured(), slower]).splitlines()
     assert lines[1].split() == ["A", "7", "4", "3", "100.0", "80.0", "1.250", "1/10", "0/100", "1.020", "equal"]
     assert "geometric mean of 2, the chain where it is faster: 1.118" in lines[-1]
 

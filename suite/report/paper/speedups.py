@@ -277,9 +277,9 @@ def read_proof(path: Path) -> dict[str, dict[str, Any]]:
     try:
         rows = [json.loads(line) for line in read_unpacked(path).splitlines()]
         passed = [(row_label(*row["workload"].split("/")), row) for row in rows if row["status"] == "ok"]
-        chains = {label: row["reserved_bytes"] for label, row in passed if row["phase"] == "prepare"}
+        chains = {label: row["reserved_bytes"] for label, row in passed if row["phase"] == "chain"}
         for label, row in passed:
-            if row["phase"] != "prepare":
+            if row["phase"] == "measure":
                 found[label] = {
                     "gain": row["times"]["gain"] if "times" in row else None,
                     "graphs": len(row["recordings"]),

@@ -26,7 +26,7 @@ def test_concurrency_shows_iterations_and_proved_graphs(tmp_path: Path) -> None:
     path = tmp_path / "proof.jsonl"
     times = {"decisions": [{"winner": "branches"}, {"winner": "chain"}], "bits": {"equal": True}}
     proved = [
-        {"phase": "prepare", "workload": "EOS", "status": "ok", "reserved_bytes": 100},
+        {"phase": "chain", "workload": "EOS", "status": "ok", "reserved_bytes": 100},
         proof_row("EOS", times={"gain": 1.2}, **times),
         proof_row("MMC/current", times={"gain": 0.8}, **{**times, "bits": {"equal": False}}),
         proof_row("ST"),
