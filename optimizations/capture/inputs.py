@@ -29,6 +29,8 @@ class NotLaunched(RuntimeError):
 class CopiedInputs:
     """Hold placeholders with the inputs' shapes, strides and dtypes, which one fused copy fills.
 
+    `sizes` are the bytes of each, 0 of those without a placeholder.
+
     An input that is passed twice has one placeholder. If elements of an input overlap (an expanded tensor), its memory
     is copied once, and the elements of the placeholder overlap equally. Inputs at the indices `in_place` have no
     placeholder: the recording runs on them and keeps them alive. Calls are replayed while these inputs do not move.
@@ -42,7 +44,8 @@ class CopiedInputs:
         for tensor in inputs:
             if id(tensor) not in first:
                 first[id(tensor)] = _like(tensor)
-        self.in_place, self.sizes = sorted(in_place), list(map(size_bytes, inputs))
+        self.in_place = sorted(in_place)
+        self.sizes = [0 if index in in_place else size_bytes(one) for index, one in enumerate(inputs)]
         self._addresses = [inputs[index].data_ptr() for index in self.in_place]
         self.recording_inputs = [first[id(tensor)] for tensor in inputs]
         copied = [
@@ -126,13 +129,6 @@ class CopiedInputs:
         if self._copied:
             sources = [each_once(inputs[index]) if once else inputs[index] for index, once in self._copied]
             copy_all(self._targets, sources)
-
-    def give_back(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
-        """Copy written placeholders back to the caller's tensors."""
-        copied = [index for index in written if inputs[index] is not self.recording_inputs[index]]
-        copied = [index for index in copied if index not in self.in_place]
-        copy_all([inputs[index] for index in copied], [self.recording_inputs[index] for index in copied])
-        torch.autograd.graph.increment_version([inputs[index] for index in written if index in self.in_place])
 
 
 _SHORT = (torch.bfloat16, torch.float16)

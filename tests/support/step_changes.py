@@ -120,41 +120,6 @@ def tensors_made_of_numbers(device: str, train: Any) -> Any:
     return step, {"between": lambda index: settings.update(factor=0.1 if index < 5 else 0.3)}
 
 
-class Remembering(nn.Module):
-    """Keeps its last activations, and its batch, as users do to read them after the step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
-        self.hidden: torch.Tensor | None = None
-        self.seen: dict[str, torch.Tensor | None] = {"x": None}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen["x"] = x
-        self.hidden = self.first(x).relu()
-        return self.second(self.hidden)
-
-
-@program
-def activations_kept_in_attributes(device: str) -> Program:
-    torch.manual_seed(7)
-    model = Remembering().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    last: torch.Tensor | None = None
-    looked_at: list[torch.Tensor] = []
-
-    def step(batch: Batch) -> torch.Tensor:
-        nonlocal last
-        last = descend(loss_of(model, batch), optimizer)
-        return last
-
-    def between(index: int) -> None:
-        assert last is not None and model.hidden is not None
-        looked_at.extend([last.detach(), model.hidden.detach(), model.seen["x"]])
-
-    return Program(step, batches(device), lambda: [*state_of(model), *looked_at], between)
-
-
 @program
 def numbers_of_numpy(device: str) -> Program:
     """An argument and a learning rate, new objects in each call. At the end the argument is 0.0, then -0.0."""

@@ -240,14 +240,12 @@ def two_shapes(device: str, train: Any) -> Any:
 
 
 @loop()
-def writes_into_its_batch(device: str, model: Any, train: Any) -> Any:
+def returns_its_batch_and_a_weight(device: str, model: Any, train: Any) -> Any:
     def step(batch: dict[str, torch.Tensor]) -> Any:
-        batch["x"].mul_(2)
         loss = train(batch)
-        return batch["y"], batch["x"][1:], model[0].weight, loss
+        return batch["y"], model[0].weight, loss
 
-    calls = batches(device)
-    return step, {"batches": calls, "state": lambda: [*state_of(model), *(batch["x"] for (batch,) in calls)]}
+    return step, {"batches": batches(device)}
 
 
 @loop()

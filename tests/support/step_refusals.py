@@ -67,15 +67,13 @@ def trained(call: Any, model: nn.Module | None = None) -> Callable[[Batch], torc
     return lambda batch: train(batch).detach()
 
 
-@refused("argument 0, which shares memory with argument 1", line=False)
-def writes_into_one_of_two_views(device: str, train: Step) -> Any:
-    def step(first: torch.Tensor, second: torch.Tensor, batch: Batch) -> torch.Tensor:
-        first.mul_(2)
-        train(batch)
-        return second.sum()
+@refused("writes into argument 0['x'], of which a graph has a copy", line=False)
+def writes_into_its_batch(train: Step) -> Step:
+    def step(batch: Batch) -> torch.Tensor:
+        batch["x"].mul_(2)
+        return train(batch)
 
-    wholes = [torch.ones(4, 4, device=device) for _ in batches(device)]
-    return step, {"batches": [(one[:3], one[1:], *batch) for one, batch in zip(wholes, batches(device), strict=True)]}
+    return step
 
 
 @refused("changes argument 0['x'] itself", line=False)
@@ -161,25 +159,28 @@ def a_dataclass_that_leads_back_to_itself(device: str, train: Step) -> Any:
     return lambda batch, stage: train(batch) * stage.factor, {"batches": [(*one, stage) for one in batches(device)]}
 
 
-class Looked(nn.Module):
-    """Its activation, of which the program reads the gradient after the step."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.inner = network(device)
-        self.last = nn.Linear(4, 4).to(device)
-        self.hidden: Any = None
-
-    def forward(self, x: torch.Tensor) -> Any:
-        self.hidden = self.inner(x)
-        self.hidden.retain_grad()
-        return self.last(self.hidden)
-
-
 @refused("has a gradient (`.grad`)", line=False)
-def attribute_with_a_gradient(device: str) -> Any:
-    model = Looked(device)
-    return trained(model), {"model": model}
+def result_with_a_gradient(device: str) -> Any:
+    inner, last = network(device), nn.Linear(4, 4).to(device)
+
+    def step(batch: Batch) -> torch.Tensor:
+        hidden = inner(batch["x"])
+        hidden.retain_grad()
+        last(hidden).square().sum().backward()
+        return hidden
+
+    return step, {"model": nn.Sequential(inner, last)}
+
+
+@refused("hidden is bound to another tensor")
+def activation_kept_in_an_attribute(device: str, model: nn.Module, train: Step) -> Step:
+    kept = SimpleNamespace(hidden=None)
+
+    def step(batch: Batch) -> torch.Tensor:
+        kept.hidden = model(batch["x"])
+        return train(batch)
+
+    return step
 
 
 @refused("backward has not run", line=False)

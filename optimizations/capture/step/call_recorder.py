@@ -408,8 +408,7 @@ class CallRecorder:
                 recording.audits.start(time.perf_counter())
                 return recording.launch(call.tensors, self._rates)
             except BaseException as error:
-                if not recording.replays:  # results of the capture were never computed
-                    call.state.restore(snapshot)
+                if not recording.replays:  # gradients of the capture were never computed
                     put(call.parameters, stay)
                 if not isinstance(error, NotLaunched):
                     raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,31 +126,15 @@ class Container:
             held.update(content if isinstance(held, dict) else content.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Rebound:
-    """Record an entry of a container that a call bound to another tensor."""
-
-    container: Container
-    key: Any
-    old: torch.Tensor | None
-    new: torch.Tensor
-
-    def refusal(self, code: Sequence[types.CodeType]) -> Refusal:
-        """Return the refusal of a step that also reads the old tensor. `code`: code objects that may have bound it."""
-        words = f"{self.container.name_of(self.key)} is bound to another tensor"
-        return changes_state(words, _BOUND_TO_A_TENSOR, line_with(code, key_name(self.key), BINDS))
-
-
 def changes_state(words: str, advice: str, line: str | None) -> Refusal:
     """Return the refusal of a call that changes Python state."""
     return Refusal(f"changes Python's state, and a graph runs no Python: {words}", advice, line)
 
 
-_BOUND_TO_A_TENSOR = "write into it in place (`total += value`, `average.lerp_(value, 0.1)`)"
-_BOUND_TO_TENSORS = (
-    "keep each in an attribute or variable of its own, or at its place in a list (`hidden[0] = h`), or write into them "
-    "in place"
+_BOUND_TO_A_TENSOR = (
+    "write into it in place (`total += value`, `total.copy_(value)`), or return the tensor and keep it after the step"
 )
+_BOUND_TO_TENSORS = "write into each in place (`hidden[0].copy_(h)`), or return them and keep them after the step"
 _GREW = "return the tensor, and keep it after the step: `losses.append(step(batch))`"
 _NUMBER = "do it outside of the step, or count in a tensor on the GPU that is written in place: `count += 1`"
 _OTHER = "do it outside of the step, or keep the value in a tensor on the GPU and write it in place"
@@ -201,23 +185,11 @@ class HostState:
         """Return shallow copies of all containers."""
         return [container.content() for container in self.containers]
 
-    def rebound(self, before: list[Content]) -> list[Rebound]:
-        """Return entries that were a tensor or None in `before` and are a different tensor now."""
-        return [
-            Rebound(container, key, was, now)
-            for container, old in zip(self.containers, before, strict=True)
-            if not (container.is_sequence and isinstance(container.held, (set, collections.deque)))
-            for key, now in container.content().items()
-            if type(now) is torch.Tensor and now is not (was := old.get(key, _ABSENT))
-            if was is None or type(was) is torch.Tensor
-        ]
-
-    def changes(self, before: list[Content], but: Iterable[Rebound] = ()) -> Iterator[Refusal]:
-        """Yield a refusal for each difference from `before`, with the program's names. Entries in `but` are skipped.
+    def changes(self, before: list[Content]) -> Iterator[Refusal]:
+        """Yield a refusal for each difference from `before`, with the program's names.
 
         A container that was replaced is compared with its replacement.
         """
-        left_out = {(id(entry.container.held), entry.key) for entry in but}
         contents = {id(container.held): old for container, old in zip(self.containers, before, strict=True)}
         replaced: set[int] = set()
         for container, old in zip(self.containers, before, strict=True):
@@ -236,7 +208,7 @@ class HostState:
                     yield changes_state(words, _OTHER, line_with(self.code, path, BINDS))
             for key in dict.fromkeys([*old, *new]):
                 was, now = old.get(key, _ABSENT), new.get(key, _ABSENT)
-                if was is now or (id(container.held), key) in left_out:
+                if was is now:
                     continue
                 replaced.add(id(was))
                 if not is_unchanged(was, now, contents):

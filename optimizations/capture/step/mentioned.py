@@ -6,7 +6,6 @@ parameter that could be an address is treated as one.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
@@ -16,28 +15,11 @@ import torch
 from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import Use, memory
-from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.launches import Launches
-from optimizations.capture.step.observer import Observer, StepRefused, storage
+from optimizations.capture.step.observer import Observer, storage
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import MemoryRanges, size_bytes
 from optimizations.graph.records import MemoryRange
-
-
-def check_unread(
-    device: Device,
-    graph: Any,
-    results: Sequence[Rebound],
-    code: Sequence[types.CodeType],
-) -> None:
-    """Check that compiled code did not read tensors that attributes referred to before the call.
-
-    Raises:
-        StepRefused: it did.
-    """
-    for entry in results:
-        if entry.old is not None and device.mentions(graph, memory([entry.old])):
-            raise StepRefused(entry.refusal(code))
 
 
 def uses_of(

@@ -397,11 +397,6 @@ def storage(tensor: torch.Tensor) -> int:
         return 0
 
 
-def memory(tensor: torch.Tensor) -> int:
-    """Return a number that is equal for tensors of one storage. A tensor without memory has a unique one."""
-    return storage(tensor) or -id(tensor)
-
-
 def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any, holds: Holds) -> bool:
     if name.startswith(_INDEXING):
         masks = any(index is not None and index.dtype in _OF_MASKS for index in args[1])

@@ -13,9 +13,9 @@ from optimizations.capture.signature import copies, flatten, named_arguments
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
-from optimizations.capture.step.host_state import Content, HostState, Rebound
+from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.observer import Observer, memory, storage
+from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.random_states import RandomStates, drawn_on_the_host, host_generators
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import TensorMarks
@@ -26,11 +26,11 @@ NO_COPY = Refusal(
     "return a dict, a list or a dataclass",
 )
 GRADIENT_OF_A_RESULT = Refusal(
-    "returns, or keeps in an attribute, a tensor that has a gradient (`.grad`), and a result of a graph has none",
+    "returns a tensor that has a gradient (`.grad`), and a result of a graph has none",
     "return the gradient itself (`x.grad`), and the tensor detached",
 )
 RETURNS_DRAWS = Refusal(
-    "returns, or keeps in an attribute, random numbers that were drawn on the host",
+    "returns random numbers that were drawn on the host",
     "draw them after the step, or on the GPU",
 )
 NO_BACKWARD = Refusal(
@@ -71,13 +71,11 @@ def observe(
         snapshot = state.snapshot()
         with observed(observer, state):
             returned = step(*call.args, **call.kwargs)
-        kept = kept_results(call, snapshot, observer, returned)
         findings = observer.refusals
-        findings += state.changes(snapshot, kept)
+        findings += state.changes(snapshot)
     after = gradients(call.parameters)
-    own: list[torch.Tensor] = []
-    observer.structure = flatten(returned, own)
-    results = [*own, *(entry.new for entry in kept)]
+    results: list[torch.Tensor] = []
+    observer.structure = flatten(returned, results)
     if ambient() != settings:
         findings.append(LEAVES_SETTINGS)
     drawn, observer.draws = random.drawn_on_host(), random.drawn_on_gpu(observer)
@@ -94,7 +92,7 @@ def observe(
     if any(one.grad is not None for one in made if one.is_leaf or one.retains_grad):
         findings.append(GRADIENT_OF_A_RESULT)
     replaced = [new is not old for old, new in zip(call.before, after, strict=True)]
-    if not (observer.in_backward or any(replaced)) and any(tensor.grad_fn is not None for tensor in own):
+    if not (observer.in_backward or any(replaced)) and any(tensor.grad_fn is not None for tensor in results):
         findings.append(NO_BACKWARD)
     findings += _moved_tensors(observer, call, there, seen_outside)
     findings += _returned_gradients(call, after, results)
@@ -119,29 +117,6 @@ def observed(observer: Observer, state: HostState) -> Iterator[None]:
     """Observe the operators, compilations and forbidden calls of the block. `state`: what its code reaches."""
     with compilations.noticed(observer), forbidden_calls.watched(observer, compiled=state.compiled), observer:
         yield
-
-
-def kept_results(call: Call, snapshot: list[Content], observer: Observer, returned: Any) -> list[Rebound]:
-    """Return entries that the call bound to tensors it made, or to its batch, without reading the old tensors.
-
-    An example is a module that stores its last activations. A launch can bind such entries as it returns results. An
-    old tensor among what is `returned`, or one of the gradients after the call, counts as read.
-    """
-    reached = set(map(memory, call.state.tensors.values()))
-    read = observer.outside.keys() | storages_of([returned, gradients(call.parameters)])
-    return [
-        entry
-        for entry in call.state.rebound(snapshot)
-        if memory(entry.new) not in reached
-        and (entry.old is None or storage(entry.old) not in read or not entry.old.numel())
-    ]
-
-
-def storages_of(nest: Any) -> frozenset[int]:
-    """Return the storage addresses of the tensors in a nest."""
-    tensors: list[torch.Tensor] = []
-    flatten(nest, tensors)
-    return frozenset(map(storage, tensors))
 
 
 def changed_itself(name: str) -> Refusal:
@@ -174,12 +149,14 @@ def _flattened(value: Any) -> tuple[Hashable, list[torch.Tensor]]:
     return flatten(value, tensors), tensors
 
 
-def _returned_gradients(call: Call, after: Sequence[torch.Tensor | None], results: Any) -> Iterator[Refusal]:
+def _returned_gradients(
+    call: Call, after: Sequence[torch.Tensor | None], results: Sequence[torch.Tensor]
+) -> Iterator[Refusal]:
     """Yield a refusal for each result that is a parameter's gradient: gradients belong to the graph."""
     places = {storage(one): name for one, name in zip(after, call.parameter_names(), strict=True) if one is not None}
-    for name in dict.fromkeys(places[place] for place in storages_of(results) if place and place in places):
+    for name in dict.fromkeys(places[place] for place in map(storage, results) if place and place in places):
         yield Refusal(
-            f"returns, or keeps in an attribute, the gradient of {name}, which the next launch overwrites",
+            f"returns the gradient of {name}, which the next launch overwrites",
             "return a copy of it (`clone()`)",
         )
 

@@ -22,17 +22,17 @@ from optimizations.capture.step.gradients import Gradients, Use, bytes_for_gradi
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.mentioned import check_unread, reads_of, uses_of
+from optimizations.capture.step.mentioned import reads_of, uses_of
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
-from optimizations.capture.step.observing import Given, changed_itself, kept_results, new_observer, observed
+from optimizations.capture.step.observing import Given, changed_itself, new_observer, observed
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.options import StepOptions
-from optimizations.capture.step.outputs import BoundResults, Outputs
+from optimizations.capture.step.outputs import Outputs
 from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.random_states import CHECKPOINT_DRAWS
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
-from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared, shared_with_written
+from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_writes
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import memory_of
 from optimizations.in_place.addresses import Pointers, TrackedInput
@@ -46,28 +46,23 @@ class Recording:
 
     Attributes:
         pool: its memory pool.
-        written: indices of inputs that it writes.
-        mutated: other tensors whose versions it increments.
-        written_memory: memory of all other tensors that it writes.
-        read_memory: memory that it reads, if it writes inputs.
+        mutated: tensors whose versions it increments.
+        written_memory: memory of all tensors that it writes.
         kept: tensors that it reads, which are kept alive.
         signature: shapes and dtypes of its inputs, as text.
         pool_bytes: growth of the pool by its capture.
         arguments: the structure and metadata of the arguments that it can be replayed with.
-        bound: attributes and variables that a call binds to its results.
         key: the signature, settings and `key=` of the calls that it is for; `key_value` is the last of these.
     """
 
     graph: Any
     pool: Any
     inputs: CopiedInputs
-    written: list[int]
     gradients: Gradients
     watch: Watch
     outputs: Outputs
     mutated: list[torch.Tensor]
     written_memory: WrittenMemory
-    read_memory: WrittenMemory
     kept: list[torch.Tensor]
     signature: str
     pool_bytes: int
@@ -76,7 +71,6 @@ class Recording:
     progress: Progress
     audits: Audits
     key: tuple[Hashable, ...] = (None,)
-    bound: BoundResults | None = None
     side_by_side: SideBySide = field(default_factory=SideBySide)
     replays: int = 0
     record_s: float = 0.0
@@ -112,28 +106,15 @@ class Recording:
         """
         if self.shares(tensors):
             return False
-        if self.bound is not None and not self.bound.fit():
-            return False
         if self.inputs.in_place and self.inputs.moved(tensors):
             return False
         return (self.watch.unchanged() if state is None else self.watch.can_replay_in(state)) and self.gradients.fit()
 
-    @property
-    def _written_back(self) -> list[int]:
-        """Return written inputs that are copied, so that the copy has to be written back."""
-        return [index for index in self.written if index not in self.inputs.in_place]
-
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether an input overlaps memory that the step writes other than as that input.
+        """Return whether an input that is copied overlaps memory that the step writes.
 
-        Return True also if an input that it writes overlaps memory that it reads other than as that input. A current
-        gradient that has to be copied to the graph's own counts as read.
+        Return True also if one overlaps a current gradient that has to be copied to the graph's own.
         """
-        if self.written and (
-            shared_with_written(tensors, self.written) is not None
-            or self.read_memory.holds_one_of([tensors[index] for index in self._written_back])
-        ):
-            return True
         return self.written_memory.holds_one_of(tensors, self.inputs.sizes) or self.gradients.shared_with(tensors)
 
     def moved_inputs(self, tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -178,13 +159,10 @@ class Recording:
             raise
         self.outputs.copy_out(fresh)
         self.gradients.publish()
-        if self.written:  # after publishing: an argument may share memory with a gradient
-            self.inputs.give_back(tensors, self.written)
         counted = [*self.mutated, *self.gradients.written()]
         if counted:  # autograd detects the write to a saved tensor by its version
             torch_internals.increment_version(counted)
-        taken = self.outputs.take(tensors, fresh)
-        return taken if self.bound is None else self.bound.bind(taken)
+        return self.outputs.take(tensors, fresh)
 
 
 def capture(
@@ -241,14 +219,12 @@ def capture(
             with observed(observer, call.state):
                 returned = step(*args, **kwargs)
             launches, observer.log, observer.before_write = Launches.of(log), None, None
-            results = kept_results(call, snapshot, observer, returned)
-        changes = list(call.state.changes(snapshot, results))
+        changes = list(call.state.changes(snapshot))
     if not device.ready():
         raise StepDiffers(FREED_MEANWHILE)
     _check(observer, seen, flatten(returned, []), changes)
     for refusal in [*map(changed_itself, marks.changed()), *given.changes(args, kwargs)]:
         raise StepRefused(refusal)
-    check_unread(device, graph, results, call.state.code)
     pool_bytes = device.pool_bytes(pool)
     after = gradients(call.parameters)
     uses = uses_of(device, graph, observer, launches, call.before, after, writes.include)
@@ -262,33 +238,20 @@ def capture(
         and (tensor := reference()) is not None
         and id(tensor) not in gradients_of_call  # `Gradients` keeps them
     ]
-    written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
-    mutated = [tensor for tensor in call.state.tensors.values() if writes.include(tensor)]
-    reads = reads_of(device, graph, observer, call)
-    copied = [index for index in written if index not in inputs.in_place]
-    there = [*kept, *(old for old, use in zip(call.before, uses, strict=True) if old is not None and use is Use.NEEDED)]
-    read_memory = WrittenMemory([*filter(reads, call.state.tensors.values()), *there] if copied else ())
+    fixed = [*call.state.tensors.values(), *(call.tensors[index] for index in inputs.in_place)]
+    mutated = [tensor for tensor in {id(one): one for one in fixed}.values() if writes.include(tensor)]
     added_to = [one for one in _both(call.before, after) if writes.include(one)]
-    refuse_shared(call.tensors, call.labels, written, [*mutated, *added_to], copied, read_memory)
-    state = [tensor for tensor in call.state.tensors.values() if not any(tensor is entry.old for entry in results)]
-    static = [*state, *(gradient for gradient in call.before if gradient is not None)]
+    written = WrittenMemory([*mutated, *added_to])
+    refuse_writes(call.tensors, call.labels, placeholders, writes.include, written)
+    reads = reads_of(device, graph, observer, call)
+    static = [*call.state.tensors.values(), *(gradient for gradient in call.before if gradient is not None)]
     known = call.known(placeholders)
     unknown = [tensor for tensor in kept if storage(tensor) not in known]
-
-    left_out = {(id(entry.container.held), entry.key) for entry in results}
-
-    def ignored(held: Any, key: Any) -> bool:
-        return rates.stands_for(held, key) or (id(held), key) in left_out
-
-    outputs = Outputs(
-        (returned, tuple([entry.new for entry in results])) if results else returned,
-        placeholders,
-        _storages(static) - unread,
-    )
+    outputs = Outputs(returned, placeholders, _storages(static) - unread)
     pointers = None
     if follow:
-        launches.read_after([*outputs.copied(), *(gradient for gradient in after if gradient is not None)])
-        pointers = _follow(device, graph, pool, inputs, launches, set(written))
+        launches.read_after([*outputs.copied, *(gradient for gradient in after if gradient is not None)])
+        pointers = _follow(device, graph, pool, inputs, launches)
     renew = [] if pointers is None else [functools.partial(device.renew, graph, pointers)]
     passed = {id(call.tensors[index]) for index in inputs.in_place}
 
@@ -296,12 +259,11 @@ def capture(
         """Return whether the step would do something else with another tensor: it reads, returns or is given it."""
         return reads(tensor) or storage(tensor) in outputs.static or id(tensor) in passed
 
-    watch = Watch(call.state, ignored, decides, unknown, dropped=dropped)
+    watch = Watch(call.state, rates.stands_for, decides, unknown, dropped=dropped)
     return Recording(
         graph=graph,
         pool=pool,
         inputs=inputs,
-        written=written,
         gradients=Gradients(
             call.parameters,
             call.parameter_names(),
@@ -315,27 +277,23 @@ def capture(
         outputs=outputs,
         mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],
         written_memory=WrittenMemory([*mutated, *_both(call.before, after)]),
-        read_memory=read_memory,
         kept=kept,
         arguments=Arguments(call.args, call.kwargs, call.tensors),
         trace=observer.operations,
         progress=progress,
         audits=Audits(options.check_every),
-        bound=BoundResults(results) if results else None,
         side_by_side=side_by_side(device, graph, pool, log if concurrency == "auto" else None, renew),
         signature=describe(call.tensors),
         pool_bytes=pool_bytes - pool_before,
     )
 
 
-def _follow(
-    device: Device, graph: Any, pool: Any, inputs: CopiedInputs, launches: Launches, written: Collection[int]
-) -> Pointers | None:
+def _follow(device: Device, graph: Any, pool: Any, inputs: CopiedInputs, launches: Launches) -> Pointers | None:
     """Let the graph read inputs in place if their node parameters are known. Note [By name] in `launches`.
 
     Return the pointers that set their addresses, if there are such inputs.
     """
-    placeholders = {index: one for index, one in inputs.placeholders().items() if index not in written}
+    placeholders = inputs.placeholders()
     if not (found := launches.only_named({index: memory_of(one) for index, one in placeholders.items()})):
         return None
     try:

@@ -1,12 +1,13 @@
 """Find the memory that a recording writes, and inputs of a call that overlap it.
 
-Inputs are copied before the graph runs. If an input overlaps memory that the graph writes, the copy has the values from
-before these writes, but the step itself would read the values from after them.
+Inputs are copied before the graph runs. A write into a copy does not reach the caller. If an input overlaps memory that
+the graph writes, the copy has the values from before these writes, but the step itself would read the values from after
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -46,7 +47,7 @@ class Writes:
 
 
 class WrittenMemory:
-    """Store the current memory ranges of tensors that are written, or read in addition to written inputs."""
+    """Store the current memory ranges of tensors that are written."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._ranges = MemoryRanges(memory_of(tensor) for tensor in tensors if _has_memory(tensor))
@@ -66,42 +67,36 @@ def _has_memory(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and size_bytes(tensor) > 0
 
 
-def shared_with_written(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> tuple[int, int] | None:
-    """Return the indices of a written input and of a different input that overlaps it; None if there are none."""
-    places = list(map(storage, tensors))
-    for index in written:
-        for other, place in enumerate(places):
-            if not place or place != places[index] or tensors[other] is tensors[index]:
-                continue
-            # Caches are often adjacent parts of one tensor.
-            if memory_of(tensors[other]).overlaps(memory_of(tensors[index])):
-                return index, other
-    return None
-
-
-def refuse_shared(
+def refuse_writes(
     tensors: Sequence[torch.Tensor],
     labels: Sequence[str],
-    written: Sequence[int],
-    mutated: Sequence[torch.Tensor],
-    written_back: Sequence[int],
-    read: WrittenMemory,
+    placeholders: Sequence[torch.Tensor],
+    is_written: Callable[[torch.Tensor], bool],
+    elsewhere: WrittenMemory,
 ) -> None:
-    """Refuse writes to memory that two inputs share: each input is read from its own copy.
+    """Refuse writes into inputs that are copied, and into memory that such an input shares.
 
     Args:
         labels: names of the inputs.
-        written: indices of written inputs; `written_back`: those of them that are copied.
-        mutated: other tensors that are written.
-        read: memory that is read in place.
+        placeholders: their copies. An input that is read in place is its own.
+        is_written: whether the captured call wrote a tensor.
+        elsewhere: memory that it wrote other than in a copy.
 
     Raises:
-        StepRefused: a write goes to shared memory.
+        StepRefused: there is such a write.
     """
-    found = [(labels[one], labels[other]) for one, other in filter(None, [shared_with_written(tensors, written)])]
-    found += [(labels[one], "a tensor that it reads") for one in written_back if read.holds(tensors[one])]
-    elsewhere = WrittenMemory(mutated)
-    found += [("a tensor", label) for one, label in zip(tensors, labels, strict=True) if elsewhere.holds(one)]
-    for one, other in found:
-        reason = f"writes into {one}, which shares memory with {other}"
-        raise StepRefused(Refusal(reason, "pass a copy (`clone()`) of the argument"))
+    for tensor, label, placeholder in zip(tensors, labels, placeholders, strict=True):
+        if placeholder is tensor:
+            continue
+        if is_written(placeholder):
+            may = "may write" if placeholder.is_inference() else "writes"
+            raise StepRefused(
+                Refusal(
+                    f"{may} into {label}, of which a graph has a copy",
+                    "write into a copy (`clone()`), or keep what is written in an attribute or a buffer, or pass the "
+                    "same tensor in every call",
+                )
+            )
+        if elsewhere.holds(tensor):
+            reason = f"writes into a tensor, which shares memory with {label}"
+            raise StepRefused(Refusal(reason, "pass a copy (`clone()`) of the argument"))

@@ -22,14 +22,17 @@ class SAM(torch.optim.Optimizer):
         self.defaults.update(self.base_optimizer.defaults)
 
     @torch.no_grad()
-    def first_step(self, zero_grad=False):
+    def first_step(self, zero_grad=False, in_place=False):
         grad_norm = self._grad_norm()
         for group in self.param_groups:
             scale = group["rho"] / (grad_norm + 1e-12)
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                self.state[p]["old_p"] = p.data.clone()
+                if in_place:
+                    self.state[p].setdefault("old_p", torch.empty_like(p)).copy_(p)
+                else:
+                    self.state[p]["old_p"] = p.data.clone()
                 e_w = (torch.pow(p, 2) if group["adaptive"] else 1.0) * p.grad * scale.to(p)
                 p.add_(e_w)
         if zero_grad:
@@ -88,7 +91,7 @@ def sharpness_aware(device: str, adaptive: bool, in_place: bool) -> Program:
         disable_running_stats(model, back=True)
         loss = F.cross_entropy(model(x), y, label_smoothing=0.1)
         loss.backward()
-        optimizer.first_step(zero_grad=True)
+        optimizer.first_step(zero_grad=True, in_place=in_place)
         disable_running_stats(model)
         F.cross_entropy(model(x), y, label_smoothing=0.1).backward()
         if in_place:

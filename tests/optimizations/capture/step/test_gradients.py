@@ -424,9 +424,11 @@ def another_tensor(program: Program, index: int, kept: list[torch.Tensor]) -> to
     return torch.randn(3, 3) if index < 5 or index % 3 else program.gradient()
 
 
-@pytest.mark.parametrize("choose", [now_and_then, the_same_from_then_on, a_view, another_tensor])
+CHOICES = [(choose, False) for choose in (now_and_then, the_same_from_then_on, a_view, another_tensor)]
+
+
+@pytest.mark.parametrize(("choose", "writes"), [*CHOICES, (the_same_from_then_on, True)])
 @pytest.mark.parametrize("forgets", [True, False])
-@pytest.mark.parametrize("writes", [True, False])
 def test_argument_inside_a_gradient_is_used_as_in_eager(
     writes: bool, forgets: bool, choose: Callable[[Program, int, list[torch.Tensor]], torch.Tensor]
 ) -> None:

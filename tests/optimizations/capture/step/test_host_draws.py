@@ -118,14 +118,6 @@ def test_gpu_random_numbers_equal_eager() -> None:
     assert assert_as_eager(program, host_draws="unused").replays == 6
 
 
-kept = SimpleNamespace(last=None, number=0.0)
-
-
-def binds(x: torch.Tensor) -> torch.Tensor:
-    kept.last = torch.rand([])
-    return x * 2
-
-
 def scales_in_place(x: torch.Tensor) -> torch.Tensor:
     drawn = torch.rand([])
     drawn.mul_(3)
@@ -144,7 +136,6 @@ DECIDE: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "a value that is read": (lambda x: x * torch.rand([]).item(), DIFFERS),
     "a number that is returned": (lambda x: (x * 2, random.random()), "returns something else than a tensor"),
     "a tensor that is returned": (lambda x: (x * 2, torch.rand([])), RETURNS),
-    "a tensor that is kept": (binds, RETURNS),
 }
 
 

@@ -198,21 +198,6 @@ def test_compiled_modules_graphs_are_disabled_temporarily() -> None:
     assert not hook.resting()
 
 
-@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_attribute_of_compiled_code_is_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Compiled code bypasses the dispatcher, so the captured graph itself is inspected."""
-    made = PROGRAMS["activations_kept_in_attributes"]("cpu")
-    device = CpuDevice()
-    monkeypatch.setattr(device, "mentions", lambda graph, memory, but=(): bool(memory))
-    step = GraphedStep(made.step, device=device)
-    for batch in made.batches[:5]:
-        step(*batch)
-    (refusal,) = step.report().refusals
-    assert "is bound to another tensor" in refusal.reason and step.report().replays == 0
-
-
 # Memory of recorded steps and callables: which recordings share a pool, and what outlives the launches of others.
 
 

@@ -171,49 +171,6 @@ def test_step_without_references_is_freed_at_once() -> None:
         gc.enable()
 
 
-class Masked(nn.Module):
-    """Layers that each keep the mask of the last call, as BERT's do."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(layers))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = x > 0
-        for layer in self.layers:
-            layer.mask = mask
-            x = layer(x * layer.mask)
-        return x.sum()
-
-
-MASKS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "shape": lambda mask: mask[:1],
-    "dtype": lambda mask: mask.float(),
-    "nothing": lambda mask: None,
-    "no tensor": lambda mask: "mask",
-}
-
-
-@pytest.mark.parametrize("index", [0, 4])
-@pytest.mark.parametrize("name", MASKS)
-def test_attribute_bound_to_a_result_is_compared_by_kind(name: str, index: int) -> None:
-    torch.manual_seed(3)
-    model = Masked(5)
-    given = [(torch.randn(3, 4),) for _ in range(8)]
-    graphed, recording = recorded(lambda x: model(x).detach(), given)
-    layer = model.layers[index]
-    layer.mask = layer.mask.clone()  # another one of its kind
-    replays = recording.replays
-    graphed(*given[0])
-    assert recording.replays == replays + 1
-    layer.mask = MASKS[name](layer.mask)
-    expected = Masked(5)
-    expected.load_state_dict(model.state_dict())
-    torch.testing.assert_close(graphed(*given[1]), expected(*given[1]).detach())
-    assert recording.replays == replays + 1
-    assert all(torch.equal(layer.mask, given[1][0] > 0) for layer in model.layers)
-
-
 # A recording's comparison before replays is cheap and changes nothing.
 
 

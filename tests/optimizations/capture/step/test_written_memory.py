@@ -13,10 +13,7 @@ from torch import nn
 
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.observer import storage
-from optimizations.capture.step.outputs import Outputs
 from optimizations.capture.step.written_memory import Writes
-from optimizations.graph.memory import overlaps
 
 __all__ = ["copied"]
 
@@ -46,9 +43,6 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "empty": lambda loss: (loss, loss.new_zeros(0, 3)),
     "large": lambda loss: loss * torch.ones(100_000),
     "many": lambda loss: [loss * index for index in range(18)],
-    "expanded": lambda loss: (loss * torch.arange(5.0))[:, None].expand(5, 3),
-    "expanded, next to others": lambda loss: (loss, (loss * torch.arange(5.0)).expand(3, 5), loss * torch.ones(3)),
-    "a column, expanded": lambda loss: (loss * torch.arange(36.0).reshape(6, 6))[:, 1:2].expand(-1, 3),
     "a part of each row": lambda loss: (loss * torch.arange(36.0).reshape(6, 6))[:, 2:4],
     "channels last": lambda loss: (loss * torch.ones(2, 3, 4, 4)).to(memory_format=torch.channels_last),
 }
@@ -56,7 +50,7 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("kind", sorted(RESULTS))
 def test_results_stay_valid_and_have_eagers_layout(kind: str) -> None:
-    """An expanded one takes as little memory. They are ordinary tensors, which may be detached and written."""
+    """They are ordinary tensors, which may be detached and written."""
     calls = batches("cpu")
     expected = run(training(RESULTS[kind]), calls)
     step = GraphedStep(training(RESULTS[kind]), device=CpuDevice())
@@ -66,13 +60,32 @@ def test_results_stay_valid_and_have_eagers_layout(kind: str) -> None:
     assert step.report().refusals == ()
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.stride() == theirs.stride() and mine.storage_offset() in (0, theirs.storage_offset())
-        assert mine.untyped_storage().nbytes() <= theirs.untyped_storage().nbytes()
     result = found[-1]
     assert not result._is_view()
-    result.detach_()
-    if not overlaps(result):
-        result.mul_(torch.ones((), requires_grad=True))
-        assert result.requires_grad
+    result.detach_().mul_(torch.ones((), requires_grad=True))
+    assert result.requires_grad
+
+
+ROWS = torch.tensor([[0, 2]])
+REFUSED_RESULTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "expanded": (lambda x: x.sum(0, keepdim=True).expand(3, 3), "is no plain one"),
+    "sparse": (lambda x: torch.sparse_coo_tensor(ROWS, x[:2].abs(), (3, 3)), "is no plain one"),
+    "lazily conjugated": (lambda x: (x * 1j).conj(), "is no plain one"),
+    "a view of the argument": (lambda x: x[1:], "returns a view of an argument"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph", "ignore:Sparse")
+@pytest.mark.parametrize("kind", sorted(REFUSED_RESULTS))
+def test_result_that_cannot_be_copied_is_refused(kind: str) -> None:
+    give, words = REFUSED_RESULTS[kind]
+    step = GraphedStep(lambda x: (x.abs(), give(x)), device=CpuDevice())
+    for index in range(7):
+        x = torch.arange(9.0).reshape(3, 3) + index
+        (size, found), expected = step(x), give(x)
+        assert torch.equal(size, x.abs()) and torch.equal(found.to_dense(), expected.to_dense())
+    report = step.report()
+    assert words in report.refusals[0].reason and report.replays == 0
 
 
 def test_call_copies_inputs_of_a_dtype_in_one_operation(copied: list[int]) -> None:
@@ -103,8 +116,7 @@ def test_overlapping_inputs_are_passed(kind: str) -> None:
     assert graphed.report().replays >= 4, graphed.report().refusals
 
 
-@pytest.mark.parametrize("moves", [False, True])
-def test_adjacent_inputs_of_one_tensor_may_be_written(*, moves: bool) -> None:
+def test_adjacent_inputs_of_one_tensor_may_be_written() -> None:
     """Caches of keys and values are such tensors."""
 
     def step(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -114,11 +126,11 @@ def test_adjacent_inputs_of_one_tensor_may_be_written(*, moves: bool) -> None:
 
     graphed = GraphedStep(step, device=CpuDevice())
     caches = [torch.ones(2, 3), torch.ones(2, 3)]
+    halves = [cache.unbind() for cache in caches]
     generator = torch.Generator().manual_seed(1)
     for _ in range(7):
         x = torch.randn(3, generator=generator)
-        caches = [one.clone() if moves else one for one in caches]
-        found, expected = (run_it(x, *cache) for run_it, cache in zip((graphed, step), caches, strict=True))
+        found, expected = (run_it(x, *half) for run_it, half in zip((graphed, step), halves, strict=True))
         assert torch.equal(found, expected) and torch.equal(*caches)
     assert graphed.report().replays == 4
 
@@ -152,39 +164,6 @@ def test_out_of_memory_for_results_ends_the_call_unlaunched(monkeypatch: pytest.
     full = False
     assert torch.equal(graphed(x), 14 * x)
     assert graphed.report().replays == 4
-
-
-def test_sparse_result_is_copied_out_of_empty_tensors() -> None:
-    returned = torch.eye(2).to_sparse()
-    outputs = Outputs(returned, [], {storage(torch.empty(0))})
-    fresh = outputs.prepare()
-    outputs.copy_out(fresh)
-    result = outputs.take([], fresh)
-    returned._values().zero_()  # as the next launch writes it
-    assert torch.equal(result.to_dense(), torch.eye(2))
-
-
-@pytest.mark.parametrize(
-    "result",
-    [
-        lambda x: x.conj(),
-        lambda x: x.mH[1:],
-        lambda x: x.conj().imag,
-        lambda x: torch._neg_view(torch.view_as_real(x))[0],
-    ],
-)
-def test_lazy_view_of_an_argument_equals_eager(
-    result: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
-    step = GraphedStep(lambda x: (x.abs(), result(x)), device=CpuDevice())
-    for index in range(6):
-        x = torch.full((2, 2), complex(index, 3))
-        (size, found), expected = step(x), result(x)
-        assert torch.equal(size, x.abs()) and torch.equal(found, expected)
-        assert (found.is_conj(), found.is_neg()) == (expected.is_conj(), expected.is_neg())
-        x.add_(1)
-        assert torch.equal(found, expected)  # it still lies in the argument's memory
-    assert step.report().replays == 3
 
 
 # What a step writes: arguments, buffers, versions, and tensors whose metadata changed.
@@ -258,14 +237,8 @@ def an_argument_that_is_read_as_something_else() -> Made:
     return step, kept
 
 
-MADE = (
-    an_argument_by_its_data,
-    statistics_that_are_arguments,
-    a_buffer_by_its_data,
-    statistics_of_a_module,
-    a_weight_that_an_optimizer_writes_with_others,
-    an_argument_that_is_read_as_something_else,
-)
+MADE = (a_buffer_by_its_data, statistics_of_a_module, a_weight_that_an_optimizer_writes_with_others)
+REFUSED = (an_argument_by_its_data, statistics_that_are_arguments, an_argument_that_is_read_as_something_else)
 
 
 def outcome(made: Made, step: Callable[..., Any]) -> list[torch.Tensor]:
@@ -279,16 +252,21 @@ def outcome(made: Made, step: Callable[..., Any]) -> list[torch.Tensor]:
     return found if kept is None else [*found, kept]
 
 
-@pytest.mark.parametrize("make", MADE)
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("make", [*MADE, *REFUSED])
 def test_writes_of_a_step_equal_eager(make: Callable[[], Made]) -> None:
     eager, made = make(), make()
     expected = outcome(eager, eager[0])
     step = GraphedStep(made[0], device=CpuDevice())
     found = outcome(made, step)
     assert all(map(torch.equal, found, expected))
-    others = 3 if made[1] is None else 6
-    assert step.report().refusals == ()
-    assert CALLS - others - 1 <= step.report().replays <= CALLS - others
+    report = step.report()
+    if make in REFUSED:
+        assert "writes into argument 0, of which a graph has a copy" in report.refusals[0].reason
+        assert report.replays == 0
+    else:
+        assert report.refusals == ()
+        assert report.replays == CALLS - 6
 
 
 def test_lazily_negative_argument_is_not_plain() -> None:
@@ -336,16 +314,13 @@ def adds(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("made_in_it", [True, False])
-@pytest.mark.parametrize("count", [1, 2])
-def test_writes_to_arguments_reach_the_caller(made_in_it: bool, count: int) -> None:
-    """With one cache it is the same tensor in each call."""
-
+def test_writes_to_the_same_argument_reach_the_caller(made_in_it: bool) -> None:
     def run(step: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
         with torch.inference_mode(made_in_it):
-            caches = [torch.zeros(8) for _ in range(count)]
+            cache = torch.zeros(8)
         with torch.inference_mode():
-            sums = [step(caches[index % count], batch["x"]) for index, (batch,) in enumerate(batches("cpu", 12))]
-        return [*sums, *caches]
+            sums = [step(cache, batch["x"]) for (batch,) in batches("cpu", 12)]
+        return [*sums, cache]
 
     graphed = GraphedStep(adds, device=CpuDevice())
     for mine, theirs in zip(run(graphed), run(adds), strict=True):
