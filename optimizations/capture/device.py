@@ -150,12 +150,10 @@ class Device:
         return torch.cuda.CUDAGraph(keep_graph=True)
 
     @contextlib.contextmanager
-    def capturing(self, graph: Any, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+    def capturing(self, graph: Any, pool: Any) -> Iterator[None]:
         """Capture the block; its work of the GPU is not executed."""
         with torch.cuda.device(self.index), uncollected(), at_rest():
             outside = torch.cuda.current_stream()
-            for generator in generators:
-                graph.register_generator_state(generator)
             broken = True
             try:
                 with (

@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import NotLaunched
 from optimizations.concurrency.branches import Branches
@@ -103,11 +101,11 @@ class RacedGraph:
         self._device, self._concurrency = device, concurrency
 
     @contextlib.contextmanager
-    def capturing(self, generators: Iterable[torch.Generator]) -> Iterator[None]:
+    def capturing(self) -> Iterator[None]:
         """Capture the block like `Device.capturing`, and prepare the race."""
         log = self._device.launch_log(notes_memory=True) if self._concurrency == "auto" else None
         noting = contextlib.nullcontext() if log is None else log.noting(*loaded_modules())
-        with self._device.capturing(self.captured, self.pool, generators), noting:
+        with self._device.capturing(self.captured, self.pool), noting:
             yield
         self.side_by_side = side_by_side(self._device, self.captured, self.pool, log, ())
 

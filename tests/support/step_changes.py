@@ -41,7 +41,6 @@ class Trainer:
         self.count = 0
         self.last: Any = None
         self.source = iter(range(3))
-        self.noise = torch.Generator(device=device).manual_seed(5)
 
     @property
     def scale(self) -> float:
@@ -51,7 +50,7 @@ class Trainer:
         return descend(self.scale * self.loss(batch), self.optimizer)
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        noise = torch.randn(batch["x"].shape, generator=self.noise, device=batch["x"].device)
+        noise = torch.randn(batch["x"].shape, device=batch["x"].device)
         return loss_of(self.model, {**batch, "x": batch["x"] + 0.1 * noise})
 
     def after(self, index: int) -> None:

@@ -104,8 +104,7 @@ def _capturing(
         raise StepRefused(FREED_MEANWHILE)
     writes = Writes([*variant.state.tensors.values(), *others], compiled=variant.state.compiled)
     try:
-        captured = graph.capturing(variant.generators)
-        with variant.observing(writes.note, captured, forbid=True) as observer:
+        with variant.observing(writes.note, graph.capturing(), forbid=True) as observer:
             yield writes, observer
         difference = first_difference(expected, observer.operations)
         for refusal in [*observer.refusals, *([] if difference is None else [difference])]:

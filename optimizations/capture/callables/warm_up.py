@@ -29,7 +29,6 @@ from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.graph.memory import memory_of
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
-from optimizations.torch_internals.gpu_state import generator_identity
 
 RUNS = 3
 MOST_SET_UPS = 8
@@ -49,8 +48,6 @@ class Variant:
         saved_results: results that must not be written before the backward: it reads them, or they overlap.
         structure: the structure of its results.
         forward, backward: operators that ran.
-        generators: generators of the GPU, other than the default one, from which it drew.
-        first_states: states of these before the first draw.
         as_captured: the value that a query for a capture returns.
     """
 
@@ -70,8 +67,6 @@ class Variant:
     structure: Hashable = None
     forward: Sequence[Operation] = ()
     backward: Sequence[Operation] = ()
-    generators: Sequence[torch.Generator] = ()
-    first_states: dict[int, tuple[torch.Generator, torch.Tensor]] = field(default_factory=dict)
     as_captured: bool = False
 
     @contextlib.contextmanager
@@ -90,27 +85,22 @@ class Variant:
             before_write: is called with each tensor that is about to be written.
             around: the context of the warm-up or capture.
         """
-        device, state, known = self.device, self.state, self.generators if forbid else ()
-        observer = Observer(device.holds, {}, forbid=forbid, generators=known, keeps_workspace=device.keeps_workspace)
+        device, state = self.device, self.state
+        observer = Observer(device.holds, {}, forbid=forbid, keeps_workspace=device.keeps_workspace)
         observer.in_region = False  # autocast's cached casts are cleared before each run
         observer.before_write = before_write
         observer.host_generators = host_generators(device, state)
         observer.as_captured = self.as_captured
         random, snapshot = RandomStates(device, state), state.snapshot()
-        try:
-            with around, observed(observer, state):
-                yield observer
-            found = observer.refusals  # the callable may catch exceptions
-            found += map(changed_itself, self.marks.changed())
-            if self.options.host_draws == "refused":
-                found += [drawn_on_the_host(name, state.code, "call") for name in random.drawn_on_host()]
-            if not forbid and random.drawn_on_gpu(observer):
-                found += random.refusals(observer)
-            found += state.changes(snapshot)
-        finally:
-            self.generators = observer.generators
-            for generator, first in zip(observer.generators[len(known) :], observer.first_states, strict=True):
-                self.first_states.setdefault(generator_identity(generator), (generator, first))
+        with around, observed(observer, state):
+            yield observer
+        found = observer.refusals  # the callable may catch exceptions
+        found += map(changed_itself, self.marks.changed())
+        if self.options.host_draws == "refused":
+            found += [drawn_on_the_host(name, state.code, "call") for name in random.drawn_on_host()]
+        if not forbid and random.drawn_on_gpu(observer):
+            found += random.refusals(observer)
+        found += state.changes(snapshot)
 
 
 def warm_up(variant: Variant, note: Callable[[torch.Tensor], None]) -> None:
@@ -122,20 +112,16 @@ def warm_up(variant: Variant, note: Callable[[torch.Tensor], None]) -> None:
         StepRefused: a graph could not repeat the last run, or the runs changed Python state.
     """
     outset = variant.state.snapshot()
-    try:
-        for count in itertools.count(1):
-            with variant.observing(note, variant.device.warming_up(), forbid=False) as observer:
-                findings = [*_run_once(variant, observer)]
-            if any(parameter.grad is not None for parameter in variant.state.parameters()):
-                findings.append(OWN_BACKWARD)
-            if count >= RUNS and not observer.set_up:
-                break
-            if count >= RUNS + MOST_SET_UPS:
-                raise StepRefused(SETS_UP)
-            variant.as_captured = True
-    finally:
-        for generator, state in variant.first_states.values():
-            generator.set_state(state)
+    for count in itertools.count(1):
+        with variant.observing(note, variant.device.warming_up(), forbid=False) as observer:
+            findings = [*_run_once(variant, observer)]
+        if any(parameter.grad is not None for parameter in variant.state.parameters()):
+            findings.append(OWN_BACKWARD)
+        if count >= RUNS and not observer.set_up:
+            break
+        if count >= RUNS + MOST_SET_UPS:
+            raise StepRefused(SETS_UP)
+        variant.as_captured = True
     for refusal in [*findings, *observer.refusals]:
         raise StepRefused(refusal)
     for change in variant.state.changes(outset):

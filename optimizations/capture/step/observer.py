@@ -65,7 +65,6 @@ class Observer(torch_internals.TorchDispatchMode):
         outside: storages that were read and not allocated by the step: the line of the read by address.
         read: the tensors of these that were read first, as long as the call is observed.
         draws: whether random numbers of the GPU were drawn.
-        generators: the generators, other than the default one, that were passed to operators.
         draws_by_default: whether the default generator drew on the GPU.
         in_backward: whether an operator ran in a backward.
         in_region: whether autocast may cache casts of earlier calls, which no graph may read.
@@ -73,7 +72,6 @@ class Observer(torch_internals.TorchDispatchMode):
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
         rates: storages of tensors that replace learning rates, which are numbers in the program.
         log: records what adds nodes to the graph during a capture; None without a capture.
-        first_states: the states of `generators` before their first draw.
         before_write: is called with each tensor that an operator is about to write.
         structure: the structure of the results, after an eager call.
         makes_gradients: ids of parameters with a new gradient, if such a call dropped all earlier gradients unread.
@@ -91,7 +89,6 @@ class Observer(torch_internals.TorchDispatchMode):
         *,
         forbid: bool,
         as_captured: bool = False,
-        generators: Sequence[torch.Generator] = (),
         keeps_workspace: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__()
@@ -111,8 +108,6 @@ class Observer(torch_internals.TorchDispatchMode):
         self.outside: dict[int, str | None] = {}
         self.read: dict[int, weakref.ref[torch.Tensor]] = {}
         self.draws = self.draws_by_default = False
-        self.generators = list(generators)
-        self.first_states: list[torch.Tensor] = []
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.host_generators: frozenset[int] = frozenset()
         self._drawn_by_host: set[int] = set()
@@ -228,9 +223,6 @@ class Observer(torch_internals.TorchDispatchMode):
                 with self.unseen():
                     yield tensor.item()
 
-    def _is_of_host(self, generator: torch.Generator | None) -> bool:
-        return generator is not None and generator_identity(generator) in self.host_generators
-
     def _check_operator(
         self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], *, drawing: bool
     ) -> None:
@@ -239,13 +231,13 @@ class Observer(torch_internals.TorchDispatchMode):
         tags = getattr(func, "tags", ())
         if drawing:
             generator = kwargs.get("generator")
-            self.draws = self.draws or not self._is_of_host(generator)
-            unknown = generator is not None and not any(generator is known for known in self.generators)
-            if unknown and not self._is_of_host(generator):
-                if self.forbids:
-                    self.refuse("draws from a generator that it did not use before", "use one generator in all calls")
-                self.generators.append(generator)
-                self.first_states.append(generator.get_state())
+            of_host = generator is not None and generator_identity(generator) in self.host_generators
+            self.draws = self.draws or not of_host
+            if generator is not None and not of_host:
+                self.refuse(
+                    "draws random numbers from a generator of its own on the GPU",
+                    "draw from the default one (without `generator=`), which torch.manual_seed seeds",
+                )
         if self.rates and not self.rates.isdisjoint(map(storage, _written(func, args, kwargs))):
             self.refuse("changes the learning rate of an optimizer", "change it after the step")
         if on_gpu and any(map(self.was_drawn_by_host, inputs)):

@@ -56,21 +56,23 @@ class RandomStates:
     def refusals(self, observer: Observer) -> list[Refusal]:
         """Return a refusal of a call that drew on the GPU, if a launch would draw different numbers.
 
-        Either a seed changed, which is the first eight bytes of a state, or a generator drew and still has its state.
+        Either a seed changed, which is the first eight bytes of a state, or the default generator drew and still
+        has its state.
         """
         if observer.queries_random_state:
             return [CHECKPOINT_DRAWS]
-        drawn = {generator_identity(self._on_gpu[0][0])} if observer.draws_by_default else set[int]()
-        drawn.update(map(generator_identity, observer.generators))
-        for one, before in self._on_gpu:
-            now = one.get_state()
-            if not torch.equal(now[:8], before[:8]) or (generator_identity(one) in drawn and torch.equal(now, before)):
+        for index, (one, before) in enumerate(self._on_gpu):
+            now, drew = one.get_state(), observer.draws_by_default and not index
+            if not torch.equal(now[:8], before[:8]) or (drew and torch.equal(now, before)):
                 return [RESEEDS]
         return []
 
     def restore(self) -> None:
-        """Restore the recorded states, except those of further generators of the GPU."""
+        """Restore the recorded states."""
         self._device.restore_random_states(self._before)
+        for one, before in self._on_gpu[1:]:
+            if not torch.equal(one.get_state(), before):
+                one.set_state(before)
         for _, generator, state in self._on_host:
             if not _equal(_state(generator), state):
                 _restore(generator, state)

@@ -203,13 +203,13 @@ def capture(
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
     given = Given(args, kwargs)
     pool_before = device.pool_bytes(pool)
-    settings: Any = {"forbid": True, "as_captured": progress.as_captured, "generators": seen.generators}
+    settings: Any = {"forbid": True, "as_captured": progress.as_captured}
     observer = new_observer(device, call, placeholders, rates, **settings)
     room = bytes_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
     with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
         observer.log = log = device.launch_log(notes_memory=concurrency == "auto")
-        with device.capturing(graph, pool, seen.generators), log.noting(*loaded_modules(), operators=False):
+        with device.capturing(graph, pool), log.noting(*loaded_modules(), operators=False):
             if not pool_before and carves(os.environ):
                 device.make_room(room)
             there = [gradient for gradient in call.before if gradient is not None]

@@ -212,7 +212,7 @@ class CpuDevice(Device):
         return graph
 
     @contextlib.contextmanager
-    def capturing(self, graph: CpuGraph, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+    def capturing(self, graph: CpuGraph, pool: Any) -> Iterator[None]:
         assert not self.capture_now
         if self._captured[pool] and all(one.freed for one in self._captured[pool]):
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")  # a pool goes with the last graph in it
@@ -220,7 +220,6 @@ class CpuDevice(Device):
         self.captures += 1
         mode = Capture(graph, self.host, draws=self.has_own_random)
         random = torch.random.get_rng_state()
-        states = [(generator, generator.get_state()) for generator in generators]
         try:
             try:
                 with (
@@ -253,8 +252,6 @@ class CpuDevice(Device):
             self.broken += mode.broken
             mode.undo()
             torch.random.set_rng_state(random)
-            for generator, state in states:
-                generator.set_state(state)
             self.capture_now, self.capturing_into = False, None
 
     def make_room(self, size_bytes: int) -> None:
@@ -362,8 +359,8 @@ class CpuDeviceWithHost(CpuDevice):
             yield
 
     @contextlib.contextmanager
-    def capturing(self, graph: CpuGraph, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
-        with super().capturing(graph, pool, generators), _Host(self.host):
+    def capturing(self, graph: CpuGraph, pool: Any) -> Iterator[None]:
+        with super().capturing(graph, pool), _Host(self.host):
             try:
                 yield
             finally:

@@ -407,17 +407,6 @@ def checkpointed_around(made: Sequence[Any], reentrant: bool) -> Iterator[Any]:
         yield from (result.detach(), x.grad)
 
 
-class Draws(nn.Module):
-    """Draws from a generator of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.rand(3, generator=self.generator)
-
-
 class Holder:
     """An object that is none of the kinds that arguments are taken apart into."""
 
@@ -557,7 +546,6 @@ PROGRAMS: dict[str, Program] = {
         )
         for make in (parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal)
     },
-    "a generator of its own": Program(make=lambda: [Draws()], run=train_inputs, samples=with_gradients),
     "nothing returned": Program(make=lambda: [Buffered(returns=False)], run=lambda made: map(made[0], batches())),
     "a number in an object": Program(
         make=lambda: [lambda x, held: x * held.scale],

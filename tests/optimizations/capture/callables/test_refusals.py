@@ -46,13 +46,20 @@ def trains(x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
     return loss.detach()
 
 
-class Seeds:
+NOISE = torch.Generator()
+
+
+class Draws:
     def __init__(self) -> None:
-        self.noise = torch.Generator()
+        self.noise = NOISE
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        self.noise.manual_seed(3)
         return x + torch.randn(3, generator=self.noise)
+
+
+def seeds(x: torch.Tensor) -> torch.Tensor:
+    torch.default_generator.manual_seed(3)
+    return x + torch.randn(3)
 
 
 def draws_again(x: torch.Tensor) -> torch.Tensor:
@@ -108,12 +115,13 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
         (),
         r"changes the `\.grad` of a parameter",
     ),
-    "a generator is seeded": (Seeds, (), "seeds a generator of random numbers, or sets its state"),
+    "a generator of its own": (Draws, (), "draws random numbers from a generator of its own on the GPU"),
+    "a generator is seeded": (lambda: seeds, (), "seeds a generator of random numbers, or sets its state"),
     "random numbers drawn again": (lambda: draws_again, (), "keeps the GPU's random state"),
     "a sparse gradient": (lambda: Sparse(), (), "computes a sparse gradient"),
     "a result of before": (lambda: Older(), (), "takes part in differentiation and was computed before the call"),
     "an attribute is bound": (lambda: Binds(), (), "hidden is bound to another tensor"),
-    "an object is returned": (lambda: lambda x: [Seeds(), x * 2], (), "callable 1 returns a Seeds"),
+    "an object is returned": (lambda: lambda x: [Draws(), x * 2], (), "callable 1 returns a Draws"),
     "TorchScript": (lambda: torch.jit.trace(nn.Linear(3, 3), torch.ones(3)), (), "uses a module of TorchScript"),
     "a sparse tensor": (
         lambda: (lambda neighbours: lambda x: torch.mv(neighbours, x))(torch.eye(3).to_sparse()),
@@ -216,16 +224,18 @@ def in_place() -> nn.Module:
 @pytest.mark.parametrize("name", sorted(REFUSALS))
 def test_unrepeatable_work_is_refused_without_a_trace(name: str) -> None:
     make, further, words = REFUSALS[name]
-    function = make()
+    function, x = make(), torch.randn(3, requires_grad=True)
     linear = function.keywords["linear"] if isinstance(function, functools.partial) else nn.Linear(1, 1)
     before = [parameter.detach().clone() for parameter in linear.parameters()]
     state, of_numpy = random.getstate(), numpy.random.get_state()[2]
+    of_torch = [one.get_state() for one in (NOISE, torch.default_generator)]
     cuda = {"get_rng_state": lambda *_: torch.empty(0), "set_rng_state": lambda *_: None}
     with mock.patch.multiple(torch.cuda, **cuda), pytest.raises(StepRefused, match=f"callable 1 .*{words}|{words}"):
-        graphed(function, [(torch.randn(3, requires_grad=True), *further)])
+        graphed(function, [(x, *further)])
     assert same([*linear.parameters()], before)
     assert all(parameter.grad is None for parameter in linear.parameters())
     assert random.getstate() == state
+    assert same([one.get_state() for one in (NOISE, torch.default_generator)], of_torch)
     assert numpy.random.get_state()[2] == of_numpy
     assert not (isinstance(function, nn.Module) and "forward" in vars(function))
 

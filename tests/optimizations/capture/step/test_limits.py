@@ -7,7 +7,7 @@ import gc
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -333,8 +333,8 @@ def test_workspaces_freed_during_a_capture_repeat_it(often: int) -> None:
 
     class Freed(CpuDevice):
         @contextlib.contextmanager
-        def capturing(self, graph: CpuGraph, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
-            with super().capturing(graph, pool, generators):
+        def capturing(self, graph: CpuGraph, pool: Any) -> Iterator[None]:
+            with super().capturing(graph, pool):
                 yield
             self.not_ready = int(self.captures <= often)
 
