@@ -16,7 +16,7 @@ from optimizations import torch_internals
 from optimizations.calls.binding import Binding, bind
 from optimizations.calls.bound import bound, release_bindings
 from optimizations.calls.shortcut import finishing
-from optimizations.calls.turns import LENT, inside_a_function
+from optimizations.calls.turns import RUNNING, backwards_here, inside_a_function
 from optimizations.options import Options
 from optimizations.placement import Feeds, Placement, place, untouched
 from optimizations.report import ENTRIES, BindingReport, Entry
@@ -98,7 +98,7 @@ def _compiled(
         original = graph_module.forward
         feeds = Feeds(placement.feeds, original if placement.feeds.apart else None)
         _FEEDS.add(feeds)
-        compiled = _fed(compiled, feeds, original)
+        compiled = _fed(compiled, feeds, original, own_operators=_calls_own_operators(graph_module))
     if not settings.lean:
         return compiled
     binding, entry.binding = _binding(graph_module)
@@ -156,10 +156,20 @@ def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Any:
     return EncoreMaker(settings, entry.functions.append)
 
 
-def _fed(compiled: Callable[..., Any], feeds: Feeds, original: Callable[..., Any]) -> Callable[..., Any]:
+def _calls_own_operators(graph_module: torch.fx.GraphModule) -> bool:
+    """Return whether a graph of Dynamo calls operators that PyTorch does not define, and that may run a backward."""
+    graphs = [one.graph for one in graph_module.modules() if isinstance(one, torch.fx.GraphModule)]
+    modules = {str(getattr(node.target, "__module__", None)) for graph in graphs for node in graph.nodes}
+    return any(name.startswith("torch._ops.") for name in modules - {"torch._ops.aten", "torch._ops.prims"})
+
+
+def _fed(
+    compiled: Callable[..., Any], feeds: Feeds, original: Callable[..., Any], *, own_operators: bool
+) -> Callable[..., Any]:
     """Return the function Dynamo calls in place of the graph. A plain function: Dynamo wraps it and calls it by that.
 
-    `original` is the graph before placement.
+    `original` is the graph before placement. `own_operators`: see Note [Backwards inside of functions] in
+    `calls.turns`.
     """
 
     def as_it_was() -> bool:
@@ -167,10 +177,12 @@ def _fed(compiled: Callable[..., Any], feeds: Feeds, original: Callable[..., Any
 
         Notes [Captures of the program's own] in `placement.feeds` and [Order of locks] in `calls.turns`.
         """
-        return not resting() and (feeds.inside_a_capture() or (bool(LENT) and inside_a_function()))
+        return not resting() and (feeds.inside_a_capture() or (bool(RUNNING) and inside_a_function()))
 
     if not feeds.is_plain:
         compiled = torch_internals.innermost_fn(compiled)  # Dynamo keeps out of `run` already
+        if own_operators:
+            compiled = functools.partial(backwards_here, compiled)
 
         def run(*arguments: Any) -> Any:
             if as_it_was():
@@ -179,6 +191,8 @@ def _fed(compiled: Callable[..., Any], feeds: Feeds, original: Callable[..., Any
 
         return run
     compiled_of_list = taking_a_list(compiled)
+    if own_operators:
+        compiled_of_list = functools.partial(backwards_here, compiled_of_list)
 
     def run_plainly(*arguments: Any) -> Any:
         if as_it_was():

@@ -1,10 +1,10 @@
 """Manage locks, contexts and streams of the threads that call functions of a manager.
 
 Note [Backwards inside of functions]. Functions of one manager run one at a time: the caller holds a reentrant lock, the
-*turn*. A custom operator of the program may run a backward of another compiled function. On a GPU an autograd thread
-runs that backward while the caller waits for it and holds the lock, which would be a deadlock. So the thread that runs
-a function lends its lock to the threads that run its backwards. They find this in PyTorch's thread-local state, which
-the autograd engine copies to them and to no other thread.
+*turn*. A custom operator of the program may run a backward. On a GPU the engine's thread of that GPU would run it, the
+same for all threads of the program. It may be waiting for this lock in another thread's backward, and would never come
+to the one that the holder waits for. So while operators of the program run under a lock of Encore's, their backwards
+run in the thread that holds it (`backwards_here`). In a capture they allocate memory of the graph then.
 
 Note [Order of locks]. A thread that runs a function under its lock waits for no other lock of Encore's, so there is no
 deadlock between threads. An operator in that function may call a function of another manager, which another thread may
@@ -16,66 +16,52 @@ always taken before a manager's, and a thread holds at most one manager's lock.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.graph.driver import check
-from optimizations.torch_internals import thread_state
 from optimizations.torch_internals.gpu_state import is_capturing
 
-_TLS_KEY = "encore_lent_turns"
+T = TypeVar("T")
+
+RUNNING: dict[int, Any] = {}
+"""The locks under which threads run functions, by thread."""
 
 
-class Lent:
-    """Hold a lock that a thread lends while it runs a function. `before`: the lock that it borrowed or lent before."""
-
-    __slots__ = ("before", "thread", "turn")
-
-    def __init__(self, turn: Any, before: Lent | None) -> None:
-        self.turn = turn
-        self.thread = threading.get_ident()
-        self.before = before
-
-
-LENT: set[Lent] = set()
-"""The locks that are lent now, in all threads."""
-
-
-@contextlib.contextmanager
-def lending(turn: Any) -> Iterator[None]:
-    """Lend this lock to the threads that run backwards, while the block runs a function under it."""
-    before: Lent | None = thread_state.find(_TLS_KEY)
-    made = Lent(turn, before)
-    try:  # an interrupt may come right after any call
-        LENT.add(made)
-        thread_state.keep(_TLS_KEY, made)
-        yield
-    finally:
-        LENT.discard(made)
-        thread_state.keep(_TLS_KEY, before)
-
-
-def is_lent(turn: Any) -> bool:
-    """Return whether this thread must not wait for a lock. See the module's Notes."""
+def run_under(turn: Any, run: Callable[[list[Any]], T], inputs: list[Any]) -> T:
+    """Run a function whose manager's lock this thread holds, or that is called inside of another function."""
     thread = threading.get_ident()
-    return any(one.turn is not turn or one.thread != thread for one in _around())
+    if thread in RUNNING:
+        return run(inputs)
+    try:  # an interrupt may come right after any call
+        RUNNING[thread] = turn
+        return backwards_here(run, inputs)
+    finally:
+        RUNNING.pop(thread, None)
+
+
+def backwards_here(run: Callable[..., T], *arguments: Any) -> T:
+    """Call `run`. Backwards that operators start in it run in this thread. Note [Backwards inside of functions]."""
+    before = torch_internals.is_multithreading_enabled()
+    try:
+        torch_internals.set_multithreading_enabled(False)
+        return run(*arguments)
+    finally:
+        torch_internals.set_multithreading_enabled(before)
+
+
+def inside_another(turn: Any) -> bool:
+    """Return whether this thread runs a function under another lock, so that it must not wait for this one."""
+    return RUNNING.get(threading.get_ident(), turn) is not turn
 
 
 def inside_a_function() -> bool:
-    """Return whether this thread, or one that waits for it, runs a function under its manager's lock."""
-    return any(True for _ in _around())
-
-
-def _around() -> Iterator[Lent]:
-    one: Lent | None = thread_state.find(_TLS_KEY) if LENT else None
-    while one is not None:
-        if one in LENT:
-            yield one
-        one = one.before
+    """Return whether this thread runs a function under its manager's lock."""
+    return threading.get_ident() in RUNNING
 
 
 def make_context_current(device_index: int) -> None:

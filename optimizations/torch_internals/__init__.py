@@ -144,6 +144,8 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "are_functorch_transforms_active": "torch:_C._are_functorch_transforms_active",
         "coerce_to_expected_memory_format": f"{_WRAPPERS}:coerce_to_expected_memory_format",
         "eval_frame_callback": "torch:_C._dynamo.eval_frame.get_eval_frame_callback",
+        "is_multithreading_enabled": "torch:_C._is_multithreading_enabled",
+        "set_multithreading_enabled": "torch:_C._set_multithreading_enabled",
         "graph_task_keeps_graph": "torch:_C._autograd._get_current_graph_task_keep_graph",
         "skip_code": "torch._dynamo.eval_frame:skip_code",
         "innermost_fn": "torch._dynamo.eval_frame:innermost_fn",

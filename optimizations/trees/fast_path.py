@@ -36,7 +36,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.calls.turns import LENT, is_lent
+from optimizations.calls.turns import RUNNING, inside_another
 from optimizations.in_place.session import Stage
 from optimizations.trees import hook, reasons
 from optimizations.trees.function import RecordableFunction
@@ -66,14 +66,14 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
     entered_as = "backward" if is_backward else "forward"
     executing, steps = trees.ExecutionState.EXECUTION, trees.MarkStepBox
     generations, done = trees.GenerationTracker, Stage.DONE
-    data_ptrs_equal, lent = torch_internals.data_ptrs_equal, LENT
+    data_ptrs_equal, running = torch_internals.data_ptrs_equal, RUNNING
     forward_mode = torch_internals.forward_ad
     is_capturing = torch.cuda.is_current_stream_capturing
 
     def call(inputs: list[Any]) -> Any:
         if hook.at_rest_now:
             return full(inputs)
-        if lent and is_lent(turn):
+        if running and inside_another(turn):
             return full(inputs)
         with turn:
             if manager.running:  # a call inside a call on the slow path

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from optimizations import torch_internals
-from optimizations.calls.turns import lending
+from optimizations.calls.turns import run_under
 from optimizations.graph.plan import Choice
 from optimizations.in_place.budget import most_calls_between
 from optimizations.in_place.generated import GeneratedCode
@@ -104,8 +104,7 @@ class RecordableFunction:
     def __call__(self, inputs: list[Any]) -> Any:
         if self.turn is None:
             return self.run(inputs)
-        with lending(self.turn):  # Note [Backwards inside of functions] in `calls.turns`
-            return self.run(inputs)
+        return run_under(self.turn, self.run, inputs)
 
     # Selection
 

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.calls.turns import inside_a_function
+from optimizations.calls.turns import backwards_here, inside_a_function
 from optimizations.in_place.generated import read_generated
 from optimizations.options import Options
 from optimizations.report import ReportedFunction
@@ -155,7 +155,7 @@ class GraphedFunction:
             return self._first_call_inside(inputs)
         follow_streams(self._keywords["device_index"])  # before the lock below: it takes a manager's
         with self._lock:  # two threads may make the first call
-            return self._first_call(inputs)
+            return backwards_here(self._first_call, inputs)
 
     def forget(self) -> None:
         """Drop all recordings; the next call records again, with the manager of that time."""

@@ -58,7 +58,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.calls.turns import is_lent
+from optimizations.calls.turns import inside_another
 from optimizations.graph.pools import Pool, claim, end_failed_capture, failed_in_cusolver, give_back
 from optimizations.stack_trace import one_line
 from optimizations.torch_internals.geometry import FixedGeometry
@@ -157,7 +157,7 @@ class EncoreManager(CUDAGraphTreeManager):
         """
         if resting():
             return self.ids_to_funcs[function_id].model(new_inputs)
-        inside = is_lent(self.turn)  # Note [Backwards inside of functions] in `calls.turns`
+        inside = inside_another(self.turn)  # Note [Order of locks] in `calls.turns`
         with contextlib.nullcontext() if inside else self.turn:
             if self._runs_function:  # Note [Functions inside of functions]
                 return self._function(function_id)(new_inputs)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from optimizations.calls.turns import is_lent
+from optimizations.calls.turns import inside_another
 from optimizations.race import Events, Race, mark
 from optimizations.selection import Decision
 from optimizations.trees.function import RecordableFunction
@@ -40,7 +40,7 @@ class Measured:
 
     def __call__(self, inputs: list[Any]) -> Any:
         race, function = self.race, self._function
-        if resting() or is_lent(function.turn) or torch.cuda.is_current_stream_capturing():
+        if resting() or inside_another(function.turn) or torch.cuda.is_current_stream_capturing():
             return self._recorded(inputs)
         if race is None:
             outputs = self._recorded(inputs)

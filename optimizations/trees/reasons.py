@@ -16,7 +16,7 @@ OTHER_GEOMETRY = "an input at a fixed address has another shape, other strides o
 KEPT = "the program holds a result that the graph would overwrite"
 FORWARD_UNCAPTURED = "its forward ran without a graph"
 INSIDE_CAPTURE = "it was called inside of a capture of the program's own"
-INSIDE_FUNCTION = "it was called by a backward that an operator of another function runs"
+INSIDE_FUNCTION = "it was called inside of a function whose graphs belong to another thread or device"
 RESET = "Encore was reset while the call waited"
 INPUT_KEEPS_MOVING = "an input keeps moving that cannot be copied"
 """Why calls, and in the end a function, run without a graph. The last: Note [Inputs that cannot be copied]."""

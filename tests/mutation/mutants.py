@@ -94,7 +94,7 @@ NAMED = (
           ("tests/models/test_activations.py",)),
     Named("optimizations/trees/fast_path.py", "if hook.at_rest_now:", "if False:",
           ("tests/optimizations/trees/test_fast_path_entering.py",)),
-    Named("optimizations/trees/fast_path.py", "if lent and is_lent(turn):", "if False:",
+    Named("optimizations/trees/fast_path.py", "if running and inside_another(turn):", "if False:",
           ("tests/optimizations/trees/test_fast_path_entering.py",)),
     Named("optimizations/trees/fast_path.py", "if manager.running:", "if False:",
           ("tests/optimizations/trees/test_fast_path_entering.py",)),

@@ -152,6 +152,35 @@ def test_placed_graphs_get_current_attribute_values(on_cpu: list[dict[str, Any]]
             assert bits(list(run(*arguments))) == bits([module(x)])
 
 
+@pytest.mark.parametrize("overload", [True, False])
+def test_placed_graphs_run_backwards_of_operators_here(on_cpu: list[dict[str, Any]], overload: bool) -> None:
+    """A lock of the graph is held meanwhile. Note [Backwards inside of functions] in `calls.turns`."""
+    found: list[bool] = []
+
+    def operator(x: torch.Tensor) -> torch.Tensor:
+        found.append(torch_internals.is_multithreading_enabled())
+        return x.clone()
+
+    made = torch.library.custom_op(f"own::op_{overload}", operator, mutates_args=())
+    made.register_fake(torch.empty_like)
+    packet = getattr(torch.ops.own, f"op_{overload}")
+
+    class WithOperator(Masked):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = (packet.default if overload else packet)(super().forward(x))
+            return result
+
+    for module in (WithOperator().eval(), Masked().eval()):
+        run = encore(*_traced(module))
+        with torch.no_grad():
+            x = torch.randn(2, 3)
+            ((_, arguments),) = graphs_of(module, x)
+            found.clear()
+            assert bits(list(run(*arguments))) == bits([Masked.forward(module, x)])
+            assert found == ([False] if type(module) is WithOperator else [])
+    assert torch_internals.is_multithreading_enabled()
+
+
 def test_graph_runs_unchanged_in_a_capture_of_the_program(
     on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

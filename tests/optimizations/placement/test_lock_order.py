@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,7 +67,9 @@ def test_feeds_and_managers_never_deadlock(cuda_on_cpu: CudaOnCpu, lean: bool) -
             assert holds_manager.wait(LIMIT_S)
         return [result.clone() for result in inner.function(list(arguments))]
 
-    fed = _fed(placed, Feeds(FeedPlan(torch.device("cpu"), (0, 1, 2))), lambda x, y, w: [2 * x + y * w])
+    fed = _fed(
+        placed, Feeds(FeedPlan(torch.device("cpu"), (0, 1, 2))), lambda x, y, w: [2 * x + y * w], own_operators=False
+    )
     for _ in range(3):
         assert torch.equal(fed(x, y, w)[0], 2 * x + y * w)
     outer(x, y, w)  # it is warmed up here, and recorded in the thread
@@ -148,3 +154,14 @@ def test_first_calls_and_managers_never_deadlock(cuda_on_cpu: CudaOnCpu) -> None
     in_threads(first_call, call_inside)
     assert len(found) == 3
     assert all(torch.equal(one, 2 * x + y * w) for one in found)
+
+
+@pytest.mark.parametrize("lock", ["lock_of_the_manager", "lock_of_a_first_call", "lock_of_feeds"])
+def test_operators_backward_never_waits_for_the_device(lock: str) -> None:
+    """Autograd's thread of the device waits for a lock whose holder waits for a backward. A device stays registered."""
+    program = Path(__file__).parents[2] / "support" / "device_thread.py"
+    command, path = [sys.executable, str(program), lock], os.pathsep.join(sys.path)
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert ended.returncode == 0, ended.stderr

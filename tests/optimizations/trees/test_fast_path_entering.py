@@ -12,7 +12,6 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations.calls import turns
-from optimizations.torch_internals import thread_state
 from optimizations.trees import hook, reasons, streams
 from tests.optimizations.trees.test_fast_path import W, call, on_fast_path, slow_calls, training_of
 from tests.optimizations.trees.test_outliving_results import Outer
@@ -134,22 +133,17 @@ def test_fast_call_runs_the_function_while_graphs_are_disabled(cuda_on_cpu: Cuda
     assert slow_calls == []
 
 
-def test_backward_in_another_thread_does_not_wait(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    """Its waiting caller holds the lock for it: the backward neither takes the lock nor launches a graph."""
+def test_call_inside_of_another_managers_function_takes_no_lock(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
+    """Another thread may hold it and wait for this one's: the call launches no graph."""
     compiled = on_fast_path(cuda_on_cpu, slow_calls)
     turn, replays = compiled.functions[0].turn, cuda_on_cpu.replays
-    with turns.lending(turn):
-        lent = thread_state.find(turns._TLS_KEY)
-
-        def backward() -> None:
-            thread_state.keep(turns._TLS_KEY, lent)  # as the engine hands it on
-            call(compiled)
-
-        in_a_thread(backward)
+    turns.run_under(threading.RLock(), lambda inputs: call(compiled), [])
     assert cuda_on_cpu.replays == replays
     assert list(compiled.uncaptured()) == [reasons.INSIDE_FUNCTION]
+    turns.run_under(turn, lambda inputs: call(compiled), [])
     call(compiled)
-    assert cuda_on_cpu.replays == replays + 1
+    assert cuda_on_cpu.replays == replays + 2
+    assert not turns.RUNNING
 
 
 def test_calls_during_a_recapture_launch_no_graph(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:

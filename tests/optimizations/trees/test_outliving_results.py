@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +13,6 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import KNOWN, Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
-from optimizations.calls import turns
-from optimizations.in_place.generated import GeneratedCode
-from optimizations.selection import Selection
 from optimizations.trees import function as function_module
 from optimizations.trees import graphed_function, hook, manager, reasons
 from optimizations.trees.containers import settled
@@ -55,82 +51,6 @@ def test_function_may_call_another_one(cuda_on_cpu: CudaOnCpu, lean: bool, known
         assert [report.direction for report in compiled.reports] == ["inference"]
         assert not compiled.functions[0].uncaptured()
     assert outer.reports[0].kernels == 2
-
-
-class RunsBackward(torch.autograd.Function):
-    """Its backward runs another one, and so on, until one of the engine's own threads runs the last."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, depth: int, last: Callable[[], None]) -> torch.Tensor:
-        ctx.depth, ctx.last = depth, last
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        if ctx.depth:
-            runs_backward(ctx.depth - 1, ctx.last)
-        else:
-            ctx.last()
-        return gradient, None, None
-
-
-def runs_backward(depth: int, last: Callable[[], None]) -> None:
-    with torch.enable_grad():
-        RunsBackward.apply(torch.ones(1, requires_grad=True), depth, last).backward()
-
-
-class OuterOfBackward(Outer):
-    """Its operator runs a backward of the inner function, as on a GPU in another thread than its own."""
-
-    def __init__(self, cuda: CudaOnCpu, inner: Compiled) -> None:
-        super().__init__(cuda, inner)
-        self.threads: set[int] = set()
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        x, y, w = inputs
-        made: list[torch.Tensor] = []
-
-        def last() -> None:
-            turn = self.inner.functions[0].turn if self.inner.functions else None
-            assert turn is None or turns.is_lent(turn)  # it would wait for ever
-            self.threads.add(threading.get_ident())
-            made.extend(self.inner.function([x, y, w]))
-
-        runs_backward(70, last)
-        inputs.clear()
-        return self.last([made.pop(), y, w])
-
-
-@pytest.mark.parametrize("without_graph", [False, True])
-@pytest.mark.parametrize("selected", [False, True])
-def test_operator_may_run_a_backward_of_another_function(
-    cuda_on_cpu: CudaOnCpu, without_graph: bool, selected: bool
-) -> None:
-    """The engine's thread does not wait for a lock of the caller that waits for it."""
-    selection: Selection = "measure" if selected else "off"
-    unknown = Model(cuda_on_cpu, code=GeneratedCode(None))  # there is nothing to choose from
-    inner = Compiled(unknown, is_backward=True, is_inference=False, selection=selection)
-    model = OuterOfBackward(cuda_on_cpu, inner)
-    outer = Compiled(model)
-    w, done = values(7), []
-
-    def calls() -> None:
-        for step in range(6):
-            if step == 3 and without_graph:
-                outer.functions[0].without_graph = "a reason"
-            x, y = values(step), values(-3 * step)
-            assert torch.equal(outer(x, y, w)[0], 2 * (2 * x + y * w) + y * w), step
-            assert torch.equal(inner(y, x, w)[0], 2 * y + x * w), step
-            done.append(step)
-
-    thread = threading.Thread(target=calls, daemon=True)
-    thread.start()
-    thread.join(10)
-    assert done == list(range(6))
-    assert thread.ident not in model.threads
-    assert [report.direction for report in inner.reports] == ["backward"]
-    assert inner.uncaptured() == ({reasons.INSIDE_FUNCTION: 3} if without_graph else {})
-    assert set() == turns.LENT
 
 
 def test_results_referenced_by_threads_do_not_end_graphs(cuda_on_cpu: CudaOnCpu) -> None:
