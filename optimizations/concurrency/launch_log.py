@@ -11,9 +11,10 @@ returns a part of a padded tensor, and writes the padding too.
 
 Note [Memory that is kept]. The allocator reuses freed memory: the next operator of the same kind would get the same
 workspace and wait for the first, and a freed tensor's memory would make an unrelated launch wait. So recently freed
-memory, and as much as an operator's workspace, is kept from reuse, within a limit. Large tensors are not kept: a few
-would exhaust the limit, and the remaining reuse makes longer chains than no limit at all. A small tensor in a large
-segment of the allocator is not kept either: the next large tensor would not fit there and take a new segment.
+memory, and as much as an operator's workspace, is kept from reuse, within a limit. Only small tensors are kept, which
+PyTorch's allocator places in segments of their own. Otherwise a tensor that does not find the kept memory splits a
+large free block, and the next large tensor takes a new segment: a summarization model reserved 1.7 times the memory.
+Besides, a few large tensors would exhaust the limit, and the remaining reuse makes longer chains than no limit at all.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.concurrency.order import Launch, Span
 from optimizations.graph.memory import memory_of, storage_of
-from optimizations.graph.pools import SmallSegments, used_blocks
+from optimizations.graph.pools import used_blocks
 from optimizations.graph.read import captured_nodes
 from optimizations.stack_trace import one_line
 from optimizations.torch_internals.generated_modules import current_line
@@ -44,8 +45,8 @@ KEPT_SHARE = 0.02
 """The share of PyTorch's reserved memory that a recording may keep from reuse, up to an eighth of the free device
 memory. Note [Memory that is kept]."""
 
-LARGEST_SEGMENT_BYTES = 20 << 20
-"""Memory is kept in segments of at most this size, which PyTorch's allocator takes for tensors of 1 to 10 MiB."""
+LARGEST_KEPT_BYTES = 1 << 20
+"""The largest tensor for which PyTorch's allocator has segments of their own (2 MiB)."""
 
 LEAST_KEPT = 8
 """At least this many tensors fit into the memory that is kept. Note [Memory that is kept]."""
@@ -100,7 +101,6 @@ class LaunchLog:
             launch is noted, too.
         moving: the inputs that are not at a fixed address. Note [Inputs that move] in `hidden_memory`.
         keep_bytes: most memory freed during the capture that is kept from reuse. Note [Memory that is kept].
-        may_be_kept: returns whether memory at an address may be kept.
         allocated_bytes: returns how much was ever allocated on the device.
         device_type: the type of the device whose memory counts.
         notes_memory: whether memory is noted (reads, writes and live storages), which takes time.
@@ -119,7 +119,6 @@ class LaunchLog:
         given: Sequence[torch.Tensor] | None = (),
         moving: Iterable[torch.Tensor] = (),
         keep_bytes: int = 0,
-        may_be_kept: Callable[[int], bool] = lambda address: True,
         allocated_bytes: Callable[[], int] = lambda: 0,
         device_type: str = "cuda",
         notes_memory: bool = True,
@@ -137,7 +136,7 @@ class LaunchLog:
         self._live: dict[int, tuple[Any, Span]] = {}
         self._noted_live = 0
         self._keep_bytes = keep_bytes
-        self._may_be_kept = may_be_kept
+        self._largest_kept = min(LARGEST_KEPT_BYTES, keep_bytes // LEAST_KEPT)
         self._kept: dict[int, torch.UntypedStorage] = {}
         self._kept_now = 0
         self.kept_bytes = 0
@@ -340,7 +339,7 @@ class LaunchLog:
                 key = storage._cdata
                 if key in self._kept:
                     self._kept[key] = self._kept.pop(key)  # the latest use counts
-                elif self._is_worth_keeping(storage):
+                elif key not in self._given and storage.nbytes() <= self._largest_kept:
                     self._kept[key] = storage
                     self._kept_now += storage.nbytes()
         while self._kept_now > self._keep_bytes:
@@ -348,14 +347,9 @@ class LaunchLog:
             self._kept_now -= self._kept.pop(oldest).nbytes()
         self.kept_bytes = max(self.kept_bytes, self._kept_now)
 
-    def _is_worth_keeping(self, storage: torch.UntypedStorage) -> bool:
-        if storage._cdata in self._given or storage.nbytes() > self._keep_bytes // LEAST_KEPT:
-            return False
-        return self._may_be_kept(storage.data_ptr())
-
     def _keep_workspace(self, size_bytes: int) -> None:
         """Allocate the freed memory of an operator's workspace, so that the next operator gets another one."""
-        if size_bytes <= self._keep_bytes // LEAST_KEPT:
+        if size_bytes <= self._largest_kept:
             self._depth += 1
             try:
                 taken = torch.empty(size_bytes, dtype=torch.uint8, device=self._device_type)
@@ -364,12 +358,11 @@ class LaunchLog:
             self._keep([taken])
 
 
-def log_of_capture(inputs: Sequence[Any], moving: Iterable[int], pool: Any, device: int, driver: Any) -> LaunchLog:
+def log_of_capture(inputs: Sequence[Any], moving: Iterable[int], device: int, driver: Any) -> LaunchLog:
     """Return a log for one capture.
 
     Args:
         inputs: the recording's inputs; `moving` are the positions of those that are not at fixed addresses.
-        pool: the handle of the memory pool of the capture.
         device: the index of the CUDA device.
         driver: the module `cuda.bindings.driver`.
     """
@@ -378,7 +371,6 @@ def log_of_capture(inputs: Sequence[Any], moving: Iterable[int], pool: Any, devi
         [one for one in inputs if _is_on(one, device)],
         [inputs[index] for index in moving if _is_on(inputs[index], device)],
         int(min(KEPT_SHARE * torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0] / 8)),
-        SmallSegments(pool, LARGEST_SEGMENT_BYTES).hold,
         lambda: int(torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["allocated"]),
     )
 

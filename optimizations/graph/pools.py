@@ -143,7 +143,8 @@ def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream, *, in_
 
 def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
     """Return the segments of a memory pool, ascending, with adjacent ones joined."""
-    return MemoryRanges(_segments(pool)).ranges
+    segments = memory_segments(tuple(pool))
+    return MemoryRanges(MemoryRange(address=one["address"], size_bytes=one["total_size"]) for one in segments).ranges
 
 
 def used_memory(pool: Any) -> tuple[MemoryRange, ...]:
@@ -161,32 +162,6 @@ def used_blocks(pool: Any) -> tuple[MemoryRange, ...]:
                 found.append(MemoryRange(address=address, size_bytes=block["size"]))
             address += block["size"]
     return tuple(found)
-
-
-def _segments(pool: Any) -> list[MemoryRange]:
-    found = memory_segments(tuple(pool))
-    return [MemoryRange(address=one["address"], size_bytes=one["total_size"]) for one in found]
-
-
-class SmallSegments:
-    """Hold the segments of a memory pool up to a size. For an address in none of them, the allocator is queried."""
-
-    def __init__(self, pool: Any, most_bytes: int) -> None:
-        self._pool = pool
-        self._most_bytes = most_bytes
-        self._known = MemoryRanges(())
-        self._small = MemoryRanges(())
-        self._elsewhere: set[int] = set()
-
-    def hold(self, address: int) -> bool:
-        """Return whether an address lies in one of them."""
-        if address not in self._known and address not in self._elsewhere:
-            found = _segments(self._pool)
-            self._known = MemoryRanges(found)
-            self._small = MemoryRanges(one for one in found if one.size_bytes <= self._most_bytes)
-            if address not in self._known:
-                self._elsewhere.add(address)
-        return address in self._small
 
 
 def own_stream(device: int) -> torch.cuda.Stream:

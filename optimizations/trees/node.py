@@ -267,7 +267,7 @@ class EncoreNode(CUDAGraphNode):
         else:
             moving = [*self.non_static_input_idx, *self._without_placeholder]
             try:
-                return log_of_capture(inputs, moving, self.cuda_graphs_pool, self.device, self.tools.driver)
+                return log_of_capture(inputs, moving, self.device, self.tools.driver)
             except Exception as error:
                 self._chain = one_line(error)
         return None

@@ -266,15 +266,11 @@ def test_freed_memory_is_kept_up_to_the_limit(graph: Graph) -> None:
     assert log.kept_bytes == 400
 
 
-@pytest.mark.parametrize("is_large", [True, False])
-def test_memory_of_large_segments_is_not_kept(graph: Graph, is_large: bool) -> None:
-    made = torch.zeros(10)
-    log = LaunchLog(
-        graph.count, keep_bytes=400, device_type="cpu",
-        may_be_kept=lambda address: address == made.data_ptr() and not is_large,
-    )  # fmt: skip
-    launched(graph, log, (made,), (torch.zeros(10),))
-    assert log.kept_bytes == (0 if is_large else 40)
+@pytest.mark.parametrize(("size_bytes", "kept_bytes"), [(1 << 20, 1 << 20), ((1 << 20) + 4, 0)])
+def test_only_tensors_with_segments_of_their_own_are_kept(graph: Graph, size_bytes: int, kept_bytes: int) -> None:
+    log = LaunchLog(graph.count, keep_bytes=1 << 30, device_type="cpu")
+    launched(graph, log, (torch.empty(size_bytes // 4),))
+    assert log.kept_bytes == kept_bytes
 
 
 def test_workspace_of_an_operator_is_measured(graph: Graph) -> None:

@@ -21,7 +21,6 @@ from optimizations.graph import recapture
 from optimizations.graph.memory import MemoryRanges, each_once, memory_of, overlaps, size_bytes
 from optimizations.graph.pools import (
     Pool,
-    SmallSegments,
     claim,
     end_failed_capture,
     failed_in_cusolver,
@@ -35,19 +34,6 @@ from optimizations.graph.pools import (
 )
 from optimizations.graph.recapture import GRANULE_BYTES, buffer_bytes, displace
 from optimizations.graph.records import MemoryRange
-
-
-def test_small_segments_are_queried_for_new_addresses_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    segments = [{"address": 4096, "total_size": 4096}, {"address": 8192, "total_size": 8192}]
-    asked: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda pool, **_: asked.append(pool) or segments)
-    small = SmallSegments((0, 7), 4096)
-    assert [small.hold(address) for address in (5000, 9000, 4096, 16383)] == [True, False, True, False]
-    assert asked == [(0, 7)]
-    assert not small.hold(1 << 20) and not small.hold(1 << 20)
-    assert len(asked) == 2, "an address in no segment is looked for once"
-    segments.append({"address": 1 << 21, "total_size": 512})
-    assert small.hold(1 << 21)
 
 
 def test_pool_holds_one_reference_until_it_is_freed(workspaces: Workspaces) -> None:
