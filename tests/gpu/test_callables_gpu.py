@@ -9,50 +9,11 @@ import callable_programs
 import pytest
 import torch
 from callable_programs import differences, drawn, outcome
-from gpu_harness import assert_same_bits
 from torch import nn
 
 import optimizations
-from tests.optimizations.capture.callables.test_callables import ORDERS, Stage, follow
 
 pytestmark = pytest.mark.gpu
-
-WIDTH = 6
-
-
-def stages() -> list[Stage]:
-    return [Stage(1).cuda(), Stage(2).cuda()]
-
-
-def samples() -> list[tuple[torch.Tensor]]:
-    return [(torch.randn(5, WIDTH, device="cuda"),), (torch.randn(5, WIDTH, device="cuda", requires_grad=True),)]
-
-
-def train(call: Any, modules: list[Stage], order: list[int]) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(4)
-    optimizer = torch.optim.SGD([p for module in modules for p in module.parameters()], lr=0.05)
-    torch.manual_seed(9)
-    found = []
-    for _ in range(4):
-        found += follow(call, order, [torch.randn(5, WIDTH, generator=generator).cuda() for _ in range(order.count(1))])
-        optimizer.step()
-        optimizer.zero_grad()
-        for module in modules:
-            module.update()
-    return [*found, *(t.detach().clone() for module in modules for t in [*module.parameters(), *module.buffers()])]
-
-
-@pytest.mark.parametrize("outputs", ["static", "copied"])
-@pytest.mark.parametrize("name", sorted(ORDERS))
-def test_pipeline_in_its_order_equals_eager(name: str, outputs: Any) -> None:
-    eager = stages()
-    expected = train(eager, eager, ORDERS[name])
-    modules = stages()
-    call = optimizations.graph_callables(modules, samples(), order=ORDERS[name], outputs=outputs)
-    found = train(call, modules, ORDERS[name])
-    assert_same_bits(found, expected)
-    assert call.calls_without_graph <= 2, "a variable of the loop held a view of a result"
-    call.close()
 
 
 def layers(count: int = 3) -> nn.Sequential:

@@ -109,26 +109,6 @@ def test_every_kind_of_kernel_reads_moved_inputs(program: str, choice: str, weig
         assert all(one.indirect for one in report.inputs), said()
 
 
-def test_swapped_weights_become_ordinary_inputs(weights: dict[str, Any]) -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda()
-    compiled = encore(module)
-    states = [{name: torch.randn_like(value) for name, value in module.state_dict().items()} for _ in range(7)]
-    x = torch.randn(32, 64, device="cuda")
-    held = []
-    for step in range(60):
-        module.load_state_dict({name: value.clone() for name, value in states[step % 7].items()}, assign=True)
-        held += [torch.empty_like(value) for value in states[0].values()]  # the memory of the weights before
-        module.requires_grad_(False)
-        (result,) = call(compiled, x)
-        assert (
-            torch.equal(result, call(stock(module), x)[0])
-            if step % 20 == 19
-            else torch.allclose(result, module(x), atol=1e-4)
-        ), step
-    assert [len(one.inputs) for one in recordings()] == [1, 1, 5]
-    assert not any(graph.uncaptured for graph in optimizations.report())
-
-
 # Memory and the end.
 
 
