@@ -8,7 +8,7 @@ import torch
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import capturable, descend, many, on_the_device, program, state_of
+from library_programs.record import capturable, many, on_the_device, program, training
 
 
 @program
@@ -32,17 +32,17 @@ def pinn_burgers_second_derivatives(device: str) -> Program:
         u_xx = torch.autograd.grad(u_x, x, grad_outputs=torch.ones_like(u_x), retain_graph=True, create_graph=True)[0]
         return u, u_t + lambda_1 * u * u_x - torch.exp(lambda_2) * u_xx
 
-    def step(x, t, u):
+    def loss_of(x, t, u):
         x = x.clone().requires_grad_(True)
         t = t.clone().requires_grad_(True)
         u_pred, f_pred = net_f(x, t)
-        return descend(torch.mean((u - u_pred) ** 2) + torch.mean(f_pred**2), optimizer)
+        return torch.mean((u - u_pred) ** 2) + torch.mean(f_pred**2)
 
     data = many(
         lambda g: [torch.rand(20, 1, generator=g), torch.rand(20, 1, generator=g), torch.randn(20, 1, generator=g)],
         device,
     )
-    return Program(step, data, lambda: [*state_of(net, optimizer), lambda_1, lambda_2], lambda i: scheduler.step())
+    return training(loss_of, optimizer, data, net, [lambda_1, lambda_2], scheduler=scheduler)
 
 
 @program
@@ -76,9 +76,8 @@ def neural_ode_by_rk4(device: str) -> Program:
     optimizer = torch.optim.RMSprop(func.parameters(), lr=1e-3, **capturable(device))
     times = torch.linspace(0.0, 1.0, 5).to(device)
 
-    def step(y0, y):
-        pred = odeint(func, y0, times)
-        return descend(torch.mean(torch.abs(pred - y)), optimizer)
+    def loss_of(y0, y):
+        return torch.mean(torch.abs(odeint(func, y0, times) - y))
 
     data = many(lambda g: [torch.randn(6, 1, 2, generator=g), torch.randn(5, 6, 1, 2, generator=g)], device)
-    return Program(step, data, lambda: state_of(func, optimizer))
+    return training(loss_of, optimizer, data, func)

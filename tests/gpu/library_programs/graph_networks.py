@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, descend, many, on_the_device, program, state_of, variant
+from library_programs.record import CALLS, many, on_the_device, program, training, variant
 
 
 def graphs(device: str, graphs_each: int = 4, nodes: int = 6, edges: int = 14) -> list[tuple[Any, ...]]:
@@ -56,15 +56,11 @@ def graph_network(device: str, kind: str, pool: str, given_size: bool, **options
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4, **on_the_device(device))
     criterion = nn.CrossEntropyLoss()
 
-    def train(x, edge_index, batch, y):
+    def loss_and_hits(x, edge_index, batch, y):
         out = model(x, edge_index, batch, 4 if given_size else None)
-        loss = criterion(out, y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss, (out.argmax(dim=1) == y).sum()
+        return criterion(out, y), (out.argmax(dim=1) == y).sum()
 
-    return Program(train, graphs(device), lambda: state_of(model, optimizer))
+    return training(loss_and_hits, optimizer, graphs(device), model, zeroed="last")
 
 
 variant("pyg_gcn_mean_pool_with_given_size", graph_network, "gcn", "mean", True)
@@ -99,12 +95,12 @@ def pyg_gcn_on_a_data_batch(device: str) -> Program:
 
     loader = [(Batch.from_data_list([one() for _ in range(4)]).to(device),) for _ in range(CALLS)]
 
-    def train(data):
+    def loss_of(data):
         out = model(data.x, data.edge_index)
         out = head(gnn.global_mean_pool(out, data.batch, size=data.num_graphs))
-        return descend(F.cross_entropy(out, data.y), optimizer)
+        return F.cross_entropy(out, data.y)
 
-    return Program(train, loader, lambda: state_of(model, head, optimizer))
+    return training(loss_of, optimizer, loader, model, head)
 
 
 def node_classification(device: str, cached: bool) -> Program:
@@ -119,14 +115,14 @@ def node_classification(device: str, cached: bool) -> Program:
         **on_the_device(device),
     )
 
-    def train(rows):
+    def loss_of(rows):
         h = F.dropout(x, p=0.5)
         h = F.dropout(conv1(h, edge_index).relu(), p=0.5)
         out = conv2(h, edge_index)
-        return descend(F.cross_entropy(out[rows], y[rows]), optimizer)
+        return F.cross_entropy(out[rows], y[rows])
 
     data = many(lambda g: [torch.randperm(24, generator=g)[:10]], device)
-    return Program(train, data, lambda: state_of(conv1, conv2, optimizer))
+    return training(loss_of, optimizer, data, conv1, conv2)
 
 
 # Cora's way, the rows by index, as arguments.

@@ -168,16 +168,14 @@ def siamese_triplets_with_hard_negatives(device: str) -> Program:
     optimizer = torch.optim.Adagrad(net.parameters(), lr=1e-2)
     triplet = nn.TripletMarginWithDistanceLoss(distance_function=lambda a, b: 1 - F.cosine_similarity(a, b), margin=0.5)
 
-    def step(anchor, positive, pool):
+    def loss_of(anchor, positive, pool):
         a, p, n = net(anchor), net(positive), net(pool)
         with torch.no_grad():
             hardest = torch.cdist(a, n).argmin(dim=1)
-        loss = triplet(a, p, n[hardest])
-        descend(loss, optimizer)
-        return {"loss": loss.detach(), "hardest": hardest}
+        return triplet(a, p, n[hardest]), {"hardest": hardest}
 
     data = many(lambda g: [drawn(g, size=8), drawn(g, size=8), drawn(g, 8, size=8)], device)
-    return Program(step, data, lambda: state_of(net, optimizer))
+    return training(loss_of, optimizer, data, net)
 
 
 def factorization(device: str, sparse: bool) -> Program:

@@ -8,7 +8,7 @@ import torch
 from step_parts import Program
 
 from library_programs.record import CALLS, on_gpu, program, state_of
-from library_programs.transformers_models import adamw, causal, fine_tuning, gpt2, hf_step, t5, t5_training, text_model
+from library_programs.transformers_models import adamw, causal, fine_tuning, gpt2, t5, t5_training, text_model
 
 
 def with_masks(device: str) -> list[tuple[Any, ...]]:
@@ -26,7 +26,7 @@ def peft_lora_dropout_bfloat16_cosine(device: str) -> Program:
     model = get_peft_model(gpt2(device), config).to(device).train()
     optimizer = adamw(model, lr=3e-3)
     scheduler = get_cosine_schedule_with_warmup(optimizer, 2, CALLS)
-    return fine_tuning(model, optimizer, with_masks(device), scheduler=scheduler, clip=1.0, dtype=torch.bfloat16)
+    return fine_tuning(model, optimizer, with_masks(device), scheduler=scheduler, clip=1.0, cast=torch.bfloat16)
 
 
 @program
@@ -47,7 +47,7 @@ def peft_dora_on_llama_two_adapters_switched(device: str) -> Program:
         if index == 6:
             model.set_adapter("other")
 
-    return Program(hf_step(model, optimizer), with_masks(device), lambda: state_of(model, optimizer), between)
+    return fine_tuning(model, optimizer, with_masks(device), between=between)
 
 
 @program

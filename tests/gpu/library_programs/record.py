@@ -61,13 +61,18 @@ def state_of(*holders: Any) -> list[torch.Tensor]:
 
 
 def descend(
-    loss: torch.Tensor, optimizer: torch.optim.Optimizer, clip: float | None = None, scaler: Any = None
+    loss: torch.Tensor,
+    optimizer: torch.optim.Optimizer,
+    clip: float | None = None,
+    scaler: Any = None,
+    zeroed: str = "first",
 ) -> torch.Tensor:
     """Update the parameters once: no gradients, backward, norm of gradients at most `clip`, step. Return the loss.
 
-    A `scaler` scales the loss, as with autocast to float16.
+    A `scaler` scales the loss, as with autocast to float16. Gradients are `zeroed` "first" or "last".
     """
-    optimizer.zero_grad()
+    if zeroed == "first":
+        optimizer.zero_grad()
     (loss if scaler is None else scaler.scale(loss)).backward()
     if clip is not None:
         if scaler is not None:
@@ -78,6 +83,8 @@ def descend(
     else:
         scaler.step(optimizer)
         scaler.update()
+    if zeroed == "last":
+        optimizer.zero_grad()
     return loss
 
 
@@ -92,19 +99,25 @@ def training(
     clip: float | None = None,
     cast: torch.dtype | None = None,
     scaler: Any = None,
+    zeroed: str = "first",
+    detached: bool = False,
 ) -> Program:
     """Return the plainest training, of which `holders` and the optimizer have the state.
 
-    `loss_of` gives the loss of a batch, or a pair of it and what the step returns besides; autocast to `cast` is around
-    it. After `every` so many calls the scheduler makes a step.
+    `loss_of` gives the loss of a batch, or a pair of it and what the step returns besides, such as a dict that the loss
+    is added to; autocast to `cast` is around it. After `every` so many calls the scheduler makes a step. The loss is
+    returned `detached` in any case if there is more.
     """
+    device = optimizer.param_groups[0]["params"][0].device.type
 
     def step(*batch: Any) -> Any:
-        with torch.autocast(batch[0].device.type, dtype=cast) if cast else nullcontext():
+        with torch.autocast(device, dtype=cast) if cast else nullcontext():
             found = loss_of(*batch)
         loss, *more = found if isinstance(found, tuple) else (found,)
-        descend(loss, optimizer, clip, scaler)
-        return (loss.detach(), *more) if more else loss
+        descend(loss, optimizer, clip, scaler, zeroed)
+        if more and isinstance(more[0], dict):
+            return {"loss": loss.detach(), **more[0]}
+        return (loss.detach(), *more) if more else loss.detach() if detached else loss
 
     def after(index: int) -> None:
         if between is not None:

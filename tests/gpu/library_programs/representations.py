@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, descend, drawn, many, on_the_device, program, state_of, variant
+from library_programs.record import CALLS, descend, drawn, many, on_the_device, program, state_of, training, variant
 from library_programs.schedules import ConvNet, digits
 
 
@@ -136,14 +136,12 @@ def maml_by_vmap_of_grad(device: str) -> Program:
         adapted = {k: p[k] - 0.1 * g for k, g in grads.items()}
         return F.mse_loss(functional_call(net, adapted, (x2,)), y2)
 
-    def step(x1, y1, x2, y2):
-        losses = vmap(task_loss, in_dims=(None, 0, 0, 0, 0))(params, x1, y1, x2, y2)
-        loss = losses.mean()
-        descend(loss, optimizer)
-        return {"loss": loss.detach(), "each": losses.detach()}
+    def loss_of(*tasks):
+        losses = vmap(task_loss, in_dims=(None, 0, 0, 0, 0))(params, *tasks)
+        return losses.mean(), {"each": losses.detach()}
 
     data = many(lambda g: [torch.randn(3, 5, d, generator=g) for d in (4, 1, 4, 1)], device)
-    return Program(step, data, lambda: state_of(net, optimizer))
+    return training(loss_of, optimizer, data, net)
 
 
 def small_encoder(out: int = 16) -> nn.Module:
@@ -167,7 +165,6 @@ def simclr_with_scaler_and_boolean_masks(device: str) -> Program:
     model = small_encoder().to(device)
     optimizer = torch.optim.Adam(model.parameters(), 3e-4, weight_decay=1e-4, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=CALLS, eta_min=0)
-    scaler = torch.amp.GradScaler(device, enabled=device == "cuda")
 
     def info_nce_loss(features):
         labels = torch.cat([torch.arange(4) for _ in range(2)], dim=0)
@@ -182,17 +179,16 @@ def simclr_with_scaler_and_boolean_masks(device: str) -> Program:
         logits = torch.cat([positives, negatives], dim=1)
         return logits / 0.07, torch.zeros(logits.shape[0], dtype=torch.long).to(device)
 
-    def step(a, b):
-        with torch.autocast(device, enabled=device == "cuda"):
-            logits, labels = info_nce_loss(model(torch.cat([a, b])))
-            loss = F.cross_entropy(logits, labels)
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.detach()
-
-    return Program(step, two_views(device), lambda: state_of(model, optimizer), lambda i: scheduler.step())
+    return training(
+        lambda a, b: F.cross_entropy(*info_nce_loss(model(torch.cat([a, b])))),
+        optimizer,
+        two_views(device),
+        model,
+        scheduler=scheduler,
+        cast=torch.float16 if device == "cuda" else None,
+        scaler=torch.amp.GradScaler(device, enabled=device == "cuda"),
+        detached=True,
+    )
 
 
 @program
@@ -201,17 +197,15 @@ def simclr_nt_xent_of_fixed_size(device: str) -> Program:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=CALLS, eta_min=1e-4)
 
-    def step(a, b):
+    def loss_and_accuracy(a, b):
         z = F.normalize(model(torch.cat([a, b])), dim=1)
         sim = z @ z.t() / 0.5
         sim.fill_diagonal_(float("-inf"))
         n = a.shape[0]
         target = torch.arange(2 * n, device=z.device).roll(n)
-        loss = F.cross_entropy(sim, target)
-        descend(loss, optimizer)
-        return loss.detach(), (sim.argmax(1) == target).float().mean()
+        return F.cross_entropy(sim, target), (sim.argmax(1) == target).float().mean()
 
-    return Program(step, two_views(device), lambda: state_of(model, optimizer), lambda i: scheduler.step())
+    return training(loss_and_accuracy, optimizer, two_views(device), model, scheduler=scheduler)
 
 
 @program
@@ -362,13 +356,13 @@ def distillation_of_the_tutorial(device: str) -> Program:
     teacher.eval()
     student.train()
 
-    def step(inputs, labels):
+    def loss_of(inputs, labels):
         with torch.no_grad():
             teacher_logits = teacher(inputs)
         student_logits = student(inputs)
         soft_targets = nn.functional.softmax(teacher_logits / T, dim=-1)
         soft_prob = nn.functional.log_softmax(student_logits / T, dim=-1)
         soft_loss = torch.sum(soft_targets * (soft_targets.log() - soft_prob)) / soft_prob.size()[0] * (T**2)
-        return descend(0.25 * soft_loss + 0.75 * ce_loss(student_logits, labels), optimizer)
+        return 0.25 * soft_loss + 0.75 * ce_loss(student_logits, labels)
 
-    return Program(step, digits(device), lambda: state_of(teacher, student, optimizer))
+    return training(loss_of, optimizer, digits(device), teacher, student)

@@ -142,17 +142,12 @@ def classify(
     optimizer = getattr(torch.optim, kind)(model.parameters(), **given)
     scheduler = make_scheduler(optimizer) if make_scheduler else None
 
-    def train(data, target):
+    def loss_and_hits(data, target):
         output = model(data)
-        loss = descend(F.nll_loss(output, target), optimizer)
         pred = output.argmax(dim=1, keepdim=True)
-        return {"loss": loss.detach(), "correct": pred.eq(target.view_as(pred)).sum()}
+        return F.nll_loss(output, target), {"correct": pred.eq(target.view_as(pred)).sum()}
 
-    def between(index: int) -> None:
-        if scheduler is not None and index % every == every - 1:
-            scheduler.step()
-
-    return Program(train, digits(device), lambda: state_of(model, optimizer), between)
+    return training(loss_and_hits, optimizer, digits(device), model, scheduler=scheduler, every=every)
 
 
 def one_cycle(optimizer: torch.optim.Optimizer, **options: Any) -> Any:

@@ -11,7 +11,7 @@ import torch.utils.checkpoint
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import backend, descend, many, program, state_of, variant
+from library_programs.record import backend, descend, many, program, state_of, training, variant
 
 
 class RNNModel(nn.Module):
@@ -132,10 +132,9 @@ def ctc_speech_recogniser(device: str) -> Program:
     optimizer = torch.optim.AdamW(params, lr=1e-3, fused=True)
     ctc = nn.CTCLoss(blank=0, zero_infinity=True)
 
-    def step(x, targets, in_lengths, target_lengths):
+    def loss_of(x, targets, in_lengths, target_lengths):
         out, _ = rnn(F.relu(conv(x)).transpose(1, 2))
-        log_probs = F.log_softmax(head(out), dim=2).transpose(0, 1)
-        return descend(ctc(log_probs, targets, in_lengths, target_lengths), optimizer)
+        return ctc(F.log_softmax(head(out), dim=2).transpose(0, 1), targets, in_lengths, target_lengths)
 
     data = many(
         lambda g: [
@@ -146,7 +145,7 @@ def ctc_speech_recogniser(device: str) -> Program:
         ],
         device,
     )
-    return Program(step, data, lambda: [*params, *state_of(optimizer)])
+    return training(loss_of, optimizer, data, params)
 
 
 class CausalSelfAttention(nn.Module):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, descend, images, on_gpu, program, state_of, training, variant
+from library_programs.record import CALLS, images, on_gpu, program, state_of, training, variant
 
 
 def timm_model(name: str, device: str, **options: Any) -> nn.Module:
@@ -209,16 +209,14 @@ def timm_regnet_asymmetric_multi_label_metrics(device: str) -> Program:
     loss_fn = AsymmetricLossMultiLabel()
     hits = torch.zeros(5, device=device)
 
-    def step(inputs, target):
+    def loss_and_hits(inputs, target):
         labels = F.one_hot(target, 5).float()
         labels[labels == 0] = 0.05
         output = model(inputs)
-        loss = loss_fn(output, labels)
-        descend(loss, optimizer)
         hits.add_(((output.detach() > 0) == (labels > 0.5)).float().sum(0))
-        return {"loss": loss.detach(), "hits": hits.clone()}
+        return loss_fn(output, labels), {"hits": hits.clone()}
 
-    return Program(step, images(device), lambda: state_of(model, optimizer, hits))
+    return training(loss_and_hits, optimizer, images(device), model, hits)
 
 
 @program
@@ -232,8 +230,8 @@ def timm_mixup_inside_of_the_step(device: str) -> Program:
     mix, loss_fn = Mixup(mixup_alpha=0.8, num_classes=5), SoftTargetCrossEntropy()
     numpy.random.seed(8)
 
-    def step(inputs, target):
+    def loss_of(inputs, target):
         inputs, target = mix(inputs, target)
-        return descend(loss_fn(model(inputs), target), optimizer).detach()
+        return loss_fn(model(inputs), target)
 
-    return Program(step, images(device), lambda: state_of(model, optimizer))
+    return training(loss_of, optimizer, images(device), model, detached=True)

@@ -11,7 +11,7 @@ import torch.optim.lr_scheduler as rates
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, descend, images, on_gpu, program, state_of, training
+from library_programs.record import CALLS, images, on_gpu, program, state_of, training
 
 
 def built(device: str, name: str, **options: Any) -> Any:
@@ -133,16 +133,15 @@ def tv_deeplab_aux_polynomial_confusion(device: str) -> Program:
     scheduler = rates.PolynomialLR(optimizer, total_iters=CALLS, power=0.9)
     matrix = torch.zeros(5, 5, dtype=torch.int64, device=device)
 
-    def step(image, target):
+    def loss_of(image, target):
         output = model(image)
         losses = {name: F.cross_entropy(x, target, ignore_index=255) for name, x in output.items()}
-        loss = descend(losses["out"] + 0.5 * losses["aux"], optimizer)
         with torch.no_grad():
             guess = output["out"].argmax(1).flatten()
             valid = (target.flatten() < 5).to(torch.int64)
             index = 5 * target.flatten().clamp(max=4) + guess
             matrix.view(-1).scatter_add_(0, index, valid)
-        return loss.detach()
+        return losses["out"] + 0.5 * losses["aux"]
 
     made = torch.Generator().manual_seed(5)
     batches = []
@@ -150,7 +149,7 @@ def tv_deeplab_aux_polynomial_confusion(device: str) -> Program:
         target = torch.randint(5, (2, 32, 32), generator=made)
         target[torch.rand(2, 32, 32, generator=made) < 0.1] = 255
         batches.append((image, target.to(device)))
-    return Program(step, batches, lambda: state_of(model, optimizer, matrix), lambda index: scheduler.step())
+    return training(loss_of, optimizer, batches, model, matrix, scheduler=scheduler, detached=True)
 
 
 @program
@@ -274,11 +273,7 @@ def tv_r2plus1d_video_rprop(device: str) -> Program:
     head = [*model.layer4.parameters(), *model.fc.parameters()]
     optimizer = torch.optim.Rprop(head, lr=1e-4, capturable=on_gpu(device))
 
-    def step(image, target):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(image[:, :, None].expand(-1, -1, 4, -1, -1)), target)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+    def loss_of(image, target):
+        return F.cross_entropy(model(image[:, :, None].expand(-1, -1, 4, -1, -1)), target)
 
-    return Program(step, images(device, rows=2, size=16), lambda: state_of(model, optimizer))
+    return training(loss_of, optimizer, images(device, rows=2, size=16), model, detached=True)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from step_parts import Program
 from torch import nn
 
-from library_programs.record import CALLS, descend, drawn, many, program, state_of, variant
+from library_programs.record import CALLS, drawn, many, program, state_of, training, variant
 from library_programs.schedules import ConvNet, digits
 
 
@@ -192,7 +192,7 @@ def diffusers_unet_with_ema_model(device: str) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     ema = EMAModel(model.parameters(), decay=0.9, use_ema_warmup=True)
 
-    def step(x):
+    def loss_of(x):
         noise = torch.randn_like(x)
         timesteps = torch.randint(0, 100, (x.shape[0],), device=x.device)
         noisy = noise_scheduler.add_noise(x, noise, timesteps)
@@ -200,14 +200,11 @@ def diffusers_unet_with_ema_model(device: str) -> Program:
         pred = model(noisy, timesteps).sample
         snr = compute_snr(noise_scheduler, timesteps)
         weights = torch.stack([snr, 5.0 * torch.ones_like(timesteps)], dim=1).min(dim=1)[0] / (snr + 1)
-        return descend(
-            (F.mse_loss(pred.float(), target.float(), reduction="none").mean(dim=[1, 2, 3]) * weights).mean(), optimizer
-        ).detach()
+        return (F.mse_loss(pred.float(), target.float(), reduction="none").mean(dim=[1, 2, 3]) * weights).mean()
 
     data = many(lambda g: [drawn(g, 2, size=8)], device)
-    return Program(
-        step, data, lambda: [*state_of(model, optimizer), *ema.shadow_params], lambda i: ema.step(model.parameters())
-    )
+    after = lambda index: ema.step(model.parameters())  # noqa: E731
+    return training(loss_of, optimizer, data, model, ema.shadow_params, between=after, detached=True)
 
 
 variant("lightning_module_by_hand_with_batch_index", lightning_by_hand, True)

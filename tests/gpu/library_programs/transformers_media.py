@@ -68,7 +68,7 @@ def hf_vit_mae_noise_drawn_on_the_gpu(device: str) -> Program:
     optimizer = adamw(model, betas=(0.9, 0.95), weight_decay=0.05)
     scheduler = get_cosine_with_hard_restarts_schedule_with_warmup(optimizer, 2, CALLS, num_cycles=2)
     batches = [({"pixel_values": x},) for x, _ in images(device)]
-    return fine_tuning(model, optimizer, batches, scheduler=scheduler, dtype=torch.bfloat16)
+    return fine_tuning(model, optimizer, batches, scheduler=scheduler, cast=torch.bfloat16)
 
 
 @program

@@ -60,31 +60,10 @@ def without_padding(labels: torch.Tensor, pad: int = 0) -> torch.Tensor:
     return labels
 
 
-def hf_step(model, optimizer, clip=None, dtype=None):
-    """The step of Hugging Face's examples: the batch is a dict, the model makes the loss."""
-
-    def step(batch):
-        device = next(iter(batch.values())).device.type
-        with torch.autocast(device, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-            loss = model(**batch).loss
-        loss.backward()
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
-
-
-def fine_tuning(model, optimizer, batches, *holders, scheduler=None, **options) -> Program:
-    """That step on these batches, with the scheduler after each call."""
-
-    def between(index):
-        if scheduler is not None:
-            scheduler.step()
-
-    return Program(hf_step(model, optimizer, **options), batches, lambda: state_of(model, optimizer, *holders), between)
+def fine_tuning(model, optimizer, batches, **options) -> Program:
+    """Train as Hugging Face's examples do: the batch is a dict, the model makes the loss."""
+    loss_of = lambda batch: model(**batch).loss  # noqa: E731
+    return training(loss_of, optimizer, batches, model, zeroed="last", detached=True, **options)
 
 
 @program
@@ -94,7 +73,7 @@ def hf_gpt2_adamw_cosine_warm_up(device: str) -> Program:
     model = gpt2(device)
     optimizer = adamw(model)
     scheduler = get_cosine_schedule_with_warmup(optimizer, 4, CALLS)
-    return fine_tuning(model, optimizer, causal(device), scheduler=scheduler, clip=1.0, dtype=torch.bfloat16)
+    return fine_tuning(model, optimizer, causal(device), scheduler=scheduler, clip=1.0, cast=torch.bfloat16)
 
 
 @program
@@ -247,17 +226,14 @@ def hf_deberta_v2_token_classification(device: str) -> Program:
     model = text_model(device, "DebertaV2ForTokenClassification", num_labels=4, **attention)
     optimizer = adamw(model)
 
-    def step(batch):
+    def loss_and_predictions(batch):
         labels = batch["labels"].clone()
         labels[batch["attention_mask"] == 0] = -100
         out = model(**{**batch, "labels": labels})
-        out.loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return {"loss": out.loss.detach(), "predictions": out.logits.argmax(dim=-1)}
+        return out.loss, {"predictions": out.logits.argmax(dim=-1)}
 
     batches = [({"input_ids": x, "attention_mask": (x != 0).long(), "labels": x % 4},) for x in tokens(device, pad=0)]
-    return Program(step, batches, lambda: state_of(model, optimizer))
+    return training(loss_and_predictions, optimizer, batches, model, zeroed="last")
 
 
 @program
