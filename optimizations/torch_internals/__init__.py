@@ -102,8 +102,6 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "clone_preserve_strides": "torch._inductor.utils:clone_preserve_strides",
         "data_ptrs_equal": "torch:_C._tensors_data_ptrs_at_indices_equal",
         "set_cached_tensors_enabled": "torch._inductor.cudagraph_trees:_set_cached_tensors_enabled",
-        "add_cached_tensor": "torch._C:_add_cached_tensor",
-        "remove_cached_tensor": "torch._C:_remove_cached_tensor",
         "new_over": "torch:Tensor._make_subclass",
         "empty_strided_cuda": "torch._C._dynamo.guards:_empty_strided_cuda",
         "get_obj_in_tls": "torch:_C._get_obj_in_tls",
@@ -119,7 +117,6 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "foreach_copy_": "torch:_foreach_copy_",
         "storage_use_count": "torch:_C._storage_Use_Count",
         "tensor_use_count": "torch:Tensor._use_count",
-        "abort_process_group": "torch.distributed.distributed_c10d:_abort_process_group",
     },
     "compare tensors and settings in C++": {
         "plain_guard_node": "torch._dynamo.guards:GuardManagerType.GUARD_MANAGER",

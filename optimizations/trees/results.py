@@ -7,15 +7,17 @@ managers may still be alive, so they enable it before they use it.
 Note [New tensors for callers]. Stock returns the same tensor objects in each call. If a caller changed such an object's
 shape or memory in place, set attributes, or gave it an autograd history, the next call would return it so. The object
 would also keep the last call's backward alive, with the weights of a deleted model and saved results of graphs. So an
-inference or a forward returns a new tensor over the same memory, with the same storage and version counter.
-`live_results` checks the other results.
+inference or a forward returns a new tensor over the same memory, with the same storage and version counter. Saved
+tensors are the same objects in each call: only hooks of saved tensors reach them, and these get new ones.
 
 Note [Results without memory]. Stock returns the recorded object for a result without bytes. If a caller changed its
 shape, memory (`resize_`) or hooks, the next call would return it so. So each call gets a new tensor.
 
-Note [Results that were changed]. Gradients and saved tensors of a forward are the same objects in each call.
-`live_results` finds those that the program changed. They are made again before they are returned the next time, and
-before a liveness check of one that was given other memory.
+Note [Results that were changed]. The results of a backward are too many for that, and are the same objects in each
+call, which `torch.autograd.grad` and hooks return. So before they are returned again, calls into C++ compare their
+metadata and addresses, and Python checks that nothing is attached: attributes, a gradient, hooks (which remain after
+`detach_`), or weak references, through which a `WeakTensorKeyDictionary` would find an entry for the next result. If
+the program changed one, all of the recording's tensors are made again.
 
 Note [Copies of kept results]. A program whose results are copied holds each result until it has the next, such as a
 decoding loop that assigns its result to a name. If such a loop never waits for the GPU, CPU time after the launch costs
@@ -25,6 +27,7 @@ as much as CPU time before it. So the layout of the copies is computed once for 
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,10 +36,10 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.torch_internals.geometry import is_lazy_view
+from optimizations.torch_internals.geometry import is_lazy_view, picker
+from optimizations.torch_internals.tensor_guard import MetadataChecks
 from optimizations.torch_internals.thread_state import apart_from_the_program
 from optimizations.trees.function import RecordableFunction
-from optimizations.trees.live_results import LiveResults
 from optimizations.trees.liveness import is_unreferenced, rearranged
 from optimizations.trees.returned import ReturnedInPlace, found_in, in_placeholder, over, repeated
 
@@ -71,8 +74,13 @@ class Results:
         self.storages: list[Any] = []
         self.returned = self.returned_copied = ReturnedInPlace()
         self.shared_copied: frozenset[int] = frozenset()
-        self._live_results: LiveResults | None = None  # None if callers get all tensors that stock keeps
-        self._for_callers: Sequence[int] = ()  # places of those that they get. Note [New tensors for callers]
+        self._for_callers: Sequence[int] = ()  # places of tensors that they get. Note [New tensors for callers]
+        # Places of those that are the same objects in each call; a backward's are compared with their addresses and
+        # metadata. Note [Results that were changed].
+        self._same_objects: Sequence[int] = ()
+        self._chosen = picker(())
+        self._addresses: list[int | None] = []
+        self._metadata = MetadataChecks()
         # Outputs that are equal in each call and not kept as tensors: their positions and values.
         self._constant: Sequence[tuple[int, Any]] = ()
         # Places of outputs that share memory with others. As in stock, each call gets new tensors.
@@ -163,7 +171,7 @@ class Results:
         for_callers: list[int] = []
         constant: list[tuple[int, Any]] = []
         made: list[int] = []
-        checked = [None] * len(cached)
+        same_objects: list[int] = []
         for place, metadata in enumerate(node.outputs_metadata):
             static = node.static_output_tensors[place]
             if cached[place] is not None:
@@ -172,7 +180,7 @@ class Results:
                 if callers and function.direction != "backward":
                     for_callers.append(place)
                 else:
-                    checked[place] = cached[place]
+                    same_objects.append(place)
             elif place in of_the_call:
                 continue
             elif static is not None or not isinstance(metadata, dict):
@@ -180,24 +188,22 @@ class Results:
             else:
                 made.append(place)
         self._for_callers, self._constant, self._made = for_callers, constant, made
-        others = any(one is not None for one in checked)
-        self._live_results = LiveResults(checked, seen=function.direction == "backward") if others else None
+        self._same_objects, self._chosen = same_objects, picker(same_objects)
+        if function.direction == "backward" and same_objects:
+            self._addresses = [None if tensor is None else tensor.data_ptr() for tensor in cached]
+            self._metadata.add(self._chosen(cached))
 
     def uncached(self) -> None:
         """Callback: stock releases these tensors."""
-        self._live_results = None
-        self._constant = self._made = self._for_callers = ()
+        self._constant = self._made = self._for_callers = self._same_objects = ()
         self.storages.clear()
         rearranged()
 
     # Liveness
 
     def is_unused(self, place: int) -> bool:
-        """Return whether the result at a position has no other reference; also if it was given other memory."""
-        cached = self._node.cached_tensor_outputs
-        if self._live_results is not None and self._live_results.has_moved(cached, place):
-            self._make_again(place)
-        return is_unreferenced(cached, self.storages, place)
+        """Return whether the result at a position has no other reference."""
+        return is_unreferenced(self._node.cached_tensor_outputs, self.storages, place)
 
     # Results of a replay
 
@@ -219,9 +225,9 @@ class Results:
     def made(self) -> list[Any]:
         """Return the outputs of a replay, as stock's `reconstruct_outputs`, without a Python loop over all of them."""
         node, places = self._node, self._for_callers
-        if self._live_results is not None:
-            for place in self._live_results.changed(node.cached_tensor_outputs):
-                self._make_again(place)  # Note [Results that were changed]
+        if self._same_objects:
+            if self._function.direction == "backward" and self._were_changed(node.cached_tensor_outputs):
+                apart_from_the_program(self._make_again)
             if _hooks_of_saved_tensors(False) is not None:
                 places = [place for place, tensor in enumerate(node.cached_tensor_outputs) if tensor is not None]
         results: list[Any] = node.cached_tensor_outputs.copy()
@@ -238,22 +244,29 @@ class Results:
             _is_now(node, place, results[first])
         return results
 
-    def _make_again(self, place: int) -> None:
-        node, live_results = self._node, self._live_results
-        assert live_results is not None
-        torch_internals.remove_cached_tensor(node.cached_tensor_outputs[place])
-        metadata = node.outputs_metadata[place]
+    def _were_changed(self, cached: list[Any]) -> bool:
+        """Return whether the program changed more than the values of a tensor. Note [Results that were changed]."""
+        chosen = self._chosen(cached)
+        if not torch_internals.data_ptrs_equal(cached, self._addresses, self._same_objects):
+            return True
+        return not any(check(chosen) for check in self._metadata) or _is_anything_attached(chosen)
 
-        def make() -> torch.Tensor:
-            with torch_internals.InferenceMode(live_results.was_inference(place)):
-                made: torch.Tensor = node._reconstruct_from_tensor_metadata(metadata, node.create_storage(metadata))
-                _is_now(node, place, made)
-                return made
+    def _make_again(self) -> None:
+        node = self._node
+        node.remove_node_cached_tensors()
+        node._initialize_cached_tensors()
 
-        made = apart_from_the_program(make)
-        torch_internals.add_cached_tensor(made)
-        node.cached_tensor_outputs[place] = made
-        self.storages[place] = made.untyped_storage()
+
+_attributes = operator.attrgetter("__dict__")
+_grad = operator.attrgetter("grad")
+_hooks = operator.attrgetter("_backward_hooks")
+
+
+def _is_anything_attached(tensors: Sequence[Any]) -> bool:
+    """Return whether anything is attached to one of these, which have no history: `grad` would warn."""
+    if any(map(weakref.getweakrefcount, tensors)) or any(map(_attributes, tensors)) or any(map(_hooks, tensors)):
+        return True
+    return list(map(_grad, tensors)).count(None) < len(tensors)
 
 
 MANY_COPIES = 4

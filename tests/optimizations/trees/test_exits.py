@@ -67,7 +67,6 @@ import pytest, torch
 import torch.distributed as distributed
 from simulated_gpu.runtime import played_by_the_cpu
 from simulated_gpu.trees import Compiled, Model, check, values
-from optimizations import torch_internals
 from optimizations.trees import containers
 from optimizations.in_place.generated import GeneratedCode
 
@@ -77,27 +76,18 @@ playing = played_by_the_cpu(patches)
 cuda = next(playing)
 distributed.init_process_group("gloo", init_method="file://" + os.environ["RENDEZVOUS"], rank=rank, world_size=2)
 stuck = threading.Event()
-aborted = threading.Event()
 
 
 def synchronize(*_):
     # A GPU in a collective that another process has left.
     if stuck.is_set():
-        aborted.wait()
+        threading.Event().wait()
 
 
 atexit.register(synchronize)  # what comes last waits for the GPU, too
 patches.setattr(torch.cuda, "is_initialized", lambda: True)
 patches.setattr(torch.cuda, "current_device", lambda: 0)
 patches.setattr(torch.cuda, "synchronize", synchronize)
-if ending == "raises on one, aborted":
-    patches.setattr(torch_internals, "abort_process_group", lambda group: aborted.set(), raising=False)
-else:
-    patches.setattr(torch_internals, "abort_process_group", lambda group: threading.Event().wait(), raising=False)
-if ending == "destroys while stuck":  # as NCCL does it
-    for module in (distributed, distributed.distributed_c10d):
-        patches.setattr(module, "destroy_process_group", lambda group=None: threading.Event().wait())
-    patches.setattr(distributed.distributed_c10d, "destroy_process_group", distributed.destroy_process_group)
 free = containers.free_all
 patches.setattr(containers, "free_all", lambda: (free(), print("FREED", flush=True)))
 code = GeneratedCode("it takes part in a collective", collective=True)
@@ -107,16 +97,12 @@ print("READY", flush=True)
 if ending == "destroys":
     distributed.destroy_process_group()
     print("DESTROYED", flush=True)
-elif ending.startswith("raises on one"):
+elif ending == "raises on one":
     if rank == 1:
         raise ValueError("rank 1 fails as planned")
     stuck.set()
 elif ending == "is interrupted":
     time.sleep(60)
-elif ending == "destroys while stuck":
-    stuck.set()
-    distributed.destroy_process_group()
-    print("NEVER HERE", flush=True)
 """
 
 
@@ -125,10 +111,8 @@ elif ending == "destroys while stuck":
     [
         ("never destroys", (0, 0), ("FREED", "FREED")),
         ("destroys", (0, 0), ("FREED\nDESTROYED", "FREED\nDESTROYED")),
-        ("raises on one", (1, 1), ("its CUDA graphs are not freed", "ValueError: rank 1 fails as planned")),
-        ("raises on one, aborted", (0, 1), ("the process group is aborted\nFREED", "ValueError")),
+        ("raises on one", (1, 1), ("Timeout (0:00:05)!", "ValueError: rank 1 fails as planned")),
         ("is interrupted", (-2, -2), ("KeyboardInterrupt", "KeyboardInterrupt")),
-        ("destroys while stuck", (1, 1), ("Timeout (0:00:05)!", "Timeout (0:00:05)!")),
     ],
 )
 def test_processes_with_captured_collectives_exit(
@@ -149,8 +133,7 @@ def test_processes_with_captured_collectives_exit(
     assert took_s < 10, "\n\n".join(f"{one.code}: {one.output[-2500:]}" for one in ended)
     for one, code in zip(ended, codes, strict=True):
         # A gloo group that is not destroyed may abort the process at its very end, without Encore too (4 of 15).
-        of_gloo = not ending.startswith("destroys") and one.code == -signal.SIGABRT and GLOO_ABORTS in one.output
+        of_gloo = ending != "destroys" and one.code == -signal.SIGABRT and GLOO_ABORTS in one.output
         assert of_gloo or one.code == code, one.output[-1500:]
     for one, text in zip(ended, words, strict=True):
         assert text in one.output, one.output[-1500:]
-        assert "NEVER HERE" not in one.output

@@ -1,7 +1,8 @@
-"""Callers get new tensors from inference and forwards on every call, without references to a backward."""
+"""Callers get new tensors from inference and forwards on every call; a backward's are made again once changed."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -18,11 +19,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import optimizations
 from optimizations.trees.containers import managers
-from tests.optimizations.trees.test_live_results import CHANGES
 from tests.optimizations.trees.test_parameters import Net
 from tests.optimizations.trees.test_parameters import values as rows
 
 W = values(7)
+
+CHANGES: list[Callable[[torch.Tensor], Any]] = [
+    lambda y: y.t_() if y.ndim > 1 else y.unsqueeze_(0).t_(),
+    lambda y: y.unsqueeze_(0),
+    lambda y: y.requires_grad_(),
+    lambda y: y.mul_(torch.ones(1, requires_grad=True)),
+    lambda y: y.set_(torch.zeros(2, 3)),
+    lambda y: setattr(y, "data", torch.zeros(2, 3)),
+    lambda y: setattr(y, "data", y.data[:1]),
+    lambda y: setattr(y, "__class__", type("Sub", (torch.Tensor,), {})),
+]
+
+ATTACHED: list[Callable[[torch.Tensor], Any]] = [
+    lambda y: setattr(y, "name_of_the_callers_own", 1),
+    lambda y: setattr(y, "grad", torch.zeros_like(y)),
+    lambda y: (y.requires_grad_(), y.sum().backward(), y.requires_grad_(False)),
+    lambda y: (y.requires_grad_(), y.register_hook(torch.neg), y.detach_()),
+]
+if hasattr(torch.Tensor, "rename_"):  # PyTorch 2.13 removed names of dimensions
+    CHANGES.append(lambda y: y.rename_(*"abc"[: y.ndim]))
 
 
 def settled(cuda: CudaOnCpu, **options: Any) -> Compiled:
@@ -54,6 +74,38 @@ def test_metadata_change_of_a_result_does_not_persist(
         del result
         assert reference() is None, "nothing else holds what a caller gets"
     assert cuda_on_cpu.replays == replays + 3
+
+
+def attach_a_weak_reference(references: list[Any], y: torch.Tensor) -> None:
+    references.append(weakref.ref(y))
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("change", [*CHANGES, *ATTACHED, functools.partial(attach_a_weak_reference, [])])
+def test_change_of_a_gradient_does_not_persist(
+    cuda_on_cpu: CudaOnCpu, lean: bool, change: Callable[[torch.Tensor], Any]
+) -> None:
+    compiled = settled(cuda_on_cpu, lean=lean, is_inference=False, is_backward=True)
+    replays = cuda_on_cpu.replays
+    for start in range(4):
+        result = result_of(compiled, start)
+        assert type(result) is torch.Tensor and result.shape == W.shape and result.stride() == W.stride()
+        assert not (result.requires_grad or vars(result) or result._backward_hooks or result.grad is not None)
+        assert weakref.getweakrefcount(result) == 0
+        address = result.data_ptr()
+        change(result)
+        moved = result.data_ptr() != address
+        del result
+    assert cuda_on_cpu.replays == replays + (1 if moved else 4), "the memory of a moved result counts as live"
+
+
+def test_unchanged_gradients_are_the_same_objects(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = settled(cuda_on_cpu, is_inference=False, is_backward=True)
+    found = {id(result_of(compiled, start)) for start in range(4)}
+    with torch.autocast("cpu"):
+        found |= {id(result_of(compiled, 1)), id(result_of(compiled, 2))}
+    found |= {id(result_of(compiled, start)) for start in range(4)}
+    assert len(found) <= 2, "made again once, as autocast changes dispatch keys"
 
 
 class SeesFunctions(TorchFunctionMode):
