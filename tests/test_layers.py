@@ -96,7 +96,6 @@ BACKEND_OF_SUITE: dict[str, tuple[str, str]] = {
     "torch_internals": ("suite", PRIVATE_NAMES),
     "torch_internals.autograd_graph": ("suite/explain", PRIVATE_NAMES),
     "torch_internals.outcome": ("suite", PRIVATE_NAMES),
-    "torch_internals.cpu_results": ("suite/measure", PRIVATE_NAMES),
     "torch_internals.tuning": ("suite", PRIVATE_NAMES),
     "placement": ("suite/explain", "explain shows what the backend's own analysis finds"),
     "in_place.generated": ("suite/explain", "explain reads generated code as the backend does"),

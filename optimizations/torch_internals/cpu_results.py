@@ -21,26 +21,21 @@ import torch.fx
 
 from optimizations import torch_internals
 
-SETTING = "post_grad_custom_post_pass"
-"""Inductor's setting for a pass of the user's, which is part of the key of its cache."""
+SETTING = "aot_inductor.metadata"
+"""A setting of Inductor's that is part of the key of its cache and changes nothing but what AOTInductor packages."""
 
-GraphPass = Callable[[torch.fx.Graph], None]
-
-_MARK = "encore: CPU results stay, 1"
-"""The name of a pass that does nothing and identifies marked graphs."""
+_MARK = {"encore": "CPU results stay, 1"}
+"""Marks graphs that are compiled with the corrected pass. Inductor's cache separates them from stock's graphs."""
 
 
 def settings_for(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return Inductor's settings for a graph of Dynamo. One with values on the CPU and elsewhere gets a mark.
-
-    Marked graphs are compiled with the corrected pass. Inductor's cache separates them from stock's graphs.
-    """
+    """Return Inductor's settings for a graph of Dynamo. One with values on the CPU and elsewhere gets the mark."""
     values = [node.meta.get("example_value") for node in graph_module.graph.nodes if node.op != "output"]
     tensors = [one for one in torch_internals.pytree.tree_leaves([*inputs, *values]) if isinstance(one, torch.Tensor)]
     if len({one.device.type == "cpu" for one in tensors}) < 2:
         return settings
-    theirs = settings.get(SETTING, getattr(torch_internals.inductor_config, SETTING))
-    return {**settings, SETTING: pass_after(theirs, _MARK)}
+    theirs = settings.get(SETTING, torch_internals.inductor_config.aot_inductor.metadata)
+    return {**settings, SETTING: {**theirs, **_MARK}}
 
 
 @functools.cache
@@ -68,50 +63,9 @@ def corrected(stock: Callable[[torch.fx.Graph], None]) -> Callable[[torch.fx.Gra
     @functools.wraps(stock)
     def move(graph: torch.fx.Graph) -> None:
         config = torch_internals.inductor_config
-        if getattr(getattr(config, SETTING), "name", None) == _MARK:
+        if _MARK.items() <= config.aot_inductor.metadata.items():
             corrected_mover()("cuda", allow_inputs=bool(config.triton.cudagraphs and config.graph_partition))(graph)
         else:
             stock(graph)
 
     return move
-
-
-def pass_after(theirs: Any, name: str, own: GraphPass | None = None) -> Any:
-    """Return a pass for `SETTING` that does what `theirs` does, if there is one, and then `own`.
-
-    Args:
-        theirs: the pass that is set already.
-        name: name and version of this pass, for the key of Inductor's cache; an attribute of the returned pass.
-        own: a module-level function, so that Inductor's compile processes find it; None for a pass that is a mark.
-
-    """
-    return _kind()(theirs, name, own)
-
-
-@functools.cache
-def _kind() -> Any:
-    """Return a subclass of Inductor's pass class, which is imported when something is compiled."""
-
-    class PassAfter(torch_internals.CustomGraphPass):
-        def __init__(self, theirs: Any, name: str, own: GraphPass | None) -> None:
-            self.name = name
-            self._theirs = theirs
-            self._own = own
-
-        def __call__(self, graph: torch.fx.Graph) -> None:
-            for each in (self._theirs, self._own):
-                if each is not None:
-                    each(graph)
-
-        def __reduce__(self) -> Any:
-            # For Inductor's compile processes: a class defined in a function cannot be imported there.
-            return pass_after, (self._theirs, self.name, self._own)
-
-        def uuid(self) -> Any:
-            """Return the key of both passes, or None if the pass before has none: then nothing is cached."""
-            if self._theirs is None:
-                return self.name
-            before = self._theirs.uuid() if isinstance(self._theirs, torch_internals.CustomGraphPass) else None
-            return before and (self.name, before)
-
-    return PassAfter

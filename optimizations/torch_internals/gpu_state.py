@@ -2,44 +2,24 @@
 
 Note [References that are not counted]. When PyTorch 2.11 is queried for a pool, it drops an uncounted reference to each
 integer of the pool's handle (pytorch #196366). Integers above 256, and all integers before Python 3.12, are freed while
-the pool's owner still has them: a process that had more than 256 pools crashes at the second or third such query.
+the pool's owner still has them: a process that had more than 256 pools crashes at the second or third such query. So
+references are added, on any version: what is lost is that the integers of a handle are never freed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import functools
-import sys
 from typing import Any
 
 import torch
 
-from optimizations import torch_internals
-
 
 def memory_segments(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]:
     """Return the segments of the allocator, or of one pool, as in `torch.cuda.memory_snapshot`, without history."""
-    if drops_references():
-        for number in (*(pool or (0, 0)), False):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+    for number in (*(pool or (0, 0)), False):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
     found: list[dict[str, Any]] = torch.cuda.memory_snapshot(pool, include_traces=False)
     return found
-
-
-@functools.cache
-def drops_references() -> bool:
-    """Return whether this PyTorch drops references. See Note [References that are not counted]."""
-    number = int("1000003")  # not a pool's, and referenced nowhere else
-    asked = number, number, False
-    before = sys.getrefcount(number)
-    with contextlib.suppress(RuntimeError):  # also raised by a PyTorch without CUDA
-        torch_internals.take_memory_snapshot(asked)
-    if sys.getrefcount(number) == before:
-        return False
-    for one in asked:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
-    return True
 
 
 def generator_identity(generator: torch.Generator) -> int:

@@ -30,9 +30,6 @@ T = TypeVar("T")
 LONGEST_WAIT_S = 2.0
 """How long the exit of the interpreter waits at most for threads that have ended."""
 
-MANY = 1024
-"""When this many threads keep something, threads that have ended are removed."""
-
 _TASKS = Path("/proc/self/task")
 _keepers: set[int] = set()
 """Threads of this process that keep something, as the system numbers them; some may be gone."""
@@ -45,8 +42,6 @@ def find(key: str) -> Any:
 
 def keep(key: str, value: Any) -> None:
     """Keep an object for this thread, in place of an earlier one."""
-    if len(_keepers) >= MANY:
-        _keepers.difference_update([one for one in list(_keepers) if not _is_there(one)])
     _keepers.add(threading.get_native_id())
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     torch_internals.stash_obj_in_tls(key, value)

@@ -27,7 +27,20 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
-from optimizations.torch_internals.cpu_results import SETTING, pass_after
+
+SETTING = "post_grad_custom_post_pass"
+"""Inductor's setting for a pass of the user's, which is part of the key of its cache."""
+
+
+class OrderOfDraws(torch_internals.CustomGraphPass):
+    """Keep the order of random operators. Compile processes import this class by its name."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        keep_order_of_draws(graph)
+
+    def uuid(self) -> str:
+        """Return the pass's part of the key of Inductor's cache."""
+        return "encore: draws in order, 1"
 
 
 @contextmanager
@@ -37,7 +50,7 @@ def eager_random_numbers() -> Iterator[None]:
     settings = {
         "fallback_random": True,
         "reorder_for_locality": False,  # it runs before the pass, which would keep its order
-        SETTING: pass_after(getattr(config, SETTING), "encore: draws in order, 1", keep_order_of_draws),
+        SETTING: OrderOfDraws(),
     }
     with config.patch(settings):
         yield

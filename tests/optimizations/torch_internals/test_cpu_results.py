@@ -94,31 +94,12 @@ def test_graph_with_cpu_and_gpu_values_is_marked(on: tuple[str, ...], marked: bo
     assert found["triton.cudagraphs"]
 
 
-class Pass(torch_internals.CustomGraphPass):  # type: ignore[misc,name-defined]
-    def __init__(self) -> None:
-        self.graphs: list[torch.fx.Graph] = []
-
-    def __call__(self, graph: torch.fx.Graph) -> None:
-        self.graphs.append(graph)
-
-    def uuid(self) -> Any:
-        return "a user's"
-
-
-def test_users_pass_runs_too_and_is_part_of_the_key() -> None:
-    own, seen = Pass(), []
+def test_mark_is_added_to_metadata_of_the_program() -> None:
     graph_module = graph_module_of("cuda:0", "cpu")
-    settings = {"post_grad_custom_post_pass": own}
-    mark = cpu_results.settings_for(graph_module, (), settings)["post_grad_custom_post_pass"]
-    mark(graph_module.graph)
-    assert own.graphs == [graph_module.graph]
-    alone = cpu_results.settings_for(graph_module, (), {})["post_grad_custom_post_pass"]
-    alone(graph_module.graph)
-    assert len({alone.uuid(), mark.uuid(), own.uuid()}) == 3
-    plain = cpu_results.settings_for(graph_module, (), {"post_grad_custom_post_pass": seen.append})
-    assert plain["post_grad_custom_post_pass"].uuid() is None
-    with torch_internals.inductor_config.patch(post_grad_custom_post_pass=own):
-        assert cpu_results.settings_for(graph_module, (), {})["post_grad_custom_post_pass"].uuid() == mark.uuid()
+    for settings, patches in (({cpu_results.SETTING: {"a": "b"}}, {}), ({}, {cpu_results.SETTING: {"a": "b"}})):
+        with torch_internals.inductor_config.patch(patches):
+            found = cpu_results.settings_for(graph_module, (), settings)[cpu_results.SETTING]
+        assert found == {"a": "b", **cpu_results._MARK}
 
 
 @pytest.mark.parametrize("marked", [False, True])

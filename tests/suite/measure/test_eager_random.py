@@ -73,28 +73,6 @@ def test_random_draws_are_in_eagers_order(name: str) -> None:
         assert not torch.allclose(compiled[1], eager[1], atol=0.01)
 
 
-def test_previously_set_pass_runs_too() -> None:
-    seen = []
-
-    class Looks(torch_internals.CustomGraphPass):
-        def __call__(self, graph: torch.fx.Graph) -> None:
-            seen.append(len(graph.nodes))
-
-        def uuid(self) -> str:
-            return "looks"
-
-    name = "post_grad_custom_post_pass"
-    config = torch_internals.inductor_config
-    looks = Looks()
-    with config.patch({name: looks, "force_disable_caches": True}):
-        with eager_random_numbers():
-            assert getattr(config, name).uuid() == ("encore: draws in order, 1", "looks")
-            eager, compiled = both(moved_to_its_user, torch.ones(64, 64))
-        assert getattr(config, name) is looks and not config.fallback_random and config.reorder_for_locality
-    torch.testing.assert_close(compiled, eager)
-    assert seen
-
-
 def test_pass_reaches_compile_processes() -> None:
     name = "post_grad_custom_post_pass"
     with eager_random_numbers():
