@@ -19,7 +19,7 @@ from optimizations.calls.shortcut import finishing
 from optimizations.calls.turns import RUNNING, backwards_here, inside_a_function
 from optimizations.options import Options
 from optimizations.placement import Feeds, Placement, place, untouched
-from optimizations.report import ENTRIES, BindingReport, Entry
+from optimizations.report import ENTRIES, BindingReport, CompiledGraph, Entry
 from optimizations.stack_trace import one_line
 from optimizations.torch_internals.cpu_results import corrected, settings_for
 from optimizations.torch_internals.left_out import left_out_with_its_operator, with_operators_left_out
@@ -76,10 +76,15 @@ def _compiled(
     entry = Entry(placement.report)
     maker = _maker(settings, inductor, entry)
 
+    def note(record: CompiledGraph, graph: Any) -> None:
+        entry.compiled.append(record)
+        if maker is not None:
+            maker.compiled(graph, graphed=record.partitions > 0)
+
     @contextlib.contextmanager
     def noted() -> Iterator[None]:
         captured = contextlib.nullcontext() if maker is None else captured_by(maker)
-        with watched(entry.compiled.append), captured:
+        with watched(note), captured:
             yield
 
     @functools.wraps(torch_internals.compile_fx_inner)
@@ -87,9 +92,9 @@ def _compiled(
         with noted(), _CHANGED:  # a backward is compiled when it first runs, in a thread of its own
             return torch_internals.compile_fx_inner(*arguments, **settings)
 
-    note = entry.note_shortcut if settings.lean else None
+    shortcut = entry.note_shortcut if settings.lean else None
     forward_returns = None if maker is None else maker.forward_returns
-    with noted(), finishing(note, forward_returns), _CHANGED:
+    with noted(), finishing(shortcut, forward_returns), _CHANGED:
         compiled = torch_internals.compile_fx.compile_fx(
             placement.graph_module, inputs, inner_compile=compile_inner, config_patches=inductor
         )

@@ -86,7 +86,6 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "ConstructorMoverPass": "torch._inductor.fx_passes.post_grad:ConstructorMoverPass",
         "move_constructors_to_gpu": "torch._inductor.fx_passes.post_grad:move_constructors_to_gpu",
         "preserve_node_ordering": "torch._inductor.fx_passes.control_dependencies:preserve_node_ordering",
-        "maybe_realign_inputs": "torch._inductor.output_code:maybe_realign_inputs",
         "conj_operator": "torch:ops.aten._conj.default",
         "neg_operator": "torch:ops.aten._neg_view.default",
         "PyCodeCache": "torch._inductor.codecache:PyCodeCache",

@@ -36,7 +36,8 @@ NO_CUDA_WORK = "nothing in the graph runs on a CUDA device"
 FORWARD_NOT_CAPTURED = "backward of a graph that was not captured"
 SWITCHED_OFF = "CUDA graphs are switched off"
 
-Note = Callable[[CompiledGraph], None]
+Note = Callable[[CompiledGraph, Any], None]
+"""Called with the record of a graph, and with its `CompiledFxGraph`."""
 
 _noting: ContextVar[Note | None] = ContextVar("encore_noting", default=None)
 _noting_all: list[Note] = []
@@ -47,7 +48,7 @@ _of_this_thread = threading.local()
 def watched(note: Note, *, every_thread: bool = False) -> Iterator[None]:
     """Give `note` the record of each graph that passes during the block, in this thread or in any.
 
-    A block within a block of the same thread has no effect; blocks for every thread all get the records.
+    Of blocks within blocks of the same thread the innermost gets them; blocks for every thread all do.
     """
     if every_thread:
         with _OBSERVER:
@@ -56,9 +57,6 @@ def watched(note: Note, *, every_thread: bool = False) -> Iterator[None]:
                 yield
             finally:
                 _noting_all.remove(note)
-        return
-    if _noting.get() is not None:
-        yield
         return
     _left_out_so_far()  # of a compilation that failed
     with _OBSERVER:
@@ -94,7 +92,7 @@ def _observing_post_compile(stock: Callable[..., Any]) -> Callable[..., Any]:
         outcome = _outcome(graph, wanted, bool(graph_kwargs["cudagraphs"]), _left_out_so_far())
         mine = _noting.get()
         for note in (*_noting_all, *(() if mine is None else (mine,))):
-            note(outcome)
+            note(outcome, graph)
         return result
 
     return post_compile

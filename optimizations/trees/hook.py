@@ -4,8 +4,7 @@ Inductor turns a compiled function into a CUDA-graphed one in `post_compile`, at
 every load from its caches, by calling `torch._inductor.compile_fx.cudagraphify`. While at least one thread is inside
 `captured_by`, that name is a dispatcher: it calls the thread's own maker inside the block, and stock elsewhere. After
 the last block, the name is stock's again. The same holds for `cudagraph_trees.get_manager`, which `post_compile` calls
-to notify the manager when a backward without a graph runs. At the end of `post_compile` the maker also receives the
-compiled function, captured or not (`maybe_realign_inputs` is always its last call).
+to notify the manager when a backward without a graph runs.
 
 Note [Both ends of a compilation]. `compile_fx` covers forward and inference graphs, and everything from AOTAutograd's
 cache (there forward and backward pass `post_compile` together, without a call of `inner_compile`). But a backward is
@@ -31,10 +30,6 @@ from optimizations.torch_internals import Replacing, replaced_attribute
 DISPATCHED = ("cudagraphify", "get_manager")
 """Entries of `torch_internals.NAMES` that are dispatched; `maker.EncoreMaker` has a method for each."""
 
-OBSERVED = "maybe_realign_inputs"
-"""The entry that is called as in stock, followed by the maker's method `compiled`."""
-
-
 _asked: ContextVar[Any] = ContextVar("encore_maker", default=None)
 
 
@@ -58,21 +53,7 @@ def _dispatched(name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
     return dispatch
 
 
-def _observed(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def realign(graphed: Any, compiled_graph: Any, *args: Any, **kwargs: Any) -> Any:
-        result = stock(graphed, compiled_graph, *args, **kwargs)
-        maker = _asked.get()
-        if maker is not None:
-            maker.compiled(compiled_graph, graphed=bool(graphed))
-        return result
-
-    return realign
-
-
-_DISPATCH = Replacing(
-    {OBSERVED: _observed} | {name: functools.partial(_dispatched, name) for name in DISPATCHED},
-)
+_DISPATCH = Replacing({name: functools.partial(_dispatched, name) for name in DISPATCHED})
 
 
 at_rest_now = 0

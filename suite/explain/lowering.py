@@ -119,7 +119,7 @@ def _observed(forward: _Seen, backward: _Seen) -> Iterator[None]:
     def of(is_backward: bool) -> _Seen:
         return backward if is_backward else forward
 
-    def note(graph: CompiledGraph) -> None:
+    def note(graph: CompiledGraph, _: Any) -> None:
         seen = of(graph.direction == "backward")
         seen.complete = True
         seen.reasons.add_graph(graph)

@@ -47,7 +47,7 @@ class GraphLog:
         with outcome.watched(self._note_graph, every_thread=True), outcome.mutations_noted(self._reasons.add):
             yield
 
-    def _note_graph(self, graph: CompiledGraph) -> None:
+    def _note_graph(self, graph: CompiledGraph, _: Any) -> None:
         self._partitions += graph.partitions
         self._reasons.add_graph(graph)
 

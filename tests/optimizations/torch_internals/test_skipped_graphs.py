@@ -257,17 +257,19 @@ def _graph(name: str) -> Any:
     )
 
 
-def test_nested_block_records_once_per_thread(stock: Any) -> None:
-    outer: list[CompiledGraph] = []
-    inner: list[CompiledGraph] = []
-    with watched(outer.append):
-        with watched(inner.append):
-            _compile(_graph("inference"))
+def test_innermost_block_of_a_thread_gets_records(stock: Any) -> None:
+    outer: list[tuple[CompiledGraph, Any]] = []
+    inner: list[tuple[CompiledGraph, Any]] = []
+    graphs = [_graph("inference"), _graph("forward")]
+    with watched(lambda *found: outer.append(found)):
+        with watched(lambda *found: inner.append(found)):
+            _compile(graphs[0])
+        _compile(graphs[1])
         other = threading.Thread(target=lambda: _compile(_graph("elsewhere")))
         other.start()
         other.join(10)
-    assert [graph.direction for graph in outer] == ["inference"]
-    assert inner == []
+    for found, direction, graph in zip((inner, outer), ("inference", "forward"), graphs, strict=True):
+        assert [(record.direction, of) for record, of in found] == [(direction, graph)]
     assert _present() is stock
 
 
@@ -311,7 +313,7 @@ def noted(
         setattr(graph, name, value)
     found: list[CompiledGraph] = []
     settings = torch_internals.inductor_config.patch({"triton.cudagraphs": asked_for})
-    with settings, watched(found.append, every_thread=True):
+    with settings, watched(lambda record, _: found.append(record), every_thread=True):
         _present()(graph, [], None, Settings(wanted, enabled))
     (record,) = found
     return record

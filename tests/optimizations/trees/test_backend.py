@@ -10,6 +10,7 @@ import torch
 from simulated_gpu.compiler import FakeMaker, program
 
 import optimizations
+from optimizations import torch_internals
 from optimizations.options import Options
 from optimizations.trees import containers
 from optimizations.trees import maker as maker_module
@@ -19,16 +20,21 @@ class FakeEncore(FakeMaker):
     """Replace `EncoreMaker`, and note the option it is made with."""
 
     made_with: ClassVar[list[Any]] = []
+    graphed: ClassVar[list[bool]] = []
 
     def __init__(self, options: Options, report: Callable[[Any], None]) -> None:
         super().__init__()
         self.made_with.append(options.indirection)
 
+    def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
+        assert isinstance(compiled_graph, torch_internals.CompiledFxGraph)
+        self.graphed.append(graphed)
+
 
 @pytest.fixture
 def encore(cuda_in_disguise: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMaker]:
     """Yield the replacement of stock's maker."""
-    FakeEncore.made_with = []
+    FakeEncore.made_with, FakeEncore.graphed = [], []
     monkeypatch.setattr(maker_module, "EncoreMaker", FakeEncore)
     optimizations.reset()
     yield cuda_in_disguise
@@ -58,6 +64,15 @@ def test_options_choose_encores_or_stocks_graphs(
 ) -> None:
     call(options)
     assert (FakeEncore.made_with, encore.directions) == (made_with, directions)
+
+
+def test_maker_receives_functions_compiled_without_graphs(encore: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = iter((None, "a reason of Inductor's"))
+    utils = torch_internals.cudagraph_utils
+    monkeypatch.setattr(utils, "check_lowering_disable_cudagraph", lambda mapping: next(reasons))
+    run = torch.compile(program, backend="encore", options={"inductor": {"graph_partition": False}})
+    run(torch.ones(8, 8, requires_grad=True)).sum().backward()
+    assert FakeEncore.graphed == [True, False]
 
 
 def test_reset_of_the_compiler_frees_graphs_and_keeps_reports(

@@ -11,7 +11,7 @@ import torch
 from simulated_gpu.compiler import FakeMaker, other_program, program
 
 from optimizations import torch_internals
-from optimizations.trees.hook import DISPATCHED, OBSERVED, captured_by
+from optimizations.trees.hook import DISPATCHED, captured_by
 
 PATCHES = {"triton.cudagraphs": True, "graph_partition": False}
 
@@ -74,7 +74,7 @@ def test_functions_from_caches_reach_the_maker(cuda_in_disguise: FakeMaker, need
 
 
 def names_in_place() -> list[Any]:
-    places = [torch_internals.holder_of(name) for name in (OBSERVED, *DISPATCHED)]
+    places = [torch_internals.holder_of(name) for name in DISPATCHED]
     return [getattr(owner, attribute) for owner, attribute in places]
 
 
@@ -136,17 +136,3 @@ def test_foreign_wrapper_of_the_dispatcher_is_kept(monkeypatch: pytest.MonkeyPat
     assert trees.get_manager is wrapper
     trees.get_manager(4)
     assert (seen, stock_calls, ours.managers) == ([4], [4], [])
-
-
-def test_maker_receives_functions_compiled_without_graphs(
-    cuda_in_disguise: FakeMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reasons = iter((None, "a reason of Inductor's"))
-    utils = torch_internals.cudagraph_utils
-    monkeypatch.setattr(utils, "check_lowering_disable_cudagraph", lambda mapping: next(reasons))
-    ours = FakeMaker()
-    mine = torch.compile(program, backend=backend_of(ours))
-    x = torch.ones(8, 8, requires_grad=True)
-    mine(x).backward(torch.ones(8, 8))
-    assert ours.directions == ["forward"]
-    assert ours.graphed == [True, False]

@@ -234,7 +234,6 @@ class FakeMaker:
         self.made: list[dict[str, Any]] = []
         self.calls = 0
         self.managers: list[int] = []
-        self.graphed: list[bool] = []
 
     def cudagraphify(self, model: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
         self.made.append({**dict(zip(("static_input_idxs",), args, strict=False)), **kwargs})
@@ -250,9 +249,6 @@ class FakeMaker:
         return self
 
     def forward_returns(self, count: int) -> None: ...
-
-    def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
-        self.graphed.append(graphed)
 
     @property
     def directions(self) -> list[str]:
