@@ -17,7 +17,7 @@ TEXT
 # whole within four minutes on two cores.
 files=(optimizations/torch_internals/test_stock_trees test_layers
     optimizations/torch_internals/test_identity_guard optimizations/test_imports
-    optimizations/trees/test_live_results optimizations/in_place/test_generated optimizations/test_options
+    optimizations/in_place/test_generated optimizations/test_options
     optimizations/trees/test_hook optimizations/trees/test_backend
     optimizations/calls/test_binding optimizations/calls/test_unbound optimizations/trees/test_function
     optimizations/trees/test_node optimizations/trees/test_referenced_results optimizations/trees/test_fast_path
