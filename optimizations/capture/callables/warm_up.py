@@ -22,9 +22,9 @@ from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import PLAIN, flatten, parts, replaced
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
-from optimizations.capture.step.observing import Given, changed_itself, observed
+from optimizations.capture.step.observing import CHANGES_ARGUMENT, changed_itself, contents, observed
 from optimizations.capture.step.operations import Operation
-from optimizations.capture.step.random_states import RandomStates, drawn_on_the_host, host_generators
+from optimizations.capture.step.random_states import RandomStates, drawn_on_the_host
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.graph.memory import memory_of
 from optimizations.report.steps import Refusal
@@ -89,7 +89,6 @@ class Variant:
         observer = Observer(device.holds, {}, forbid=forbid, keeps_workspace=device.keeps_workspace)
         observer.in_region = False  # autocast's cached casts are cleared before each run
         observer.before_write = before_write
-        observer.host_generators = host_generators(device, state)
         observer.as_captured = self.as_captured
         random, snapshot = RandomStates(device, state), state.snapshot()
         with around, observed(observer, state):
@@ -136,7 +135,7 @@ def _run_once(variant: Variant, observer: Observer) -> Iterator[Refusal]:
     with observer.unseen():
         inputs = inputs_like(variant.sample).recording_inputs
         given = replaced(variant.sample, iter(inputs))
-        containers, since = Given(*given), next_number()
+        before, since = contents(*given), next_number()
         torch.clear_autocast_cache()
     try:
         returned = variant.function(*given[0], **given[1])
@@ -146,7 +145,8 @@ def _run_once(variant: Variant, observer: Observer) -> Iterator[Refusal]:
         raise StepRefused(WRITES_ARGUMENT) from error
     middle = len(observer.operations)
     variant.forward, variant.backward = observer.operations[:middle], ()
-    yield from containers.changes(*given)
+    if contents(*given) != before:
+        yield CHANGES_ARGUMENT
     tensors: list[torch.Tensor] = []
     variant.structure = flatten(returned, tensors)
     for _, one, is_leaf in parts(returned, ""):

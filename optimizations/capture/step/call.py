@@ -137,15 +137,13 @@ def refused_function(function: Callable[..., Any]) -> Refusal | None:
     """Return a refusal for coroutines and generators, whose calls do not run their bodies."""
     of_class = vars(type(function)).get("__call__")  # the class of a callable object may define it
     for one in (function, of_class):
-        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
-            advice = "make it a plain function, and await what it needs before it"
-        elif inspect.isgeneratorfunction(one):
-            advice = "return what it yields, or make each part that it runs at one time a function of its own"
-        else:
-            continue
-        code = getattr(inspect.unwrap(getattr(one, "__func__", one)), "__code__", None)
-        line = f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}" if code is not None else None
-        return Refusal("does its work when its result is awaited or iterated over, not when it is called", advice, line)
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) or inspect.isgeneratorfunction(one):
+            code = getattr(inspect.unwrap(getattr(one, "__func__", one)), "__code__", None)
+            return Refusal(
+                "does its work when its result is awaited or iterated over, not when it is called",
+                "make it a plain function that returns what it yields, and await what it needs before it",
+                f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}" if code is not None else None,
+            )
     return None
 
 

@@ -237,7 +237,7 @@ class CallRecorder:
         held = hooks_of(call.parameters, map(vars, state.modules.values()))
         hooks = tuple([id(hook) for registered in held for hook in registered.values()])
         action, progress = self._plan.next((key, pattern(call.before), frozen, hooks, self._number_key(numbers)))
-        if (exhausted := self._plan.exhausted(key)) is not None:
+        if (exhausted := self._plan.exhausted()) is not None:
             return self._refuse_all(exhausted, args, kwargs, call)
         if progress.refusal is not None:
             self._fruitless += 1
@@ -245,7 +245,7 @@ class CallRecorder:
                 self._refused[key] = progress.refusal
             return self._uncaptured(args, kwargs, progress.refusal, call)
         if action is Action.RECORD:
-            self._plan.recorded(key)
+            self._plan.fruitless = 0
             return self._record(key, call, progress)
         if action is Action.OBSERVE:
             return self._observe(key, call, progress)

@@ -157,8 +157,7 @@ class HostState:
         tensors, modules, optimizers: by path.
         iterators: paths of objects that `next` changes.
         static_loaders: those of them that are static loaders.
-        generators: random generators of the host, by path.
-        device_generators: random generators of the GPU.
+        generators: random generators, by path.
         code: code objects of the program's own functions that the step reaches.
         compiled: whether a module or function is compiled. `compiled_code` has the code objects of such functions.
     """
@@ -170,7 +169,6 @@ class HostState:
     iterators: list[str] = field(default_factory=list)
     static_loaders: set[str] = field(default_factory=set)
     generators: dict[str, Any] = field(default_factory=dict)
-    device_generators: list[torch.Generator] = field(default_factory=list)
     code: list[types.CodeType] = field(default_factory=list)
     compiled_code: list[types.CodeType] = field(default_factory=list)
     compiled: bool = False
@@ -200,12 +198,6 @@ class HostState:
                 words = f"{path} has {len(new)} members instead of {len(old)}"
                 yield changes_state(words, _GREW, line_with(self.code, path, GROWS))
                 continue
-            ordered = not (container.is_sequence or container.is_attributes or container.always_read)
-            if ordered and old.keys() == new.keys():
-                places = {key: place for place, key in enumerate(old)}  # keys may be tensors: `==` gives no bool
-                if [places[key] for key in new] != [*range(len(old))]:
-                    words = f"{path} has its entries in another order"
-                    yield changes_state(words, _OTHER, line_with(self.code, path, BINDS))
             for key in dict.fromkeys([*old, *new]):
                 was, now = old.get(key, _ABSENT), new.get(key, _ABSENT)
                 if was is now:

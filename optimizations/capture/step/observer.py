@@ -34,7 +34,6 @@ from optimizations.capture.step.source_lines import (
 )
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.report.steps import Refusal, StepRefused
-from optimizations.torch_internals.gpu_state import generator_identity
 from optimizations.written_operands import tensors_in, written
 
 Holds = Callable[[torch.Tensor], bool]
@@ -75,7 +74,6 @@ class Observer(torch_internals.TorchDispatchMode):
         before_write: is called with each tensor that an operator is about to write.
         structure: the structure of the results, after an eager call.
         makes_gradients: ids of parameters with a new gradient, if such a call dropped all earlier gradients unread.
-        host_generators: ids of generators of the host, whose draws do not count as draws on the GPU.
 
     Args:
         known: names of tensors that live throughout the call, by the addresses of their storages.
@@ -102,15 +100,12 @@ class Observer(torch_internals.TorchDispatchMode):
         self.forbids, self.as_captured = forbid, as_captured
         self.queries_capture = self.queries_random_state = False
         self._made: set[int] = set()
-        self._from_numbers: dict[int, torch.Tensor] = {}
         self.operations: list[Operation] = []
         self.refusals: list[Refusal] = []
         self.outside: dict[int, str | None] = {}
         self.read: dict[int, weakref.ref[torch.Tensor]] = {}
         self.draws = self.draws_by_default = False
         self.before_write: Callable[[torch.Tensor], None] | None = None
-        self.host_generators: frozenset[int] = frozenset()
-        self._drawn_by_host: set[int] = set()
         self.in_backward = False
         self.structure: Hashable = None
         self.makes_gradients: set[int] = set()
@@ -163,8 +158,7 @@ class Observer(torch_internals.TorchDispatchMode):
         made_from = {storage(tensor) for tensor in inputs}
         if name.startswith(_SETS_MEMORY):  # the result is in existing memory
             made_from.update(one.data_ptr() for one in args if isinstance(one, torch.UntypedStorage))
-        if name.startswith(_LIFTS) and self._is_number(args[0]):
-            self._from_numbers[storage(args[0])] = args[0]  # kept alive, so that no other tensor gets its memory
+        if name.startswith(_LIFTS):
             self._made.add(storage(args[0]))
         line = current_line()
         compared = not name.startswith(_UNCOMPARED) or (name.startswith(_DETACH) and inputs[0].requires_grad)
@@ -192,18 +186,9 @@ class Observer(torch_internals.TorchDispatchMode):
             return result  # made in a mode of the program
         results = list(tensors_in(result))
         on_gpu = any(map(self.holds, [*inputs, *results]))
-        self.draws_by_default |= drawing and on_gpu and kwargs.get("generator") is None and not has_own_state(func)
-        drawn = not on_gpu and (drawing or not self._drawn_by_host.isdisjoint(made_from))
-        for tensor in results:
-            if storage(tensor) not in made_from:
-                self._made.add(storage(tensor))
-            if not self.holds(tensor):
-                (self._drawn_by_host.add if drawn else self._drawn_by_host.discard)(storage(tensor))
+        self.draws_by_default |= drawing and on_gpu and not has_own_state(func)
+        self._made.update(place for place in map(storage, results) if place not in made_from)
         return result
-
-    def was_drawn_by_host(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor has random numbers drawn on the host, or values computed from such numbers."""
-        return storage(tensor) in self._drawn_by_host
 
     def _name(self, tensor: torch.Tensor) -> str:
         """Return the name of a tensor from before the call; "" for other tensors and for empty ones.
@@ -213,15 +198,12 @@ class Observer(torch_internals.TorchDispatchMode):
         address = storage(tensor) if tensor.numel() else 0
         return self._known.get(address, "")
 
-    def _is_number(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == "cpu" and not self.holds(tensor) and tensor.numel() == 1
-
     def _numbers_in(self, inputs: Sequence[torch.Tensor]) -> Iterator[Any]:
-        """Yield the values of CPU tensors that PyTorch made from one number, which kernels take as a parameter."""
-        for tensor in inputs:
-            if storage(tensor) in self._from_numbers and tensor.numel() == 1:
+        """Yield the values of CPU tensors of one element, which kernels take as a parameter."""
+        for tensor in inputs if any(map(self.holds, inputs)) else ():
+            if tensor.device.type == "cpu" and not self.holds(tensor) and tensor.numel() == 1:
                 with self.unseen():
-                    yield tensor.item()
+                    yield from self._summaries(tensor.item())
 
     def _check_operator(
         self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], *, drawing: bool
@@ -230,21 +212,14 @@ class Observer(torch_internals.TorchDispatchMode):
         on_gpu = [tensor for tensor in inputs if self.holds(tensor)]
         tags = getattr(func, "tags", ())
         if drawing:
-            generator = kwargs.get("generator")
-            of_host = generator is not None and generator_identity(generator) in self.host_generators
-            self.draws = self.draws or not of_host
-            if generator is not None and not of_host:
+            self.draws = True
+            if kwargs.get("generator") is not None:
                 self.refuse(
-                    "draws random numbers from a generator of its own on the GPU",
+                    "draws random numbers from a generator of its own",
                     "draw from the default one (without `generator=`), which torch.manual_seed seeds",
                 )
         if self.rates and not self.rates.isdisjoint(map(storage, _written(func, args, kwargs))):
             self.refuse("changes the learning rate of an optimizer", "change it after the step")
-        if on_gpu and any(map(self.was_drawn_by_host, inputs)):
-            self.refuse(
-                "gives the GPU random numbers that were drawn on the host",
-                "draw them before the step and pass them as arguments, or draw them on the GPU",
-            )
         if on_gpu and (name in _HOST_READS or torch.Tag.data_dependent_output in tags):
             self.refuse(
                 "reads a value of the GPU on the host (`.item()`, `float()`, `print` or `if` of a tensor)",
@@ -302,7 +277,9 @@ class Observer(torch_internals.TorchDispatchMode):
     def _check_host_tensors(
         self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], with_gpu: bool
     ) -> None:
-        outside = [tensor for tensor in inputs if not self.holds(tensor) and storage(tensor) not in self._made]
+        # Of a tensor of one element that the step made, kernels take the number, which is compared.
+        found = [one for one in inputs if storage(one) not in self._made or (with_gpu and one.numel() > 1)]
+        outside = [one for one in found if not self.holds(one)]
         if not outside or any(tensor.device.type == "meta" for tensor in outside):
             return
         written = {id(tensor) for tensor in _written(func, args, kwargs)}

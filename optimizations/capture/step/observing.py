@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from optimizations.capture.device import Device
-from optimizations.capture.signature import copies, flatten, named_arguments
+from optimizations.capture.signature import copies, flatten
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
-from optimizations.capture.step.random_states import RandomStates, drawn_on_the_host, host_generators
+from optimizations.capture.step.random_states import RandomStates, drawn_on_the_host
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal
@@ -30,12 +30,16 @@ GRADIENT_OF_A_RESULT = Refusal(
     "return the gradient itself (`x.grad`), and the tensor detached",
 )
 RETURNS_DRAWS = Refusal(
-    "returns random numbers that were drawn on the host",
+    "draws random numbers on the host, and returns a CPU tensor, which may hold them",
     "draw them after the step, or on the GPU",
 )
 NO_BACKWARD = Refusal(
     "returns a tensor whose backward has not run",
     "call backward in the step, return it detached, or use graph_callables",
+)
+CHANGES_ARGUMENT = Refusal(
+    "changes a container that it is given as an argument, and a graph does not do so",
+    "work on a copy of it (`dict(batch)`, `list(batch)`), and return what it makes",
 )
 LEAVES_SETTINGS = Refusal(
     "leaves a setting of PyTorch other than it found it (gradients on or off, autocast, default dtype, precision)",
@@ -62,7 +66,7 @@ def observe(
     """
     state = call.state
     observer = new_observer(device, call, call.tensors, rates, forbid=False, as_captured=as_captured)
-    random, given, settings = RandomStates(device, state), Given(call.args, call.kwargs), ambient()
+    random, given, settings = RandomStates(device, state), contents(call.args, call.kwargs), ambient()
     arguments = dict(zip(call.labels, call.tensors, strict=False))
     marks = TensorMarks({**state.tensors, **call.named_gradients(), **arguments})
     there = {storage(one) for one in call.before if one is not None}  # the call may replace their memory
@@ -71,19 +75,22 @@ def observe(
         snapshot = state.snapshot()
         with observed(observer, state):
             returned = step(*call.args, **call.kwargs)
+        results: list[torch.Tensor] = []
+        observer.structure = flatten(returned, results)
+        on_host = not all(map(device.holds, results))
         findings = observer.refusals
         findings += state.changes(snapshot)
     after = gradients(call.parameters)
-    results: list[torch.Tensor] = []
-    observer.structure = flatten(returned, results)
     if ambient() != settings:
         findings.append(LEAVES_SETTINGS)
     drawn, observer.draws = random.drawn_on_host(), random.drawn_on_gpu(observer)
-    if drawn and any(map(observer.was_drawn_by_host, results)):
+    if drawn and on_host:
         findings.append(RETURNS_DRAWS)
     if not draws_unused:
         findings += [drawn_on_the_host(name, state.code) for name in drawn]
-    findings += [*map(changed_itself, marks.changed()), *given.changes(call.args, call.kwargs)]
+    findings += map(changed_itself, marks.changed())
+    if contents(call.args, call.kwargs) != given:
+        findings.append(CHANGES_ARGUMENT)
     findings += random.refusals(observer) if observer.draws else []
     if not copies(returned):
         findings.append(NO_COPY)
@@ -108,7 +115,7 @@ def new_observer(
 ) -> Observer:
     """Return an observer of a call with this batch. `settings` are those of `Observer`."""
     observer = Observer(device.holds, call.known(batch), keeps_workspace=device.keeps_workspace, **settings)
-    observer.rates, observer.host_generators = rates.storages(), host_generators(device, call.state)
+    observer.rates = rates.storages()
     return observer
 
 
@@ -127,26 +134,10 @@ def changed_itself(name: str) -> Refusal:
     )
 
 
-class Given:
-    """Record the contents of containers among a call's arguments."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._then = [_flattened(value) for _, value in named_arguments(args, kwargs)]
-
-    def changes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Refusal]:
-        """Yield a refusal for each argument whose tensors, numbers or strings changed."""
-        for (name, value), (structure, tensors) in zip(named_arguments(args, kwargs), self._then, strict=True):
-            now, held = _flattened(value)
-            if now != structure or any(a is not b for a, b in zip(held, tensors, strict=True)):
-                yield Refusal(
-                    f"changes {name}, a {type(value).__name__} that it is given, and a graph does not do so",
-                    "work on a copy of it (`dict(batch)`, `list(batch)`), and return what it makes",
-                )
-
-
-def _flattened(value: Any) -> tuple[Hashable, list[torch.Tensor]]:
+def contents(*nests: Any) -> Hashable:
+    """Return what containers hold now: structure, numbers, and ids of tensors, which must stay alive."""
     tensors: list[torch.Tensor] = []
-    return flatten(value, tensors), tensors
+    return flatten(nests, tensors), tuple(map(id, tensors))
 
 
 def _returned_gradients(

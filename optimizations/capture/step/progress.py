@@ -6,13 +6,13 @@ Calls of one signature, with the same parameters having gradients, must run equa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 
-from optimizations.capture.signature import OTHER_RESULT, is_gone, without_objects
+from optimizations.capture.signature import OTHER_RESULT, is_gone
 from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.operations import first_difference
 from optimizations.report.steps import Refusal
@@ -24,8 +24,7 @@ PATIENCE = 6
 MOST_SET_UPS = 16
 """Calls of one signature that may be ignored because something was compiled in them."""
 MOST_SIGNATURES = 64
-MOST_OBJECTS = 8
-"""Different objects that calls may pass as the same argument. Each needs its own graph."""
+"""Different calls without a recording, after which no further call is observed."""
 
 
 class Action(Enum):
@@ -120,17 +119,24 @@ class Progress:
 
 @dataclass(slots=True)
 class Plan:
-    """Decide for all signatures of one step. `warm_up`: calls before a recording, observed ones included."""
+    """Decide for all signatures of one step.
+
+    Attributes:
+        warm_up: calls before a recording, observed ones included.
+        fruitless: signatures that were new since the last recording.
+    """
 
     warm_up: int
     calls: int = 0
     by_key: dict[object, Progress] = field(default_factory=dict)
-    _objects: dict[object, set[object]] = field(default_factory=dict)
+    fruitless: int = 0
 
     def next(self, key: object) -> tuple[Action, Progress]:
         """Return how to run a call of this signature."""
         self.calls += 1
-        progress = self.by_key.setdefault(key, Progress())
+        if (progress := self.by_key.get(key)) is None:
+            progress = self.by_key[key] = Progress()
+            self.fruitless += 1
         if self.calls <= self.warm_up - OBSERVED:
             return Action.RUN, progress
         return (Action.RECORD if progress.agreeing >= OBSERVED else Action.OBSERVE), progress
@@ -156,23 +162,12 @@ class Plan:
         """Forget calls with an object among their arguments that was freed."""
         self.by_key = {key: progress for key, progress in self.by_key.items() if not is_gone(key)}
 
-    def recorded(self, arguments: Hashable) -> None:
-        """Record that calls with these arguments have a recording, so objects among them came in several calls."""
-        self._objects.pop(without_objects(arguments), None)
-
-    def exhausted(self, arguments: Hashable) -> Refusal | None:
-        """Return a refusal if there were too many signatures, or different objects among the arguments."""
-        if (unnamed := without_objects(arguments)) != arguments:
-            self._objects.setdefault(unnamed, set()).add(arguments)
-            if len(self._objects[unnamed]) > MOST_OBJECTS:
-                return Refusal(
-                    "is given a new object of an unknown kind on every call",
-                    "pass its tensors and numbers as they are, or in a dict, a list or a dataclass",
-                )
-        if len(self.by_key) <= MOST_SIGNATURES:
+    def exhausted(self) -> Refusal | None:
+        """Return a refusal if there were too many signatures without a recording."""
+        if self.fruitless <= MOST_SIGNATURES:
             return None
         return Refusal(
             f"more than {MOST_SIGNATURES} different calls were seen",
-            "a number, string or shape that differs in each call would need a graph each: pass numbers as tensors on "
-            "the GPU, and pad the batch to a few sizes",
+            "a number, string, shape or object that differs in each call would need a graph each: pass numbers as "
+            "tensors on the GPU, pad the batch to a few sizes, and pass what objects hold in a dict or a list",
         )

@@ -15,7 +15,6 @@ from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.source_lines import line_with
 from optimizations.report.steps import Refusal
-from optimizations.torch_internals.gpu_state import generator_identity
 
 CHECKPOINT_DRAWS = Refusal(
     "keeps the GPU's random state to draw the same numbers again, as torch.utils.checkpoint does for recomputation",
@@ -28,22 +27,21 @@ RESEEDS = Refusal(
 
 
 class RandomStates:
-    """Record the states of Python's, NumPy's and PyTorch's generators, and of the program's own in `states`."""
+    """Record the states of PyTorch's, Python's and NumPy's generators, and of the last two's in `states`."""
 
     def __init__(self, device: Device, *states: HostState) -> None:
         self._device, self._before = device, device.random_states()
         own = {name: one for state in states for name, one in state.generators.items()}
+        self._refused = [(one, one.get_state()) for one in own.values() if isinstance(one, torch.Generator)]
         # The functions of these modules are bound methods of their generators.
-        on_host = {**own, "random": random.getstate.__self__}  # type: ignore[attr-defined]
+        on_host = {name: one for name, one in own.items() if not isinstance(one, torch.Generator)}
+        on_host["random"] = random.getstate.__self__  # type: ignore[attr-defined]
         if (numpy := sys.modules.get("numpy")) is not None:
             on_host["numpy.random"] = numpy.random.get_state.__self__
-        on_host["torch's CPU generator"] = torch.default_generator
-        on_gpu = [device.default_generator(), *(one for state in states for one in state.device_generators)]
-        if not device.has_own_random:  # the CPU simulates the GPU
-            on_gpu += [one for one in own.values() if isinstance(one, torch.Generator)]
-            on_host = {name: one for name, one in on_host.items() if not isinstance(one, torch.Generator)}
+        if device.has_own_random:  # else the CPU simulates the GPU
+            on_host["torch's CPU generator"] = torch.default_generator
         self._on_host = [(name, one, _state(one)) for name, one in on_host.items()]
-        self._on_gpu = [(one, one.get_state()) for one in on_gpu]
+        self._on_gpu = device.default_generator().get_state()
 
     def drawn_on_host(self) -> list[str]:
         """Return the program's names of the generators of the host whose state changed."""
@@ -56,32 +54,21 @@ class RandomStates:
     def refusals(self, observer: Observer) -> list[Refusal]:
         """Return a refusal of a call that drew on the GPU, if a launch would draw different numbers.
 
-        Either a seed changed, which is the first eight bytes of a state, or the default generator drew and still
-        has its state.
+        Either the seed changed, which is the first eight bytes of a state, or the generator drew and still has its
+        state.
         """
         if observer.queries_random_state:
             return [CHECKPOINT_DRAWS]
-        for index, (one, before) in enumerate(self._on_gpu):
-            now, drew = one.get_state(), observer.draws_by_default and not index
-            if not torch.equal(now[:8], before[:8]) or (drew and torch.equal(now, before)):
-                return [RESEEDS]
-        return []
+        before, now = self._on_gpu, self._device.default_generator().get_state()
+        reseeds = not torch.equal(now[:8], before[:8]) or (observer.draws_by_default and torch.equal(now, before))
+        return [RESEEDS] if reseeds else []
 
     def restore(self) -> None:
         """Restore the recorded states."""
         self._device.restore_random_states(self._before)
-        for one, before in self._on_gpu[1:]:
-            if not torch.equal(one.get_state(), before):
-                one.set_state(before)
-        for _, generator, state in self._on_host:
+        for _, generator, state in [*self._on_host, *(("", *one) for one in self._refused)]:
             if not _equal(_state(generator), state):
                 _restore(generator, state)
-
-
-def host_generators(device: Device, state: HostState) -> frozenset[int]:
-    """Return the ids of the program's own PyTorch generators on the host."""
-    own = (one for one in state.generators.values() if isinstance(one, torch.Generator))
-    return frozenset(map(generator_identity, own)) if device.has_own_random else frozenset()
 
 
 def drawn_on_the_host(generator: str, code: Sequence[types.CodeType], what: str = "step") -> Refusal:

@@ -140,8 +140,6 @@ class _Walk:
             yield from self._of_tensor(path, value)
         elif _is_generator(value):
             self._add(state.generators, path, value)
-        elif isinstance(value, torch.Generator):
-            state.device_generators.append(value)
         elif isinstance(value, torch.nn.Module):
             yield from self._of_module(path, value)
         elif isinstance(value, torch.optim.Optimizer):
@@ -291,9 +289,9 @@ def is_own(name: str) -> bool:
 
 
 def _is_generator(value: Any) -> bool:
-    """Return whether an object draws random numbers on the host."""
+    """Return whether an object draws random numbers."""
     if isinstance(value, torch.Generator):
-        return value.device.type == "cpu"
+        return True
     numpy = sys.modules.get("numpy")
     of_numpy = numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState))
     return of_numpy or (isinstance(value, random.Random) and not isinstance(value, random.SystemRandom))

@@ -24,7 +24,7 @@ from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.mentioned import reads_of, uses_of
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
-from optimizations.capture.step.observing import Given, changed_itself, new_observer, observed
+from optimizations.capture.step.observing import CHANGES_ARGUMENT, changed_itself, contents, new_observer, observed
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.outputs import Outputs
@@ -201,10 +201,9 @@ def capture(
     placeholders = list(inputs.recording_inputs)
     stand_ins = iter(placeholders)
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
-    given = Given(args, kwargs)
+    given = contents(args, kwargs)
     pool_before = device.pool_bytes(pool)
-    settings: Any = {"forbid": True, "as_captured": progress.as_captured}
-    observer = new_observer(device, call, placeholders, rates, **settings)
+    observer = new_observer(device, call, placeholders, rates, forbid=True, as_captured=progress.as_captured)
     room = bytes_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
     with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
@@ -223,8 +222,10 @@ def capture(
     if not device.ready():
         raise StepDiffers(FREED_MEANWHILE)
     _check(observer, seen, flatten(returned, []), changes)
-    for refusal in [*map(changed_itself, marks.changed()), *given.changes(args, kwargs)]:
-        raise StepRefused(refusal)
+    if contents(args, kwargs) != given:
+        raise StepRefused(CHANGES_ARGUMENT)
+    for name in marks.changed():
+        raise StepRefused(changed_itself(name))
     pool_bytes = device.pool_bytes(pool)
     after = gradients(call.parameters)
     uses = uses_of(device, graph, observer, launches, call.before, after, writes.include)

@@ -16,7 +16,6 @@ from torch import nn
 from optimizations.capture.step.observer import StepRefused
 
 OWN = random.Random(5)
-OWN_TORCH = torch.Generator()
 
 
 class Dropping(nn.Module):
@@ -29,17 +28,15 @@ class Dropping(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             drawn = torch.rand([])
-            if drawn < 0 or random.random() < 0 or OWN.random() < 0 or torch.rand([], generator=OWN_TORCH) < 0:
+            if drawn < 0 or random.random() < 0 or OWN.random() < 0:
                 continue
             x = layer(x).tanh()
         return x
 
 
 def states() -> list[Any]:
-    return [
-        *(random.getstate(), OWN.getstate(), numpy.random.get_state()[2]),
-        *(torch.random.get_rng_state().tolist(), OWN_TORCH.get_state().tolist()),
-    ]
+    python = random.getstate(), OWN.getstate()
+    return [*python, numpy.random.get_state()[2], torch.random.get_rng_state().tolist()]
 
 
 def test_callable_with_harmless_draws_equals_eager() -> None:

@@ -80,8 +80,8 @@ class Flips:
 
 
 REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
-    "an argument is popped": (lambda: pops, ({"y": torch.ones(3)},), "changes argument 1, a dict that it is given"),
-    "an argument grows": (lambda: appends, ([],), "changes argument 1, a list that it is given"),
+    "an argument is popped": (lambda: pops, ({"y": torch.ones(3)},), "changes a container that it is given"),
+    "an argument grows": (lambda: appends, ([],), "changes a container that it is given"),
     "an argument becomes a result": (
         lambda: keeps,
         (torch.zeros(3),),
@@ -115,7 +115,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
         (),
         r"changes the `\.grad` of a parameter",
     ),
-    "a generator of its own": (Draws, (), "draws random numbers from a generator of its own on the GPU"),
+    "a generator of its own": (Draws, (), "draws random numbers from a generator of its own"),
     "a generator is seeded": (lambda: seeds, (), "seeds a generator of random numbers, or sets its state"),
     "random numbers drawn again": (lambda: draws_again, (), "keeps the GPU's random state"),
     "a sparse gradient": (lambda: Sparse(), (), "computes a sparse gradient"),

@@ -19,7 +19,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 
 Step = Callable[[dict[str, torch.Tensor]], Any]
 
-OWN_PYTHON, OWN_NUMPY, OWN_TORCH = random.Random(3), numpy.random.default_rng(3), torch.Generator()
+OWN_PYTHON, OWN_NUMPY = random.Random(3), numpy.random.default_rng(3)
 
 DRAWS: dict[str, tuple[Callable[[], Any], str]] = {
     "a tensor of rank 0": (lambda: torch.rand([]), "torch's CPU generator"),
@@ -27,7 +27,6 @@ DRAWS: dict[str, tuple[Callable[[], Any], str]] = {
     "NumPy": (lambda: numpy.random.rand(), "numpy.random"),
     "a generator of Python": (lambda: OWN_PYTHON.random(), "OWN_PYTHON"),
     "a generator of NumPy": (lambda: OWN_NUMPY.random(), "OWN_NUMPY"),
-    "a generator of PyTorch": (lambda: torch.rand([], generator=OWN_TORCH), "OWN_TORCH"),
 }
 
 
@@ -124,15 +123,14 @@ def scales_in_place(x: torch.Tensor) -> torch.Tensor:
     return x * drawn
 
 
-REACHES = "gives the GPU random numbers that were drawn on the host"
-RETURNS = "random numbers that were drawn on the host"
+RETURNS = "draws random numbers on the host, and returns a CPU tensor"
 DIFFERS = "differs in two calls with equal shapes"
 DECIDE: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "a number": (lambda x: x * random.random(), f"{DIFFERS}: one ran mul"),
-    "a tensor": (lambda x: x * torch.rand([]), REACHES),
-    "what is computed of a tensor": (lambda x: x * (torch.rand([]) + 1).sqrt(), REACHES),
-    "a tensor that is written": (scales_in_place, REACHES),
-    "many values": (lambda x: x[torch.rand(40).argsort()[:3] % 3], REACHES),
+    "a tensor": (lambda x: x * torch.rand([]), f"{DIFFERS}: one ran mul"),
+    "what is computed of a tensor": (lambda x: x * (torch.rand([]) + 1).sqrt(), DIFFERS),
+    "a tensor that is written": (scales_in_place, DIFFERS),
+    "many values": (lambda x: x[torch.rand(40).argsort()[:3] % 3], "index reads a CPU tensor"),
     "a value that is read": (lambda x: x * torch.rand([]).item(), DIFFERS),
     "a number that is returned": (lambda x: (x * 2, random.random()), "returns something else than a tensor"),
     "a tensor that is returned": (lambda x: (x * 2, torch.rand([])), RETURNS),

@@ -441,16 +441,12 @@ class Awaited:
         return batch * 2
 
 
-LATER: dict[str, tuple[Any, str]] = {
-    "a generator": (yields, "return what it yields"),
-    "a coroutine": (is_awaited, "await what it needs before it"),
-    "an object with a coroutine": (Awaited(), "await what it needs before it"),
-}
+LATER = {"a generator": yields, "a coroutine": is_awaited, "an object with a coroutine": Awaited()}
 
 
 @pytest.mark.parametrize("name", sorted(LATER))
 def test_deferred_function_is_refused_with_its_line(name: str) -> None:
-    later, advice = LATER[name]
+    later: Any = LATER[name]
     step = GraphedStep(later, device=CpuDevice())
     with pytest.warns(UserWarning, match="does its work when its result is awaited or iterated over"):
         (result, *others) = [step(torch.ones(2)) for _ in range(5)]
@@ -459,7 +455,6 @@ def test_deferred_function_is_refused_with_its_line(name: str) -> None:
     for one in others:
         one.close()
     (refusal,) = step.report().refusals
-    assert advice in refusal.advice
     assert refusal.source_line is not None and "test_refusals.py:" in refusal.source_line
     with pytest.raises(StepRefused, match="callable 1 does its work when"):
         GraphedCallables([later], [(torch.ones(2),)], device=CpuDevice())

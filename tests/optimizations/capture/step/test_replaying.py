@@ -144,21 +144,6 @@ def test_interrupted_comparison_of_hooks_is_repeated() -> None:
     assert not where, "all places were interrupted"
 
 
-def test_tensors_as_keys_in_another_order_are_refused() -> None:
-    counts = {torch.ones(2): 1.0, torch.zeros(3): 2.0}
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        first = next(iter(counts))
-        counts[first] = counts.pop(first)
-        return x * 2
-
-    graphed = GraphedStep(step, device=CpuDevice())
-    with pytest.warns(UserWarning, match="counts has its entries in another order"):
-        for index in range(9):
-            assert graphed(torch.full((3,), index)).tolist() == [2 * index] * 3
-    assert graphed.report().replays == 0
-
-
 def test_step_without_references_is_freed_at_once() -> None:
     graphed, recording = recorded(lambda x: x.sum(), [(torch.ones(3) * index,) for index in range(6)])
     graph = weakref.ref(recording.graph)
