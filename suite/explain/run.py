@@ -16,7 +16,7 @@ from models import registry
 from suite.explain.records import Explanation, WorkerAnswer
 from suite.explain.targets import Target, unexplained
 from suite.results.errors import WrongUse
-from suite.results.store import CannotWrite, describe, make_folder, write_atomically
+from suite.results.store import make_folder, write_atomically
 from suite.run.asked import ask
 
 WORKER_COMMAND = script("suite.explain.worker")
@@ -39,7 +39,7 @@ def explain_many(
 
     Raises:
         WrongUse: a program is not of a form that `targets` describes, or `out` is not a folder and cannot be made one.
-        CannotWrite: the disk is full.
+        EncoreError: a file cannot be written.
     """
     if out is not None:
         make_folder(out, "--out")
@@ -57,18 +57,8 @@ def explain_many(
             if answer.explanation is None:
                 raise WrongUse(answer.wrong_use)
             if out is not None:
-                _write(out / file_name(target), answer.explanation)
+                write_atomically(out / file_name(target), answer.explanation.model_dump_json(indent=1) + "\n")
             yield target, answer.explanation
-
-
-def _write(path: Path, explanation: Explanation) -> None:
-    try:
-        write_atomically(path, explanation.model_dump_json(indent=1) + "\n")
-    except CannotWrite as error:
-        raise CannotWrite(
-            f"cannot write {describe(path)}: {error.__cause__}. What was explained before is intact; make room, then "
-            "name the targets that are missing."
-        ) from error
 
 
 def file_name(target: Target) -> str:

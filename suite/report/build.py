@@ -23,7 +23,7 @@ from suite.report.table import Table, to_csv, to_markdown
 from suite.results import store
 from suite.results.errors import WrongUse
 from suite.results.schema import Record
-from suite.results.store import CannotWrite, make_folder, write_atomically
+from suite.results.store import make_folder, write_atomically
 
 HEADLINE = "headline"
 """The table of a run that the README has, and the name of its generated part there."""
@@ -75,7 +75,7 @@ def build_report(
         WrongUse: no run is given, the runs cannot be combined, `out` or `figures_dir` cannot be written to, or
             `readme` has no such parts.
         InvalidResults: a file has wrong fields.
-        CannotWrite: the disk is full.
+        EncoreError: a file cannot be written.
     """
     if not runs:
         raise WrongUse("nothing to report: no run is measured yet; `encore run --quick` makes one")
@@ -93,30 +93,26 @@ def build_report(
     smoke = tuple(dict.fromkeys(each.provenance.warning for each in sections if each.provenance.warning))
     throttled, run_id = cell_tables.throttling(run), ", ".join(provenance.run_names(run))
     warnings = [*smoke, *([throttled] if throttled else ()), *run.remarks]
-    try:
-        figures, written = _draw_all(sections, figures_dir, announce)
-        announce("writing tables and the page")
-        page = Page(
-            f"Encore: run{'s' * (len(run.parts) > 1)} {run_id}",
-            f"{run.device}, PyTorch {run.environment.torch}; {_counts(results, run)}",
-            conclusion.of_run(results.ratios, published),
-            smoke,
-            warnings,
-            sections,
-            figures,
-            run,
-        )
-        tables = _write_tables(sections, out / "tables")
-        html = out / "report.html"
-        write_atomically(html, render(page, published.sources.values()))
-        if readme is not None:
-            headlines = [headline_part(one, s.provenance) for s in sections for one in s.tables if one.name == HEADLINE]
-            papers = {name: [pair for pair in made if pair[0].source == name] for name in names if name != HEADLINE}
-            parts = dict.fromkeys(names, headlines[0]) | {name: paper_part(own) for name, own in papers.items()}
-            update_page(readme, parts)
-    except CannotWrite as error:
-        message = f"cannot write the report: {error.__cause__}. The results it is made of are intact; make room."
-        raise CannotWrite(message) from error
+    figures, written = _draw_all(sections, figures_dir, announce)
+    announce("writing tables and the page")
+    page = Page(
+        f"Encore: run{'s' * (len(run.parts) > 1)} {run_id}",
+        f"{run.device}, PyTorch {run.environment.torch}; {_counts(results, run)}",
+        conclusion.of_run(results.ratios, published),
+        smoke,
+        warnings,
+        sections,
+        figures,
+        run,
+    )
+    tables = _write_tables(sections, out / "tables")
+    html = out / "report.html"
+    write_atomically(html, render(page, published.sources.values()))
+    if readme is not None:
+        headlines = [headline_part(one, s.provenance) for s in sections for one in s.tables if one.name == HEADLINE]
+        papers = {name: [pair for pair in made if pair[0].source == name] for name in names if name != HEADLINE}
+        parts = dict.fromkeys(names, headlines[0]) | {name: paper_part(own) for name, own in papers.items()}
+        update_page(readme, parts)
     return Report(
         html=html,
         tables=tables,
@@ -220,7 +216,7 @@ def build_exhibits(
     Raises:
         WrongUse: a name is unknown, the runs cannot be combined, or have no row and nothing else is given.
         InvalidResults: a file has wrong fields.
-        CannotWrite: the disk is full.
+        EncoreError: a file cannot be written.
     """
     exhibits = paper.find_exhibits(names)
     results = paper.Results(load_published())

@@ -34,7 +34,7 @@ def update_page(page: Path, parts: Mapping[str, str]) -> None:
 
     Raises:
         WrongUse: the file cannot be read or replaced, or has no such pair of comments.
-        CannotWrite: the disk is full; the file is as it was.
+        EncoreError: a file cannot be written; the file is as it was.
     """
     text = _read(page)
     for name in parts:

@@ -100,19 +100,12 @@ def load_run(folder: Path) -> Run:
 def run_of(recorded: RecordedRun) -> Run:
     """Return a run that was read, in the report's order, with remarks on its files."""
     run_id, where = recorded.environment.run_id, describe(recorded.path)
-    remarks = []
-    if recorded.cut_line is not None:
-        remarks = [
-            f"the last line of run {run_id} was cut short, and that cell is left out; "
-            f"`encore run --resume {where}` measures it again"
-        ]
-    elif not recorded.cells:
-        remarks = [f"run {run_id} has no row: nothing is measured yet; `encore run --resume {where}` goes on with it"]
+    remark = f"run {run_id} has no row: nothing is measured yet; `encore run --resume {where}` goes on with it"
     return Run(
         recorded.environment,
         tuple(sorted(recorded.cells, key=cell_order)),
         tuple(recorded.missing()),
-        remarks=tuple(remarks),
+        remarks=() if recorded.cells else (remark,),
     )
 
 

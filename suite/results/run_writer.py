@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 from pathlib import Path
 from typing import IO
 
@@ -29,8 +28,6 @@ from suite.results.store import (
 )
 
 LOCK = ".lock"
-LEAST_FREE_BYTES = 16 * 2**20
-"""Free disk space that is required to start a workload: more than the rows of any need."""
 
 
 class RunIsBusy(WrongUse):
@@ -50,7 +47,7 @@ class RunWriter:
 
         Raises:
             WrongUse: the folder is not empty, or cannot be written to.
-            CannotWrite: the disk is full.
+            EncoreError: a file cannot be written.
         """
         if (path / ENVIRONMENT).exists():
             raise WrongUse(f"{describe(path)} is a run already; give --resume {describe(path)} to go on with it")
@@ -62,34 +59,28 @@ class RunWriter:
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[RunWriter, RecordedRun]:
-        """Open a run to continue it. An incomplete last line is removed.
+        """Open a run to continue it.
 
         Raises:
             RunIsBusy: another process writes this run.
             InvalidResults: its files are not of this schema.
             WrongUse: its rows are packed.
-            CannotWrite: the disk is full.
+            EncoreError: a file cannot be written.
         """
         if (path / PACKED).exists():
             raise WrongUse(f"{describe(path)} is packed; `gunzip {describe(path / PACKED)}`, then go on with it")
         writer = cls(path, _locked(path))
         try:
-            run = read_run(path)
-            if run.cut_line is not None:
-                with (path / CELLS).open("r+b") as file:
-                    file.truncate(file.seek(0, os.SEEK_END) - len(run.cut_line))
-                    os.fsync(file.fileno())
+            return writer, read_run(path)
         except BaseException:
             writer.close()
             raise
-        return writer, run
 
     def append(self, *cells: Cell) -> None:
         """Add cells, a line each, with one write and sync, so that the file has all rows of a workload or none.
 
         Raises:
-            CannotWrite: the disk is full; the file is as it was before.
-            OSError: the file may not be written.
+            EncoreError: a file cannot be written; the file is as it was before.
         """
         path, lines = self.path / CELLS, lines_of(cells).encode()
         with path.open("ab", buffering=0) as file:
@@ -103,15 +94,6 @@ class RunWriter:
                 if size == 0:
                     path.unlink(missing_ok=True)
                 raise write_error(path, error) from error
-
-    def check_space(self) -> None:
-        """Check that the rows of one more workload can be written.
-
-        Raises:
-            CannotWrite: the disk is nearly full.
-        """
-        if shutil.disk_usage(self.path).free < LEAST_FREE_BYTES:
-            raise write_error(self.path / CELLS, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def close(self) -> None:
         self._lock.close()

@@ -1,7 +1,7 @@
 """Read runs on disk, a folder with `environment.json` and `cells.jsonl`, with checks, and write their files.
 
 A line is appended with one write and synced when its cell is final, so that the file has only whole lines after any
-end of the process; an incomplete last line (power loss) is ignored. One process writes a run at a time. If a cell
+end of the process. One process writes a run at a time. If a cell
 (workload, variant, size, mode) was run again, the last line counts. `gzip -9n cells.jsonl` reduces a complete run to a
 fifth of its size; it can then be read, but not continued.
 """
@@ -42,18 +42,13 @@ class InvalidResults(WrongUse):
     """Report a results file that does not match the schema; the message has the file and the line."""
 
 
-class CannotWrite(EncoreError):
-    """Report that the disk is full, or a quota is reached. Data written before is intact."""
-
-
 @dataclass(frozen=True)
 class RecordedRun:
-    """Hold a run as read from disk. `cut_line`: an incomplete last line."""
+    """Hold a run as read from disk."""
 
     path: Path
     environment: Environment
     cells: tuple[Cell, ...]
-    cut_line: bytes | None
 
     def missing(self) -> list[tuple[str, str]]:
         """Return the planned (workload, mode) pairs without a line."""
@@ -126,15 +121,14 @@ def read_environment(run: Path) -> Environment:
 
 
 def read_run(run: Path) -> RecordedRun:
-    """Return a run and all its cells, checked. An incomplete last line is ignored, and returned as `cut_line`.
+    """Return a run and all its cells, checked.
 
     Raises:
         InvalidResults: a file is missing or damaged, or a line is not of this schema.
     """
     environment = read_environment(run)
     path, text = _rows_of(run)
-    whole, _, rest = text.rpartition(b"\n")
-    return RecordedRun(run, environment, _checked_rows(path, whole), rest or None)
+    return RecordedRun(run, environment, _checked_rows(path, text.removesuffix(b"\n")))
 
 
 @uncollected()  # garbage collection would take four fifths of the time
@@ -146,7 +140,6 @@ def _checked_rows(path: Path, text: bytes) -> tuple[Cell, ...]:
         cell = _parse(Cell, line, place)
         _check_version(cell, place)
         cells.pop(cell.key, None)
-        _check_blocks(cell, place)
         cells[cell.key] = cell
     return tuple(cells.values())
 
@@ -202,19 +195,6 @@ def _rows_of(run: Path) -> tuple[Path, bytes]:
         raise InvalidResults(f"{describe(run)} has both {CELLS} and {PACKED}; take away the one that is not to be read")
     path = packed if packed.exists() else plain
     return path, _content(path) if path.exists() else b""
-
-
-def _check_blocks(cell: Cell, place: str) -> None:
-    """Refuse two blocks of one index: readers find the block that alternated with another one by its index."""
-    for blocks in (cell.blocks, *cell.baseline_blocks.values()):
-        seen = set()
-        for block in blocks:
-            number = (block.process, block.index)
-            if number in seen:
-                raise InvalidResults(
-                    f"{place}: {'/'.join(cell.key)} has two blocks of index {block.index}; each may be there once"
-                )
-            seen.add(number)
 
 
 def list_runs(folder: Path) -> list[Path]:
@@ -302,7 +282,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file atomically, and create its folder: after a crash it has the old or the new content, never a part.
 
     Raises:
-        CannotWrite: the disk is full; the old content is intact.
+        EncoreError: the file cannot be written; the old content is intact.
         WrongUse: a file exists in the place of the folder.
     """
     try:
@@ -315,15 +295,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise write_error(path, error) from error
 
 
-def write_error(path: Path, error: OSError) -> OSError | CannotWrite:
-    """Convert an error of writing a file; for a full disk the message has advice."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return error
-    is_run = (path.parent / ENVIRONMENT).is_file()
-    again = f"then go on with `encore run --resume {describe(path.parent)}`" if is_run else "and give the command again"
-    return CannotWrite(
-        f"cannot write {describe(path)}: {error.strerror}. What was written before is intact; make room, {again}."
-    )
+def write_error(path: Path, error: OSError) -> EncoreError:
+    """Describe an error of writing a file, such as a full disk."""
+    return EncoreError(f"cannot write {describe(path)}: {error.strerror}. What was written before is intact.")
 
 
 def lines_of(cells: Iterable[Cell]) -> str:

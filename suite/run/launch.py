@@ -19,7 +19,7 @@ from suite.measure import environment
 from suite.measure.gpu import find_gpu, require_gpu, visible_gpus
 from suite.measure.modes import MODES, select_modes
 from suite.results import store
-from suite.results.errors import WrongUse
+from suite.results.errors import EncoreError, WrongUse
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Environment, Status
 from suite.results.store import RecordedRun, describe
@@ -68,7 +68,7 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
 
     Raises:
         WrongUse: a name, an option or a combination is wrong, there is no GPU, or the run to resume does not fit.
-        CannotWrite: the disk is full.
+        EncoreError: a file cannot be written.
         Interrupted: Ctrl-C; the console shows how to go on.
     """
     path, plan = _chosen(request, console)
@@ -79,8 +79,6 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
     else:
         writer, recorded = RunWriter.reopen(path)
         done = _done(request, plan, recorded)
-        if recorded.cut_line is not None:
-            console.print(f"{describe(path)}: its last line was cut short and is left out; that cell runs again")
     with writer:
         where = describe(writer.path)
         jobs = _jobs(plan, done)
@@ -91,11 +89,9 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
             console.print(f"{where}: {len(jobs) * len(plan.modes)} cells to measure, {len(done)} are there")
             try:
                 outcome = _runner(request, console, writer, plan, jobs, worker_command).run(jobs, done)
-            except Interrupted:
+            except (Interrupted, EncoreError, OSError):
                 console.print(f"interrupted; go on with: {_again(request, where)}")
                 raise
-            except OSError as error:
-                raise store.write_error(writer.path / store.CELLS, error) from error
     _say_result(console, outcome, _again(request, where))
     return outcome
 

@@ -105,7 +105,7 @@ class Runner:
         worker lives.
 
         Raises:
-            CannotWrite: the disk is full.
+            EncoreError: a file cannot be written.
         """
         outcome = RunOutcome(self.writer.path, done)
         begun = self.clock()
@@ -131,7 +131,6 @@ class Runner:
 
     def _measured(self, workload: Workload, variant: str) -> list[Cell]:
         """Measure a workload, write its rows, and return them."""
-        self.writer.check_space()
         with self._session(workload, variant) as session:
             rows = self._measure(session)
         cells = [rows[mode.name] for mode in self.modes]

@@ -40,10 +40,10 @@ def record_run(run: Path, recorded: Path, history: Path) -> Path:
     Raises:
         WrongUse: the run is not finished, or one of its name is recorded.
         InvalidResults: a file of the run has wrong fields.
-        CannotWrite: the disk is full.
+        EncoreError: a file cannot be written.
     """
     read = read_run(run)
-    if read.cut_line is not None or not read.cells:
+    if not read.cells:
         raise WrongUse(f"{describe(run)} is not finished; finish it with `encore run --resume {describe(run)}`")
     folder = recorded / read.environment.run_id
     if folder.exists():

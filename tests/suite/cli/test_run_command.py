@@ -293,9 +293,6 @@ def test_killed_run_resumes_with_written_rows(fake: Fake) -> None:
     running.kill()
     running.communicate()
     run = fake.only_run()
-    with (run / store.CELLS).open("ab") as file:
-        file.write(b'{"schema_version": 1, "workl')
     done = fake("run", "--resume", str(run))
     assert done.returncode == 0, done.stderr
-    assert "cut short" in done.stderr
     assert len(read_run(run).cells) == 4

@@ -12,7 +12,7 @@ from fixtures.synthetic_results import (
 from suite.report import build
 from suite.report.build import build_report
 from suite.results.errors import WrongUse
-from suite.results.store import CannotWrite, InvalidResults
+from suite.results.store import InvalidResults
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -71,13 +71,3 @@ def test_refused_results_leave_no_files(tmp_path):
     with pytest.raises(InvalidResults, match="line 1"):
         build_report([run], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_full_disk_error_states_that_results_are_intact(tmp_path, monkeypatch):
-    def full(path, content):
-        raise CannotWrite("go on with the run") from OSError(28, "No space left on device")
-
-    monkeypatch.setattr(build, "write_atomically", full)
-    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
-    with pytest.raises(CannotWrite, match=r"No space left.*intact"):
-        build_report([run], tmp_path / "out")
