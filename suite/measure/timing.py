@@ -1,4 +1,4 @@
-"""Time blocks of samples: host time to completion and device time of single iterations, and back-to-back throughput.
+"""Time blocks of samples: host time to completion and device time of single iterations.
 
 All samples are stored. Inputs rotate over sets at different addresses, because constant addresses would hide the cost
 of passing moving inputs to a CUDA graph.
@@ -99,19 +99,17 @@ def measure_block(
     index: int,
     turn: int,
     samples: int,
-    throughput_iterations: int,
     read_gpu: Callable[[], GpuState | None],
     lead_in: int = 0,
     process: int = 0,
     core: int | None = None,
 ) -> Block:
-    """Time `samples` iterations one by one, then `throughput_iterations` back to back (none if 0).
+    """Time `samples` iterations one by one.
 
     `lead_in` iterations precede them, which are synchronized like the samples and not stored. With `core` the calling
     thread is bound to that logical core for the block; other threads are not.
 
-    Sample i of block `index` runs on input set (index * samples + i) modulo the number of sets, and the iterations back
-    to back go on with the set after the last sample's: the inputs move in each iteration. Host time runs from
+    Sample i of block `index` runs on input set (index * samples + i) modulo the number of sets. Host time runs from
     before the call until the device has finished, and contains the recording of one event (about 1 us). The GPU's
     state is read outside of all timed parts.
     """
@@ -123,8 +121,6 @@ def measure_block(
         gpu_before = read_gpu()
         gc.collect()
         host_us, device_us = _single_iterations(iterate, input_sets, timer, rotation, range(-lead_in, samples))
-        going_on = range(samples, samples + throughput_iterations)
-        throughput_us = _back_to_back(iterate, input_sets, timer, rotation, going_on)
         gpu_after = read_gpu()
     return Block(
         process=process,
@@ -134,8 +130,6 @@ def measure_block(
         host_us=host_us[lead_in:],
         device_us=device_us[lead_in:] or None,
         input_sets=[rotation(position) for position in range(samples)],
-        throughput_us=throughput_us,
-        throughput_iterations=throughput_iterations,
         gpu_before=gpu_before,
         gpu_after=gpu_after,
     )
@@ -164,23 +158,6 @@ def _single_iterations(
             device_us.append(elapsed_us)
 
     return host_us, device_us
-
-
-def _back_to_back(
-    iterate: Iterate,
-    input_sets: Sequence[Inputs],
-    timer: DeviceTimer,
-    rotation: Callable[[int], int],
-    positions: Sequence[int],
-) -> float | None:
-    """Return microseconds per iteration with one synchronization after the last; None without iterations."""
-    if not positions:
-        return None
-    begin_ns = time.perf_counter_ns()
-    for position in positions:
-        iterate(input_sets[rotation(position)])
-    timer.synchronize()
-    return (time.perf_counter_ns() - begin_ns) / 1000.0 / len(positions)
 
 
 @contextlib.contextmanager

@@ -79,7 +79,6 @@ def replay_peak_bytes(cell: Cell | None) -> int | None:
 def _times_of(cell: Cell) -> Row:
     host, median = _all_samples(cell, lambda block: block.host_us), host_median_us(cell)
     device = _all_samples(cell, lambda block: block.device_us or [])
-    throughput = [block.throughput_us for block in cell.blocks if block.throughput_us is not None]
     kernel = cell.at("metrics.kernel_time_us")
     low, high = map(float, np.quantile(host, [0.05, 0.95])) if host else (None, None)
     return {
@@ -87,7 +86,6 @@ def _times_of(cell: Cell) -> Row:
         "host_p05_us": low,
         "host_p95_us": high,
         "device_us": statistics.median(device) if device else None,
-        "throughput_us": statistics.median(throughput) if throughput else None,
         "kernel_us": kernel,
         "rest_us": None if median is None or kernel is None else median - kernel,
         "host_to_kernel_ratio": median / kernel if median is not None and kernel else None,
@@ -158,8 +156,8 @@ def _all_samples(cell: Cell, samples: Callable[[Block], list[float]]) -> list[fl
 TABLES: dict[str, RunTable] = {
     "times": RunTable(
         "Time per iteration",
-        "host: call to completion, median and 5th and 95th percentile of all samples; device: CUDA events; throughput: "
-        "back to back. kernel: sum of kernel times of one profiled iteration; rest = host - kernel, below 0 where "
+        "host: call to completion, median and 5th and 95th percentile of all samples; device: CUDA events. "
+        "kernel: sum of kernel times of one profiled iteration; rest = host - kernel, below 0 where "
         "kernels overlap or the profiler slows them; host to kernel ratio: distance to the limit.",
         _times_of,
     ),

@@ -17,12 +17,10 @@ from suite.results.schema import Block, Cell, Grouping, Status
 
 
 class TimeKind(StrEnum):
-    """Define the compared time: host time of an iteration to completion, its device time, or the mean per iteration of
-    iterations issued back to back."""
+    """Define the compared time: host time of an iteration to completion, or its device time."""
 
     LATENCY = "latency"
     DEVICE = "device"
-    THROUGHPUT = "throughput"
 
 
 Process = list[list[float]]
@@ -31,7 +29,6 @@ Process = list[list[float]]
 SAMPLES: dict[TimeKind, Callable[[Block], list[float]]] = {
     TimeKind.LATENCY: lambda block: block.host_us,
     TimeKind.DEVICE: lambda block: block.device_us or [],
-    TimeKind.THROUGHPUT: lambda block: [] if block.throughput_us is None else [block.throughput_us],
 }
 """The times in a block, in microseconds."""
 

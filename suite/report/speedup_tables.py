@@ -139,7 +139,7 @@ def speedups(ratios: Iterable[Comparison]) -> Table:
     return make_table(
         "speedups",
         "Every mode over its baselines",
-        "latency: host time to completion; device: CUDA events around it; throughput: iterations issued back to back. "
+        "latency: host time to completion; device: CUDA events around it. "
         "low and high bound the 95 % interval; blocks: the fewest of a process. Where modes were not measured in turn, "
         "drift is in the ratio.",
         map(_speedup_row, ratios),

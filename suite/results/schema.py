@@ -72,9 +72,9 @@ class Block(Record):
     the position in time. Both numbers restart with each `process`.
 
     `host_us[i]` is wall time from the call to completion on the device, `device_us[i]` the CUDA-event time of the
-    same iteration (None on a CPU), `input_sets[i]` the input set it ran on. `throughput_us` is the mean time per
-    iteration over `throughput_iterations` iterations issued back to back with one synchronise at the end. `core` is the
-    logical core that the calling thread was bound to, None where it was bound to none.
+    same iteration (None on a CPU), `input_sets[i]` the input set it ran on. `core` is the
+    logical core that the calling thread was bound to, None where it was bound to none. Older rows also have the mean
+    time of iterations issued back to back.
     """
 
     process: int = 0
@@ -84,8 +84,8 @@ class Block(Record):
     host_us: list[float]
     device_us: list[float] | None
     input_sets: list[int]
-    throughput_us: float | None
-    throughput_iterations: int
+    throughput_us: float | None = None
+    throughput_iterations: int = 0
     gpu_before: GpuState | None
     gpu_after: GpuState | None
 
@@ -261,19 +261,6 @@ class Metrics(Record):
     """Values of the metrics in `suite.measure.metrics`, by metric and column."""
 
 
-class RankPart(Record):
-    """Hold the measurements of one rank of a cell, where the workload is split over GPUs.
-
-    Samples in the row's blocks are the times of the slowest rank.
-    """
-
-    rank: int
-    correctness: Correctness | None
-    compile: CompileTimes | None
-    metrics: Metrics | None
-    blocks: list[Block]
-
-
 class LaterProcess(Record):
     """Describe a later process of the mode; the row includes its blocks.
 
@@ -363,8 +350,8 @@ class Cell(Record):
     """Other programs on the host meanwhile; not recorded in older rows."""
     tp: int | None = None
     """Number of GPUs that the workload is split over (tensor parallelism); None if it is not split."""
-    ranks: list[RankPart] = []
-    """All ranks, where there are several; correctness, compile times and metrics are those of the first process."""
+    ranks: list[JsonValue] = []
+    """The measurements of each rank, in older rows."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:

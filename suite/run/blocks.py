@@ -17,7 +17,7 @@ from suite.results import stats
 from suite.results.schema import HostUse
 from suite.run.group import GroupSession
 from suite.run.member import Member
-from suite.run.schedule import THROUGHPUT_EVERY, least_blocks, orders, sampling_for
+from suite.run.schedule import least_blocks, orders, sampling_for
 from suite.run.supervise import tree_cpu_s
 from suite.settings import RunSettings
 from suite.worker.protocol import BLOCKS_PER_CORE, Measure, core_for
@@ -100,7 +100,6 @@ def _measure_command(
             index=index,
             turn=turn,
             samples=sampling.samples,
-            throughput_iterations=0 if index % THROUGHPUT_EVERY else sampling.samples,
             lead_in=sampling.lead_in,
             core=core_for(index, cores, process=member.process, rank=rank, ranks=ranks),
         )

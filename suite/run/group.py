@@ -244,7 +244,7 @@ class GroupSession:
         )
         for worker, answer in answers.items():
             member = members[worker]
-            member.by_rank.append(answer.by_rank)
+            member.has_started = True
             match answer.whole:
                 case Prepared() as prepared:
                     member.prepared = prepared
@@ -261,7 +261,7 @@ class GroupSession:
 
     def _start_waiting(self) -> dict[Member, list[Start]]:
         """Return commands for waiting members that have not been started."""
-        waiting = [member for member in self._waiting.values() if not member.by_rank]
+        waiting = [member for member in self._waiting.values() if not member.has_started]
         return self._start_commands(waiting, self._expected, self._cache)
 
     def _start_commands(

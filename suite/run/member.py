@@ -20,21 +20,20 @@ from suite.results.schema import (
     HostUse,
     LaterProcess,
     Metrics,
-    RankPart,
     Shortage,
     Status,
 )
-from suite.run.process import Answer, RankedWorker
+from suite.run.process import RankedWorker
 from suite.settings import RunSettings
-from suite.worker.protocol import Collected, Failed, Measured, Prepared
+from suite.worker.protocol import Failed, Prepared
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     """Hold a process of a mode (or one for each rank), with its answers so far.
 
-    After a `failure` its worker gets no more commands, and its mode is not started again. `by_rank` are the answers of
-    all ranks. `others`: the load of other programs on the host meanwhile.
+    After a `failure` its worker gets no more commands, and its mode is not started again. `has_started`: it
+    has answered. `others`: the load of other programs on the host meanwhile.
     """
 
     mode: Mode
@@ -48,7 +47,7 @@ class Member:
     metrics: Metrics | None = None
     failure: Failed | None = None
     failed_rank: int = 0
-    by_rank: list[tuple[Answer, ...]] = field(default_factory=list)
+    has_started: bool = False
     others: HostUse | None = None
 
     @property
@@ -138,27 +137,7 @@ def cell_of(
         ],
         others=max((one.others for one in processes if one.others), key=lambda use: use.cpu_cores or 0.0, default=None),
         tp=workload.tp,
-        ranks=_rank_parts(processes),
     )
-
-
-def _rank_parts(processes: Sequence[Member]) -> list[RankPart]:
-    """Return the results of each rank, where there are several: all blocks, and the rest of the first process."""
-    parts = []
-    for rank in range(len(processes[0].worker.ranks)):
-        own = [[answers[rank] for answers in member.by_rank] for member in processes]
-        prepared = next((answer for answer in own[0] if isinstance(answer, Prepared)), None)
-        collected = next((answer for answer in reversed(own[0]) if isinstance(answer, Collected)), None)
-        parts.append(
-            RankPart(
-                rank=rank,
-                correctness=prepared.correctness if prepared else None,
-                compile=prepared.compile if prepared else None,
-                metrics=collected.metrics if collected else None,
-                blocks=[answer.block for answers in own for answer in answers if isinstance(answer, Measured)],
-            )
-        )
-    return parts if len(parts) > 1 else []
 
 
 def _retuned(processes: Sequence[Member]) -> dict[int, list[str]]:

@@ -342,11 +342,9 @@ def worst(found: Sequence[Correctness | None]) -> Correctness | None:
 def slowest(blocks: Sequence[Block]) -> Block:
     """Return one block of all ranks' blocks: each sample is the slowest rank's time. The rest is rank 0's."""
     device = [block.device_us for block in blocks if block.device_us is not None]
-    throughput = [block.throughput_us for block in blocks if block.throughput_us is not None]
     return blocks[0].model_copy(
         update={
             "host_us": [max(samples) for samples in zip(*(block.host_us for block in blocks), strict=True)],
             "device_us": [max(samples) for samples in zip(*device, strict=True)] if device else None,
-            "throughput_us": max(throughput, default=None),
         }
     )

@@ -44,13 +44,11 @@ LONG_ITERATION_US = 20_000.0
 """Iterations that take longer need only one as lead-in: cold caches are a small part of their time."""
 LONG_MEASURE_S = 5.0
 """Seconds, or `measure_s` where that is more, after which half of the least number of blocks is enough."""
-THROUGHPUT_EVERY = 4
-"""Every so many blocks one also measures throughput, which doubles its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Hold a block's numbers of iterations: lead-in, timed one by one, and issued back to back."""
+    """Hold a block's numbers of iterations: lead-in, and timed one by one."""
 
     lead_in: int
     samples: int

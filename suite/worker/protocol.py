@@ -101,7 +101,6 @@ class Measure(Record):
     index: int
     turn: int
     samples: int
-    throughput_iterations: int
     lead_in: int = 2
     core: int | None = None
 

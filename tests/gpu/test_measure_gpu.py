@@ -142,13 +142,11 @@ def test_device_time_counts_work_within_host_time():
         index=0,
         turn=0,
         samples=10,
-        throughput_iterations=5,
         read_gpu=gpu_reader(f"GPU-{torch.cuda.get_device_properties(0).uuid}"),
     )
     assert block.device_us is not None and len(block.device_us) == 10
     for host_us, device_us in zip(block.host_us, block.device_us, strict=True):
         assert 500 < device_us < host_us * 1.02  # 1.4 TFLOP take more than 0.5 ms on any GPU of today
-    assert block.throughput_us is not None and block.throughput_us > 500
     assert block.gpu_before is not None and block.gpu_before.sm_clock_mhz
     assert block.gpu_before.temperature_c and block.gpu_before.power_w
 
@@ -158,14 +156,13 @@ def test_cell_reports_memory_and_compile_time(cell):
     live = cell(Mlp)
     prepared = live.prepare()
     assert prepared.compile.first_call_s > 0.1
-    assert prepared.reserved_bytes is not None and prepared.reserved_bytes > 0
     memory = live.once.take("metrics").memory
     assert memory is not None
     weights = 4 * (64 * 128 + 128 + 128 * 16 + 16)
     for peak in (memory.compile_peak_allocated_bytes, memory.replay_peak_allocated_bytes):
         assert peak is not None and peak > weights + 4 * 32 * 64 * 4
     assert memory.replay_peak_reserved_bytes is not None
-    block = live.measure(Measure(index=0, turn=0, samples=4, throughput_iterations=2))
+    block = live.measure(Measure(index=0, turn=0, samples=4))
     assert block.device_us is not None and all(us > 0 for us in block.device_us)
 
 
@@ -185,7 +182,7 @@ def test_iteration_by_hand_is_one_graph_with_eagers_results(cell, optimizer: boo
         options = {"task": "training", "loss": lambda output: output.square().mean(), "optimizer": "sgd"}
         live = cell(lambda: torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh()), mode, spec=spec, **options)
         assert live.prepare().correctness.passed
-        live.measure(Measure(index=0, turn=0, samples=4, throughput_iterations=4, lead_in=1))
+        live.measure(Measure(index=0, turn=0, samples=4, lead_in=1))
         found[mode] = metrics_of(live)
     for metrics in found.values():
         assert metrics.coverage is not None and metrics.coverage.percent == 100

@@ -216,8 +216,8 @@ def test_plain_transformer_split_over_gpus_in_the_suite(tmp_path: Path, ranks: i
     assert done.returncode == 0, done.stderr[-4000:]
     assert len(rows) == 6
     for row in rows:
-        assert len(row["ranks"]) == ranks
+        assert row["tp"] == ranks
         assert row["correctness"]["passed"]
-        coverage = [part["metrics"]["coverage"]["percent"] for part in row["ranks"]]
+        coverage = row["metrics"]["coverage"]["percent"]
         if row["mode"] == "indirection":
-            assert min(coverage) > 90, coverage
+            assert coverage > 90, coverage

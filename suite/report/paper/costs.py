@@ -28,16 +28,14 @@ WITH_TUNED_KERNELS = 2
 
 def memory(exhibit: Exhibit, results: Results) -> Grid:
     """Show two bars per workload, lower is better."""
-    whole = results.whole_mode
 
     def of(label: str, mode: str, phase: str) -> float | None:
         found: float | None = results.metric(label, mode, f"memory.{_PHASES[phase][0]}_peak_reserved_bytes")
         return found
 
     def measure(label: str, phase: str) -> Bar:
-        ours, stock = of(label, whole, phase), of(label, GRAPH_MODE, phase)
-        why = results.state(label, whole) or results.state(label, GRAPH_MODE)
-        return known(ours / stock if ours is not None and stock else None, why)
+        ours, stock = of(label, DEFAULT_MODE, phase), of(label, GRAPH_MODE, phase)
+        return known(ours / stock if ours and stock else None, results.state(label, DEFAULT_MODE, GRAPH_MODE))
 
     def points(of_what: str, found: Mapping[str, Ratio], papers: Mapping[str, str]) -> list[Point]:
         texts = {phase: f"{mean.value:.2f} times stock's, of {mean.count}" for phase, mean in found.items()}
@@ -51,9 +49,9 @@ def memory(exhibit: Exhibit, results: Results) -> Grid:
         exhibit.labels(results),
         tuple(Series(phase, partial(measure, phase=phase)) for phase in _PHASES),
         more=lambda label: {
-            f"{phase}_{mode}_bytes": of(label, mode, phase) for phase in _PHASES for mode in (GRAPH_MODE, whole)
+            f"{phase}_{mode}_bytes": of(label, mode, phase) for phase in _PHASES for mode in (GRAPH_MODE, DEFAULT_MODE)
         },
-        note=f"Mode {whole}.",
+        note=f"Mode {DEFAULT_MODE}.",
         shown=(1 / 8, 8),
     )
     means = grid().plain_means()

@@ -163,7 +163,7 @@ def overhead(exhibit: Exhibit, results: Results) -> Grid:
         whole, graphs = (of(label, PLACEMENT_MODE, column) for column in ("whole_us", "floor_us"))
         in_place = of(label, INDIRECTION_MODE, "whole_us")
         if whole is None or graphs is None or in_place is None or whole <= graphs:
-            state = results.state(label, PLACEMENT_MODE) or results.state(label, INDIRECTION_MODE)
+            state = results.state(label, PLACEMENT_MODE, INDIRECTION_MODE)
             return Bar(failure=state or f"distance to the floor {NOT_MEASURED}")
         return Bar(100 * (whole - in_place) / (whole - graphs))
 
@@ -211,8 +211,7 @@ def _gains(results: Results) -> _Gains:
     if any(of_graphs.by_mode.values()):
         return of_graphs
     found = {
-        mode: results.gains(results.ratios.labels, mode)
-        for mode in (UNPARTITIONED_MODE, GRAPH_MODE, results.whole_mode)
+        mode: results.gains(results.ratios.labels, mode) for mode in (UNPARTITIONED_MODE, GRAPH_MODE, DEFAULT_MODE)
     }
     measured = [set(own) for own in found.values() if own]
     common = _once(set.intersection(*measured)) if measured else set()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from suite.measure.modes import DEFAULT_MODE, INDIRECTION_MODE, REFERENCE_MODE
+from suite.measure.modes import REFERENCE_MODE
 from suite.micro.records import MicroRun
 from suite.report import compare, provenance
 from suite.report.chart import Bar, Chart, LineChart
@@ -48,22 +48,18 @@ class Results:
         """Return the ratios of the run, none without a run."""
         return Ratios(self.run.cells if self.run is not None else ())
 
-    @property
-    def whole_mode(self) -> str:
-        """Return the mode that corresponds to a paper's whole system: the default mode, else `indirection`."""
-        return DEFAULT_MODE if DEFAULT_MODE in self.ratios.modes else INDIRECTION_MODE
-
     def passed(self, label: str, mode: str) -> Cell | None:
         """Return the cell of this row in this mode, if it passed."""
         cell = self.ratios.cell(label, mode)
         return cell if cell is not None and cell.status is Status.PASS else None
 
-    def state(self, label: str, mode: str) -> str | None:
-        """Return the reason why this row has no number in this mode; None if it passed."""
-        cell = self.ratios.cell(label, mode)
-        if cell is None:
-            return NOT_MEASURED
-        return None if cell.status is Status.PASS else cell.status.value
+    def state(self, label: str, *modes: str) -> str | None:
+        """Return the reason why this row has no number in one of these modes; None if it passed in all."""
+        for mode in modes:
+            cell = self.ratios.cell(label, mode)
+            if cell is None or cell.status is not Status.PASS:
+                return NOT_MEASURED if cell is None else cell.status.value
+        return None
 
     def metric(self, label: str, mode: str, path: str) -> Any:
         """Return the metric of this row at a path of fields; None if it was not measured, or the cell failed."""
@@ -87,11 +83,6 @@ class Results:
         found = {label: self.ratios.gain(label, mode, baseline) for label in labels}
         return {label: gain.value for label, gain in found.items() if gain is not None}
 
-    def published_ratio(self, source: str, label: str, mode: str, baseline: str) -> float | None:
-        """Return the paper's ratio of the corresponding modes; its whole system is `encore`."""
-        names = (DEFAULT_MODE if one == self.whole_mode else one for one in (mode, baseline))
-        return self.published.speedup(source, label, *names)
-
     def means(self, labels: Iterable[str], modes: Sequence[str], baseline: str) -> dict[str, Ratio]:
         """Return the means of these modes over the workloads that all of them have; see `Ratios.means`."""
         found = self.ratios.means(labels, [(mode, baseline) for mode in modes])
@@ -99,8 +90,8 @@ class Results:
 
     def mean_text(self, labels: Iterable[str], mode: str, baseline: str) -> str:
         """Write the geometric mean over these workloads with interval and count, or "not measured"."""
-        found = self.means(labels, [mode], baseline)
-        return compare.mean_text(found[mode]) if found else NOT_MEASURED
+        mean = self.ratios.mean(labels, mode, baseline)
+        return compare.mean_text(mean) if mean is not None else NOT_MEASURED
 
     def verdicts_text(self, labels: Iterable[str], mode: str, baseline: str) -> str:
         """Count the workloads in which the mode is faster, the same, slower or undecided."""
@@ -212,6 +203,6 @@ def ratio_series(results: Results, source: str, mode: str, baseline: str, **chan
     series = Series(
         mode,
         lambda label: results.ratio(label, mode, baseline),
-        lambda label: results.published_ratio(source, label, mode, baseline),
+        lambda label: results.published.speedup(source, label, mode, baseline),
     )
     return replace(series, **changes)  # type: ignore[arg-type]

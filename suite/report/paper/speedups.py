@@ -35,7 +35,7 @@ _OVER_COMPILE = f"times faster than {REFERENCE_MODE}"
 
 def overall(exhibit: Exhibit, results: Results) -> Grid:
     """Show bars over compile; the geometric mean is over the workloads that all modes have."""
-    whole, labels, source = results.whole_mode, exhibit.labels(results), exhibit.source
+    whole, labels, source = DEFAULT_MODE, exhibit.labels(results), exhibit.source
     modes = (UNPARTITIONED_MODE, GRAPH_MODE, whole)
     means = results.means(labels, modes, REFERENCE_MODE)
     headline = exhibit.headline(results)
@@ -83,24 +83,18 @@ def steps(exhibit: Exhibit, results: Results) -> Grid:
     """Show bars over compile, and in the table what each step gains over the one before."""
     labels, source = exhibit.labels(results), exhibit.source
     modes = (UNPARTITIONED_MODE, *(mode for _, mode, _, _ in _STEPS))
-    measured = tuple(mode for mode in modes if mode in results.ratios.modes)
     rows = results.published.speedups.get(source, {})
 
     def paper(label: str, ratio: str) -> float | None:
         return rows.get(label, {}).get(ratio)
 
     means = results.means(labels, modes, REFERENCE_MODE)
-    lacking = [mode for mode in modes if mode not in measured]
-    note = f"{count_note(means)} Not measured: {', '.join(lacking)}." if lacking else count_note(means)
     lacks = NOT_HELD if source == "pygraph" else None
     return _Grid(
         axis=_OVER_COMPILE,
         labels=labels,
         series=(
-            *(
-                ratio_series(results, source, mode, REFERENCE_MODE, published=None, listed=False)
-                for mode in measured or modes
-            ),
+            *(ratio_series(results, source, mode, REFERENCE_MODE, published=None, listed=False) for mode in modes),
             *(
                 ratio_series(
                     results, source, mode, before, published=partial(paper, ratio=ratio), column=name, drawn=False
@@ -112,7 +106,7 @@ def steps(exhibit: Exhibit, results: Results) -> Grid:
             Point(f"{name} over {before}", lacks if ratio else None, results.mean_text(labels, mode, before))
             for name, mode, before, ratio in _STEPS
         ],
-        note=note.strip(),
+        note=count_note(means),
         means=means,
     )
 
@@ -159,9 +153,10 @@ def _rewritten(results: Results, label: str, mode: str) -> Bar:
     The two programs were measured one after another: process r of one is paired with process r of the other.
     """
     there = row_label(label, REWRITTEN)
-    for row in (label, there):
-        if why := results.state(row, mode):
-            return Bar(failure=why if row == label or why != NOT_MEASURED else f"variant {REWRITTEN} {NOT_MEASURED}")
+    if why := results.state(label, mode):
+        return Bar(failure=why)
+    if why := results.state(there, mode):
+        return Bar(failure=f"variant {REWRITTEN} {NOT_MEASURED}" if why == NOT_MEASURED else why)
     slow, fast = (
         list(samples_by_process(cell.blocks, TimeKind.LATENCY).values())
         for cell in (results.passed(label, mode), results.passed(there, mode))
@@ -184,7 +179,7 @@ _DEGREES = (1, 2, 4)
 
 def split(exhibit: Exhibit, results: Results) -> Grid:
     """Show bars over compile on as many GPUs."""
-    whole = results.whole_mode
+    whole = DEFAULT_MODE
     modes = (UNPARTITIONED_MODE, GRAPH_MODE, whole)
     labels = tuple(f"{model}{TP_MARK}{degree}" for model in _MODELS for degree in _DEGREES)
 

@@ -19,7 +19,7 @@ from suite.measure.launches import Graphs, graphs_of
 from suite.measure.metrics import PreparedCell, metrics
 from suite.measure.metrics.floor import FEWEST, METRIC, MOST, MOST_LAUNCHES_WITH_ONE_WAIT
 from suite.measure.modes import MODES
-from suite.results.schema import Cell, Metrics, RankPart
+from suite.results.schema import Cell, Metrics
 
 
 @pytest.fixture
@@ -144,8 +144,7 @@ def a_row(launches: int, ranks: int = 1, **values: float) -> Cell:
         METRIC.name: {"floor_us": 2.0, "whole_us": 4.0, "over_floor_ratio": 2.0, **values}
     }
     found = Metrics(coverage=coverage.model_copy(update={"graph_launches": launches}), more=more)
-    parts = [RankPart(rank=rank, correctness=None, compile=None, metrics=None, blocks=[]) for rank in range(ranks)]
-    return a_cell("EOS", "graph", metrics=found, ranks=parts if ranks > 1 else [])
+    return a_cell("EOS", "graph", metrics=found, ranks=[{"rank": rank} for rank in range(ranks)] if ranks > 1 else [])
 
 
 def test_rows_with_one_wait_for_all_of_many_graphs_have_no_floor() -> None:

@@ -54,7 +54,7 @@ def nothing(inputs: Inputs) -> None:
     """Do nothing, as an iteration; its result is ignored."""
 
 
-def block_of(iterate, input_sets, *, index=0, samples=5, throughput_iterations=0, timer=None, read_gpu=lambda: None):
+def block_of(iterate, input_sets, *, index=0, samples=5, timer=None, read_gpu=lambda: None):
     return measure_block(
         iterate,
         input_sets,
@@ -62,7 +62,6 @@ def block_of(iterate, input_sets, *, index=0, samples=5, throughput_iterations=0
         index=index,
         turn=index,
         samples=samples,
-        throughput_iterations=throughput_iterations,
         read_gpu=read_gpu,
         lead_in=LEAD_IN,
     )
@@ -80,10 +79,10 @@ def test_inputs_rotate_across_blocks():
 
 
 @pytest.mark.parametrize(("count", "samples"), [(2, 1), (2, 5), (4, 5), (4, 9), (3, 10)])
-def test_inputs_move_in_every_iteration_of_both_metrics(count, samples):
+def test_inputs_move_in_every_iteration(count, samples):
     used, iterate = noting()
-    block_of(iterate, sets(count), samples=samples, throughput_iterations=samples)
-    assert len(used) == LEAD_IN + 2 * samples
+    block_of(iterate, sets(count), samples=samples)
+    assert len(used) == LEAD_IN + samples
     assert all(now != before for before, now in itertools.pairwise(used))
 
 
@@ -94,26 +93,17 @@ def test_slow_sample_is_kept(clock):
     assert block.device_us is None
 
 
-def test_each_sample_waits_for_the_device_throughput_once():
+def test_each_sample_waits_for_the_device():
     events: list[str] = []
     block = block_of(
         lambda inputs: events.append("iterate"),
         sets(3),
         samples=2,
-        throughput_iterations=3,
         timer=ScriptedTimer(events),
     )
     sample = ["synchronize", "start", "iterate", "stop", "synchronize"]
-    assert events == sample * (LEAD_IN + 2) + ["iterate"] * 3 + ["synchronize"]
+    assert events == sample * (LEAD_IN + 2)
     assert block.device_us == [7.0, 7.0]
-    assert block.throughput_iterations == 3
-
-
-def test_throughput_is_the_mean_of_its_iterations(clock):
-    took_us = iter([*[9_000] * (LEAD_IN + 1), 1_000, 2_000, 3_000, 4_000, 5_000])
-    block = block_of(lambda inputs: clock.pass_us(next(took_us)), sets(2), samples=1, throughput_iterations=5)
-    assert block.throughput_us == 3_000
-    assert block_of(nothing, sets(2), samples=1).throughput_us is None
 
 
 def test_gpu_is_read_before_and_after_the_samples():
@@ -140,9 +130,9 @@ def test_block_runs_on_its_core_and_releases_it():
     seen = []
     block = measure_block(
         lambda inputs: seen.append(os.sched_getaffinity(0)), sets(2), DeviceTimer(), index=0, turn=0, samples=1,
-        throughput_iterations=1, read_gpu=lambda: None, core=core, process=2,
+        read_gpu=lambda: None, core=core, process=2,
     )  # fmt: skip
-    assert seen == [{core}, {core}]
+    assert seen == [{core}]
     assert (block.core, block.process) == (core, 2)
     assert os.sched_getaffinity(0) == before
 
@@ -154,7 +144,7 @@ def test_unavailable_core_is_not_recorded(monkeypatch):
     monkeypatch.setattr(os, "sched_setaffinity", refused)
     block = measure_block(
         nothing, sets(2), DeviceTimer(), index=0, turn=0, samples=1,
-        throughput_iterations=0, read_gpu=lambda: None, core=0,
+        read_gpu=lambda: None, core=0,
     )  # fmt: skip
     assert block.core is None
 

@@ -24,7 +24,7 @@ from suite.report.provenance import Provenance
 from suite.report.published import load_published
 from suite.report.runs import Run
 from suite.results.errors import WrongUse
-from suite.results.schema import Cell, CompileConditions, RankPart, Status
+from suite.results.schema import Cell, CompileConditions, Status
 from suite.results.store import RECORDED
 
 PUBLISHED = load_published()
@@ -130,10 +130,10 @@ def test_bars_are_measured_ratios_with_published_marks() -> None:
     assert isinstance(done.chart, Chart)
     bar = done.chart.bars["EOS", "graph-unpartitioned"]
     assert bar.value == pytest.approx(0.8) and bar.published == 0.71 and bar.label == "0.80"
-    assert done.chart.bars["EOS", "indirection"].failure == NOT_MEASURED
+    assert done.chart.bars["EOS", "encore"].failure == NOT_MEASURED
     assert done.chart.groups[:25] == tuple(sorted(PUBLISHED.workloads["grace"])), "all of the paper's, one order"
     assert row(done, "EOS")["graph-unpartitioned_speedup"] == pytest.approx(0.8)
-    assert "indirection: not measured" in str(row(done, "EOS")["missing"])
+    assert "encore: not measured" in str(row(done, "EOS")["missing"])
     assert "NVIDIA H100 NVL" in done.table.note and "SYNTHETIC GPU" in done.table.note
 
 
@@ -144,22 +144,20 @@ def test_failed_cells_and_unseen_kernels_have_reasons() -> None:
         results(
             cell("EOS", "compile", 100),
             failed_cell("EOS", "graph", Status.OOM),
-            cell("EOS", "indirection", 50, metrics=unseen),
+            cell("EOS", "encore", 50, metrics=unseen),
             cell("ST", "compile", 100),
             cell("ST", "graph", 90),
         ),
     )
     assert isinstance(done.chart, Chart)
     assert done.chart.bars["EOS", "graph"].failure == "oom"
-    assert done.chart.bars["EOS", "indirection"].undecided
+    assert done.chart.bars["EOS", "encore"].undecided
     assert "graph: oom" in str(row(done, "EOS")["missing"])
-    assert "indirection: kernels not seen" in str(row(done, "EOS")["missing"])
+    assert "encore: kernels not seen" in str(row(done, "EOS")["missing"])
 
 
-def test_whole_system_is_mode_encore_where_a_run_has_it() -> None:
-    modes = (cell("DALLE2", "compile", 300), cell("DALLE2", "indirection", 200))
-    assert made("fig10", results(*modes)).chart.bars["DALLE2", "indirection"].published == 2.72  # type: ignore[union-attr]
-    done = made("fig10", results(*modes, cell("DALLE2", "encore", 100)))
+def test_whole_system_is_mode_encore() -> None:
+    done = made("fig10", results(cell("DALLE2", "compile", 300), cell("DALLE2", "encore", 100)))
     assert isinstance(done.chart, Chart)
     assert done.chart.bars["DALLE2", "encore"].value == pytest.approx(3)
     assert done.chart.bars["DALLE2", "encore"].published == 2.72
@@ -231,10 +229,10 @@ def test_memory_and_compile_time_are_over_stock_graphs() -> None:
     run = results(
         cell("EOS", "graph", metrics=metrics(reserved_bytes=1000)),
         cell("EOS", "graph-unpartitioned"),
-        cell("EOS", "indirection", metrics=metrics(reserved_bytes=900)),
+        cell("EOS", "encore", metrics=metrics(reserved_bytes=900)),
     )
     assert row(made("memory", run), "EOS")["replaying_ratio"] == pytest.approx(0.9)
-    assert row(made("fig13", run), "EOS")["indirection_ratio"] == pytest.approx(1)
+    assert row(made("fig13", run), "EOS")["encore_ratio"] == pytest.approx(1)
     assert made("memory", run).points[1].measured == "0.90 times stock's, of 1"
     assert row(made("fig13", run), "TEFD")["whole_published_s"] == 506
 
@@ -373,26 +371,12 @@ def test_table_of_workloads_reads_no_results(tmp_path: Path) -> None:
     assert [path.name for path in files] == ["paper_table1.csv"]
 
 
-def split(label: str, mode: str, microseconds: float, coverage: float = 100.0) -> Cell:
-    """A row of a workload over two GPUs, whose second rank's graphs launch fewer kernels."""
+def split(label: str, mode: str, microseconds: float) -> Cell:
+    """A row of a workload over two GPUs."""
     whole = cell(label, mode, microseconds)
-    assert whole.metrics is not None and whole.correctness is not None
-    found = [whole.metrics.coverage, whole.metrics.copies]
-    assert all(found)
-    parts = [
-        RankPart(
-            rank=rank,
-            correctness=whole.correctness,
-            compile=whole.compile,
-            metrics=whole.metrics.model_copy(
-                update={"coverage": found[0].model_copy(update={"percent": coverage - 10 * rank})}  # type: ignore[union-attr]
-            ),
-            blocks=whole.blocks,
-        )
-        for rank in range(2)
-    ]
+    assert whole.correctness is not None
     told = whole.correctness.model_copy(update={"ranks_equal": True, "ranks_spread": 0.0})
-    return whole.model_copy(update={"tp": 2, "ranks": parts, "correctness": told})
+    return whole.model_copy(update={"tp": 2, "correctness": told})
 
 
 def test_multi_gpu_workloads_are_next_to_compile_on_as_many() -> None:

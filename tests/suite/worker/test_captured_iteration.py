@@ -97,7 +97,7 @@ def test_checked_and_timed_iterations_are_captured(mode: str, training_cell: Any
     assert all(graph.freed for graph in graphs[: -2 if mode == "callables" else -1])  # those that were checked
     before = sum(graph.replays for graph in graphs)
     weights = [parameter.detach().clone() for parameter in live._program.instance.module.parameters()]
-    block = live.measure(Measure(index=0, turn=0, samples=4, throughput_iterations=0, lead_in=1))
+    block = live.measure(Measure(index=0, turn=0, samples=4, lead_in=1))
     launched = sum(graph.replays for graph in graphs) - before
     assert launched == (2 if mode == "callables" else 1) * (4 + 1) and len(block.host_us) == 4
     assert not any(torch.equal(a, b) for a, b in zip(weights, live._program.instance.module.parameters(), strict=True))
@@ -113,7 +113,7 @@ def test_floor_of_a_captured_iteration_is_its_graphs_only(
 ) -> None:
     live = training_cell(Mlp, mode)
     live.prepare()
-    live.measure(Measure(index=0, turn=0, samples=8, throughput_iterations=0, lead_in=1))  # its launches are steady
+    live.measure(Measure(index=0, turn=0, samples=8, lead_in=1))  # its launches are steady
     monkeypatch.setattr(torch.cuda, "CUDAGraph", type(graphs[0]))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(launches, "least_graph", lambda: lambda: None)

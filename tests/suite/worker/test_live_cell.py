@@ -32,7 +32,7 @@ def test_eager_cell_passes_all_phases(cell):
     assert len(set(correctness.digests)) == 2
     assert 0 < prepared.compile.first_call_s <= prepared.compile.warm_up_s
 
-    block = live.measure(Measure(index=1, turn=4, samples=5, throughput_iterations=3))
+    block = live.measure(Measure(index=1, turn=4, samples=5))
     assert (block.index, block.turn, block.input_sets) == (1, 4, [2, 0, 1, 2, 0])
     assert len(block.host_us) == 5 and min(block.host_us) > 0 and block.device_us is None
     metrics = live.once.take("metrics")

@@ -142,13 +142,13 @@ def test_real_workload_from_prepare_to_stop(worker, spec, workload, mode):
     assert (prepared.compile.parts != {}) is (mode == "compile")
 
     for index in range(2):
-        worker.send(Measure(index=index, turn=3 * index, samples=6, throughput_iterations=4))
+        worker.send(Measure(index=index, turn=3 * index, samples=6))
         measured = worker.answer()
         assert isinstance(measured, Measured)
         block = measured.block
         assert (block.index, block.turn, len(block.host_us)) == (index, 3 * index, 6)
         assert set(block.input_sets) == {0, 1, 2, 3}
-        assert block.throughput_us is not None and block.device_us is None
+        assert block.device_us is None
 
     worker.send(Collect(step="metrics"))
     collected = worker.answer()

@@ -83,10 +83,10 @@ def test_recorded_run_is_packed_without_sketches(tmp_path: Path, recorded: Path)
         record_run(run, recorded, tmp_path / "history.csv")
 
 
-def test_unfinished_run_is_not_recorded(tmp_path: Path, recorded: Path) -> None:
+def test_damaged_run_is_not_recorded(tmp_path: Path, recorded: Path) -> None:
     run = a_run(tmp_path)
     (run / store.CELLS).write_bytes((run / store.CELLS).read_bytes()[:-20])
-    with pytest.raises(WrongUse, match="is not finished"):
+    with pytest.raises(WrongUse, match="is damaged"):
         record_run(run, recorded, tmp_path / "history.csv")
 
 
