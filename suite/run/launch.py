@@ -78,9 +78,10 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
         writer = RunWriter.create(path, _environment(path.resolve().name, request, plan))
     else:
         writer, recorded = RunWriter.reopen(path)
-        done = _done(request, plan, recorded)
+        done = _done(request, recorded)
     with writer:
         where = describe(writer.path)
+        again = shlex.join(["encore", "run", "--resume", where])
         jobs = _jobs(plan, done)
         if not jobs:
             console.print(f"{where} has all of its {len(done)} cells already; nothing to run")
@@ -90,21 +91,10 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
             try:
                 outcome = _runner(request, console, writer, plan, jobs, worker_command).run(jobs, done)
             except (Interrupted, EncoreError, OSError):
-                console.print(f"interrupted; go on with: {_again(request, where)}")
+                console.print(f"interrupted; go on with: {again}")
                 raise
-    _say_result(console, outcome, _again(request, where))
+    _say_result(console, outcome, again)
     return outcome
-
-
-def _again(request: Request, where: str) -> str:
-    """Return the command that goes on with this start of a run, with what it was to hold beyond the run's own plan."""
-    words = ["encore", "run", "--resume", where]
-    if request.resume not in (None, NEWEST):
-        words += request.workloads
-        words += ["--set", request.workload_set] if request.workload_set is not None else []
-        words += ["--modes", ",".join(request.modes)] if request.modes else []
-        words += ["--tp", ",".join(map(str, request.tp))] if request.tp else []
-    return shlex.join(words)
 
 
 def _runner(
@@ -140,14 +130,9 @@ def _chosen(request: Request, console: Console) -> tuple[Path | None, RunPlan]:
     return _newest_that_fits(request, plan, console) if request.resume == NEWEST else None, plan
 
 
-def _done(request: Request, plan: RunPlan, recorded: RecordedRun) -> list[Cell]:
+def _done(request: Request, recorded: RecordedRun) -> list[Cell]:
     """Return the rows of a run that are not measured again."""
-
-    def runs_again(cell: Cell) -> bool:
-        is_chosen = cell.workload in plan.workloads and cell.mode in plan.modes
-        return request.retry_failed and is_chosen and cell.status is not Status.PASS
-
-    return [cell for cell in recorded.cells if not runs_again(cell)]
+    return [cell for cell in recorded.cells if cell.status is Status.PASS or not request.retry_failed]
 
 
 def _jobs(plan: RunPlan, done: Sequence[Cell]) -> list[Job]:
@@ -160,7 +145,11 @@ def _new_plan(request: Request, console: Console) -> RunPlan:
     settings = request.preset.settings.model_copy(update=dict(request.given)).checked()
     elsewhere = request.workload_set is not None or bool(request.tp) or request.pattern is not None
     names = request.workloads or (() if elsewhere else request.preset.workloads)
-    workloads = _workloads(request, names, settings, console, default=DEFAULT_SET)
+    _examine(request, names, settings, console)
+    if request.tp:
+        names = split_names(names, request.tp, request.workload_set)
+    chosen = request.workload_set or (None if names else DEFAULT_SET)
+    workloads = matching(select_workloads(names, settings.variant, chosen), request.pattern)
     acronyms = [workload.acronym for workload, _ in workloads]
     if request.shard:
         acronyms = _part(request.shard, workloads, settings)
@@ -178,28 +167,14 @@ def _new_plan(request: Request, console: Console) -> RunPlan:
     return plan
 
 
-def _workloads(
-    request: Request,
-    names: Sequence[str],
-    settings: RunSettings,
-    console: Console,
-    *,
-    default: str | None = None,
-    planned: bool = False,
-) -> list[Job]:
-    """Return the workloads of these names or of the requested set, else of the default one; examine the user's own."""
+def _examine(request: Request, names: Sequence[str], settings: RunSettings, console: Console) -> None:
+    """Register the programs of the user's own among these names; run them before anything of theirs is measured."""
     programs = [name for name in names if is_program(name)]
     name_programs(programs, "split" if request.tp else settings.variant, settings.size)  # --tp is no option of theirs
     if request.starts and programs:
         if settings.device == "cuda":
             require_gpu()
         examine_programs(programs, settings.device, settings.seed, lambda text: console.print(text, markup=False))
-    if request.tp:
-        names = split_names(names, request.tp, request.workload_set)
-    chosen = request.workload_set or (None if names else default)
-    if not names and chosen is None:
-        return []
-    return matching(select_workloads(names, settings.variant, chosen, planned=planned), request.pattern)
 
 
 def _part(shard: str, workloads: Sequence[Job], settings: RunSettings) -> list[str]:
@@ -228,7 +203,7 @@ def planned_jobs(request: Request, console: Console) -> tuple[list[Job], list[st
     """
     request = replace(request, starts=False)
     path, plan = _chosen(request, console)
-    jobs = _jobs(plan, [] if path is None else _done(request, plan, store.read_run(path)))
+    jobs = _jobs(plan, [] if path is None else _done(request, store.read_run(path)))
     return jobs, plan.modes, _estimates_s(jobs, plan)
 
 
@@ -241,25 +216,21 @@ def _estimates_s(jobs: Sequence[Job], plan: RunPlan) -> dict[str, float]:
 
 
 def _resumed_plan(request: Request, recorded: RecordedRun, console: Console) -> RunPlan:
-    """Return what a run to go on with is to hold: its own plan, unless other workloads or modes are named now."""
+    """Return the plan of a run to go on with, if this request and machine fit it."""
+    if request.workloads or request.modes or any((request.workload_set, request.pattern, request.tp, request.shard)):
+        raise WrongUse("--resume RUN goes on with the run's own workloads and modes; name none, or start a new run")
     plan = recorded_plan(recorded.environment)
     if request.starts:
         _require_device(plan)
-    shard = {"shard": request.shard} if request.shard else {}
     here = _environment(recorded.environment.run_id, request, plan)
-    found = setting_differences(plan, {**request.given, **shard}) + environment.differences(recorded.environment, here)
+    found = setting_differences(plan, request.given) + environment.differences(recorded.environment, here)
     if found:
         raise WrongUse(
             f"{describe(recorded.path)} was made with other settings or in another environment, and its rows would not "
             f"compare: {_listed(found)}. Leave these options out or restore that environment, or start a new run."
         )
-    names = request.workloads or (plan.workloads if request.workload_set is None else ())
-    if request.tp and not request.workloads:
-        raise WrongUse("--tp with --resume needs names of workloads; the run itself says over how many GPUs each is")
-    chosen = _workloads(request, names, plan, console, planned=names is plan.workloads)
-    workloads = [workload.acronym for workload, _ in chosen]
-    modes = [mode.name for mode in select_modes_for(plan.device, request.modes or plan.modes)]
-    return plan.model_copy(update={"workloads": workloads, "modes": modes})
+    _examine(request, plan.workloads, plan, console)
+    return plan
 
 
 def _newest_that_fits(request: Request, plan: RunPlan, console: Console) -> Path | None:

@@ -18,7 +18,7 @@ from fixtures.fake_runs import living, recorded_pids
 from suite.measure.checkout import code_id
 from suite.results import store
 from suite.results.run_writer import RunWriter
-from suite.results.schema import Grouping, Status
+from suite.results.schema import Status
 from suite.results.store import read_run
 
 
@@ -73,27 +73,14 @@ def test_failed_cells_exit_1_and_are_retried_when_asked(fake: Fake) -> None:
     assert cells["EOS", "compile"].status is Status.PASS
 
 
-def test_resumed_run_may_add_modes_and_workloads(fake: Fake) -> None:
-    fake("run", "EOS", *CPU, "--modes", "compile")
-    run = fake.only_run()
-    done = fake("run", "--resume", run.name, "EOS", "ST", "--modes", "eager,compile")
-    assert done.returncode == 0, done.stderr
-    cells = {(c.workload, c.mode): c for c in read_run(run).cells}
-    assert len(cells) == 4
-    assert cells["EOS", "compile"].group == ["eager", "compile"], "all modes of a workload are alive together"
-    assert {cell.grouping for cell in cells.values()} == {Grouping.TOGETHER}
-
-
-def test_resume_command_repeats_options_not_in_the_run(fake: Fake) -> None:
-    fake("run", "EOS", *CPU, "--modes", "compile")
-    run = fake.only_run()
-    failing = {"ST/eager": "exit:9"}
-    done = fake("run", "--resume", str(run), "EOS", "ST", "--modes", "eager,compile", behave=failing)
-    command = f"--resume {run} EOS ST --modes eager,compile --retry-failed"
-    assert done.returncode == 1 and command in done.stderr, done.stderr
-    again = fake("run", *command.split())
-    assert again.returncode == 0, again.stderr
-    assert all(cell.status is Status.PASS for cell in read_run(run).cells)
+@pytest.mark.parametrize(
+    "named", [("ST",), ("--modes", "eager"), ("--set", "grace"), ("--tp", "2"), ("--shard", "1/2")]
+)
+def test_resumed_run_keeps_its_workloads_and_modes(fake: Fake, named: Sequence[str]) -> None:
+    fake("run", "EOS", *CPU)
+    done = fake("run", "--resume", fake.only_run().name, *named)
+    assert done.returncode == 2
+    assert "the run's own workloads and modes" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -114,7 +101,7 @@ def test_run_is_not_resumed_in_another_environment(fake: Fake) -> None:
     path = fake.only_run() / store.ENVIRONMENT
     fields = json.loads(path.read_text())
     path.write_text(json.dumps(fields | {"torch": "2.99", "git_commit": "0" * 40, "code": None}))
-    done = fake("run", "--resume", path.parent.name, "ST")
+    done = fake("run", "--resume", path.parent.name)
     assert done.returncode == 2
     assert "torch: 2.99 there" in done.stderr
     assert "git_commit: 000" in done.stderr
@@ -129,11 +116,10 @@ def test_run_is_resumed_only_at_the_same_code(fake: Fake) -> None:
     if fields["code"] is None:
         pytest.skip("no git checkout")
     path.write_text(json.dumps(fields | {"git_commit": "0" * 40, "git_dirty": not fields["git_dirty"]}))
-    done = fake("run", "--resume", path.parent.name, "ST")
+    done = fake("run", "--resume", path.parent.name)
     assert done.returncode == 0, done.stderr
-    assert len(read_run(path.parent).cells) == 4
     path.write_text(json.dumps(fields | {"code": "0" * 64}))
-    done = fake("run", "--resume", path.parent.name, "EOS")
+    done = fake("run", "--resume", path.parent.name)
     assert done.returncode == 2
     assert "code: 000000000000 there" in done.stderr
 
@@ -173,16 +159,11 @@ def test_out_folder_is_not_overwritten(fake: Fake) -> None:
     assert f"--resume {out}" in done.stderr
 
 
-def test_other_shard_is_not_resumed(fake: Fake) -> None:
+def test_shard_is_part_of_the_plan(fake: Fake) -> None:
     assert fake("run", "EOS", "MMC", *CPU, "--shard", "1/2").returncode == 0
-    path = fake.only_run() / store.ENVIRONMENT
-    record = json.loads(path.read_text())
-    assert record["settings"]["shard"] == "1/2"
-    assert fake("run", "--resume", path.parent.name, "--shard", "1/2").returncode == 0
-    done = fake("run", "--resume", path.parent.name, "--shard", "2/2")
-    assert done.returncode == 2
-    assert "--shard: 1/2 there, 2/2 here" in done.stderr
-    assert fake("run", "--resume", path.parent.name).returncode == 0, "what it set out for, it may still do"
+    run = fake.only_run()
+    assert json.loads((run / store.ENVIRONMENT).read_text())["settings"]["shard"] == "1/2"
+    assert fake("run", "--resume", run.name).returncode == 0, "what it set out for, it may still do"
 
 
 def test_budget_leaves_a_resumable_run_and_exits_0(fake: Fake) -> None:
@@ -200,7 +181,7 @@ def test_run_in_use_is_refused(fake: Fake) -> None:
     run = fake.only_run()
     writer, _ = RunWriter.reopen(run)
     with writer:
-        done = fake("run", "--resume", run.name, "ST")
+        done = fake("run", "--resume", run.name)
     assert done.returncode == 2
     assert "another `encore run`" in done.stderr
 

@@ -25,7 +25,7 @@ def only(comparisons, mode, baseline, metric=TimeKind.LATENCY):
 def steady(times, processes=3, **changes):
     """Blocks with these medians in each process, without noise inside."""
     blocks = [
-        block(i, [t, t, t], i, t / 2).model_copy(update={"process": process})
+        block(i, [t, t, t], i).model_copy(update={"process": process})
         for process in range(processes)
         for i, t in enumerate(times)
     ]

@@ -44,7 +44,7 @@ def run():
         (
             cell("EOS", "eager", 200.0),
             cell("EOS", "compile", 100.0),
-            cell("EOS", "graph", 50.0, blocks=in_processes([block(i, [50, 50.5, 49.5], i, 45) for i in range(6)])),
+            cell("EOS", "graph", 50.0, blocks=in_processes([block(i, [50, 50.5, 49.5], i) for i in range(6)])),
             cell("ST", "compile", 300.0),
             failed_cell("ST", "graph", Status.OOM, "CUDA out of memory | tried 2 GB"),
         ),
