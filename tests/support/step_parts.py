@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -76,7 +76,6 @@ class Program:
     between: Callable[[int], None] = lambda index: None
     replays: int = CALLS - 3
     recordings: int = 1
-    extra: dict[str, Any] = field(default_factory=dict)
     around_all: Callable[[], AbstractContextManager[Any]] = nullcontext
     around_each: Callable[[], AbstractContextManager[Any]] = nullcontext
 

@@ -6,7 +6,6 @@ be compared at the end. `PROGRAMS` holds them all, those of `step_changes` inclu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import step_changes  # noqa: F401 - its programs are among them
@@ -160,7 +159,6 @@ def scaler_that_overflows(device: str, model: nn.Module, optimizer: torch.optim.
     return step, {
         "batches": calls,
         "state": lambda: [*state_of(model, optimizer), torch.tensor(scaler.get_scale())],
-        "extra": {"scaler": scaler},
     }
 
 
@@ -195,42 +193,6 @@ def views_of_one_tensor(device: str) -> Program:
     calls = [(rows[:, :-1], rows[:, 1:]) for rows in text]
     calls[6] = torch.empty_strided((4, 8), (9, 1), dtype=torch.int64, device=device).copy_(text[6][:, :-1]), calls[6][1]
     return Program(step, calls, lambda: state_of(model))
-
-
-def checkpointing(
-    part: Callable[[torch.Tensor], torch.Tensor], rest: nn.Module, optimizer: torch.optim.Optimizer
-) -> Callable[..., torch.Tensor]:
-    """A step of training that computes `part` once more for its backward."""
-    from torch.utils.checkpoint import checkpoint
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        hidden = checkpoint(part, batch["x"], use_reentrant=False)
-        return descend(nn.functional.cross_entropy(rest(hidden), batch["y"]), optimizer)
-
-    return step
-
-
-@program
-def checkpointed_activations(device: str) -> Program:
-    first, second = network(device), nn.Linear(4, 4).to(device)
-    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
-    step = checkpointing(first, second, optimizer)
-    return Program(step, batches(device), lambda: [*state_of(first), *state_of(second)])
-
-
-@program
-def checkpointed_attention(device: str) -> Program:
-    """As a transformer's layer without dropout: attention is marked as drawing random numbers all the same."""
-    torch.manual_seed(0)
-    project, first = nn.Linear(8, 24).to(device), network(device)
-    optimizer = torch.optim.SGD([*project.parameters(), *first.parameters()], lr=0.1)
-
-    def attend(x: torch.Tensor) -> torch.Tensor:
-        query, key, value = project(x).view(1, 1, -1, 24).split(8, dim=-1)
-        return x + nn.functional.scaled_dot_product_attention(query, key, value)[0, 0]
-
-    step = checkpointing(attend, first, optimizer)
-    return Program(step, batches(device), lambda: [*state_of(project), *state_of(first)])
 
 
 @loop(replays=2 * CALLS - 5, recordings=2)

@@ -47,8 +47,10 @@ LIBRARY = (
     "moco_queue_pointer_on_the_device",
     "sam_adaptive_in_place",
     "maml_second_order_inner_loop",
+    "nano_gpt_checkpointed_blocks",
 )
-"""Of the programs that a GPU compares: policies and slow copies, rings of keys, second derivatives."""
+"""Of the programs that a GPU compares: policies and slow copies, rings of keys, second derivatives, activations and
+attention that are computed once more."""
 
 
 @pytest.mark.parametrize("name", LIBRARY)
