@@ -60,7 +60,7 @@ def graph_network(device: str, kind: str, pool: str, given_size: bool, **options
         out = model(x, edge_index, batch, 4 if given_size else None)
         return criterion(out, y), (out.argmax(dim=1) == y).sum()
 
-    return training(loss_and_hits, optimizer, graphs(device), model, zeroed="last")
+    return training(loss_and_hits, optimizer, graphs(device), model, zeroed="last", detached=False)
 
 
 variant("pyg_gcn_mean_pool_with_given_size", graph_network, "gcn", "mean", True)

@@ -100,13 +100,13 @@ def training(
     cast: torch.dtype | None = None,
     scaler: Any = None,
     zeroed: str = "first",
-    detached: bool = False,
+    detached: bool | None = None,
 ) -> Program:
     """Return the plainest training, of which `holders` and the optimizer have the state.
 
     `loss_of` gives the loss of a batch, or a pair of it and what the step returns besides, such as a dict that the loss
     is added to; autocast to `cast` is around it. After `every` so many calls the scheduler makes a step. The loss is
-    returned `detached` in any case if there is more.
+    returned `detached`, by default if there is more.
     """
     device = optimizer.param_groups[0]["params"][0].device.type
 
@@ -115,9 +115,10 @@ def training(
             found = loss_of(*batch)
         loss, *more = found if isinstance(found, tuple) else (found,)
         descend(loss, optimizer, clip, scaler, zeroed)
+        given = loss.detach() if (bool(more) if detached is None else detached) else loss
         if more and isinstance(more[0], dict):
-            return {"loss": loss.detach(), **more[0]}
-        return (loss.detach(), *more) if more else loss.detach() if detached else loss
+            return {"loss": given, **more[0]}
+        return (given, *more) if more else given
 
     def after(index: int) -> None:
         if between is not None:
