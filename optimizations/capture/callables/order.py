@@ -101,16 +101,12 @@ class FirstIteration:
     def __init__(self, callables: int) -> None:
         self._seen: list[dict[Hashable, _Seen]] = [{} for _ in range(callables)]
         self.is_over = False
-        noted = weakref.ref(self)
+        self._hook = register_optimizer_step_post_hook(self._after_step)
 
-        def after_step(*arguments: Any) -> None:
-            if (first := noted()) is not None:
-                seen = [one for of_one in first._seen for one in of_one.values()]
-                if seen and not any(one.is_awaited() for one in seen):
-                    first.end()
-
-        self._hook = register_optimizer_step_post_hook(after_step)
-        weakref.finalize(self, self._hook.remove).atexit = False
+    def _after_step(self, *arguments: Any) -> None:
+        seen = [one for of_one in self._seen for one in of_one.values()]
+        if seen and not any(one.is_awaited() for one in seen):
+            self.end()
 
     def end(self) -> None:
         """End the iteration."""

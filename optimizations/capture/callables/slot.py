@@ -44,8 +44,7 @@ class Slot:
     Attributes:
         place: the numbers of the callable and of its sample, and the index of the micro-batch among those in flight.
         inputs: tensors among the arguments.
-        shared: indices of inputs that are results of another slot and are read in place.
-        reads: the slot with the shared results, and the slots that it reads.
+        reads: the slot with the results that its inputs read in place, and the slots that that one reads.
         pending: forwards whose backward may read this memory.
         parameters: leaves that get gradients from the backward, after the inputs.
         nest: the structure that the callable returned; its tensors are those of the inputs and results at `order`.
@@ -64,7 +63,6 @@ class Slot:
     device: Device
     forward: RacedGraph
     inputs: CopiedInputs
-    shared: Sequence[int]
     reads: Sequence[Slot]
     parameters: list[torch.Tensor]
     nest: Any
@@ -172,7 +170,7 @@ class Pending:
         self.over: str | None = None
         self._slot = slot
         probes = [version_of(results[index]) for index in slot.results.read_back]
-        probes += [version_of(inputs[index]) for index in slot.shared]
+        probes += [version_of(inputs[index]) for index in slot.inputs.in_place]
         self._versions = [(one, one._version) for one in [*slot.read_back, *probes]]
         for one in (slot, *slot.reads):
             one.pending.append(weakref.ref(self))
