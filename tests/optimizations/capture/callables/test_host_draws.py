@@ -54,11 +54,6 @@ def test_callable_with_harmless_draws_equals_eager() -> None:
     assert group.calls_without_graph == 0 and [one.replays for one in group.report()] == [6, 6]
 
 
-def test_undeclared_host_draws_are_refused_with_the_option() -> None:
-    with pytest.raises(StepRefused, match=r"draws random numbers on the host .* before the call .*host_draws='unused'"):
-        graphed(Dropping(), [(torch.ones(2, 4),)], device=CpuDeviceWithHost())
-
-
 def test_host_draw_passed_to_the_gpu_is_refused() -> None:
     with pytest.raises(StepRefused, match="callable 1 differs in two calls with equal shapes: one ran mul"):
         samples = [(torch.ones(3, requires_grad=True),)]

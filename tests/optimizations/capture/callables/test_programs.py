@@ -35,8 +35,6 @@ def forward_mode(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tens
 TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "vmap": lambda function, x: torch.vmap(function)(x.expand(4, 2, 3)),
     "grad": lambda function, x: torch.func.grad(lambda y: function(y).square().sum())(x),
-    "jvp": lambda function, x: torch.func.jvp(function, (x,), (x + 1,))[1],
-    "jacrev": lambda function, x: torch.func.jacrev(function)(x),
     "forward mode": lambda function, x: forward_mode(function, x, x + 1),
 }
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import numpy
 import pytest
 import torch
 from callable_parts import Scaled, batches, graphed, same
@@ -28,11 +27,6 @@ def pops(x: torch.Tensor, batch: Any) -> torch.Tensor:
 def appends(x: torch.Tensor, results: list[Any]) -> torch.Tensor:
     results.append(x * 2)
     return x * 2
-
-
-def keeps(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    cache.copy_(x)
-    return cache * 2
 
 
 def renormalizes(x: torch.Tensor, linear: nn.Linear) -> Any:
@@ -57,16 +51,16 @@ class Draws:
         return x + torch.randn(3, generator=self.noise)
 
 
-def seeds(x: torch.Tensor) -> torch.Tensor:
-    torch.default_generator.manual_seed(3)
-    return x + torch.randn(3)
-
-
 def draws_again(x: torch.Tensor) -> torch.Tensor:
     state = torch.cuda.get_rng_state()
     found = functional.dropout(x, 0.5)
     torch.cuda.set_rng_state(state)
     return found
+
+
+def seeds(x: torch.Tensor) -> torch.Tensor:
+    torch.default_generator.manual_seed(3)
+    return x + torch.randn(3)
 
 
 class Flips:
@@ -82,28 +76,17 @@ class Flips:
 REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
     "an argument is popped": (lambda: pops, ({"y": torch.ones(3)},), "changes a container that it is given"),
     "an argument grows": (lambda: appends, ([],), "changes a container that it is given"),
-    "an argument becomes a result": (
-        lambda: keeps,
-        (torch.zeros(3),),
-        "writes into an argument",
-    ),
-    "an argument with a gradient is written": (
-        lambda: nn.ReLU(inplace=True),
-        (),
-        "writes into an argument",
-    ),
+    "an argument with a gradient is written": (lambda: nn.ReLU(inplace=True), (), "writes into an argument"),
     "a cache among the arguments is written": (
         lambda: lambda x, cache: x * cache.add_(1),
         (torch.zeros(3),),
         "writes into an argument",
     ),
-    "Python's random numbers": (lambda: lambda x: x * random.random(), (), r"draws random numbers .*\(random\)"),
-    "a branch that is rarely taken": (
-        lambda: lambda x: x if random.random() < 1e-9 else x * 2,
+    "Python's random numbers": (
+        lambda: lambda x: x * random.random(),
         (),
-        r"draws random numbers on the host \(random\)",
+        r"draws random .*\(random\).* before the call .*host_draws='unused'",
     ),
-    "NumPy's random numbers": (lambda: lambda x: x * numpy.random.rand(), (), r"\(numpy\.random\)"),
     "no run is like the one before": (Flips, (), "differs in two calls with equal shapes"),
     "a weight's memory is exchanged": (
         lambda: functools.partial(renormalizes, linear=nn.Linear(3, 3)),
@@ -123,11 +106,6 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
     "an attribute is bound": (lambda: Binds(), (), "hidden is bound to another tensor"),
     "an object is returned": (lambda: lambda x: [Draws(), x * 2], (), "callable 1 returns a Draws"),
     "TorchScript": (lambda: torch.jit.trace(nn.Linear(3, 3), torch.ones(3)), (), "uses a module of TorchScript"),
-    "a sparse tensor": (
-        lambda: (lambda neighbours: lambda x: torch.mv(neighbours, x))(torch.eye(3).to_sparse()),
-        (),
-        "reaches a sparse tensor",
-    ),
     "a value is read on the host": (lambda: lambda x: x * x.sum().item(), (), "reads a value of the GPU on the host"),
     "hooks on itself": (lambda: hooked(), (), "callable 1 has hooks on itself"),
     "hooks of the backward inside": (lambda: hooked_inside(), (), r"has hooks of the backward on .*\.0"),
@@ -227,7 +205,7 @@ def test_unrepeatable_work_is_refused_without_a_trace(name: str) -> None:
     function, x = make(), torch.randn(3, requires_grad=True)
     linear = function.keywords["linear"] if isinstance(function, functools.partial) else nn.Linear(1, 1)
     before = [parameter.detach().clone() for parameter in linear.parameters()]
-    state, of_numpy = random.getstate(), numpy.random.get_state()[2]
+    state = random.getstate()
     of_torch = [one.get_state() for one in (NOISE, torch.default_generator)]
     cuda = {"get_rng_state": lambda *_: torch.empty(0), "set_rng_state": lambda *_: None}
     with mock.patch.multiple(torch.cuda, **cuda), pytest.raises(StepRefused, match=f"callable 1 .*{words}|{words}"):
@@ -236,7 +214,6 @@ def test_unrepeatable_work_is_refused_without_a_trace(name: str) -> None:
     assert all(parameter.grad is None for parameter in linear.parameters())
     assert random.getstate() == state
     assert same([one.get_state() for one in (NOISE, torch.default_generator)], of_torch)
-    assert numpy.random.get_state()[2] == of_numpy
     assert not (isinstance(function, nn.Module) and "forward" in vars(function))
 
 
