@@ -1,4 +1,4 @@
-"""Identify the GPU a run uses by NVML, and read its clocks and power, without a CUDA context or an import of torch.
+"""Identify the GPU a run uses by NVML, and read whether its clocks are lowered, without a CUDA context or torch.
 
 A run uses one GPU, the first one visible to CUDA. CUDA numbers GPUs by speed by default, NVML by bus; so the runner
 starts workers with CUDA_DEVICE_ORDER=PCI_BUS_ID, and both use the same order.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
 from suite.results.errors import WrongUse
-from suite.results.schema import GpuInfo, GpuState
+from suite.results.schema import THROTTLING, GpuInfo, GpuState
 
 LEAST_COMPUTE_CAPABILITY = (7, 0)
 """Least compute capability that the GPU back end of PyTorch's compiler (Triton) supports."""
@@ -127,37 +127,10 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-_PREFIXES = ("nvmlClocksEventReason", "nvmlClocksThrottleReason")
-_NO_REASONS = ("None", "All", "GpuIdle")
-
-
-def reason_names(mask: int) -> list[str]:
-    """Return NVML's names of the clock-event reasons set in `mask`, but "GpuIdle"; an unknown bit as a number."""
-    names: list[str] = []
-    for bit, name in sorted(_reasons_by_bit().items()):
-        if mask & bit:
-            mask &= ~bit
-            names.append(name)
-    idle = pynvml.nvmlClocksThrottleReasonGpuIdle
-    return names + [hex(1 << bit) for bit in range(64) if mask & ~idle & (1 << bit)]
-
-
-def _reasons_by_bit() -> dict[int, str]:
-    """Return reasons by their bit. Old and new names of one bit exist; the new prefix comes first and wins."""
-    found: dict[int, str] = {}
-    for prefix in _PREFIXES:
-        for attribute, value in vars(pynvml).items():
-            name = attribute.removeprefix(prefix)
-            if attribute.startswith(prefix) and isinstance(value, int) and name not in _NO_REASONS:
-                found.setdefault(value, name)
-    return found
-
-
 def gpu_reader(uuid: str | None) -> Callable[[], GpuState | None]:
-    """Return a function that reads clocks, power, temperature and throttle reasons of the GPU of this UUID.
+    """Return a function that reads why the GPU of this UUID has lowered its clocks.
 
-    It takes some tens of microseconds. A quantity that this GPU does not report is None; without NVML or `uuid` there
-    is no reading.
+    It takes some microseconds. Without NVML or `uuid` there is no reading, and no reason where the GPU reports none.
     """
     if uuid is None:
         return lambda: None
@@ -167,20 +140,11 @@ def gpu_reader(uuid: str | None) -> Callable[[], GpuState | None]:
     except pynvml.NVMLError:
         return lambda: None
 
-    def ask(query: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return query(handle, *arguments)
-        except pynvml.NVMLError:
-            return None
-
     def read() -> GpuState:
-        milliwatts = ask(pynvml.nvmlDeviceGetPowerUsage)
-        return GpuState(
-            sm_clock_mhz=ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
-            memory_clock_mhz=ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
-            power_w=None if milliwatts is None else milliwatts / 1000.0,
-            temperature_c=ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU),
-            throttle_reasons=reason_names(ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons) or 0),
-        )
+        mask = 0
+        with suppress(pynvml.NVMLError):
+            mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        bits = {name: getattr(pynvml, f"nvmlClocksEventReason{name}") for name in THROTTLING}
+        return GpuState(throttle_reasons=[name for name, bit in bits.items() if mask & bit])
 
     return read

@@ -14,12 +14,9 @@ import numpy as np
 from suite.measure.metrics import Metric, metrics
 from suite.report.runs import Run, cell_label
 from suite.report.table import Table, make_table
-from suite.results.schema import Block, Cell, CompileTimes, Status
+from suite.results.schema import THROTTLING, Block, Cell, CompileTimes, Status
 
 Row = dict[str, object]
-
-THROTTLING = frozenset({"SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"})
-"""Clock-event reasons that lower a clock because of power or temperature; the others are settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +138,7 @@ def throttling(run: Run) -> str | None:
     reasons: dict[str, set[str]] = {}
     for cell in run.cells:
         for state in (state for block in cell.blocks for state in (block.gpu_before, block.gpu_after) if state):
-            if found := set(state.throttle_reasons) & THROTTLING:
+            if found := set(state.throttle_reasons).intersection(THROTTLING):
                 reasons.setdefault(cell_label(cell), set()).update(found)
     if not reasons:
         return None

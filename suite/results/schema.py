@@ -55,13 +55,17 @@ class Grouping(StrEnum):
     SEQUENTIAL = "sequential"
 
 
-class GpuState(Record):
-    """Hold one NVML reading. `throttle_reasons` are NVML's names of the active clock-event reasons, idle left out."""
+THROTTLING = ("SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
+"""NVML's names of the reasons that lower a clock because of power or temperature; others are settings."""
 
-    sm_clock_mhz: int | None
-    memory_clock_mhz: int | None
-    power_w: float | None
-    temperature_c: int | None
+
+class GpuState(Record):
+    """Hold one NVML reading: the active reasons for lower clocks. Older rows have other reasons, and clocks, too."""
+
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
     throttle_reasons: list[str]
 
 

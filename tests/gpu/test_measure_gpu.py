@@ -147,8 +147,7 @@ def test_device_time_counts_work_within_host_time():
     assert block.device_us is not None and len(block.device_us) == 10
     for host_us, device_us in zip(block.host_us, block.device_us, strict=True):
         assert 500 < device_us < host_us * 1.02  # 1.4 TFLOP take more than 0.5 ms on any GPU of today
-    assert block.gpu_before is not None and block.gpu_before.sm_clock_mhz
-    assert block.gpu_before.temperature_c and block.gpu_before.power_w
+    assert block.gpu_before is not None and block.gpu_after is not None
 
 
 @pytest.mark.alone
