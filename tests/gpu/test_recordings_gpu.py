@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_harness import drawn, replays
+from real_programs.record import Setting, programs
 from torch import nn
 
 import optimizations
@@ -53,6 +54,33 @@ def test_recording_takes_at_most_a_tenth_longer_than_stocks() -> None:
     encore, stock = (statistics.median(took[name]) for name in ("encore", "stock"))
     print(f"a recording takes {encore * 1e3:.2f} ms, one of stock's {stock * 1e3:.2f} ms")
     assert encore <= 1.1 * stock
+
+
+ROUNDS = 80
+"""Rounds of a program, of which the first half does not count."""
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ["load_state_dict_assign", "swapped_parameter_data"])
+def test_replaced_weights_take_no_longer_than_under_stock(name: str) -> None:
+    """The program runs both ways in one process, round by round, so that the host is the same for both."""
+    program = programs()[name]
+    ways = {mode: program.build(Setting(mode, "cuda", tiny=False)).step for mode in ("encore", "stock")}
+    ratios = []
+    for number in range(ROUNDS):
+        took = {}
+        for mode in sorted(ways, reverse=bool(number % 2)):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            for call in range(program.calls):
+                result = ways[mode](call)
+            torch.cuda.synchronize()
+            took[mode] = time.perf_counter() - begun
+            del result
+        ratios.append(took["stock"] / took["encore"])
+    speed = statistics.median(ratios[ROUNDS // 2 :])
+    print(f"{name}: {speed:.3f} times as fast as under stock")
+    assert speed >= 0.97
 
 
 ROWS = (8, 24, 40)
