@@ -134,10 +134,8 @@ def changes_state(words: str, advice: str, line: str | None) -> Refusal:
 _BOUND_TO_A_TENSOR = (
     "write into it in place (`total += value`, `total.copy_(value)`), or return the tensor and keep it after the step"
 )
-_BOUND_TO_TENSORS = "write into each in place (`hidden[0].copy_(h)`), or return them and keep them after the step"
 _GREW = "return the tensor, and keep it after the step: `losses.append(step(batch))`"
-_NUMBER = "do it outside of the step, or count in a tensor on the GPU that is written in place: `count += 1`"
-_OTHER = "do it outside of the step, or keep the value in a tensor on the GPU and write it in place"
+_OTHER = "do it outside of the step, or keep the number in a tensor on the GPU that is written in place: `count += 1`"
 _OF_A_MODE = "call train() and eval() outside of the step"
 _OF_A_SCHEDULER = "call the scheduler after the step"
 _OF_AN_OPTIMIZER = (
@@ -210,16 +208,18 @@ class HostState:
         path = container.name_of(key)
         name = container.path if container.is_sequence or container.is_cell else key_name(key)
         of_group = ".param_groups[" in path  # optimizers also store counters there
+        of_tensors = isinstance(now, (tuple, list)) and any(isinstance(member, torch.Tensor) for member in now)
+        advice = _BOUND_TO_A_TENSOR if isinstance(now, torch.Tensor) or of_tensors else _OTHER
         if isinstance(now, torch.Tensor):
-            words, advice = f"{path} is bound to another tensor", _BOUND_TO_A_TENSOR
+            words = f"{path} is bound to another tensor"
+        elif of_tensors:
+            words = f"{path} is bound to another {type(now).__name__} of tensors"
         elif isinstance(was, PLAIN) and isinstance(now, PLAIN):
-            counts = ".state[" in path or (of_group and name in _COUNTS)
-            words, advice = f"{path} changes from {was!r} to {now!r}", _OF_AN_OPTIMIZER if counts else _NUMBER
-        elif isinstance(now, (tuple, list)) and any(isinstance(member, torch.Tensor) for member in now):
-            words, advice = f"{path} is bound to another {type(now).__name__} of tensors", _BOUND_TO_TENSORS
+            words = f"{path} changes from {was!r} to {now!r}"
+            if ".state[" in path or (of_group and name in _COUNTS):
+                advice = _OF_AN_OPTIMIZER
         else:
-            how = "is deleted" if now is _ABSENT else "is set to None" if now is None else "changes"
-            words, advice = f"{path} {how}", _OTHER
+            words = f"{path} {'is deleted' if now is _ABSENT else 'is set to None' if now is None else 'changes'}"
         line = line_with(self.code, name, BINDS)
         if name == "training":
             advice = _OF_A_MODE

@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,11 +19,10 @@ from optimizations.capture.side_by_side import SideBySide, side_by_side
 from optimizations.capture.signature import OTHER_RESULT, describe, flatten, replaced, without_objects
 from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.call import Arguments, Call
-from optimizations.capture.step.gradients import Gradients, Use, bytes_for_gradients, carves, gradients
+from optimizations.capture.step.gradients import Gradients, Use, bytes_for_gradients, carves, gradients, memory
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.mentioned import reads_of, uses_of
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
 from optimizations.capture.step.observing import CHANGES_ARGUMENT, changed_itself, contents, new_observer, observed
 from optimizations.capture.step.operations import Operation, first_difference
@@ -34,7 +34,8 @@ from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_writes
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.memory import memory_of
+from optimizations.graph.memory import MemoryRanges, memory_of, size_bytes
+from optimizations.graph.records import MemoryRange
 from optimizations.in_place.addresses import Pointers, TrackedInput
 from optimizations.report.steps import RecordedStep, Refusal
 from optimizations.torch_internals.generated_modules import loaded_modules
@@ -228,7 +229,7 @@ def capture(
         raise StepRefused(changed_itself(name))
     pool_bytes = device.pool_bytes(pool)
     after = gradients(call.parameters)
-    uses = uses_of(device, graph, observer, launches, call.before, after, writes.include)
+    uses = _uses_of(device, graph, observer, launches, call.before, after, writes.include)
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
     unread = _storages(old for old, use in zip(call.before, uses, strict=True) if use is Use.DROPPED)
     kept = [
@@ -241,10 +242,10 @@ def capture(
     ]
     fixed = [*call.state.tensors.values(), *(call.tensors[index] for index in inputs.in_place)]
     mutated = [tensor for tensor in {id(one): one for one in fixed}.values() if writes.include(tensor)]
-    added_to = [one for one in _both(call.before, after) if writes.include(one)]
+    added_to = [old for old, new in zip(call.before, after, strict=True) if new is not None and old is new]
     written = WrittenMemory([*mutated, *added_to])
     refuse_writes(call.tensors, call.labels, placeholders, writes.include, written)
-    reads = reads_of(device, graph, observer, call)
+    reads = _reads_of(device, graph, observer, call)
     static = [*call.state.tensors.values(), *(gradient for gradient in call.before if gradient is not None)]
     known = call.known(placeholders)
     unknown = [tensor for tensor in kept if storage(tensor) not in known]
@@ -277,7 +278,7 @@ def capture(
         watch=watch,
         outputs=outputs,
         mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],
-        written_memory=WrittenMemory([*mutated, *_both(call.before, after)]),
+        written_memory=written,
         kept=kept,
         arguments=Arguments(call.args, call.kwargs, call.tensors),
         trace=observer.operations,
@@ -287,6 +288,62 @@ def capture(
         signature=describe(call.tensors),
         pool_bytes=pool_bytes - pool_before,
     )
+
+
+def _uses_of(
+    device: Device,
+    graph: Any,
+    observer: Observer,
+    launches: Launches,
+    before: Sequence[torch.Tensor | None],
+    after: Sequence[torch.Tensor | None],
+    writes: Callable[[torch.Tensor], bool],
+) -> list[Use]:
+    """Return how a call used each gradient that it found. Note [Gradients before and after] in `gradients`.
+
+    Compiled code is not observed: the addresses that it reads are parameters of the graph's nodes, of which every one
+    that could be an address is treated as one.
+
+    `writes`: whether the call wrote a gradient that is still there. A gradient whose address may be a parameter of a
+    node of unknown origin counts as needed.
+    """
+    found = []
+    for old, new in zip(before, after, strict=True):
+        if old is None:
+            found.append(Use.ABSENT)
+        elif size_bytes(old) and storage(old) in observer.outside:
+            found.append(Use.NEEDED)
+        elif new is not old:
+            found.append(Use.DROPPED)
+        else:
+            found.append(Use.NEEDED if writes(old) else Use.LEFT_ALONE)
+    for unread in (Use.DROPPED, Use.LEFT_ALONE):
+        ranges = memory(old for old, use in zip(before, found, strict=True) if use is unread)
+        if device.mentions(graph, ranges) and not _only_left_over(device, graph, launches, ranges):
+            found = [Use.NEEDED if use is unread else use for use in found]
+    return found
+
+
+def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequence[MemoryRange]) -> bool:
+    """Return whether only leftover words in kernels of operators point into these ranges.
+
+    Note [What an operator was given] in `launches`.
+    """
+    if launches.unknown is not None:
+        return False
+    places = MemoryRanges(ranges)
+    try:
+        captured = device.read(graph)
+    except CudaCallFailed:
+        return False
+    return not any(word in places for word in chain(launches.read, launches.conclusive_words(captured)))
+
+
+def _reads_of(device: Device, graph: Any, observer: Observer, call: Call) -> Callable[[torch.Tensor], bool]:
+    """Return a predicate for the tensors that the step reads, by an operator or by a kernel of compiled code."""
+    unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
+    in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen))
+    return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
 
 
 def _follow(device: Device, graph: Any, pool: Any, inputs: CopiedInputs, launches: Launches) -> Pointers | None:
@@ -356,11 +413,6 @@ def _check(
         raise StepDiffers(OTHER_RESULT)
     if changes:
         raise StepRefused(changes[0])
-
-
-def _both(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> Iterator[torch.Tensor]:
-    """Yield gradients that the call accumulated into or filled in place."""
-    return (new for old, new in zip(before, after, strict=True) if new is not None and old is new)
 
 
 def _storages(tensors: Any) -> set[int]:
