@@ -200,16 +200,6 @@ def _with_members(nest: Any, members: list[Any]) -> Any:
     return made
 
 
-def texts(nest: Any) -> Iterator[str]:
-    """Yield the strings in `nest`, keys included."""
-    for _, value, _ in parts(nest, ""):
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, Mapping):
-            for key in value:
-                yield from texts(key)
-
-
 def parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, bool]]:
     """Yield an expression, the value, and whether it is a leaf, for all in `nest` in the order of `flatten`."""
     if type(nest) in PLAIN or isinstance(nest, torch.Tensor):

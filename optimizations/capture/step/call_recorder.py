@@ -21,7 +21,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import NotLaunched
-from optimizations.capture.signature import exact, named_arguments, signature, texts
+from optimizations.capture.signature import exact, named_arguments, signature
 from optimizations.capture.static_loader import Fetches
 from optimizations.capture.step.call import (
     DDP_WARM_UP,
@@ -338,7 +338,7 @@ class CallRecorder:
                 as_captured=progress.as_captured,
                 draws_unused=self._options.host_draws == "unused",
             )
-        self._changes.take_in_names(call.state, texts((call.args, call.kwargs)))
+        self._changes.take_in_names(call.state)
         named = self._changes.names.has_path
         static = call.state.static_loaders
         seen.refusals.extend(refused_iterators(call.state, lambda path: path not in static and named(path)))

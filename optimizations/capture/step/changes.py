@@ -59,12 +59,12 @@ class Changes:
         rest = lower.partition(".")[2]
         return any(lower == one or (one.startswith("self.") and rest == one[5:]) for one in self._ignored)
 
-    def take_in_names(self, state: HostState, texts: Iterable[str]) -> None:
+    def take_in_names(self, state: HostState) -> None:
         """Add the names in code that ran. An excluded value that is named now is compared again.
 
         Recordings from before need no change: the code that they were recorded from did not name it.
         """
-        self.names.take_in(state, texts)
+        self.names.take_in(state)
         named = {name for name in self.dropped if self.names.has_path(name) and not self._is_ignored(name)}
         self.dropped -= named
 

@@ -48,8 +48,8 @@ class UsedNames:
         if event == "call":
             self._ran[id(frame.f_code)] = frame.f_code
 
-    def take_in(self, state: HostState, texts: Iterable[str] = ()) -> None:
-        """Add the names in code that ran in a call, and `texts` among its arguments, which may be attribute names.
+    def take_in(self, state: HostState) -> None:
+        """Add the names in code that ran in a call.
 
         Dynamo replaces compiled functions by generated code, so these functions and those they call count as run.
         """
@@ -69,8 +69,6 @@ class UsedNames:
                 self._users |= all_names(code)
             if not _is_of_an_optimizer(code):
                 self._keys.update(one for one in code.co_consts if isinstance(one, str))
-        self._users.update(texts)
-        self._every |= self._users
 
     def has(self, container: Container, key: Any) -> bool:
         """Return whether code that ran names an entry: an attribute, variable or key; a list by its own name.

@@ -325,41 +325,6 @@ def test_attributes_of_a_container_are_compared(name: str, kind: Callable[[Any],
     assert step.report().refusals == () and step.report().replays > CHANGED - 3
 
 
-class Tasks:
-    """Numbers of several tasks, by name."""
-
-    def __init__(self) -> None:
-        self.first, self.second = 2.0, 3.0
-
-
-@dataclasses.dataclass
-class OfTask:
-    x: torch.Tensor
-    task: str
-
-
-BY_NAME: dict[str, tuple[Callable[[torch.Tensor, str], Any], Callable[[Any, Any], torch.Tensor]]] = {
-    "a dict": (lambda x, name: {"x": x, "task": name}, lambda tasks, b: b["x"] * getattr(tasks, b["task"])),
-    "a list in a dict": (lambda x, name: {"x": x, "o": [name]}, lambda tasks, b: b["x"] * getattr(tasks, b["o"][0])),
-    "a dataclass": (OfTask, lambda tasks, b: b.x * getattr(tasks, b.task)),
-    "a tuple": (lambda x, name: (x, name), lambda tasks, b: b[0] * vars(tasks)[b[1]]),
-    "a key": (lambda x, name: {"x": x, name: 1}, lambda tasks, b: b["x"] * getattr(tasks, [*b][1])),
-}
-
-
-@pytest.mark.parametrize("name", sorted(BY_NAME))
-def test_attribute_named_by_the_batch_is_compared(name: str) -> None:
-    make, read = BY_NAME[name]
-    tasks = Tasks()
-    step = GraphedStep(lambda batch: read(tasks, batch), device=CpuDevice())
-    for index in range(4 * CALLS):
-        if index == 2 * CALLS:
-            tasks.first, tasks.second = 7.0, 9.0
-        batch = make(torch.randn(3), "first" if index % 2 else "second")
-        assert torch.equal(step(batch), read(tasks, batch))
-    assert step.report().replays >= CALLS
-
-
 def test_object_inside_of_an_argument_is_compared() -> None:
     held = Holder()
     call = GraphedStep(lambda given: given["x"] * given["inner"][0].weight, device=CpuDevice())
