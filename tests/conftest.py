@@ -149,7 +149,7 @@ LONG_WITHOUT_A_GPU = frozenset(
         "fuzz/test_fuzz.py",
         "optimizations/capture/callables/test_programs.py",
         "optimizations/test_rank_programs.py",
-        "optimizations/torch_internals/test_thread_state.py",
+        "optimizations/torch_internals/test_gpu_state.py",
         "optimizations/trees/test_exits.py",
         "optimizations/trees/test_strange_programs.py",
         "suite/explain/test_backwards.py",

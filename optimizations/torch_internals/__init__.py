@@ -103,9 +103,6 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "set_cached_tensors_enabled": "torch._inductor.cudagraph_trees:_set_cached_tensors_enabled",
         "new_over": "torch:Tensor._make_subclass",
         "empty_strided_cuda": "torch._C._dynamo.guards:_empty_strided_cuda",
-        "get_obj_in_tls": "torch:_C._get_obj_in_tls",
-        "is_key_in_tls": "torch:_C._is_key_in_tls",
-        "stash_obj_in_tls": "torch:_C._stash_obj_in_tls",
         "current_device": "torch._C:_cuda_getDevice",
         "current_raw_stream": "torch._C:_cuda_getCurrentRawStream",
         "begin_allocating": "torch._C:_cuda_beginAllocateCurrentThreadToPool",
@@ -156,7 +153,6 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "current_autograd_node": "torch:_C._current_autograd_node",
         "storage_of_weak": "torch:UntypedStorage._new_with_weak_ptr",
         "increment_version": "torch:_C._increment_version",
-        "neg_view": "torch:_neg_view",
         "torch_obj_rule_map": "torch._dynamo.trace_rules:get_torch_obj_rule_map",
         "tensor_method": "torch._dynamo.trace_rules:get_tensor_method",
         "get_function_stack_at": "torch:_C._get_function_stack_at",
@@ -354,12 +350,6 @@ class Replacing:
 def dynamo_source(node: torch.fx.Node) -> Any:
     """Return Dynamo's source of a graph input, or None for a node that is no such input."""
     return getattr(node, _NOTES[0], None)
-
-
-def has_names(tensor: torch.Tensor) -> bool:
-    """Return whether dimensions of a tensor are named, which no tensor can be since PyTorch 2.13."""
-    names = getattr(tensor, "has_names", None)
-    return names is not None and bool(names())
 
 
 def static_input_type(node: torch.fx.Node) -> str | None:

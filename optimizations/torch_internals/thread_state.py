@@ -1,63 +1,14 @@
-"""Keep objects in PyTorch's thread-local state, and run internal operators apart from what a program has there.
-
-Autograd copies that state to the threads that run a thread's backward.
-
-Note [A reference for the thread-local state]. `torch._C._stash_obj_in_tls` takes an object over without counting a
-reference, and drops one when the thread ends. So one is counted here, or the object would die under those who use it.
-
-Note [Threads that end with the interpreter]. That reference is dropped when the thread has ended for Python, and is
-about to end for the system: it takes the interpreter's lock once more. Where the interpreter begins to end at that
-moment, as it does when a pool of threads was its last work, it never gets the lock, and the whole process is aborted.
-So the exit of the interpreter waits until such threads are gone, which takes milliseconds.
-"""
+"""Run internal operators apart from what a program has in PyTorch's thread-local state."""
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import os
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from optimizations import torch_internals
 
 T = TypeVar("T")
-
-LONGEST_WAIT_S = 2.0
-"""How long the exit of the interpreter waits at most for threads that have ended."""
-
-_TASKS = Path("/proc/self/task")
-_keepers: set[int] = set()
-"""Threads of this process that keep something, as the system numbers them; some may be gone."""
-
-
-def find(key: str) -> Any:
-    """Return what this thread, or the one whose backward this thread runs, keeps under a name; else None."""
-    return torch_internals.get_obj_in_tls(key) if torch_internals.is_key_in_tls(key) else None
-
-
-def keep(key: str, value: Any) -> None:
-    """Keep an object for this thread, in place of an earlier one."""
-    _keepers.add(threading.get_native_id())
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
-    torch_internals.stash_obj_in_tls(key, value)
-
-
-def wait_for_ended_threads() -> None:
-    """See Note [Threads that end with the interpreter]."""
-    deadline = time.monotonic() + LONGEST_WAIT_S
-    running = {thread.native_id for thread in threading.enumerate()}
-    for one in _keepers - running:
-        while _is_there(one) and time.monotonic() < deadline:
-            time.sleep(0.001)  # it gets the lock meanwhile
-
-
-def _is_there(thread: int) -> bool:
-    return (_TASKS / str(thread)).exists()
 
 
 def apart_from_the_program(do: Callable[[], T]) -> T:
@@ -88,7 +39,3 @@ def in_a_new_thread(probe: Callable[[], T]) -> T:
     """
     with ThreadPoolExecutor(max_workers=1) as threads:
         return threads.submit(probe).result()
-
-
-atexit.register(wait_for_ended_threads)
-os.register_at_fork(after_in_child=_keepers.clear)  # the child has none of them

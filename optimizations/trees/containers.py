@@ -1,22 +1,21 @@
 """Keep Encore's managers, per thread and device, separate from stock's.
 
-Stock keeps its managers in a dictionary that only the importing thread and its autograd threads can reach. Encore's is
-made in each thread that needs one, and put into PyTorch's thread-local state, which the autograd engine copies to the
-threads that run this thread's backward.
+Stock keeps its managers in a dictionary that only the importing thread and its autograd threads can reach. Encore has
+one for each thread that compiles, and the functions of a compilation have the managers of its thread: a backward, which
+a thread of the autograd engine compiles and runs, those of its forward. What such a thread compiles first by itself, in
+a hook for example, has those of the main thread.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 from optimizations import torch_internals
-from optimizations.torch_internals import thread_state
 from optimizations.weak_registry import WeakRegistry
 
 TreeManagerContainer: Any = torch_internals.cudagraph_trees.TreeManagerContainer
-
-_TLS_KEY = "encore_containers"
 
 
 class ThreadContainers:
@@ -38,19 +37,23 @@ GRAPHED: WeakRegistry[Any] = WeakRegistry()
 """All `graphed_function.GraphedFunction`s."""
 
 
+RECORDING = threading.local()
+"""Attribute `owner`: the containers with which this thread recorded last."""
+
+
 def thread_containers() -> ThreadContainers:
-    """Return the containers of this thread, or of the thread whose backward this one runs."""
-    found: ThreadContainers | None = thread_state.find(_TLS_KEY)
-    if found is None:
-        found = ThreadContainers()
-        _ALL.add(found)
-        thread_state.keep(_TLS_KEY, found)
+    """Return the containers of this thread."""
+    thread = threading.current_thread()
+    if isinstance(thread, threading._DummyThread):  # the autograd engine's
+        thread = threading.main_thread()
+    found: ThreadContainers = vars(thread).setdefault("encore_containers", ThreadContainers())
+    _ALL.add(found)
     return found
 
 
 def container_of_call(device_index: int) -> Any:
-    """Return the container of this thread's calls; an empty one if Encore was reset during a call."""
-    return thread_containers().by_device.get(device_index) or TreeManagerContainer(device_index)
+    """Return the container of a call that records; an empty one if Encore was reset during the call."""
+    return RECORDING.owner.by_device.get(device_index) or TreeManagerContainer(device_index)
 
 
 def managers(device_index: int | None = None, but: ThreadContainers | None = None) -> list[Any]:
@@ -84,7 +87,7 @@ def settled() -> bool:
 
 def others_have_managers() -> bool:
     """Return whether a thread with other containers has a manager."""
-    return bool(managers(but=thread_state.find(_TLS_KEY)))
+    return bool(managers(but=thread_containers()))
 
 
 def free_all() -> None:

@@ -15,10 +15,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from simulated_gpu.trees import own_container
 
 from optimizations import torch_internals
 from optimizations.capture.step import graphed_step
-from optimizations.trees import containers, graphed_function
+from optimizations.trees import containers
 from optimizations.weak_registry import WeakRegistry
 from tests.test_layers import SOURCES
 
@@ -199,13 +200,13 @@ def test_finalizer_may_create_containers_during_creation(monkeypatch: pytest.Mon
     monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
 
     def finalized() -> None:
-        graphed_function.container(1)
+        own_container(1)
         containers.managers()
         containers.free_all()
 
     def make() -> None:
-        made = graphed_function.container(0)
-        assert made.device_index == 0 and graphed_function.container(1).device_index == 1
+        made = own_container(0)
+        assert made.device_index == 0 and own_container(1).device_index == 1
 
     in_the_middle_of(make, finalized, times=200)
 
@@ -220,12 +221,12 @@ def test_closing_manager_may_create_another_one(monkeypatch: pytest.MonkeyPatch)
 
         def shutdown(self) -> None:
             if self.device == 0:
-                graphed_function.container(1).tree_manager = cast(Any, Manager(1))
+                own_container(1).tree_manager = cast(Any, Manager(1))
             assert containers.managers(0) == [], "one that ends is asked for nothing any more"
             ended.append(self.device)
 
     def end() -> None:
-        graphed_function.container(0).tree_manager = cast(Any, Manager(0))
+        own_container(0).tree_manager = cast(Any, Manager(0))
         containers.free_all()
 
     in_time(end)

@@ -18,6 +18,7 @@ from optimizations.calls.bound import FEW_ARGUMENTS, READS_BEFORE
 from optimizations.calls.shortcut import FULL_CALLS
 from optimizations.options import Options
 from optimizations.torch_internals.only_partition import Order, only_partition, order_of
+from optimizations.trees.containers import ThreadContainers
 from optimizations.trees.graphed_function import GraphedFunction
 from optimizations.trees.maker import tell_what_callers_get
 
@@ -102,7 +103,7 @@ X = torch.arange(4.0)
 
 @pytest.mark.parametrize(("count", "places"), [(1, {1}), (2, {0, 1})])
 def test_partition_gets_the_indices_of_returned_results(tmp_path: Path, count: int, places: set[int]) -> None:
-    partition = GraphedFunction(len, Options(), print, "forward", device_index=0)
+    partition = GraphedFunction(len, Options(), print, "forward", ThreadContainers(), device_index=0)
     runner = runner_of(PASSES_ON, tmp_path / "generated.py", [partition])
     tell_what_callers_get(SimpleNamespace(compiled_fn_runner=runner, current_callable=runner.call), count)
     assert partition.callers_get == places

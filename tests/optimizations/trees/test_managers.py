@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
+import queue
 import threading
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import Compiled, Model, Training, check, nodes, values
+from simulated_gpu.trees import Compiled, Model, Training, check, nodes, own_container, values
 
 from optimizations import torch_internals
 from optimizations.trees import graphed_function, manager, reasons
@@ -29,17 +33,37 @@ def test_stocks_container_is_unchanged(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, values(7))
     assert torch_internals.cudagraph_trees.get_manager(0, create_if_none_exists=False) is None
-    assert isinstance(graphed_function.container(0).tree_manager, manager.EncoreManager)
+    assert isinstance(own_container(0).tree_manager, manager.EncoreManager)
 
 
 def test_each_thread_has_its_own_managers(cuda_on_cpu: CudaOnCpu) -> None:
-    here = graphed_function.container(0)
+    here = own_container(0)
     there: list[Any] = []
-    thread = threading.Thread(target=lambda: there.append(graphed_function.container(0)))
+    thread = threading.Thread(target=lambda: there.append(own_container(0)))
     thread.start()
     thread.join()
     assert there[0] is not here
-    assert graphed_function.container(0) is here
+    assert own_container(0) is here
+
+
+def in_a_thread_of_the_engine(run: Callable[[], Any]) -> Any:
+    """Return what it returns in a thread that Python has not made."""
+    found: queue.Queue[Any] = queue.Queue()
+    _thread.start_new_thread(lambda: found.put(run()), ())
+    return found.get(timeout=60)
+
+
+def test_engines_threads_record_with_managers_of_the_compiling_one(cuda_on_cpu: CudaOnCpu) -> None:
+    """A backward is first called in one, and what is first compiled there has the main thread's managers."""
+    training: list[Training] = []
+    threads = ThreadPoolExecutor(max_workers=1)
+    threads.submit(lambda: training.append(Training(Model(cuda_on_cpu), Model(cuda_on_cpu)))).result()
+    in_a_thread_of_the_engine(lambda: [training[0].step(step) for step in range(4)] and None)
+    (own,) = managers()
+    assert threads.submit(lambda: own_container(0).tree_manager).result() is own
+    assert in_a_thread_of_the_engine(lambda: own_container(0)) is own_container(0)
+    assert own_container(0).tree_manager is None
+    threads.shutdown()
 
 
 def test_reset_does_not_wait_for_graphs_of_other_threads(cuda_on_cpu: CudaOnCpu) -> None:
@@ -56,7 +80,7 @@ def test_reset_does_not_wait_for_graphs_of_other_threads(cuda_on_cpu: CudaOnCpu)
 def test_manager_is_freed_with_its_last_function(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
-    container = graphed_function.container(0)
+    container = own_container(0)
     assert container.tree_manager is not None
     gc.collect()
     gc.disable()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import KNOWN, Compiled, Model, check, nodes, values
+from simulated_gpu.trees import KNOWN, Compiled, Model, check, nodes, own_container, values
 
 from optimizations import torch_internals
 from optimizations.trees import function as function_module
-from optimizations.trees import graphed_function, hook, manager, reasons
+from optimizations.trees import hook, manager, reasons
 from optimizations.trees.containers import settled
 from optimizations.trees.uncaptured_forwards import UncapturedForwards
 
@@ -163,7 +163,7 @@ def held_after(cuda: CudaOnCpu, calls: int) -> tuple[Any, Compiled]:
 
 def test_results_own_their_memory_when_the_last_function_is_gone(cuda_on_cpu: CudaOnCpu, owning: list[int]) -> None:
     result, compiled = held_after(cuda_on_cpu, 6)
-    expected, container = result.clone(), graphed_function.container(0)
+    expected, container = result.clone(), own_container(0)
     assert owning == []
     del compiled
     gc.collect()
@@ -179,7 +179,7 @@ def test_results_of_warm_ups_and_recordings_own_their_memory(
     result, compiled = held_after(cuda_on_cpu, calls)
     del compiled
     gc.collect()
-    assert (graphed_function.container(0).tree_manager, owning) == (None, [])
+    assert (own_container(0).tree_manager, owning) == (None, [])
     assert result is not None
 
 
@@ -195,7 +195,7 @@ def test_dead_results_and_other_processes_need_no_copies(
     monkeypatch.setattr(os, "getpid", lambda: own + 1)
     del compiled
     gc.collect()
-    assert (graphed_function.container(0).tree_manager, owning) == (None, [])
+    assert (own_container(0).tree_manager, owning) == (None, [])
     assert result is not None
 
 
@@ -208,7 +208,7 @@ def test_failed_copy_is_reported_and_ends_no_graph(cuda_on_cpu: CudaOnCpu, monke
     gc.collect()
     with pytest.warns(UserWarning, match="RuntimeError: the pool is in use"):
         del compiled
-    assert graphed_function.container(0).tree_manager is None
+    assert own_container(0).tree_manager is None
     assert result is not None
 
 

@@ -17,7 +17,8 @@ from optimizations.in_place.generated import GeneratedCode
 from optimizations.options import Concurrency, Options
 from optimizations.report.recordings import RecordingReport
 from optimizations.selection import Selection
-from optimizations.trees.containers import managers
+from optimizations.trees.containers import managers, thread_containers
+from optimizations.trees.graphed_function import EncoreContainer, container
 from optimizations.trees.maker import EncoreMaker
 from optimizations.trees.node import EncoreNode
 from simulated_gpu.allocator import aligned
@@ -100,6 +101,11 @@ class Model:
             pointers = [word(address) for address in (x.data_ptr(), second, w.data_ptr(), out.data_ptr())]
             self.cuda.driver.add_node(self.cuda.capturing.graph, Node("KERNEL", self.body, pointers))
         return [out, x] if self.returns_x else [out]
+
+
+def own_container(device_index: int) -> EncoreContainer:
+    """The container of this thread for a device."""
+    return container(device_index, thread_containers())
 
 
 class Compiled:
