@@ -57,7 +57,7 @@ def names_a_reader(source: str) -> bool:
     return any(name in source for name in READERS)
 
 
-def find_seeds(calls: Iterable[tuple[str, ast.Call]], inputs: Mapping[str, int]) -> tuple[int, ...]:
+def _find_seeds(calls: Iterable[tuple[str, ast.Call]], inputs: Mapping[str, int]) -> tuple[int, ...]:
     """Return the positions of inputs that are passed to `READERS` as seeds.
 
     Args:
@@ -338,10 +338,10 @@ def _read_source(plain: Any) -> GeneratedCode:
 def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> GeneratedCode:
     """Examine a function's syntax tree; `kernels` maps its names of Triton kernels to the driver's names."""
     definition = _WithoutAlignment().visit(definition)
-    inputs = input_names(definition)
+    inputs = _input_names(definition)
     if inputs is None:
         return GeneratedCode("its source does not begin by naming its inputs", reused=None)
-    calls = called_by(definition)
+    calls = _called_by(definition)
     names = dict(calls)
     opaque = next(filter(None, (_objection(name, call.func, kernels) for name, call in calls)), None)
     uses, writes = _Uses(kernels, inputs), _Writes(inputs)
@@ -372,7 +372,7 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
         launches,
         frozenset(writes.written),
         products,
-        find_seeds(calls, inputs),
+        _find_seeds(calls, inputs),
         sum(_kernels(name, call.func, kernels) for name, call in calls),
         next(filter(None, map(uncapturable, names)), None),
     )
@@ -392,7 +392,7 @@ class _WithoutAlignment(ast.NodeTransformer):
         return None if same else node
 
 
-def called_by(definition: ast.FunctionDef) -> list[tuple[str, ast.Call]]:
+def _called_by(definition: ast.FunctionDef) -> list[tuple[str, ast.Call]]:
     """Return the calls of a function in the order of the source, each with its dotted name."""
     calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
     return [(dotted(call.func), call) for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset))]
@@ -413,7 +413,7 @@ def _is_launch(name: str, kernels: Collection[str]) -> bool:
     return member == "run" and owner in kernels
 
 
-def input_names(definition: ast.FunctionDef) -> dict[str, int] | None:
+def _input_names(definition: ast.FunctionDef) -> dict[str, int] | None:
     """Return positions by name from the line `arg0_1, arg1_1 = args`; None where there is no such line."""
     for statement in definition.body:
         if (

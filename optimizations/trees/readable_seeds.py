@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from optimizations.in_place.generated import called_by, find_seeds, input_names, names_a_reader
+from optimizations.in_place.generated import names_a_reader, read_function
 
 Run = Callable[[list[Any]], Any]
 
@@ -65,8 +65,7 @@ def give_readable_seeds(compiled_graph: Any, *, graphed: bool) -> None:
 
 
 def _wrapped(run: Run, definition: ast.FunctionDef | None) -> Run:
-    inputs = input_names(definition) if definition is not None else None
-    seeds = find_seeds(called_by(definition), inputs) if definition is not None and inputs else ()
+    seeds = read_function(definition, {}).seeds if definition is not None else ()
     return with_readable_seeds(run, lambda: seeds) if seeds else run
 
 

@@ -74,20 +74,20 @@ def found_in(
         passed_on: by position, the index of an input that is a result of an earlier graph and an output of this one.
     """
     same = {id(value): index for index, value in fixed.items()}
-    near: dict[int, list[int]] = {}
+    near: dict[int, dict[int, int]] = {}
     for index, value in fixed.items():
-        near.setdefault(value.untyped_storage()._cdata, []).append(index)
+        near.setdefault(value.untyped_storage()._cdata, {})[index] = _offset_bytes(value)
     found = [InPlace(place, index, is_input=True) for place, index in passed_on.items()]
     for place, output in enumerate(outputs):
         if output is None:
             continue
         if id(output) in same:
             found.append(InPlace(place, same[id(output)], is_input=True))
-        elif output.untyped_storage().data_ptr():
-            owner = _lies_in(output, fixed, near.get(output.untyped_storage()._cdata, ()))
-            if owner is not None:
-                offset = _offset_bytes(output) - _offset_bytes(fixed[owner])
-                found.append(InPlace(place, owner, is_input=False, offset_bytes=offset))
+        elif output.untyped_storage().data_ptr() and (starts := near.get(output.untyped_storage()._cdata)):
+            start = _offset_bytes(output)
+            # Of the inputs in its storage, the last that begins before it contains it.
+            owner = max(starts, key=lambda index: (starts[index] <= start, starts[index]))
+            found.append(InPlace(place, owner, is_input=False, offset_bytes=start - starts[owner]))
     return ReturnedInPlace(sorted(found, key=lambda one: one.output))
 
 
@@ -109,12 +109,6 @@ def repeated(outputs: Sequence[Any]) -> list[tuple[int, int]]:
         for place, output in enumerate(outputs)
         if isinstance(output, torch.Tensor) and first[id(output)] != place
     ]
-
-
-def _lies_in(output: torch.Tensor, inputs: Mapping[int, torch.Tensor], near: Sequence[int]) -> int | None:
-    """Return which input of those that share its storage contains the memory of an output."""
-    before = [index for index in near if _offset_bytes(inputs[index]) <= _offset_bytes(output)]
-    return max(before or near, key=lambda index: _offset_bytes(inputs[index]), default=None)
 
 
 def _offset_bytes(tensor: torch.Tensor) -> int:
