@@ -53,7 +53,7 @@ def in_a_thread_of_the_engine(run: Callable[[], Any]) -> Any:
     return found.get(timeout=60)
 
 
-def test_engines_threads_record_with_managers_of_the_compiling_one(cuda_on_cpu: CudaOnCpu) -> None:
+def test_engines_threads_record_for_the_thread_that_compiled(cuda_on_cpu: CudaOnCpu) -> None:
     """A backward is first called in one, and what is first compiled there has the main thread's managers."""
     training: list[Training] = []
     threads = ThreadPoolExecutor(max_workers=1)
