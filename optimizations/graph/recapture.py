@@ -193,7 +193,7 @@ def _captured_by_torch(
 
 def register_generators(graph: torch.cuda.CUDAGraph, inputs: Iterable[Any], device: int) -> None:
     """Make replays of `graph` advance the generators among `inputs`. Call it before the capture."""
-    with torch.cuda.device(device):
-        for generator in inputs:
-            if isinstance(generator, torch.Generator):
-                graph.register_generator_state(generator)
+    generators = [one for one in inputs if isinstance(one, torch.Generator)]
+    with torch.cuda.device(device) if generators else contextlib.nullcontext():
+        for generator in generators:
+            graph.register_generator_state(generator)

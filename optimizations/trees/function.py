@@ -158,24 +158,24 @@ class RecordableFunction:
         """Let replays copy all inputs, or read some in place, from each recording's next slow call on."""
         if copying is not self.copies_inputs:
             self.copies_inputs = copying
-            for node in self._alive():
+            for node in self.nodes():
                 node.takes_fast_path = False
 
     @property
     def waiting(self) -> str | None:
         """Return why its graphs may still change; None if they are final."""
-        nodes, replays = self._alive(), self.replays()
+        nodes, replays = self.nodes(), self.replays()
         sessions = (one.session for one in nodes if not self.is_idle(one, replays))
         return next((one.waiting for one in sessions if one is not None and one.pending), None) if nodes else NO_GRAPH
 
     def short_of_memory(self) -> str | None:
         """Return why calls should not be tried without a graph if memory is short, else None."""
-        nodes = self._alive()  # in one pool
+        nodes = self.nodes()  # in one pool
         return nodes[0].short_of_memory() if nodes else None
 
     def replays(self) -> int:
         """Return the number of replays of all its recordings."""
-        return sum(one.replays for one in self._alive())
+        return sum(one.replays for one in self.nodes())
 
     def is_seldom(self, node: Any) -> bool:
         """Note a replay of a recording. Return whether too many replays of others came since its previous one."""
@@ -192,7 +192,7 @@ class RecordableFunction:
         """
         return replays - node.replayed_at > most_calls_between(len(self._recordings) + len(self._freed))
 
-    def _alive(self) -> list[Any]:
+    def nodes(self) -> list[Any]:
         return [node for reference in list(self._recordings) if (node := reference()) is not None]
 
     def selection(self) -> SelectionReport | None:
@@ -237,7 +237,7 @@ class RecordableFunction:
 
     def useless_recordings(self) -> int:
         """Return the number of recordings made since the last one that was ever replayed."""
-        made: list[Any] = [*self._freed, *self._alive()]
+        made: list[Any] = [*self._freed, *self.nodes()]
         return next((count for count, one in enumerate(reversed(made)) if one.replays), len(made))
 
     def ran_without_graph(self, reason: str) -> None:
@@ -258,7 +258,7 @@ class RecordableFunction:
     def recordings(self) -> Sequence[RecordingReport]:
         """See `report.ReportedFunction`. Other threads may call the function meanwhile."""
         found = []
-        for node in self._alive():
+        for node in self.nodes():
             with contextlib.suppress(ReferenceError):  # another thread released it meanwhile
                 found.append(node.describe())
         return [*self._freed, *found]

@@ -52,7 +52,7 @@ import os
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ from optimizations.trees.hook import resting
 from optimizations.trees.node import EncoreNode, NotLaunched, refuse_derivatives, with_followers
 from optimizations.trees.process_ends import free_before_process_groups_end, in_a_process_group, several_ranks
 from optimizations.trees.readable_seeds import any_on_host
-from optimizations.trees.results import kept_copied
+from optimizations.trees.results import addresses, kept_copied
 from optimizations.trees.streams import CallStreams
 from optimizations.trees.uncaptured_forwards import UncapturedForwards
 
@@ -340,8 +340,10 @@ class EncoreManager(CUDAGraphTreeManager):
         self._apply_due_checkpoint()
         if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end()
-        inputs = self._kept_for_a_failure(new_inputs, self.ids_to_funcs[function_id].mutated_input_idxs)
         before = self.current_node
+        inputs, copied = list(new_inputs), self._results_among(new_inputs)
+        for index in copied:  # not referenced: results must die during the recording, as they do in replays
+            inputs[index] = before.borrowed(inputs[index])
         try:
             with self._running_a_function():
                 self._make_librarys_handle()
@@ -362,10 +364,10 @@ class EncoreManager(CUDAGraphTreeManager):
                 function.without_graph = reason
             error.__traceback__ = None  # its frames hold tensors of the failed capture
         self._end_failed_capture(replayed, in_cusolver)
-        arguments = [torch_internals.clone_preserve_strides(value) if copied else value for value, copied in inputs]
-        inputs.clear()
+        for index in set(copied).difference(self.ids_to_funcs[function_id].mutated_input_idxs):  # those stay in place
+            inputs[index] = torch_internals.clone_preserve_strides(inputs[index])
         self._note_uncaptured(function, reason)
-        return function(arguments)
+        return function(inputs)
 
     def _make_librarys_handle(self) -> None:
         """Let PyTorch make this thread's handle of cuBLAS, which allocates memory, before a capture needs it.
@@ -377,14 +379,17 @@ class EncoreManager(CUDAGraphTreeManager):
                 torch.cuda.current_blas_handle()
 
     def _copied_when_recorded(self, inputs: Sequence[Any], function_id: Any) -> Iterator[Any]:
-        """Return the inputs that stock copies in a recording: not those at fixed addresses or results of graphs."""
-        fixed = set(self.ids_to_funcs[function_id].static_input_idxs)
-        return (value for index, value in enumerate(inputs) if index not in fixed and not self._is_result(value))
+        """Yield the inputs that stock copies in a recording: not those at fixed addresses or results of graphs."""
+        fixed = {*self.ids_to_funcs[function_id].static_input_idxs, *self._results_among(inputs)}
+        yield from (value for index, value in enumerate(inputs) if index not in fixed)
 
-    def _is_result(self, value: Any) -> bool:
-        """Return whether an input of the next call is a result of a graph of this iteration."""
+    def _results_among(self, inputs: Sequence[Any]) -> list[int]:
+        """Return which inputs of the next call are results of graphs of this iteration."""
         node = self.current_node
-        return node is not None and isinstance(value, torch.Tensor) and node._is_cuda_graph_recorded_tensor(value)
+        if node is None or not (made := addresses(node)):
+            return []
+        tensors = ((index, value) for index, value in enumerate(inputs) if isinstance(value, torch.Tensor))
+        return [index for index, value in tensors if value.untyped_storage().data_ptr() in made]
 
     def _end_failed_capture(self, replayed: bool, in_cusolver: bool) -> None:
         if replayed:
@@ -397,24 +402,13 @@ class EncoreManager(CUDAGraphTreeManager):
         function.ran_without_graph(reason)
         self._ran_uncaptured = self._took_part = True
 
-    def _kept_for_a_failure(self, inputs: Sequence[Any], mutated: Collection[int]) -> list[tuple[Any, bool]]:
-        """Return inputs to run on if the recording fails, each with whether it must be copied first.
-
-        Results of earlier graphs are not referenced: they must die during the recording, as they do in replays. An
-        input that the function writes is not copied: it is written at its address.
-        """
-        return [
-            (self.current_node.borrowed(value), index not in mutated) if self._is_result(value) else (value, False)
-            for index, value in enumerate(inputs)
-        ]
-
     def _not_recorded_again(self, function_id: Any, inputs: list[Any]) -> str | None:
         """Return why a call runs without a graph instead of being recorded; None where it may be recorded.
 
         Inputs that came to a third address become ordinary inputs of the next recording if they can be copied.
         """
         function, wrapped = self._function(function_id), self.ids_to_funcs[function_id]
-        by_call = moved_inputs.by_call(self.nodes(), function)
+        by_call = moved_inputs.by_call(function)
         recorded = by_call[moved_inputs.calls_on_path(self.current_node, function) + 1]
         if ordinary := moved_inputs.can_be_copied(inputs, wrapped, recorded, self.cuda_graphs_thread_pool):
             static = [index for index in wrapped.static_input_idxs if index not in ordinary]

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -80,15 +80,14 @@ def calls_on_path(node: Any, function: RecordableFunction) -> int:
     return sum(1 for one in path if one.function is function)
 
 
-def by_call(nodes: Iterable[EncoreNode], function: RecordableFunction) -> defaultdict[int, list[EncoreNode]]:
+def by_call(function: RecordableFunction) -> defaultdict[int, list[EncoreNode]]:
     """Return the recordings of a function, by the number of the call in an iteration that they were made for.
 
     Earlier functions of the path may have several recordings, so those for one call may have different parents.
     """
     found = defaultdict(list)
-    for one in nodes:
-        if one.function is function:
-            found[calls_on_path(one, function)].append(one)
+    for one in function.nodes():
+        found[one.call_number].append(one)
     return found
 
 
@@ -113,7 +112,7 @@ def against_one_more_recording(
         siblings: its recordings at this node of the tree.
         copied_out: whether it is a backward whose forward's results may be copied out of graph memory.
     """
-    function, fixed = wrapped.model, set(wrapped.static_input_idxs)
+    function, fixed = wrapped.model, frozenset(wrapped.static_input_idxs if siblings else ())
     away = [one for one in siblings if not fixed.isdisjoint(one.moved_inputs(inputs)) and has_moved_away(one)]
     seldom = sum(one.replays for one in away) < REPLAYS_OF_USEFUL_RECORDINGS * len(away)
     if has_many(recorded, function) or (len(away) >= MOST_RECORDINGS and seldom):

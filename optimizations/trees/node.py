@@ -55,7 +55,6 @@ from optimizations.trees.results import Results
 from optimizations.uncollected import uncollected
 
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
-StorageWeakRef: Any = torch_internals.cudagraph_trees.StorageWeakRef
 _forward_mode: Any = torch_internals.forward_ad
 _stocks_copy = CUDAGraphNode._copy_inputs_and_remove_from_src
 
@@ -121,7 +120,7 @@ class EncoreNode(CUDAGraphNode):
         self.tracker: AddressTracker | None = None
         self.session: Session | None = None
         self._returned_to_caller: dict[int, Any] = {}
-        self._fixed_storages: list[Any] = []
+        self._fixed_storages: list[weakref.ref[torch.UntypedStorage]] = []
         self._in_place: frozenset[int] = frozenset()
         self._copying: bool | None = None
         self._copies: tuple[list[int], list[int], list[torch.Tensor], bool] | None = None
@@ -191,10 +190,10 @@ class EncoreNode(CUDAGraphNode):
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
         register_generators(self.graph, inputs, self.device)
         fixed = {index: inputs[index] for index in self._tensors(self.non_managed_static_input_idxs)}
-        managed = {index: weakref.ref(inputs[index]) for index in self._tensors(self.cudagraph_managed_idxs)}
+        managed = {index: weakref.ref(inputs[index]) for index in self.cudagraph_managed_idxs}
         # By storage, not by address: an output may reuse the memory of an input that died during the capture.
         placeholders = {
-            index: StorageWeakRef(inputs[index].untyped_storage()) for index in self._tensors(self.non_static_input_idx)
+            index: weakref.ref(inputs[index].untyped_storage()) for index in self._tensors(self.non_static_input_idx)
         }
         self._log = self._launch_log(inputs)
         if self._log is not None:
@@ -202,14 +201,15 @@ class EncoreNode(CUDAGraphNode):
         # Stock requires each input that is not static to be in the pool before a capture. One without a placeholder is
         # not, and is never returned as an output, because only Triton kernels use it.
         stocks: Any = self.wrapped_function
-        static = [*stocks.static_input_idxs, *self._without_placeholder]
-        self.wrapped_function = dataclasses.replace(stocks, static_input_idxs=static)
+        if self._without_placeholder:
+            static = [*stocks.static_input_idxs, *self._without_placeholder]
+            self.wrapped_function = dataclasses.replace(stocks, static_input_idxs=static)
         try:
             with uncollected(), in_order(self.stream):
                 outputs = super()._record(model, inputs)
         finally:
             self.wrapped_function = stocks
-        self._fixed_storages = [StorageWeakRef(value.untyped_storage()) for value in fixed.values()]
+        self._fixed_storages = [weakref.ref(value.untyped_storage()) for value in fixed.values()]
         self.results.recorded(outputs, fixed, managed, placeholders)
         return outputs
 
@@ -285,7 +285,7 @@ class EncoreNode(CUDAGraphNode):
             graph=self.graph,
             inputs=self.reconstructed_inputs,
             copied=sorted([*self._tensors(self._copied), *self._without_placeholder]),
-            written=[index for index in self._tensors(self.non_managed_static_input_idxs) if index in mutated],
+            written=self._tensors(index for index in self.non_managed_static_input_idxs if index in mutated),
             returned=self.results.shared_copied,
             pool=self.cuda_graphs_pool,
             seconds=seconds,
@@ -407,9 +407,14 @@ class EncoreNode(CUDAGraphNode):
             if isinstance(inputs[index], torch.Tensor) and inputs[index].data_ptr() != recorded[index]
         ]
 
+    @functools.cached_property
+    def call_number(self) -> int:
+        """Return which of its function's calls in an iteration it was made for, counted from 1."""
+        return sum(one.function is self.function for one in self._path_from_root)
+
     def may_come_back(self) -> bool:
         """Return whether all inputs at fixed addresses of the recording are alive, so a call may pass them again."""
-        return not any(storage.expired() for storage in self._fixed_storages)
+        return all(storage() is not None for storage in self._fixed_storages)
 
     def run_graph(self) -> None:
         branches = self.session.branches if self.session is not None else None
@@ -519,11 +524,8 @@ class EncoreNode(CUDAGraphNode):
 
     # Tensors over memory that they do not own
 
-    @staticmethod
-    def _tensor_metadata(x: torch.Tensor, ignore_storage_offset: bool = False) -> dict[str, Any]:
-        """Return what stock does, with the offset of inputs too: some are read at their address after the recording."""
-        metadata: dict[str, Any] = CUDAGraphNode._tensor_metadata(x, ignore_storage_offset=ignore_storage_offset)
-        return metadata
+    # As stock does, with the offset of inputs too: some are read at their address after the recording.
+    _tensor_metadata = staticmethod(functools.partial(CUDAGraphNode._tensor_metadata, ignore_storage_offset=False))
 
     def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the same metadata and address that does not own its memory."""

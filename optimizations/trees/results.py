@@ -107,7 +107,7 @@ class Results:
         outputs: Sequence[Any],
         fixed: Mapping[int, torch.Tensor],
         managed: Mapping[int, weakref.ref[torch.Tensor]],
-        placeholders: Mapping[int, Any],
+        placeholders: Mapping[int, weakref.ref[torch.UntypedStorage]],
     ) -> None:
         """Store what a function returned in its capture, and release its inputs. Notes in `returned`.
 
@@ -142,13 +142,12 @@ class Results:
         self._empty = [p for p, one in candidates if one is not None and not one.untyped_storage().data_ptr()]
         for place in self._empty:
             static[place] = _empty_like(static[place])
-        copied = {reference.cdata: index for index, reference in placeholders.items()}
+        alive = ((index, reference()) for index, reference in placeholders.items())
+        copied = {storage._cdata: index for index, storage in alive if storage is not None and storage.data_ptr()}
         in_copied = [
             in_placeholder(place, output, index, node.reconstructed_inputs[index])
-            for place, output in enumerate(outputs)
-            if isinstance(output, torch.Tensor)
-            and output.untyped_storage().data_ptr()
-            and (index := copied.get(output.untyped_storage()._cdata)) is not None
+            for place, output in enumerate(outputs if copied else ())
+            if isinstance(output, torch.Tensor) and (index := copied.get(output.untyped_storage()._cdata)) is not None
         ]
         self.shared_copied = frozenset(one.input for one in in_copied)
         self.returned_copied = ReturnedInPlace([one for one in in_copied if self._function.code().returns(one.input)])

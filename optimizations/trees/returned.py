@@ -21,7 +21,9 @@ written.
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,16 +76,21 @@ def found_in(
         passed_on: by position, the index of an input that is a result of an earlier graph and an output of this one.
     """
     same = {id(value): index for index, value in fixed.items()}
-    near: dict[int, dict[int, int]] = {}
-    for index, value in fixed.items():
-        near.setdefault(value.untyped_storage()._cdata, {})[index] = _offset_bytes(value)
+
+    @functools.cache
+    def starts_in_storages() -> Mapping[int, Mapping[int, int]]:
+        near: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        for index, value in fixed.items():
+            near[value.untyped_storage()._cdata][index] = _offset_bytes(value)
+        return near
+
     found = [InPlace(place, index, is_input=True) for place, index in passed_on.items()]
     for place, output in enumerate(outputs):
         if output is None:
             continue
         if id(output) in same:
             found.append(InPlace(place, same[id(output)], is_input=True))
-        elif output.untyped_storage().data_ptr() and (starts := near.get(output.untyped_storage()._cdata)):
+        elif (storage := output.untyped_storage()).data_ptr() and (starts := starts_in_storages().get(storage._cdata)):
             start = _offset_bytes(output)
             # Of the inputs in its storage, the last that begins before it contains it.
             owner = max(starts, key=lambda index: (starts[index] <= start, starts[index]))
@@ -101,13 +108,10 @@ def in_placeholder(place: int, output: torch.Tensor, index: int, placeholder: to
 def repeated(outputs: Sequence[Any]) -> list[tuple[int, int]]:
     """Return positions of repeated tensors, each with the first one. Note [Results that a backward reads]."""
     first: dict[int, int] = {}
-    for place, output in enumerate(outputs):
-        if isinstance(output, torch.Tensor):
-            first.setdefault(id(output), place)
     return [
-        (place, first[id(output)])
+        (place, earlier)
         for place, output in enumerate(outputs)
-        if isinstance(output, torch.Tensor) and first[id(output)] != place
+        if isinstance(output, torch.Tensor) and (earlier := first.setdefault(id(output), place)) != place
     ]
 
 
