@@ -20,6 +20,7 @@ from optimizations.concurrency import branches as branches_module
 from optimizations.concurrency.launch_log import LaunchLog, Logged
 from optimizations.concurrency.order import Launch, LaunchOrder
 from optimizations.graph.host import AddressPlace, HostUpdates
+from optimizations.report.concurrency import ConcurrencyReport
 
 
 class Towers(nn.Module):
@@ -69,16 +70,23 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def compared(
-    optimizer: Callable[..., torch.optim.Optimizer], calls: int = 24, kind: type[nn.Module] = Towers
-) -> tuple[GraphedStep, CpuDevice]:
+    optimizer: Callable[..., torch.optim.Optimizer],
+    calls: int = 24,
+    kind: type[nn.Module] = Towers,
+    race: Any = None,
+    concurrency: Any = "auto",
+) -> tuple[GraphedStep, CpuDevice, ConcurrencyReport]:
     """A step with branches on these calls, whose losses and parameters must be those of eager."""
     (eager, theirs), (step, mine) = training(optimizer, kind), training(optimizer, kind)
     device = CpuDevice()
-    graphed = GraphedStep(step, device=device, concurrency="auto")
+    device.race = race or device.race
+    graphed = GraphedStep(step, device=device, concurrency=concurrency)
     for batch in batches(calls):
         assert torch.equal(graphed(*batch), eager(*batch))
     assert all(map(torch.equal, mine.state_dict().values(), theirs.state_dict().values()))
-    return graphed, device
+    (recording,) = graphed.report().recordings
+    assert recording.concurrency is not None
+    return graphed, device, recording.concurrency
 
 
 def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:
@@ -87,38 +95,26 @@ def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("optimizer", [sgd, torch.optim.SGD], ids=["single", "lists"])
 def test_step_is_bit_identical_in_every_allowed_order(optimizer: Any) -> None:
-    graphed, device = compared(optimizer)
-    (recording,) = graphed.report().recordings
-    assert recording.concurrency is not None
-    assert recording.concurrency.decision == "branches", recording.concurrency
-    assert recording.concurrency.width >= 3
-    assert recording.concurrency.longest_path < recording.concurrency.launches
+    _, device, report = compared(optimizer)
+    assert report.decision == "branches" and report.width >= 3 and report.longest_path < report.launches, report
     (graph,) = [one for one in device.graphs if one.valid]
     assert len(graph.orders) > 10
 
 
 def test_batch_statistics_are_written_in_order() -> None:
-    graphed, _ = compared(sgd, kind=SharedStatistics)
-    (recording,) = graphed.report().recordings
-    assert recording.concurrency is not None and recording.concurrency.decision == "branches"
+    assert compared(sgd, kind=SharedStatistics)[-1].decision == "branches"
 
 
-def test_missing_edges_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("run", [lambda: compared(sgd), lambda: trained("auto")], ids=["step", "callables"])
+def test_missing_edges_are_noticed(run: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LaunchOrder, "node_edges", lambda order: [])
     with pytest.raises(AssertionError):
-        compared(sgd)
+        run()
 
 
 def test_steps_stay_chains_without_the_option() -> None:
-    step, _ = training(sgd)
-    device = CpuDevice()
-    graphed = GraphedStep(step, device=device, concurrency="off")
-    for batch in batches(6):
-        graphed(*batch)
-    (recording,) = graphed.report().recordings
-    assert recording.concurrency is not None
-    assert (recording.concurrency.decision, recording.concurrency.launches) == ("chain", 0)
-    assert "'off'" in recording.concurrency.reason
+    *_, report = compared(sgd, 6, concurrency="off")
+    assert (report.decision, report.launches) == ("chain", 0) and "'off'" in report.reason
 
 
 def test_error_while_ordering_launches_keeps_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +122,8 @@ def test_error_while_ordering_launches_keeps_the_chain(monkeypatch: pytest.Monke
         raise ValueError("the launches do not follow one another")
 
     monkeypatch.setattr(branches_module, "order_launches", fails)
-    graphed, device = compared(sgd, calls=8)
-    (recording,) = graphed.report().recordings
-    assert recording.concurrency is not None
-    assert recording.concurrency.decision == "chain"
-    assert "do not follow" in recording.concurrency.reason
+    _, device, report = compared(sgd, calls=8)
+    assert report.decision == "chain" and "do not follow" in report.reason
     assert all(one.launched_edges is None for one in device.graphs)
 
 
@@ -146,15 +139,8 @@ def test_chain_is_used_where_it_is_faster() -> None:
             self.winner = None if self.turns else "chain"
             return result
 
-    (eager, _), (step, _) = training(sgd), training(sgd)
-    device = CpuDevice()
-    device.race = ChainWins
-    graphed = GraphedStep(step, device=device, concurrency="auto")
-    for batch in batches(10):
-        assert torch.equal(graphed(*batch), eager(*batch))
-    (recording,) = graphed.report().recordings
-    assert recording.concurrency is not None
-    assert (recording.concurrency.decision, recording.concurrency.chain_us) == ("chain", 10.0)
+    _, device, report = compared(sgd, 10, race=ChainWins)
+    assert (report.decision, report.chain_us) == ("chain", 10.0)
     (graph,) = [one for one in device.graphs if one.valid]
     assert graph.launched_edges is not None
     assert graph.launched_edges == {(index, index + 1) for index in range(len(graph.nodes()) - 1)}
@@ -186,7 +172,7 @@ def test_collectives_keep_the_chain() -> None:
 
 
 def test_disabled_graph_is_not_launched() -> None:
-    graphed, _ = compared(sgd, calls=8)
+    graphed, *_ = compared(sgd, calls=8)
     (recording,) = graphed._recorder.recordings.tried
     assert recording.side_by_side.branches is not None
     recording.side_by_side.branches.unusable = "its edges could not be put back"
@@ -229,12 +215,6 @@ def test_callables_are_bit_identical_in_every_order() -> None:
     assert [one.decision for one in found if one is not None] == ["branches", "branches"], found
     assert all(one is not None and one.longest_path < one.launches for one in found)
     assert max(len(one.orders) for one in device.graphs) > 10
-
-
-def test_missing_edges_of_callables_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LaunchOrder, "node_edges", lambda order: [])
-    with pytest.raises(AssertionError):
-        trained("auto")
 
 
 def test_callables_stay_chains_without_the_option() -> None:
