@@ -21,7 +21,7 @@ from optimizations.capture.step.observer import storage
 from optimizations.capture.step.source_lines import line_with
 from optimizations.capture.step.surroundings import ambient
 from optimizations.report.steps import Refusal
-from optimizations.torch_internals.tensor_guard import same_metadata
+from optimizations.torch_internals.tensor_guard import same_if_distinct, same_metadata
 
 DDP_WARM_UP = 11
 """Calls that DistributedDataParallel needs before a capture: it rebuilds its buckets and times itself until then
@@ -54,7 +54,8 @@ class Arguments:
 
         `tensors` are of a call with the same signature: the check in C++ includes settings such as autocast.
         """
-        self._same_metadata, self._settings = same_metadata(tensors), ambient()
+        same = same_if_distinct if self.distinct else same_metadata
+        self._same_metadata, self._settings = same(tensors), ambient()
 
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """Return the values at the places of tensors; None if the structure differs."""
@@ -70,7 +71,7 @@ class Arguments:
         found = self._taken(args, kwargs)
         if found is None or not self._same_metadata(tuple(found)):
             return None
-        if len(set(map(id, found))) < len(found) if self.distinct else alias_pattern(found) != self._aliases:
+        if not self.distinct and alias_pattern(found) != self._aliases:
             return None
         return found if ambient() == self._settings else None
 

@@ -58,8 +58,8 @@ from optimizations.weak_registry import WeakRegistry
 
 TURNS = 8
 """With many gradients, address, metadata and views of each are compared once in this number of launches."""
-FEW = 32
-"""Least number of gradients that are compared before each launch."""
+MANY = 64
+"""Least number of gradients that are compared in turn."""
 SMALL = 1 << 20
 """Bytes. PyTorch's allocator has separate segments for blocks up to this size."""
 _ALIGNMENT = 512
@@ -119,26 +119,36 @@ def held(name: str) -> Refusal:
     )
 
 
+def _may_find(use: Use, gradient: torch.Tensor | None) -> bool:
+    """Return whether a call with this use may find such a gradient."""
+    return use is Use.DROPPED or (gradient is None) == (use is Use.ABSENT)
+
+
 class GradientReferences:
     """Count the references to a group of gradients and to their storages. Note [Gradients that the program references].
 
     A program that replaces the memory of gradients (`.data =`), or changes their layout, does so for all of them. So if
     a recording has several groups, one of them is compared before each launch.
 
+    Args:
+        among: the gradients of all groups that were made together, this one's among them.
+        sharing: the number of gradients that lie in a storage, by the storage's address in C++.
+
     Attributes:
         tensors: the gradients.
         index: the place of each, by its id.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], sharing: Mapping[int, int]) -> None:
-        """`sharing`: the number of gradients that lie in a storage, by the storage's address in C++."""
-        self.tensors = tuple(tensors)
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], among: tuple[torch.Tensor, ...], sharing: Mapping[int, int]
+    ) -> None:
+        self._listed, self._among = list(tensors), among
+        self.tensors = tuple(self._listed)  # never `among` itself: each counts as a reference
         self.index = {id(one): index for index, one in enumerate(tensors)}
         self._storages = tuple([one.untyped_storage() for one in tensors])
         self._cells = [one._cdata for one in self._storages]
         self._others = [sharing[cell] - 1 for cell in self._cells]
         self._places, self._addresses = list(range(len(tensors))), [one.data_ptr() for one in tensors]
-        self._listed = list(tensors)
         self._if_bound: tuple[list[int], ...] | None = None
         _groups.add(self)
 
@@ -146,27 +156,29 @@ class GradientReferences:
         """Return whether the addresses are unchanged."""
         return torch_internals.data_ptrs_equal(self._listed, self._addresses, self._places)
 
-    def are_in_one_grad(self) -> bool:
-        """Return whether Python refers to the objects as if each were in one `.grad` only. Views are not counted."""
-        return _references_to(self.tensors).count(_counts_when(is_bound=True)[0]) == len(self.tensors)
-
     def only_encore_refers(self) -> bool:
-        """Return whether each, and its storage, is referenced by one `.grad` and by Encore only."""
+        """Return whether each, and its storage, is referenced by one `.grad` and by Encore only.
+
+        Of the gradients of other groups only Python's references are counted.
+        """
         if self._if_bound is None:
             counts = [self._expected(others, is_bound=True) for others in self._others]
-            self._if_bound = tuple([[one[kind] for one in counts] for kind in range(4)])
-        return self._counts() == self._if_bound
+            self._if_bound = tuple([[one[kind] for one in counts] for kind in (1, 2, 3)])
+        in_one_grad = _references_to(self._among).count(_counts_when(is_bound=True)[0])
+        return in_one_grad == len(self._among) and self._counts_but_objects() == self._if_bound
 
     def referenced(self, bound: Collection[int]) -> list[int]:
         """Return the ids of those that are referenced outside Encore. Each one in `bound` (ids) is in one `.grad`."""
-        counts = zip(self.index, zip(*self._counts(), strict=True), self._others, strict=True)
+        counts = zip(self.index, self._counts(), self._others, strict=True)
         return [key for key, now, others in counts if now != self._expected(others, is_bound=key in bound)]
 
-    def _counts(self) -> tuple[list[int], ...]:
-        """Return what Python holds of the objects and C++ of the tensors, then what both hold of the storages."""
-        of_storages, of_objects = storage_counts(self._cells, self._storages)
-        of_tensors = list(map(torch_internals.tensor_use_count, self.tensors))
-        return _references_to(self.tensors), of_tensors, of_storages, of_objects
+    def _counts(self) -> list[tuple[int, ...]]:
+        """Return for each what Python holds of the object, and the other counts."""
+        return list(zip(_references_to(self.tensors), *self._counts_but_objects(), strict=True))
+
+    def _counts_but_objects(self) -> tuple[list[int], ...]:
+        """Return what C++ holds of the tensors, then what C++ and Python hold of the storages."""
+        return list(map(torch_internals.tensor_use_count, self.tensors)), *storage_counts(self._cells, self._storages)
 
     @staticmethod
     def _expected(others: int, is_bound: bool) -> tuple[int, ...]:
@@ -184,21 +196,21 @@ def _references_to(kept: Sequence[object]) -> list[int]:
     return list(map(sys.getrefcount, kept))
 
 
-def _grouped(tensors: Sequence[torch.Tensor]) -> list[GradientReferences]:
-    """Return these gradients in at most `TURNS` groups."""
-    sharing = Counter(one.untyped_storage()._cdata for one in tensors)
-    turns = min(TURNS, len(tensors) // FEW) or 1
-    return [GradientReferences(tensors[turn::turns], sharing) for turn in range(turns)]
+def _grouped(among: tuple[torch.Tensor, ...]) -> list[GradientReferences]:
+    """Return these gradients in one group, or in `TURNS` groups if there are `MANY`."""
+    sharing = Counter(one.untyped_storage()._cdata for one in among)
+    turns = TURNS if len(among) >= MANY else 1
+    return [GradientReferences(among[turn::turns], among, sharing) for turn in range(turns)]
 
 
 @functools.cache
 def _counts_when(is_bound: bool) -> tuple[int, ...]:
     """Return the four counts of a gradient that only Encore and, if `is_bound`, a `.grad` reference."""
     with torch.inference_mode(False):
-        (sample,) = _grouped([torch.zeros(1, device="cpu")])
+        (sample,) = _grouped((torch.zeros(1, device="cpu"),))
         parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
         parameter.grad = sample.tensors[0] if is_bound else None
-        (counts,) = zip(*sample._counts(), strict=True)
+        (counts,) = sample._counts()
         return counts
 
 
@@ -207,7 +219,7 @@ def own(gradients: Sequence[torch.Tensor | None]) -> list[Owned | None]:
     groups = _groups.alive()  # once: another thread may free one
     known = {key for group in groups for key in group.index}
     new = {id(one): one for one in gradients if one is not None and id(one) not in known}
-    groups += _grouped(list(new.values()))
+    groups += _grouped(tuple(new.values()))
     owners = {key: (group, index) for group in groups for key, index in group.index.items()}
     return [None if one is None else owners[id(one)] for one in gradients]
 
@@ -243,12 +255,11 @@ class _Bound:
     ) -> None:
         self.places, self.parameters = places, tuple([parameters[index] for index in places])
         wanted = [gradients[index] for index in places]
-        self.owned = own(wanted)
-        self._same = same_gradients(self.parameters, wanted)
+        self.owned, self._ids = own(wanted), list(map(id, wanted))
 
     def holds(self) -> bool:
         """Return whether each parameter has the very gradient."""
-        return not self.parameters or self._same(self.parameters)
+        return not self.places or list(map(id, map(_get, self.parameters))) == self._ids
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the gradients that are not None."""
@@ -256,8 +267,8 @@ class _Bound:
 
     def moved(self) -> dict[int, int]:
         """Return which of the parameters have another gradient, with the id of the one that they are to have."""
-        now, wanted = list(map(id, map(_get, self.parameters))), list(map(id, self.tensors()))
-        return {index: key for index, (there, key) in enumerate(zip(now, wanted, strict=True)) if there != key}
+        now = map(id, map(_get, self.parameters))
+        return {index: key for index, (there, key) in enumerate(zip(now, self._ids, strict=True)) if there != key}
 
     def put(self) -> None:
         """Set the gradient of each parameter."""
@@ -292,18 +303,20 @@ class Gradients:
     ) -> None:
         after = _without_bases(before, after)
         _check(names, before, after, uses)
-        self.parameters, self._names = tuple(parameters), names
+        self.parameters, self._names, self._uses = tuple(parameters), names, uses
         places = range(len(self.parameters))
         needed = [index for index in places if uses[index] is Use.NEEDED]
         changed = [index for index in places if after[index] is not before[index]]
         mine = {id(one): one for index in changed if (one := after[index]) is not None and made(one)}
-        self._mine, self._turn = _grouped(list(mine.values())), 0
+        self._mine, self._turn = _grouped(tuple(mine.values())), 0
         self._of_mine = {id(one): names[index] for index in places if id(one := after[index]) in mine}
-        self._present = tuple([self.parameters[index] for index in places if uses[index] is Use.LEFT_ALONE])
-        self._stays = [use in (Use.LEFT_ALONE, Use.NEEDED) for use in uses]
-        self._absent = _Bound(self.parameters, before, [index for index in places if uses[index] is Use.ABSENT])
         self._before = _Bound(self.parameters, before, needed)
         self._after = _Bound(self.parameters, after, sorted({*needed, *changed}))
+        triples = list(zip(before, after, uses, strict=True))
+        # Gradients as a launch leaves them; and whether the next launch may begin with these.
+        left = [None if use is Use.LEFT_ALONE else id(new) for _, new, use in triples]
+        self._are_left = same_gradients(self.parameters, left)
+        self._repeats = all(use is Use.DROPPED or new is old for old, new, use in triples)
         stays = [after[index] is before[index] for index in needed]
         found = zip(filter(None, self._before.owned), stays, strict=True)
         self._written = [one for one, stay in found if stay and written(_tensor(one))]
@@ -314,7 +327,8 @@ class Gradients:
 
     def stay(self, before: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Return the gradients from before the captured call that a launch needs; None for dropped ones."""
-        return [one if stays else None for one, stays in zip(before, self._stays, strict=True)]
+        stays = (Use.LEFT_ALONE, Use.NEEDED)
+        return [one if use in stays else None for one, use in zip(before, self._uses, strict=True)]
 
     def written(self) -> list[torch.Tensor]:
         """Return gradients that a launch accumulates into, whose versions must be incremented."""
@@ -329,15 +343,20 @@ class Gradients:
         group = self._groups[index]
         return group.unmoved() and self._metadata[index].same(group.tensors)
 
-    def fit(self) -> bool:
-        """Return whether the same parameters as in the recording have gradients, with unchanged memory and metadata."""
-        if not self._absent.holds() or (self._present and any(_get(one) is None for one in self._present)):
+    def fit(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether the same parameters as in the recording have gradients, with unchanged memory and metadata.
+
+        `tensors`: the inputs of the call. A gradient that has to be copied may not lie in one.
+        """
+        self._is_published = self._are_left(self.parameters)
+        repeats = self._is_published and self._repeats
+        if not (repeats or all(map(_may_find, self._uses, gradients(self.parameters)))):
             return False
+        self._in_place = repeats or self._before.holds()
         self._turn = (self._turn + 1) % len(self._mine)
-        if not self._is_unchanged(self._turn):  # its own groups are the first ones
-            return False
-        self._in_place = self._before.holds()
-        return not self._before.places or (not self.lost() and (self._in_place or self._can_be_copied()))
+        if not self._before.places:
+            return self._is_unchanged(self._turn)  # its own groups are the first ones
+        return not self.lost() and (self._in_place or (self._can_be_copied() and not self.shared_with(tensors)))
 
     def _can_be_copied(self) -> bool:
         """Return whether the current gradients can be copied to those that the graph reads."""
@@ -363,16 +382,19 @@ class Gradients:
         places = MemoryRanges(memory(filter(is_plain, there)))
         return any(places.overlap(one.data_ptr(), size_bytes(one)) for one in tensors)
 
-    def held(self) -> str | None:
-        """Return the name of a parameter whose gradient the program references and a launch would overwrite."""
-        self._is_published = self._after.holds()
-        alone = self._is_published and self._mine[self._turn].only_encore_refers()
-        if not (alone and (len(self._mine) == 1 or all(map(GradientReferences.are_in_one_grad, self._mine)))):
+    def held(self, *, fits: bool = False) -> str | None:
+        """Return the name of a parameter whose gradient the program references and a launch would overwrite.
+
+        `fits`: `fit` compared the gradients of this call.
+        """
+        if not fits:
+            self._is_published, self._in_place = self._are_left(self.parameters), self._before.holds()
+        if not (self._is_published and self._mine[self._turn].only_encore_refers()):
             bound = set(map(id, gradients(self.parameters)))
             for group in self._mine:
                 for key in group.referenced(bound):
                     return self._of_mine[key]
-        if self._in_place or self._before.holds():
+        if self._in_place:
             return None
         # No list of gradients may be alive here: its references would be counted.
         moved = self._before.moved()

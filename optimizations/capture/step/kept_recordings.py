@@ -89,16 +89,17 @@ class KeptRecordings:
         self.drop([one for one in self.tried if is_gone(one.key)])
 
     def referenced_gradient(self, recording: Recording) -> str | None:
-        """Return a parameter whose gradient the program references and this recording may overwrite, by name.
+        """Return a parameter whose gradient the program references and this recording, which fits, may overwrite.
 
         Recordings that share a pool may overwrite gradients of each other: that memory was free during their captures.
         """
-        if len(self.tried) == 1 and not self._outlived:
-            return recording.gradients.held()
+        name = recording.gradients.held(fits=True)
+        if name is not None or (len(self.tried) == 1 and not self._outlived):
+            return name
         self._outlived = [(pool, one) for pool, one in self._outlived if one.held() is not None]
         others = [one.gradients for one in self.tried if one.pool == recording.pool and one is not recording]
         others += [one for pool, one in self._outlived if pool == recording.pool]
-        return next((name for one in [recording.gradients, *others] if (name := one.held()) is not None), None)
+        return next((name for one in others if (name := one.held()) is not None), None)
 
     def drop_idle(self) -> bool:
         """Free a recording that was not replayed while the latest one was replayed often. Return whether there was one.

@@ -105,11 +105,12 @@ class Recording:
 
         `state`: what the step reaches now. Without it only the recorded containers are compared.
         """
-        if self.shares(tensors):
+        if self.written_memory.holds_one_of(tensors, self.inputs.sizes):
             return False
         if self.inputs.in_place and self.inputs.moved(tensors):
             return False
-        return (self.watch.unchanged() if state is None else self.watch.can_replay_in(state)) and self.gradients.fit()
+        unchanged = self.watch.unchanged() if state is None else self.watch.can_replay_in(state)
+        return unchanged and self.gradients.fit(tensors)
 
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether an input that is copied overlaps memory that the step writes.
@@ -121,7 +122,7 @@ class Recording:
     def moved_inputs(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Return inputs that moved from the address that the graph reads, if nothing else prevents a launch."""
         moved = self.inputs.moved(tensors)
-        return moved if moved and self.watch.unchanged() and self.gradients.fit() else []
+        return moved if moved and self.watch.unchanged() and self.gradients.fit(tensors) else []
 
     def is_over(self, state: HostState | None) -> bool:
         """Return whether the recording can never be used again: a tensor that it reads was replaced or moved.
