@@ -13,7 +13,6 @@ import pytest
 import torch
 from kinds import KINDS
 from kinds.world import Outcome, differences, eager, outcome
-from user_sessions import check_session
 
 import optimizations
 from optimizations import torch_internals
@@ -53,15 +52,3 @@ def test_program_equals_eager_or_fails_as_stock_does(name: str) -> None:
     assert not unlike_stock, f"unlike eager: {unlike_eager[:3]}; unlike stock: {unlike_stock[:3]}"
     if not KINDS[name].unlike_eager:
         pytest.xfail(f"stock is not like eager either: {unlike_eager[:3]}")
-
-
-ACTIONS = 60
-
-
-@pytest.mark.parametrize(("seed", "mark_steps"), [(11, False), (12, True), (13, False), (14, False)])
-def test_session_results_equal_eager(seed: int, mark_steps: bool) -> None:
-    forget()
-    # ATen's kernels: nothing is compiled by Triton, and what is computed is eager's. Inductor supposes that all their
-    # results are aligned, views of inputs too of which it knows that they are not.
-    with torch_internals.inductor_config.patch({"fallback_by_default": True, "alignment_asserts": False}):
-        check_session(seed, ACTIONS, device="cuda", mark_steps=mark_steps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 import warnings
 
 import pytest
@@ -64,6 +66,19 @@ def test_so_it_is_in_several_graphs(request: pytest.FixtureRequest, monkeypatch:
     assert not differences(found, expected)
     assert len(world.functions) > 1, "nothing was cut"
     assert world.cuda.replays
+
+
+TOGETHER = [name for name in ON_CPU if not KINDS[name].unlike_eager]
+
+
+@pytest.mark.parametrize(("seed", "lean"), [(1, True), (2, True), (3, False)])
+def test_programs_of_one_process_compute_eagers_results(compiled_on_cpu: CompiledOnCpu, seed: int, lean: bool) -> None:
+    """Graphs, recordings and live results of earlier programs are there when a program begins."""
+    names = random.Random(seed).sample(TOGETHER, 8)
+    compiled = functools.partial(torch.compile, backend="encore", options={"lean": lean})
+    for name in [*names, *names[:4]]:
+        assert not differences(outcome(name, "cpu", compiled), outcome(name, "cpu", eager)), (name, names)
+    assert compiled_on_cpu.cuda.replays
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Recordings of whole compiled programs that train as users do; and sessions, which compute eager's results."""
+"""Recordings of whole compiled programs that train as users do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.trees import nodes
 from torch import nn
-from user_sessions import check_session
 
 import optimizations
 from optimizations.trees import moved_inputs
@@ -84,15 +83,3 @@ def test_forwards_with_a_live_last_result_stop_recording(
     torch.testing.assert_close(held, net(values(19)))
     assert compiled_on_cpu.captures == [6]
     assert next(iter(optimizations.report()[0].uncaptured)).calls >= 12
-
-
-ACTIONS = 30
-
-
-@pytest.mark.parametrize(
-    ("seed", "lean", "mark_steps"), [(1, True, False), (2, True, True), (3, False, False), (4, True, False)]
-)
-def test_session_results_equal_eager(compiled_on_cpu: CompiledOnCpu, seed: int, lean: bool, mark_steps: bool) -> None:
-    check_session(seed, ACTIONS, lean=lean, mark_steps=mark_steps)
-    assert any(compiled_on_cpu.captures)
-    assert compiled_on_cpu.cuda.replays
