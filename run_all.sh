@@ -36,7 +36,7 @@ for word in "$@"; do
 done
 
 # What of the options of `encore run` takes no value: the word behind any other is no workload.
-flags=" --cold-compile-times --with-optimizer --warm-cache --quick --retry-failed --dry-run --report --json --help "
+flags=" --cold-compile-times --with-optimizer --warm-cache --quick --retry-failed --dry-run --report --help "
 
 # Sets `workloads` to the words among the arguments that are neither options nor their values.
 find_workloads() {

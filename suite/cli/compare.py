@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from suite.cli.console import JsonOption, console, print_json
+from suite.cli.console import console
 from suite.results.errors import WrongUse
 
 
@@ -33,19 +33,15 @@ def compare(
             help="How much slower a row must be to be a regression, as 5% or 0.05; half of it in a mean.",
         ),
     ] = "5%",
-    as_json: JsonOption = False,
 ) -> None:
     """Decide whether a run is slower than another; exit 1 if it is, 3 if that cannot be decided."""
     from suite.report.runs import load_runs
     from suite.report.two_runs.pairs import compare_runs
-    from suite.report.two_runs.text import print_terminal, to_json
+    from suite.report.two_runs.text import print_terminal
     from suite.results.store import find_run
 
     share = parse_share(threshold, "--threshold")
     older, newer = (load_runs([find_run(name) for name in names.split(",")]) for names in (base, new))
     made = compare_runs(older, newer, share)
-    if as_json:
-        print_json(to_json(made))
-    else:
-        print_terminal(made, console())
+    print_terminal(made, console())
     raise typer.Exit(made.exit_code)

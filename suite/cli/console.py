@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,7 +16,6 @@ from suite.results.errors import WrongUse
 if TYPE_CHECKING:
     from rich.console import Console
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 SizeOption = Annotated[Literal["full", "tiny"], typer.Option(help="Published size, or one small enough for tests.")]
 
 UNLIMITED = 100_000
@@ -36,11 +34,6 @@ def console(*, stderr: bool = False) -> Console:
     if not made.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=stderr, width=UNLIMITED)
     return made
-
-
-def print_json(value: Any) -> None:
-    """Print JSON for programs, on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 class Progress:

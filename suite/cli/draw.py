@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from suite.cli.console import JsonOption, Progress, SizeOption, print_json, say
+from suite.cli.console import Progress, SizeOption, say
 from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
 
 app = typer.Typer(no_args_is_help=True, help="Draw what a workload's CUDA graphs do.")
@@ -37,7 +37,6 @@ def graph(
     variant: Annotated[str | None, typer.Option(help="Variant of the workload.")] = None,
     size: SizeOption = "full",
     seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
-    as_json: JsonOption = False,
 ) -> None:
     """Draw a CUDA graph's branches over time, and name its longest path by kernel and line.
 
@@ -45,8 +44,7 @@ def graph(
     numbers of nodes.
     """
     from suite.draw import svg, text
-    from suite.draw.records import DrawnGraph, read_graphs
-    from suite.draw.records import as_json as saved_text
+    from suite.draw.records import DrawnGraph, as_json, read_graphs
     from suite.draw.timeline import timeline
     from suite.results.store import describe, write_atomically
 
@@ -61,7 +59,7 @@ def graph(
     else:
         raise WrongUse("name a workload (`encore list --workloads` shows them), or give --from FILE")
     if save is not None:
-        write_atomically(save, saved_text(graphs))
+        write_atomically(save, as_json(graphs))
         say(f"{describe(save)}: {_count(len(graphs))}")
     lines = [timeline(one) for one in graphs]
     for place, (one, line) in enumerate(zip(graphs, lines, strict=True), start=1):
@@ -70,10 +68,7 @@ def graph(
             path = drawing if len(graphs) == 1 else several
             write_atomically(path, svg.render(one, line))
             say(f"{describe(path)}: {one.title}")
-        if not as_json:
-            print(text.render(one, line), end="\n\n" if place < len(graphs) else "\n")
-    if as_json:
-        print_json([one.model_dump(mode="json") for one in graphs])
+        print(text.render(one, line), end="\n\n" if place < len(graphs) else "\n")
     if not graphs:
         say("encore: no CUDA graph was recorded")
     raise typer.Exit(EXIT_OK if any(one.concurrency.order for one in graphs) else EXIT_FINDING)

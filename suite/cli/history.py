@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from suite.cli.console import JsonOption, console, print_json
+from suite.cli.console import console
 from suite.results.errors import WrongUse
 
 
@@ -17,7 +16,6 @@ def record(
         list[str] | None,
         typer.Argument(metavar="[RUN]...", help="Finished runs; none: only renew the table.", show_default=False),
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Pack runs into results/recorded, add their rows to results/history.csv, and renew the table there."""
     from suite.report import frame
@@ -26,9 +24,6 @@ def record(
 
     packed = [store.describe(record_run(store.find_run(name), store.RECORDED, frame.HISTORY)) for name in runs or ()]
     renew_page(store.RECORDED)
-    if as_json:
-        print_json({"recorded": packed})
-        return
     for where in packed:
         print(f"{where}: recorded")
 
@@ -45,7 +40,6 @@ def history(
     ] = None,
     last: Annotated[int, typer.Option(min=1, metavar="N", help="How many commits to show.")] = 10,
     figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a figure of it, as PNG.")] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show a line for each workload: its speed-up in one recorded run after another."""
     import pandas as pd
@@ -62,9 +56,6 @@ def history(
     found = lines_of(pd.concat([frame.read_history(frame.HISTORY), *own]), mode, over, device, last)
     if figure is not None:
         store.write_atomically(figure, to_png(draw_history(found)))
-    if as_json:
-        print_json(asdict(found))
-        return
     console().print(to_table(found))
     if figure is not None:
         print(store.describe(figure))

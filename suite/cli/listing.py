@@ -1,9 +1,8 @@
-"""Make the tables and JSON of `encore list` and `encore env`."""
+"""Make the tables of `encore list` and `encore env`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -15,26 +14,6 @@ from suite.report.provenance import facts
 from suite.results.schema import Environment
 
 
-def as_json(workloads: Sequence[Workload], modes: Sequence[Mode]) -> dict[str, list[dict[str, Any]]]:
-    """Return what `encore list --json` prints: a key for each requested kind."""
-    listed: dict[str, list[dict[str, Any]]] = {}
-    if workloads:
-        listed["workloads"] = [
-            {name: getattr(workload, name) for name in _LISTED}
-            | {"tp_batch": workload.sharding.batch if workload.sharding else None}
-            for workload in workloads
-        ]
-    if modes:
-        listed["modes"] = [
-            {"name": mode.name, "summary": mode.summary, "baselines": list(mode.baselines)} for mode in modes
-        ]
-    return listed
-
-
-_LISTED = ("acronym", "name", "suite", "task", "batch", "dtype_policy", "variants", "sets", "parameters", "notes")
-"""Fields of a workload in `encore list --json`."""
-
-
 def tables(workloads: Sequence[Workload], modes: Sequence[Mode]) -> list[RenderableType]:
     """Return what `encore list` prints: a table for each kind, then what is special about some workloads."""
     listed: list[RenderableType] = []
@@ -42,7 +21,8 @@ def tables(workloads: Sequence[Workload], modes: Sequence[Mode]) -> list[Rendera
         table = Table("workload", "model", "suite", "task", "batch", "dtypes", "variants", "sets", box=None)
         for workload in workloads:
             several = (", ".join(workload.variants), ", ".join(workload.sets))
-            table.add_row(*(str(getattr(workload, name)) for name in _LISTED[:6]), *several)
+            plain = (workload.acronym, workload.name, workload.suite, workload.task, str(workload.batch))
+            table.add_row(*plain, workload.dtype_policy, *several)
         listed.append(table)
     if modes:
         table = Table("mode", "what it is", "compared with", box=None)
@@ -59,7 +39,6 @@ def tables(workloads: Sequence[Workload], modes: Sequence[Mode]) -> list[Rendera
 def environment_table(environment: Environment) -> Table:
     """Return what `encore env` prints."""
     table = Table(box=None, show_header=False)
-    packages = {"packages": f"{len(environment.packages)} (--json lists them)"}
-    for name, value in (facts(environment) | packages).items():
+    for name, value in facts(environment).items():
         table.add_row(name, value)
     return table

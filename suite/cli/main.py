@@ -20,7 +20,7 @@ from suite.cli import history as cli_history
 from suite.cli import micro as cli_micro
 from suite.cli import report as cli_report
 from suite.cli import run as cli_run
-from suite.cli.console import JsonOption, SizeOption, console, print_json, refuse_empty, say
+from suite.cli.console import SizeOption, console, refuse_empty, say
 from suite.results.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG_USE, EncoreError, WrongUse
 from suite.run.supervise import Interrupted, interruptible, kill_children
 
@@ -77,11 +77,10 @@ def options(
     """Take the options that stand before the command."""
 
 
-@app.command("list", epilog="Example: encore list --json")
+@app.command("list", epilog="Example: encore list --modes")
 def list_command(
     workloads: Annotated[bool, typer.Option("--workloads", help="Only workloads.")] = False,
     modes: Annotated[bool, typer.Option("--modes", help="Only modes.")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """List workloads and modes."""
     from models import registry
@@ -91,9 +90,6 @@ def list_command(
     both = workloads == modes
     chosen = list(registry.workloads().values()) if workloads or both else []
     chosen_modes = list(MODES.values()) if modes or both else []
-    if as_json:
-        print_json(listing.as_json(chosen, chosen_modes))
-        return
     for table in listing.tables(chosen, chosen_modes):
         console().print(table, "")
 
@@ -117,7 +113,6 @@ def explain(
     size: SizeOption = "full",
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for one JSON file per target.")] = None,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="Processor time that one target may take.")] = "15m",
-    as_json: JsonOption = False,
 ) -> None:
     """Show what keeps a model from CUDA graphs and what each call copies. Needs no GPU."""
     from suite.explain.run import explain_many
@@ -137,27 +132,21 @@ def explain(
         with closing(explain_many(wanted, out=out, timeout_s=timeout_s, say=say)) as explained:
             for number, (target, explanation) in enumerate(explained, start=1):
                 explanations.append(explanation)
-                if as_json or everything:
-                    line = f"{number} of {len(wanted)}: {target.label}: {summary(explanation)}"
-                    print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+                if everything:
+                    print(f"{number} of {len(wanted)}: {target.label}: {summary(explanation)}", flush=True)
                 else:
                     console().print(render(explanation))
     except Interrupted:
         say(f"interrupted: {len(explanations)} of {len(wanted)} are explained")
         raise
-    finally:
-        # What is finished is printed whatever ends this early: it took minutes.
-        if as_json and explanations:
-            print_json([explanation.model_dump(mode="json") for explanation in explanations])
     raise typer.Exit(EXIT_FINDING if any(explanation.error for explanation in explanations) else EXIT_OK)
 
 
-@app.command(epilog="Example: encore env --json")
+@app.command(epilog="Example: encore env --require-gpu")
 def env(
     require_gpu: Annotated[
         bool, typer.Option("--require-gpu", help="Only check for a GPU that can be used; exit 2 without one.")
     ] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Show what a run records of this machine."""
     from suite.cli import listing
@@ -166,8 +155,4 @@ def env(
     if require_gpu:
         print(gpu.require_gpu().info.name)
         return
-    record = environment.collect("none", ("encore", *sys.argv[1:]), {})
-    if as_json:
-        print_json(record.model_dump(mode="json"))
-    else:
-        console().print(listing.environment_table(record))
+    console().print(listing.environment_table(environment.collect("none", ("encore", *sys.argv[1:]), {})))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from suite.cli.console import JsonOption, print_json, say
+from suite.cli.console import say
 from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ def report(
             "or many commits old.",
         ),
     ] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Render tables, figures and report.html from results; exit 1 if the runs have no row."""
     from suite.results import store
@@ -69,16 +68,13 @@ def report(
         newest = store.newest_run(store.RUNS, store.RECORDED)
         found = [newest] if newest else []
     if only is not None:
-        _report_only(only, found, micro, out or report_folder(found), figures, recorded=recorded, as_json=as_json)
+        _report_only(only, found, micro, out or report_folder(found), figures, recorded=recorded)
         return
     if recorded and not found:
         say(f"nothing is recorded in {store.describe(store.RECORDED)}, so there is no report")
         return
     made = write_report(found, out, figures, readme, micro, recorded=recorded)
-    if as_json:
-        print_json(made.model_dump(mode="json"))
-    else:
-        print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
+    print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
     # What is missing is in the report; a program that goes on by the exit code must not take it for results.
     raise typer.Exit(EXIT_OK if made.cells else EXIT_FINDING)
 
@@ -124,7 +120,7 @@ def write_report(
 
 
 def _report_only(
-    names: str, runs: list[Path], micro: Path | None, out: Path, figures: Path | None, *, recorded: bool, as_json: bool
+    names: str, runs: list[Path], micro: Path | None, out: Path, figures: Path | None, *, recorded: bool
 ) -> None:
     """Write the figures and tables of these names, separated by commas, and print the tables as Markdown."""
     from suite.report.build import build_exhibits
@@ -135,9 +131,6 @@ def _report_only(
     if not wanted:
         raise WrongUse(f"--only names nothing; known: {', '.join(EXHIBITS)}")
     files, tables = build_exhibits(wanted, runs, out, figures, micro, recorded=recorded)
-    if as_json:
-        print_json({"files": [str(path) for path in files]})
-        return
     print(tables)
     for path in files:
         print(store.describe(path))

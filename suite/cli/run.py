@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from suite.cli.console import JsonOption, SizeOption, console, print_json, say, was_given
+from suite.cli.console import SizeOption, console, say, was_given
 from suite.cli.report import write_report
 from suite.results.errors import WrongUse
 from suite.settings import FULL, format_duration
@@ -107,7 +107,6 @@ def run(
         typer.Option("--dry-run", help="Only show what would be measured, and for how long. Needs no GPU."),
     ] = False,
     report: Annotated[bool, typer.Option("--report", help="Afterwards do `encore report` for this run.")] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Measure workloads in modes, each in processes of its own, and write rows to results/runs."""
     from models.registry import is_program
@@ -143,47 +142,31 @@ def run(
         tp=parse_degrees(tp) if tp is not None else None,
     )
     if dry_run:
-        _show_plan(*planned_jobs(request, console(stderr=True)), as_json=as_json)
+        _show_plan(*planned_jobs(request, console(stderr=True)))
         return
     finished = launch(request, console(stderr=True))
-    lines = _conclusions(finished.path, programs, as_json=as_json)
+    _print_conclusions(finished.path, programs)
     made = write_report([finished.path]) if report or programs else None
     if made:
         say(f"{describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
-    if as_json:
-        print_json(finished.summary() | lines | ({"report": describe(made.html)} if made else {}))
     raise typer.Exit(finished.exit_code)
 
 
-def _show_plan(jobs: Sequence[Job], modes: Sequence[str], seconds: Mapping[str, float], *, as_json: bool) -> None:
+def _show_plan(jobs: Sequence[Job], modes: Sequence[str], seconds: Mapping[str, float]) -> None:
     """Print the workloads that miss a mode, and how long each may take."""
     from rich.table import Table
 
-    rows = [(workload.acronym, variant, seconds[workload.acronym]) for workload, variant in jobs]
-    if as_json:
-        planned = [
-            {"workload": acronym, "variant": variant, "modes": modes, "expected_s": each_s}
-            for acronym, variant, each_s in rows
-        ]
-        print_json({"workloads": planned, "expected_s": sum(seconds.values())})
-        return
     table = Table("workload", "variant", "modes", "about", box=None, pad_edge=False)
-    for acronym, variant, each_s in rows:
-        table.add_row(acronym, variant, ", ".join(modes), format_duration(each_s))
+    for workload, variant in jobs:
+        table.add_row(workload.acronym, variant, ", ".join(modes), format_duration(seconds[workload.acronym]))
     table.add_row("all", "", "", format_duration(sum(seconds.values())))
     console().print(table)
 
 
-def _conclusions(path: Path, programs: list[str], *, as_json: bool) -> dict[str, dict[str, list[str]]]:
-    """Print six lines on each program of the user's own, or return them for `--json`."""
+def _print_conclusions(path: Path, programs: Sequence[str]) -> None:
+    """Print six lines on each program of the user's own."""
     from suite.report.conclusion import six_lines
     from suite.report.runs import load_run
 
-    if not programs:
-        return {}
-    run = load_run(path)
-    lines = {name: list(six_lines(run, name)) for name in programs}
-    if not as_json:
-        for name, found in lines.items():
-            print(name, *(f"  {line}" for line in found), sep="\n")
-    return {"conclusions": lines}
+    for name in programs:
+        print(name, *(f"  {line}" for line in six_lines(load_run(path), name)), sep="\n")

@@ -16,7 +16,7 @@ from suite.explain.records import TO_THE_END, Explanation, FxGraph, Lowering
 from suite.measure.modes import GRAPH_MODE
 
 MOST_ROWS = 16
-"""Longer lists are truncated; the JSON output has all entries."""
+"""Longer lists are truncated; the files of `--out` have all entries."""
 
 
 def render(explanation: Explanation) -> RenderableType:

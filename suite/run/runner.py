@@ -20,14 +20,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import JsonValue
-
 from models.registry import Workload
 from suite.measure.modes import Mode
 from suite.results.errors import EXIT_FINDING, EXIT_OK
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Grouping, Status
-from suite.results.store import describe
 from suite.run.blocks import measure_blocks
 from suite.run.group import Bench, GroupSession, do_not_fit
 from suite.run.member import Member, cell_of
@@ -60,16 +57,6 @@ class RunOutcome:
     @property
     def exit_code(self) -> int:
         return EXIT_FINDING if self.failed else EXIT_OK
-
-    def summary(self) -> dict[str, JsonValue]:
-        """Return a summary for `--json`."""
-        return {
-            "run": describe(self.path),
-            "cells": len(self.all_cells),
-            "new_cells": len(self.cells),
-            "failed": [{"workload": c.workload, "mode": c.mode, "status": c.status.value} for c in self.failed],
-            "not_started": list(self.not_started),
-        }
 
 
 def plan_jobs(workloads: Iterable[Job], modes: Sequence[Mode], size: str, done: Collection[Cell]) -> list[Job]:

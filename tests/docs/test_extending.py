@@ -74,7 +74,7 @@ def test_every_piece_of_the_document_is_placed() -> None:
 @pytest.mark.timeout(900)
 def test_the_command_of_the_document_measures_what_it_added(extended: Path) -> None:
     (command,) = re.findall(r"^encore (run DEMO .*)$", DOCUMENT, re.MULTILINE)
-    done = encore(extended, *command.split(), "--blocks", "5", "--out", str(extended / "run"), "--json")
+    done = encore(extended, *command.split(), "--blocks", "5", "--out", str(extended / "run"))
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (extended / "run" / "cells.jsonl").read_text().splitlines()]
     assert [(row["workload"], row["mode"], row["status"]) for row in rows] == [
@@ -92,6 +92,5 @@ def test_the_command_of_the_document_measures_what_it_added(extended: Path) -> N
 
 
 def test_the_workload_and_the_mode_are_listed(extended: Path) -> None:
-    listed = json.loads(encore(extended, "list", "--json").stdout)
-    assert "DEMO" in [workload["acronym"] for workload in listed["workloads"]]
-    assert "aot-eager" in [mode["name"] for mode in listed["modes"]]
+    listed = {line.split()[0] for line in encore(extended, "list").stdout.splitlines() if line.strip()}
+    assert {"DEMO", "aot-eager"} <= listed

@@ -68,10 +68,10 @@ def encore(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_program_in_packages_of_encores_names_is_explained(project: Path) -> None:
-    done = encore(project, "explain", "models.net:make", "--json")
+def test_a_program_in_packages_of_encores_names_is_explained(project: Path, tmp_path: Path) -> None:
+    done = encore(project, "explain", "models.net:make", "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
-    (explanation,) = json.loads(done.stdout)
+    explanation = json.loads((tmp_path / "out" / "models.net.make.json").read_text())
     assert explanation["error"] is None
     (graph,) = explanation["graphs"]
     assert graph["non_static_inputs"][0]["shape"] == [2, 8]

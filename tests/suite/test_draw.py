@@ -178,8 +178,7 @@ def test_command_draws_one_file_for_each_graph(tmp_path: Path) -> None:
 def test_command_saves_the_graphs_that_it_draws(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(as_json([drawn(), drawn(times_us=None)]))
     ran = CliRunner().invoke(
-        app,
-        ["draw", "graph", "--from", str(tmp_path / "a.json"), "--save", str(tmp_path / "b.json"), "--json"],
+        app, ["draw", "graph", "--from", str(tmp_path / "a.json"), "--save", str(tmp_path / "b.json")]
     )
     assert ran.exit_code == 0, ran.output
     assert read_graphs(tmp_path / "b.json") == (drawn(), drawn(times_us=None))

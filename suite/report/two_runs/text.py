@@ -1,18 +1,14 @@
-"""Print a comparison on a terminal, or as JSON."""
+"""Print a comparison on a terminal."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING
-
-from pydantic import JsonValue
 
 from suite.report.two_runs.pairs import Comparison, Outcome, Pair
 from suite.report.units import NOTHING, format_value
 from suite.results.errors import EXIT_UNDECIDED
-from suite.results.stats import Ratio
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,27 +52,6 @@ def headline(comparison: Comparison) -> str:
     return f"no regression beyond {comparison.threshold:.0%}: {counts}"
 
 
-def to_json(comparison: Comparison) -> dict[str, JsonValue]:
-    """Return the comparison as JSON values, with raw numbers."""
-    names = ("base", "new", "threshold", "exit_code", "regressions", "advice", "differences", "remarks")
-    return {name: getattr(comparison, name) for name in names} | {
-        "cells": [_pair_json(pair) for pair in comparison.pairs],
-        "geomeans": [
-            {"mode": modes, "outcome": mean.outcome, "count": mean.change.count, **_change_json(mean.change)}
-            for modes, mean in comparison.means.items()
-        ],
-    }
-
-
-def _change_json(change: Ratio | None) -> dict[str, JsonValue]:
-    return {name: getattr(change, name) if change else None for name in ("value", "low", "high")}
-
-
-def _pair_json(pair: Pair) -> dict[str, JsonValue]:
-    plain = {field.name: getattr(pair, field.name) for field in fields(pair) if field.name not in ("label", "change")}
-    return {"workload": pair.label, **plain, **_change_json(pair.change)}
-
-
 def print_terminal(comparison: Comparison, console: Console) -> None:
     """Print differences of environments, remarks, means, rows, rows without a partner, and the decision."""
     from rich.box import SIMPLE_HEAD
@@ -87,7 +62,7 @@ def print_terminal(comparison: Comparison, console: Console) -> None:
     for each in comparison.differences[:_SHOWN_DIFFERENCES]:
         parts.append(Text(f"differs: {each['what']}: {each['base']} in BASE, {each['new']} in NEW"))
     if (more := len(comparison.differences) - _SHOWN_DIFFERENCES) > 0:
-        parts.append(Text(f"differs: {more} more; --json has all"))
+        parts.append(Text(f"differs: {more} more; the runs' environment.json have all"))
     parts += [Text(remark) for remark in comparison.remarks] + [Text(_HOW)]
     for title, rows, columns in _tables(comparison):
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)

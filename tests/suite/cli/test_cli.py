@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import resource
@@ -19,9 +18,11 @@ from typer.testing import CliRunner
 from optimizations import torch_internals
 from suite.cli.main import app
 from suite.measure.checkout import shown_code
+from suite.measure.environment import collect
 from suite.measure.modes import MODES
 from suite.results import store
 from suite.results.errors import WrongUse
+from suite.settings import parse_duration
 
 COMMANDS = ("list", "run", "report", "compare", "record", "history", "explain", "env")
 
@@ -55,12 +56,13 @@ def processor_s(code: str) -> float:
 
 
 def test_dry_run_shows_modes_and_times_of_a_pattern(tmp_path: Path) -> None:
-    done = encore("run", "--filter", "xlnet*", "--dry-run", "--json", "--out", str(tmp_path / "run"))
+    done = encore("run", "--filter", "xlnet*", "--dry-run", "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
-    planned = json.loads(done.stdout)
-    assert [each["workload"] for each in planned["workloads"]] == ["XLNET-I", "XLNET-T"]
-    assert all("encore" in each["modes"] for each in planned["workloads"])
-    assert planned["expected_s"] == pytest.approx(sum(each["expected_s"] for each in planned["workloads"]))
+    _, *planned, total = (line.split() for line in done.stdout.splitlines())
+    assert [words[0] for words in planned] == ["XLNET-I", "XLNET-T"] and total[0] == "all"
+    assert all("encore" in words for words in planned)
+    whole = parse_duration(total[-1], "all")
+    assert sum(parse_duration(words[-1], words[0]) for words in planned) == pytest.approx(whole, abs=2)
     assert not (tmp_path / "run").exists()
 
 
@@ -92,22 +94,17 @@ def test_list_shows_workloads_and_modes() -> None:
     assert "unpartitioned" not in encore("list", "--workloads").stdout
 
 
-def test_list_as_json_has_all_that_is_registered() -> None:
+def test_list_has_all_that_is_registered() -> None:
     from models import registry
 
-    listed = json.loads(encore("list", "--json").stdout)
-    assert [workload["acronym"] for workload in listed["workloads"]] == list(registry.workloads())
-    batches = {workload["acronym"]: workload["tp_batch"] for workload in listed["workloads"] if workload["tp_batch"]}
-    assert batches == {"DALLE2": 2, "DECODER": 4, "ST": 1, "VM": 1, "XLNET-I": 128}
-    assert [mode["name"] for mode in listed["modes"]] == list(MODES)
-    assert list(json.loads(encore("list", "--modes", "--json").stdout)) == ["modes"]
+    listed = encore("list").stdout
+    first = {line.split()[0] for line in listed.splitlines() if line.strip()}
+    assert {*registry.workloads(), *MODES} <= first
+    assert "DALLE2 (batch 2), DECODER (batch 4), ST (batch 1), VM (batch 1), XLNET-I (batch 128)" in listed
 
 
-def test_env_as_json_is_the_record_of_a_run() -> None:
-    from suite.results.schema import Environment
-
-    record = Environment.model_validate_json(encore("env", "--json").stdout)
-    assert record.gpu is None
+def test_env_shows_the_record_of_a_run() -> None:
+    record = collect("none", (), {})
     shown = encore("env").stdout
     assert record.torch in shown and (shown_code(record.code) or "code  ") in shown
 
@@ -266,12 +263,10 @@ def test_run_is_reported_into_its_own_folder(fake: Fake) -> None:
     figures = fake.folder / "figures"
     done = fake("run", "EOS", *CPU)
     run = fake.only_run()
-    done = fake("report", run.name, "--figures", str(figures), "--json")
+    done = fake("report", run.name, "--figures", str(figures))
     assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert Path(made["html"]) == run / "report" / "report.html"
-    assert Path(made["html"]).is_file()
-    assert made["warning"], "a run on a CPU says so"
+    assert (run / "report" / "report.html").is_file() and f"{run / 'report' / 'report.html'}: " in done.stdout
+    assert "SMOKE RUN on the CPU" in done.stderr
 
 
 def test_report_of_a_run_without_rows_is_no_success(fake: Fake) -> None:
@@ -292,14 +287,13 @@ def test_report_of_a_run_without_rows_is_no_success(fake: Fake) -> None:
 
 def test_recorded_means_all_recorded_runs(fake: Fake) -> None:
     made_run(fake.runs / "newest", 3, "MMC")
-    command = ("report", "--recorded", "--out", str(fake.folder / "out"), "--json")
+    command = ("report", "--recorded", "--out", str(fake.folder / "out"))
     nothing = fake(*command)
     assert (nothing.returncode, nothing.stdout) == (0, "") and "nothing is recorded" in nothing.stderr
     for day, workload in ((1, "EOS"), (2, "ST")):
         made_run(fake.runs / "recorded" / workload.lower(), day, workload)
     done = fake(*command)
-    assert workloads_of(done.stdout) == {("EOS", "run eos"), ("ST", "run st")}
-    assert json.loads(done.stdout)["run_id"] == "eos, st"
+    assert workloads_of(fake.folder / "out") == {("EOS", "run eos"), ("ST", "run st")}, done.stderr
 
 
 def test_run_refuses_an_unknown_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from suite.results.store import read_run
 
 
 def test_run_leaves_rows_logs_and_a_summary(fake: Fake) -> None:
-    done = fake("run", "eos", "ST", *CPU, "--tag", "first", "--json")
+    done = fake("run", "eos", "ST", *CPU, "--tag", "first")
     assert done.returncode == 0, done.stderr
     run = fake.only_run()
     assert re.fullmatch(r"\d{8}-\d{6}-cpu-first", run.name)
@@ -38,9 +38,7 @@ def test_run_leaves_rows_logs_and_a_summary(fake: Fake) -> None:
     assert recorded.environment.settings["samples"] == 10
     assert recorded.environment.command_line[:3] == ["encore", "run", "eos"]
     assert recorded.missing() == []
-    summary = json.loads(done.stdout)
-    assert (summary["cells"], summary["new_cells"], summary["failed"], summary["not_started"]) == (4, 4, [], [])
-    assert summary["run"].endswith(run.name)
+    assert "4 of 4 cells passed" in done.stderr
     assert "ST compile: warm-up" in done.stderr
 
 
@@ -167,9 +165,9 @@ def test_shard_is_part_of_the_plan(fake: Fake) -> None:
 
 
 def test_budget_leaves_a_resumable_run_and_exits_0(fake: Fake) -> None:
-    done = fake("run", "EOS", "ST", *CPU, "--budget", "1s", "--json")
+    done = fake("run", "EOS", "ST", *CPU, "--budget", "1s")
     assert done.returncode == 0
-    assert json.loads(done.stdout)["not_started"] == ["EOS", "ST"]
+    assert "not started for lack of time: EOS, ST" in done.stderr
     run = fake.only_run()
     assert f"go on with: encore run --resume {run}" in done.stderr
     assert fake("run", "--resume", run.name, "--budget", "1h").returncode == 0
