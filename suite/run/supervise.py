@@ -1,6 +1,6 @@
 """Start and end processes of the suite: each in its own session, with a log for its output.
 
-Temporary files of a process go to its own folder, which is deleted with it, or when the next program starts.
+Temporary files of a process go to its own folder, which is deleted with it.
 
 Note [Strays]: children of a process (compile workers, ptxas, the C++ compiler) are in its process group and end with
 it. A child that starts its own session leaves the group, and once its parent has ended only its environment links it to
@@ -18,13 +18,11 @@ Ctrl-C, SIGTERM and a closed terminal raise the same exception, so that each `fi
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import itertools
 import os
 import secrets
 import selectors
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -241,41 +239,11 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-TEMPORARY = "encore-temporary-"
-LEFT_S = 60.0
-"""Age of a folder from which on it must be locked: its program locks it right after making it."""
-
-
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """Make a folder that is deleted at the end of a block; first delete folders of programs that were killed.
-
-    Each is locked while its program lives, so that one without a lock belongs to none.
-    """
+    """Make a folder that is deleted at the end of a block."""
 
     def __init__(self) -> None:
-        for folder in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
-            with suppress(OSError):
-                if time.time() - folder.stat().st_mtime > LEFT_S and (lock := _lock(folder)) is not None:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    os.close(lock)
-        super().__init__(prefix=TEMPORARY, ignore_cleanup_errors=True)
-        self._lock = _lock(self.name)
-
-    def cleanup(self) -> None:
-        super().cleanup()
-        if self._lock is not None:
-            os.close(self._lock)
-
-
-def _lock(folder: str | Path) -> int | None:
-    """Return a descriptor that locks the folder until it is closed; None if another process has the lock."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        super().__init__(prefix="encore-temporary-", ignore_cleanup_errors=True)
 
 
 BYTECODE = "bytecode"

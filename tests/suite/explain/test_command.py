@@ -17,7 +17,7 @@ from suite.explain import run
 from suite.explain.run import explain_many
 from suite.explain.targets import Target
 from suite.results.errors import EncoreError
-from suite.run import asked, supervise
+from suite.run import asked
 
 FAKE = Path(__file__).parents[2] / "support" / "fixtures" / "fake_explain.py"
 FAKE_WORKER = Path(__file__).parents[2] / "support" / "fixtures" / "fake_explain_worker.py"
@@ -78,13 +78,6 @@ def test_killed_command_leaves_no_worker(tmp_path: Path) -> None:
     worker, child = explaining.pids
     assert living([worker], within_s=10.0) == []
     os.kill(child, signal.SIGKILL)  # it has left the worker's session
-    old = time.time() - 2 * supervise.LEFT_S
-    os.utime(explaining.temporary, (old, old))
-    with supervise.TemporaryFolder() as living_folder:
-        os.utime(living_folder, (old, old))
-        with supervise.TemporaryFolder():
-            assert Path(living_folder).exists()
-    assert not explaining.temporary.exists(), "the next program removes the folder"
 
 
 @pytest.mark.usefixtures("fake_workers")
