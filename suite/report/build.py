@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
@@ -22,7 +23,6 @@ from suite.report.start import start_table
 from suite.report.table import Table, to_csv, to_markdown
 from suite.results import store
 from suite.results.errors import WrongUse
-from suite.results.schema import Record
 from suite.results.store import make_folder, write_atomically
 
 HEADLINE = "headline"
@@ -31,21 +31,17 @@ HEADLINE = "headline"
 Announce = Callable[[str], None]
 
 
-class Report(Record):
-    """Hold the files of a report, and data for messages.
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Hold the files of a report, and the number of its rows.
 
-    `run_id` names the run, or the runs, separated by commas. `warning` is set for a smoke run, and for errors in a
-    run's files. `cells` counts those of runs, `failed_cells` those that did not pass, `missing_cells` those not yet
-    run.
+    `warning` is set for a smoke run, and for errors in a run's files.
     """
 
     html: Path
     tables: list[Path]
     figures: list[Path]
-    run_id: str
     cells: int
-    failed_cells: int
-    missing_cells: int
     warning: str | None
 
 
@@ -113,16 +109,7 @@ def build_report(
         papers = {name: [pair for pair in made if pair[0].source == name] for name in names if name != HEADLINE}
         parts = dict.fromkeys(names, headlines[0]) | {name: paper_part(own) for name, own in papers.items()}
         update_page(readme, parts)
-    return Report(
-        html=html,
-        tables=tables,
-        figures=written,
-        run_id=run_id,
-        cells=len(run.cells),
-        failed_cells=len(run.failed),
-        missing_cells=len(run.missing),
-        warning="; ".join((*smoke, *run.remarks)) or None,
-    )
+    return Report(html, tables, written, len(run.cells), "; ".join((*smoke, *run.remarks)) or None)
 
 
 def _counts(results: paper.Results, run: Run) -> str:
