@@ -51,13 +51,18 @@ class FixedGeometry:
         indices: which of them are compared.
     """
 
-    __slots__ = ("_checks", "_pick", "_wanted", "indices")
+    __slots__ = ("_checks", "_given", "_pick", "_wanted", "indices")
 
     def __init__(self, inputs: Sequence[Any], indices: Sequence[int]) -> None:
+        self._given = tuple(indices)
         self.indices = tuple(index for index in indices if _has_geometry(inputs[index]))
         self._pick = picker(self.indices)
         self._wanted = [geometry_of(inputs[index]) for index in self.indices]
         self._checks = MetadataChecks()
+
+    def is_of(self, inputs: Sequence[Any], indices: Sequence[int]) -> bool:
+        """Return whether it may serve for other calls in which these indices are compared, as of these inputs."""
+        return self._given == tuple(indices) and self.holds(inputs)
 
     def holds(self, inputs: Sequence[Any]) -> bool:
         """Return whether these inputs have the geometry that they had."""

@@ -18,7 +18,7 @@ import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -76,6 +76,24 @@ INPUT_COPY_IDXS = property(
 )
 """The inputs that a node copies, under their name of 2.15. Stock's own list differs from `non_static_input_idx` only in
 inputs whose copying is switched off above."""
+
+
+class InputIndices(list[int]):
+    """Hold indices of inputs. Stock looks each input up in such a list, several times in a recording."""
+
+    def __init__(self, indices: Iterable[int]) -> None:
+        super().__init__(indices)
+        self._known = frozenset(self)
+
+    def __contains__(self, index: object) -> bool:
+        is_current = len(self._known) == len(self)  # nothing was added or removed, and nothing stands in it twice
+        return index in self._known if is_current else super().__contains__(index)
+
+
+STATIC_INPUT_IDXS = property(
+    operator.attrgetter("_static_inputs"), lambda node, indices: setattr(node, "_static_inputs", InputIndices(indices))
+)
+"""The inputs at fixed addresses and from earlier graphs that a node reads, as stock assigns them."""
 
 
 @functools.cache

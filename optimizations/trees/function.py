@@ -57,7 +57,7 @@ class RecordableFunction:
             gives the reason.
         median_us: measured time by alternative.
         turn: the lock that calls of its manager's functions hold; None before its first call.
-        geometry: the geometry of inputs at fixed addresses at its first call; None before that.
+        geometry: the geometry of inputs at fixed addresses at its first call, or at that for another size; None before.
     """
 
     def __init__(

@@ -249,6 +249,8 @@ class GraphedFunction:
             run, self._generated, self._options, self._direction, self._code, device_index, replace_call
         )
         made.callers_get = self.callers_get
+        # Functions for other sizes compare the same parameters.
+        made.geometry = next((one.geometry for one in list(self._functions.values()) if one.geometry is not None), None)
         self._report(made)
         if key in self._measured:
             made.decide(*self._measured[key])

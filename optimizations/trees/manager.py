@@ -146,7 +146,8 @@ class EncoreManager(CUDAGraphTreeManager):
             for index in static_input_idxs
             if model.direction != "backward" or placeholders[index].name.startswith("primals")
         ]
-        model.geometry = FixedGeometry(inputs, compared)
+        if model.geometry is None or not model.geometry.is_of(inputs, compared):
+            model.geometry = FixedGeometry(inputs, compared)
         added: tuple[Any, Any] = self._add_function(model, inputs, static_input_idxs, *others)
         return added
 

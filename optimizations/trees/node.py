@@ -46,7 +46,12 @@ from optimizations.options import Options
 from optimizations.race import Race, mark
 from optimizations.report.recordings import RecordingReport
 from optimizations.stack_trace import one_line
-from optimizations.torch_internals.stock_trees import INPUT_COPY_IDXS, checks_deaths_when_running, compared_inputs
+from optimizations.torch_internals.stock_trees import (
+    INPUT_COPY_IDXS,
+    STATIC_INPUT_IDXS,
+    checks_deaths_when_running,
+    compared_inputs,
+)
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.liveness import MANY, Many, Reference, rearranged
 from optimizations.trees.readable_seeds import any_on_host
@@ -110,10 +115,10 @@ class EncoreNode(CUDAGraphNode):
 
     wrapped_function: Any
     non_static_input_idx: list[int]
-    static_input_idxs: list[int]
     non_managed_static_input_idxs: list[int]
     reconstructed_inputs: list[Any]
     input_copy_idxs = INPUT_COPY_IDXS
+    static_input_idxs = STATIC_INPUT_IDXS
 
     def __init__(self, wrapped_function: Any, *args: Any, **kwargs: Any) -> None:
         self.results = Results(self, wrapped_function.model)

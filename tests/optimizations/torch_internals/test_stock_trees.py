@@ -139,6 +139,17 @@ def test_non_python_function_is_refused() -> None:
         stock_trees.with_globals(len, factor=1)
 
 
+def test_input_indices_are_found_as_in_a_list() -> None:
+    indices = stock_trees.InputIndices([3, 0, 3, 7])
+    assert [index in indices for index in range(9)] == [index in [3, 0, 7] for index in range(9)]
+    indices = stock_trees.InputIndices([3, 0, 7])
+    assert [index in indices for index in range(9)] == [index in [3, 0, 7] for index in range(9)]
+    indices.append(5)
+    indices.remove(0)
+    indices += [8, 9]
+    assert [index in indices for index in range(10)] == [index in [3, 7, 5, 8, 9] for index in range(10)]
+
+
 def test_rebound_stock_methods_read_the_new_globals() -> None:
     manager = torch_internals.cudagraph_trees.CUDAGraphTreeManager
     assert stock_trees.with_globals(manager.record_function, CUDAGraphNode=object)

@@ -1,16 +1,21 @@
-"""A function is not recorded for excluded sizes, and gets aligned inputs where it really runs."""
+"""A function is not recorded for excluded sizes, gets aligned inputs where it runs, and is recorded without loops."""
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from simulated_gpu.allocator import aligned
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import Compiled, Model, values
+from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, nodes, values
 
+import optimizations
 from optimizations import torch_internals
+from optimizations.torch_internals.stock_trees import InputIndices
 
 
 @pytest.mark.parametrize(("sizes", "captured"), [((4,), [4]), (((4, 7),), [4, 7])])
@@ -55,3 +60,51 @@ def test_misaligned_inputs_are_aligned_where_the_function_runs(
     compiled.function([tensor])
     assert seen == [0, 0]
     assert torch.equal(tensor, torch.full((8,), 2.0)), "what was written into the copy is the caller's"
+
+
+class Wide:
+    """A function of a number and many parameters, whose capture needs no kernel."""
+
+    code = KNOWN
+
+    def __init__(self, cuda: CudaOnCpu) -> None:
+        self.cuda = cuda
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        inputs.clear()
+        return [torch.zeros(COUNT) if self.cuda.capturing is None else self.cuda.allocate(COUNT)]
+
+
+def calls_of_encore(compiled: Compiled, inputs: list[Any]) -> Counter[str]:
+    """Return how often a call enters each function, loop or generator of Encore's; lookups of an index are left out."""
+    package, entered = str(Path(optimizations.__file__).parent), Counter[str]()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(package) and code.co_name != "__contains__":
+            entered[f"{code.co_filename}:{code.co_firstlineno} {code.co_name}"] += 1
+
+    torch.compiler.cudagraph_mark_step_begin()
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        compiled.function(inputs)
+    finally:
+        sys.setprofile(before)
+    return entered
+
+
+def test_recordings_call_nothing_for_each_parameter(cuda_on_cpu: CudaOnCpu) -> None:
+    """Neither the warm-up and the recording for another size of a function, nor the first two replays."""
+    calls = []
+    for count in (20, 60):
+        compiled = Compiled(Wide(cuda_on_cpu), static_inputs=tuple(range(count)), inputs=count + 1)
+        parameters = [values(index) for index in range(count)]
+        for _ in range(4):
+            calls_of_encore(compiled, [*parameters, 3])
+        calls.append([calls_of_encore(compiled, [*parameters, 5]) for _ in range(4)])
+        assert len(compiled.reports) == 2
+    assert all(type(node.static_input_idxs) is InputIndices for node in nodes())
+    for few, many in zip(*calls, strict=True):
+        assert few.total() > 10
+        assert few == many
