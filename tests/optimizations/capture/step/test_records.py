@@ -22,7 +22,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from optimizations import torch_internals
 from optimizations.capture.device import any_word_in
 from optimizations.capture.inputs import copy_all
-from optimizations.capture.signature import copies, parts, refused_tensor, replaced, signature
+from optimizations.capture.signature import copies, exact, parts, refused_tensor, replaced, signature
 from optimizations.capture.step.forbidden_calls import watched
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.launches import Launches, numbers_of
@@ -105,6 +105,19 @@ def test_nested_arguments_are_flattened_and_rebuilt(name: str) -> None:
     signature(nest, again)
     assert all(a is b for a, b in zip(again, tensors, strict=True))  # the original is as it was
     assert sum(isinstance(one, torch.Tensor) for _, one, _ in parts(nest, "batch")) == len(tensors)
+
+
+def test_numbers_are_compared_by_class_and_value() -> None:
+    class Mine(int):
+        """A number that is equal to all others, and has no hash."""
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    first, *others = (signature(one, []) for one in (0.0, -0.0, 0, False, Mine(0), Mine(1), math.nan))
+    assert first == signature(0.0, []) and first not in others
+    assert signature(float("nan"), []) == signature(math.nan, []) == others[-1]
+    assert exact(Mine(2)) == exact(Mine(2)) != exact(Mine(3)) and hash(exact(Mine(2)))
 
 
 def test_tensor_next_to_container_entries_is_in_the_signature() -> None:
