@@ -190,7 +190,9 @@ class Results:
         self._same_objects, self._chosen = same_objects, picker(same_objects)
         if function.direction == "backward" and same_objects:
             self._addresses = [None if tensor is None else tensor.data_ptr() for tensor in cached]
-            self._metadata.add(self._chosen(cached))
+            chosen = self._chosen(cached)
+            if not any(check(chosen) for check in self._metadata):
+                self._metadata.add(chosen)
 
     def uncached(self) -> None:
         """Callback: stock releases these tensors."""
