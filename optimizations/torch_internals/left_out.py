@@ -8,6 +8,9 @@ need, for most sizes: a capture that meets one fails. PyTorch 2.11 names none of
 After a failed capture most run as before. cuSOLVER's eigenvalues of a single symmetric matrix do not: the next call
 fails, too. So all are listed whose capture was seen to fail with inputs that are not empty, and those that call them.
 
+Note [Operators that give an input other memory]. `x.data = y` and `x.untyped_storage().resize_(n)` in a compiled
+function change a tensor of the caller and launch nothing. A replay would not repeat them.
+
 Note [Results of operators between graphs]. An operator with several results returns a tuple, and Inductor takes single
 results out of it in the graph after it. That graph's input would be the tuple, and it could not be recorded. So taking
 results out is left out with the operator. Checked on PyTorch 2.11 and 2.14.
@@ -23,15 +26,13 @@ from optimizations import torch_internals
 
 SETTING = "custom_should_partition_ops"
 
-OPERATORS = tuple(
-    f"aten::{name}"
-    for name in (
-        *("_linalg_eigh", "_linalg_svd", "linalg_eig", "_linalg_eigvals", "linalg_pinv.atol_rtol_tensor"),
-        *("linalg_lu_factor_ex", "linalg_lu", "linalg_ldl_factor_ex", "linalg_matrix_exp"),
-        *("cholesky", "cholesky_inverse", "masked_scatter_backward", "segment_reduce"),
-    )
+_OF_ATEN = (
+    *("_linalg_eigh", "_linalg_svd", "linalg_eig", "_linalg_eigvals", "linalg_pinv.atol_rtol_tensor"),
+    *("linalg_lu_factor_ex", "linalg_lu", "linalg_ldl_factor_ex", "linalg_matrix_exp"),
+    *("cholesky", "cholesky_inverse", "masked_scatter_backward", "segment_reduce", "set_.source_Tensor"),
 )
-"""Note [Operators that wait for the GPU]. Without the overload where it is `default`."""
+OPERATORS = (*(f"aten::{name}" for name in _OF_ATEN), "inductor::resize_storage_bytes_")
+"""Operators that wait for the GPU or give an input other memory. Without the overload where it is `default`."""
 
 
 def with_operators_left_out(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def uncapturable(called: str) -> str | None:
     """Return the operator that a call in generated code is of, such as `torch.ops.aten.linalg_lu.default`; None for
     operators that can be captured, and for other calls."""
     namespace, _, operator = called.removeprefix("torch.ops.").partition(".")
-    name = f"{namespace}::{operator.removesuffix('.default')}"
+    name = f"{namespace.removesuffix('_ops')}::{operator.removesuffix('.default')}"  # `inductor_ops` in generated code
     return name if name in OPERATORS else None
 
 

@@ -106,6 +106,30 @@ def parameters_freed_and_brought_back(world: World) -> None:
         world.note(run(world.values(step)))
 
 
+@kind(captured=False)
+def tensors_given_other_memory_inside(world: World) -> None:
+    """A compiled function gives an input and a parameter other memory, or frees an input's. No replay repeats it."""
+    net = world.module(nn.Linear(4, 4))
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x.data = y * 2
+        net.weight.data = net.weight.data * 0.5 + 1
+        return net(x).tanh()
+
+    def freeing(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.untyped_storage().resize_(0)
+        return (y @ y.t()).sin() @ y
+
+    run, run_freeing, kept = world.compile(program), world.compile(freeing), world.values(90)
+    for step in range(STEPS):
+        for x in (world.values(step), kept):
+            world.train(run(x, world.values(step + 10)), net)
+            world.note(x, net.weight)
+        with torch.no_grad():
+            x = world.values(step).clone()
+            world.note(run_freeing(x, world.values(step + 10)), x.untyped_storage().nbytes())
+
+
 @kind()
 def lazy_and_tied_modules(world: World) -> None:
     net = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.Linear(4, 4))

@@ -56,6 +56,7 @@ def test_program_computes_eagers_results(request: pytest.FixtureRequest, name: s
         "results_that_become_weights_and_states",
         "recurrent_states_carried_on",
         "hooks_of_all_kinds",
+        "tensors_given_other_memory_inside",
     ],
 )
 def test_so_it_is_in_several_graphs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str) -> None:

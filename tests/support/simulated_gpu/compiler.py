@@ -148,7 +148,7 @@ def _at(address: int, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[i
     return tensor_over({"dtype": dtype, "storage_offset": 0, "size": size, "stride": stride}, storage)
 
 
-CUTS = ("tanh", "exp", "flip", "sum", "cat", "sin", "mean", "relu")
+CUTS = ("tanh", "exp", "flip", "sum", "cat", "sin", "mean", "relu", "set_")
 """Operators that are left out of graphs by `cut_into_partitions`."""
 
 
