@@ -11,7 +11,9 @@ import torch
 from simulated_gpu.compiler import FakeMaker, other_program, program
 
 from optimizations import torch_internals
+from optimizations.trees import hook
 from optimizations.trees.hook import DISPATCHED, captured_by
+from optimizations.trees.manager import EncoreManager
 
 PATCHES = {"triton.cudagraphs": True, "graph_partition": False}
 
@@ -136,3 +138,22 @@ def test_foreign_wrapper_of_the_dispatcher_is_kept(monkeypatch: pytest.MonkeyPat
     assert trees.get_manager is wrapper
     trees.get_manager(4)
     assert (seen, stock_calls, ours.managers) == ([4], [4], [])
+
+
+def test_compiled_modules_graphs_are_disabled_temporarily() -> None:
+    manager = torch_internals.cudagraph_trees.CUDAGraphTreeManager
+    stock, outer = manager._run, manager.run
+
+    class Function:
+        model = staticmethod(lambda inputs: [value + 1 for value in inputs])
+
+    class Manager:
+        ids_to_funcs = {7: Function}  # noqa: RUF012
+
+    with hook.at_rest():
+        assert hook.resting()
+        assert manager._run(Manager(), [1, 2], 7) == [2, 3]
+        assert manager.run is outer  # functions that are compiled meanwhile keep a reference to it
+        assert EncoreManager.run(Manager(), [1, 2], 7) == [2, 3]  # before any of its own bookkeeping
+    assert manager._run is stock
+    assert not hook.resting()

@@ -19,14 +19,11 @@ from step_parts import Graph, assert_as_eager, batches, loss_of, network, sgd, t
 from step_programs import PROGRAMS
 from torch import nn
 
-from optimizations import torch_internals
 from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step import call_recorder, kept_recordings
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import StepRefused
-from optimizations.trees import hook
-from optimizations.trees.manager import EncoreManager
 from tests.optimizations.capture.callables.test_differentiation import graphed
 
 
@@ -177,25 +174,6 @@ def test_constant_tensor_is_read_in_place() -> None:
     report = step.report()
     assert report.dropped_recordings == 1 and report.refusals == ()
     assert report.recordings[0].copied_bytes == 6 * 8 * 4 + 6 * 8 + 4
-
-
-def test_compiled_modules_graphs_are_disabled_temporarily() -> None:
-    manager = torch_internals.cudagraph_trees.CUDAGraphTreeManager
-    stock, outer = manager._run, manager.run
-
-    class Function:
-        model = staticmethod(lambda inputs: [value + 1 for value in inputs])
-
-    class Manager:
-        ids_to_funcs = {7: Function}  # noqa: RUF012
-
-    with hook.at_rest():
-        assert hook.resting()
-        assert manager._run(Manager(), [1, 2], 7) == [2, 3]
-        assert manager.run is outer  # functions that are compiled meanwhile keep a reference to it
-        assert EncoreManager.run(Manager(), [1, 2], 7) == [2, 3]  # before any of its own bookkeeping
-    assert manager._run is stock
-    assert not hook.resting()
 
 
 # Memory of recorded steps and callables: which recordings share a pool, and what outlives the launches of others.
