@@ -76,6 +76,17 @@ def writes_into_its_batch(train: Step) -> Step:
     return step
 
 
+@refused("writes into a tensor, which shares memory with argument 1", line=False)
+def writes_where_an_argument_lies(device: str, train: Step) -> Any:
+    total = torch.zeros(4, device=device)
+
+    def step(batch: Batch, first: torch.Tensor) -> torch.Tensor:
+        total.add_(train(batch))
+        return first.sum()
+
+    return step, {"batches": [(batch, total[:2]) for (batch,) in batches(device)]}
+
+
 @refused("changes argument 0['x'] itself", line=False)
 def gradient_of_the_batch(train: Step) -> Step:
     def step(batch: Batch) -> torch.Tensor:
