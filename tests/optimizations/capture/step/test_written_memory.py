@@ -129,9 +129,11 @@ def test_adjacent_inputs_of_one_tensor_may_be_written() -> None:
     halves = [cache.unbind() for cache in caches]
     generator = torch.Generator().manual_seed(1)
     for _ in range(7):
-        x = torch.randn(3, generator=generator)
+        x, version = torch.randn(3, generator=generator), caches[0]._version
         found, expected = (run_it(x, *half) for run_it, half in zip((graphed, step), halves, strict=True))
-        assert torch.equal(found, expected) and torch.equal(*caches)
+        assert torch.equal(found, expected) and torch.equal(*caches) and caches[0]._version > version
+    found, expected = (run_it(*half[1:], *half) for run_it, half in zip((graphed, step), halves, strict=True))
+    assert torch.equal(found, expected), "what lies in a cache is not copied"
     assert graphed.report().replays == 4
 
 
