@@ -114,3 +114,13 @@ def test_referenced_result_of_the_chain_stays_valid() -> None:
         kept.append(hidden)
         expected.append(reference[0](x))
     assert same([one.detach() for one in kept], [one.detach() for one in expected])
+
+
+def test_result_that_is_passed_twice_is_copied_once() -> None:
+    """Code may check whether two arguments are the same tensor."""
+    sample = torch.randn(3, requires_grad=True)
+    functions = [torch.exp, lambda x, y: x * 2 if x is y else x * y]
+    group = GraphedCallables(functions, [(sample,), (sample, sample)], share_io=True, device=CpuDevice())
+    hidden = group[0](sample)
+    assert torch.equal(group[1](hidden, hidden), hidden * 2)
+    assert group.calls_without_graph == 0
