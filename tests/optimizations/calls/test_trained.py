@@ -14,15 +14,11 @@ from torch import nn
 import optimizations
 from optimizations import torch_internals
 from optimizations.calls.shortcut import FULL_CALLS
+from tests.optimizations.calls.test_shortcut import X, kept, pytestmark
 
-X = torch.arange(8.0).reshape(2, 4)
 BOTH = ["forward", "backward"]
 
-
-pytestmark = [
-    pytest.mark.usefixtures("fresh_encore"),
-    pytest.mark.skipif(torch_internals.version() > (2, 11), reason="on newer PyTorch all wrappers are called"),
-]
+__all__ = ["pytestmark"]
 
 
 @pytest.fixture
@@ -71,12 +67,6 @@ def pair(kind: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
 def compiled(program: Any, **options: Any) -> Callable[..., Any]:
     run: Callable[..., Any] = torch.compile(program, backend="encore", fullgraph=True, options=options or None)
     return run
-
-
-def kept() -> str | None:
-    (report,) = optimizations.report()
-    assert report.shortcut is not None
-    return report.shortcut.kept
 
 
 @pytest.mark.parametrize("kind", [WeightedSine, Normalized])
