@@ -101,8 +101,8 @@ class GroupSession:
         finished = False
         try:
             for mode in modes:
-                waiting = self._waiting.pop((mode.name, process)) if (mode.name, process) in self._waiting else None
-                members.append(waiting or self._start(mode, process))
+                key = (mode.name, process)
+                members.append(self._waiting.pop(key) if key in self._waiting else self._start(mode, process))
             self._prepare(members, cache or self._cache)
             yield members
             finished = True
