@@ -94,6 +94,8 @@ NAMED = (
           ("tests/models/test_activations.py",)),
     Named("optimizations/trees/fast_path.py", "if hook.at_rest_now:", "if False:",
           ("tests/optimizations/trees/test_fast_path_entering.py",)),
+    Named("optimizations/calls/turns.py", "torch_internals.set_multithreading_enabled(False)", "pass",
+          ("tests/optimizations/test_backend.py",)),
     Named("optimizations/trees/fast_path.py", "if running and inside_another(turn):", "if False:",
           ("tests/optimizations/trees/test_fast_path_entering.py",)),
     Named("optimizations/trees/fast_path.py", "if manager.running:", "if False:",
