@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
+import torch
+
 from optimizations import torch_internals
 
 _SWITCHED_OFF: Mapping[str, Any] = {
@@ -94,6 +96,25 @@ STATIC_INPUT_IDXS = property(
     operator.attrgetter("_static_inputs"), lambda node, indices: setattr(node, "_static_inputs", InputIndices(indices))
 )
 """The inputs at fixed addresses and from earlier graphs that a node reads, as stock assigns them."""
+
+
+def refuse_derivatives(copied: Iterable[Any]) -> None:
+    """Fail as stock's copies do for inputs with a forward-mode derivative.
+
+    A graph computes no derivatives, and reading such an input in place would silently drop its derivative.
+
+    Args:
+        copied: the inputs that stock copies.
+
+    Raises:
+        NotImplementedError: one of them has a forward-mode derivative.
+    """
+    forward_mode: Any = torch_internals.forward_ad
+    if forward_mode._current_level < 0:
+        return
+    for value in copied:
+        if isinstance(value, torch.Tensor) and forward_mode.unpack_dual(value).tangent is not None:
+            torch_internals.foreach_copy_([torch.empty_like(value)], [value])
 
 
 @functools.cache

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,6 +85,16 @@ def _picker(places: Sequence[int]) -> Callable[[list[Any]], list[Any]]:
 
 
 _cdata = operator.attrgetter("cdata")
+
+
+def by_address(path: Sequence[Sequence[Any]]) -> Mapping[int, list[tuple[int, int]]]:
+    """Return, by address, the results (depth in the path, place) to which stock has these references."""
+    found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for depth, references in enumerate(path):
+        for place, reference in enumerate(references):
+            if reference is not None:
+                found[reference.data_ptr()].append((depth, place))
+    return dict(found)
 
 
 def any_alive(references: Sequence[Reference]) -> bool:

@@ -62,15 +62,16 @@ from optimizations.calls.turns import inside_another
 from optimizations.graph.pools import Pool, claim, end_failed_capture, failed_in_cusolver, give_back
 from optimizations.stack_trace import one_line
 from optimizations.torch_internals.geometry import FixedGeometry
-from optimizations.torch_internals.stock_trees import forget_places, with_globals
+from optimizations.torch_internals.stock_trees import forget_places, refuse_derivatives, with_globals
 from optimizations.trees import moved_inputs, reasons
 from optimizations.trees.containers import container_of_call
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.hook import resting
-from optimizations.trees.node import EncoreNode, NotLaunched, refuse_derivatives, with_followers
+from optimizations.trees.node import EncoreNode
 from optimizations.trees.process_ends import free_before_process_groups_end, in_a_process_group, several_ranks
 from optimizations.trees.readable_seeds import any_on_host
-from optimizations.trees.results import addresses, kept_copied
+from optimizations.trees.reasons import NotLaunched
+from optimizations.trees.results import kept_copied
 from optimizations.trees.streams import CallStreams
 from optimizations.trees.uncaptured_forwards import UncapturedForwards
 
@@ -387,10 +388,13 @@ class EncoreManager(CUDAGraphTreeManager):
     def _results_among(self, inputs: Sequence[Any]) -> list[int]:
         """Return which inputs of the next call are results of graphs of this iteration."""
         node = self.current_node
-        if node is None or not (made := addresses(node)):
+        if node is None or not (made := node.results_at):
             return []
-        tensors = ((index, value) for index, value in enumerate(inputs) if isinstance(value, torch.Tensor))
-        return [index for index, value in tensors if value.untyped_storage().data_ptr() in made]
+        return [
+            index
+            for index, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in made
+        ]
 
     def _end_failed_capture(self, replayed: bool, in_cusolver: bool) -> None:
         if replayed:
@@ -580,3 +584,12 @@ class EncoreManager(CUDAGraphTreeManager):
             super().shutdown()
             for node in nodes:
                 node.release()
+
+
+def with_followers(nodes: Iterable[EncoreNode]) -> Iterator[EncoreNode]:
+    """Yield these recordings and their descendants in the tree. Other threads may record meanwhile."""
+    left = list(nodes)[::-1]
+    while left:
+        found = left.pop()
+        yield found
+        left += [one for recorded in list(found.children.values()) for one in recorded]

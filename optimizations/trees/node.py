@@ -16,7 +16,7 @@ import functools
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,51 +51,17 @@ from optimizations.torch_internals.stock_trees import (
     STATIC_INPUT_IDXS,
     checks_deaths_when_running,
     compared_inputs,
+    refuse_derivatives,
 )
 from optimizations.trees.function import RecordableFunction
-from optimizations.trees.liveness import MANY, Many, Reference, rearranged
+from optimizations.trees.liveness import MANY, Many, Reference, by_address, rearranged
 from optimizations.trees.readable_seeds import any_on_host
-from optimizations.trees.reasons import INPUT_STILL_HELD, NOT_FOLLOWED
+from optimizations.trees.reasons import INPUT_STILL_HELD, NOT_FOLLOWED, NotLaunched
 from optimizations.trees.results import Results
 from optimizations.uncollected import uncollected
 
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
-_forward_mode: Any = torch_internals.forward_ad
 _stocks_copy = CUDAGraphNode._copy_inputs_and_remove_from_src
-
-
-class NotLaunched(Exception):
-    """Report that the recording chosen for a call cannot be replayed for it. Nothing was launched.
-
-    Attributes:
-        node: the recording.
-        reason: the reason, as text.
-        of_no_use: whether no call can replay it. Note [Addresses that cannot be changed].
-    """
-
-    def __init__(self, node: EncoreNode, reason: str, *, of_no_use: bool = False) -> None:
-        super().__init__(reason)
-        self.node = node
-        self.reason = reason
-        self.of_no_use = of_no_use
-
-
-def refuse_derivatives(copied: Iterable[Any]) -> None:
-    """Fail as stock's copies do for inputs with a forward-mode derivative.
-
-    A graph computes no derivatives, and reading such an input in place would silently drop its derivative.
-
-    Args:
-        copied: the inputs that stock copies.
-
-    Raises:
-        NotImplementedError: one of them has a forward-mode derivative.
-    """
-    if _forward_mode._current_level < 0:
-        return
-    for value in copied:
-        if isinstance(value, torch.Tensor) and _forward_mode.unpack_dual(value).tangent is not None:
-            torch_internals.foreach_copy_([torch.empty_like(value)], [value])
 
 
 class EncoreNode(CUDAGraphNode):
@@ -381,6 +347,33 @@ class EncoreNode(CUDAGraphNode):
         self.results.uncached()
         super().remove_node_cached_tensors()
 
+    # Stock looks each input up among all results of the path, one after the other. Results keep their addresses.
+
+    @functools.cached_property
+    def results_at(self) -> Mapping[int, list[tuple[int, int]]]:
+        """Return, by address, the results of the path (depth in it, place). First read when all of them are there."""
+        return by_address(self.path_weakrefs)
+
+    @functools.cached_property
+    def _earlier(self) -> Mapping[int, list[tuple[int, int]]]:
+        return {} if self.parent is None else self.parent.results_at
+
+    def _is_cuda_graph_recorded_tensor(self, t: torch.Tensor) -> bool:
+        if not self._earlier and not self.outputs_weakrefs:
+            return False
+        address = t.untyped_storage().data_ptr()
+        own = (reference for reference in self.outputs_weakrefs if reference is not None)
+        return address in self._earlier or any(reference.data_ptr() == address for reference in own)
+
+    def _is_alias_of_live_recorded_tensor(self, t: torch.Tensor) -> tuple[int, int] | None:
+        if self.outputs_weakrefs:
+            found: tuple[int, int] | None = super()._is_alias_of_live_recorded_tensor(t)
+            return found
+        for depth, place in self._earlier.get(t.untyped_storage().data_ptr(), ()) if self._earlier else ():
+            if torch_internals.cudagraph_trees.is_live(self.path_weakrefs[depth][place]):
+                return depth, place
+        return None
+
     def _mark_prior_graph_output_as_aliased(self, index: tuple[int, int]) -> None:
         super()._mark_prior_graph_output_as_aliased(index)
         rearranged()
@@ -604,12 +597,3 @@ class EncoreNode(CUDAGraphNode):
     def result_bytes(self) -> int:
         """Return the size of the results in bytes."""
         return sum(one["nbytes"] for one in self.outputs_metadata if isinstance(one, dict))
-
-
-def with_followers(nodes: Iterable[EncoreNode]) -> Iterator[EncoreNode]:
-    """Yield these recordings and their descendants in the tree. Other threads may record meanwhile."""
-    left = list(nodes)[::-1]
-    while left:
-        found = left.pop()
-        yield found
-        left += [one for recorded in list(found.children.values()) for one in recorded]

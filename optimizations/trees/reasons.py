@@ -1,5 +1,9 @@
 """Define the reasons why a call takes the slow path or runs without its graph, in words for `report()`."""
 
+from __future__ import annotations
+
+from typing import Any
+
 NOT_RECORDED = "no recording of it is steady yet"
 NOT_EXECUTING = "graphs were being recorded or warmed up before it"
 OTHER_ORDER = "no recording of it follows the one before it"
@@ -24,3 +28,19 @@ INPUT_KEEPS_MOVING = "an input keeps moving that cannot be copied"
 WRITES_INPUT = "it writes an input that is neither a parameter nor a result of another graph"
 RECORDED_TOO_OFTEN = "inputs at fixed addresses moved more often than Inductor's cudagraph_unexpected_rerecord_limit"
 """Why stock's code leaves a function without a graph."""
+
+
+class NotLaunched(Exception):
+    """Report that the recording chosen for a call cannot be replayed for it. Nothing was launched.
+
+    Attributes:
+        node: the recording.
+        reason: the reason, as text.
+        of_no_use: whether no call can replay it. Note [Addresses that cannot be changed].
+    """
+
+    def __init__(self, node: Any, reason: str, *, of_no_use: bool = False) -> None:
+        super().__init__(reason)
+        self.node = node
+        self.reason = reason
+        self.of_no_use = of_no_use

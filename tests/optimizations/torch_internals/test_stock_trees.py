@@ -166,6 +166,7 @@ OVERRIDDEN = {
     "EncoreNode": {
         *("_allocate_and_copy_recording_inputs", "_check_liveness", "_copy_inputs_and_remove_from_src", "_record"),
         *("_initialize_cached_tensors", "_mark_prior_graph_output_as_aliased"),
+        *("_is_alias_of_live_recorded_tensor", "_is_cuda_graph_recorded_tensor"),
         *("_tensor_metadata", "check_invariants", "reconstruct_outputs", "remove_node_cached_tensors"),
         *("run", "run_first_inputs", "run_graph"),
     },

@@ -75,13 +75,17 @@ class Wide:
         return [torch.zeros(COUNT) if self.cuda.capturing is None else self.cuda.allocate(COUNT)]
 
 
+IN_STOCKS_PLACE = ("__contains__", "_is_cuda_graph_recorded_tensor", "_is_alias_of_live_recorded_tensor")
+"""Stock calls these for each input; each takes the same time for many inputs as for few."""
+
+
 def calls_of_encore(compiled: Compiled, inputs: list[Any]) -> Counter[str]:
-    """Return how often a call enters each function, loop or generator of Encore's; lookups of an index are left out."""
+    """Return how often a call enters each function, loop or generator of Encore's."""
     package, entered = str(Path(optimizations.__file__).parent), Counter[str]()
 
     def note(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(package) and code.co_name != "__contains__":
+        if event == "call" and code.co_filename.startswith(package) and code.co_name not in IN_STOCKS_PLACE:
             entered[f"{code.co_filename}:{code.co_firstlineno} {code.co_name}"] += 1
 
     torch.compiler.cudagraph_mark_step_begin()
@@ -108,3 +112,24 @@ def test_recordings_call_nothing_for_each_parameter(cuda_on_cpu: CudaOnCpu) -> N
     for few, many in zip(*calls, strict=True):
         assert few.total() > 10
         assert few == many
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_recorded_results_are_found_by_address(cuda_on_cpu: CudaOnCpu, kept: bool) -> None:
+    """As stock finds them, in the path and among the recording's own, alive or not."""
+    stock, calls = torch_internals.cudagraph_trees.CUDAGraphNode, [Compiled(Model(cuda_on_cpu)) for _ in range(3)]
+    w = values(7)
+    for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()
+        results = [w]
+        for compiled in calls:
+            results.append(compiled.function([values(1), results[-1], w])[0])
+            if not kept:
+                del results[:-1]
+    path = [*nodes()[-1]._path_from_root]
+    assert len(path) == 3
+    metadata = [node.outputs_metadata[0] for node in path]
+    for node in path:
+        for tensor in [w, *(node._reconstruct_from_tensor_metadata(one) for one in metadata)]:
+            for name in ("_is_cuda_graph_recorded_tensor", "_is_alias_of_live_recorded_tensor"):
+                assert getattr(node, name)(tensor) == getattr(stock, name)(node, tensor)

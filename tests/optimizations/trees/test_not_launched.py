@@ -19,8 +19,7 @@ from optimizations.graph.editing import EditableGraph
 from optimizations.graph.plan import Choice
 from optimizations.in_place.session import Session
 from optimizations.trees.manager import EncoreManager
-from optimizations.trees.node import NotLaunched
-from optimizations.trees.reasons import INSIDE_CAPTURE
+from optimizations.trees.reasons import INSIDE_CAPTURE, NotLaunched
 
 
 @pytest.mark.parametrize("lean", [True, False])
