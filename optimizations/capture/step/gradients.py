@@ -20,7 +20,8 @@ such a word makes the gradient count as needed.
 Note [Gradients that the program references]. A launch writes gradients to their recorded addresses, whatever `.grad`
 is now. The program may see that memory if it stored `.grad` in a list, or made a view of it. So the references to these
 tensors and to their storages are counted before a launch. All recordings refer to a gradient through one shared object
-(`own`). So the counts of a gradient that only Encore references are constant.
+(`own`). So the counts of a gradient that only Encore references are constant. An argument that lies in a gradient is
+such a reference, too.
 
 Note [Room for gradients]. In eager the gradients of the previous iteration are free memory when the next one begins.
 The forward allocates its activations there, and the backward the new gradients. The pool of a graph begins empty. The
@@ -49,7 +50,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.inputs import copy_all, have_no_other_reference, is_plain
 from optimizations.capture.step.tensor_marks import Metadata, metadata_of
-from optimizations.graph.memory import MemoryRanges, memory_of, size_bytes
+from optimizations.graph.memory import memory_of, size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.report.steps import Refusal, StepRefused
 from optimizations.torch_internals.geometry import is_lazy_view
@@ -343,11 +344,8 @@ class Gradients:
         group = self._groups[index]
         return group.unmoved() and self._metadata[index].same(group.tensors)
 
-    def fit(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether the same parameters as in the recording have gradients, with unchanged memory and metadata.
-
-        `tensors`: the inputs of the call. A gradient that has to be copied may not lie in one.
-        """
+    def fit(self) -> bool:
+        """Return whether the same parameters as in the recording have gradients, with unchanged memory and metadata."""
         self._is_published = self._are_left(self.parameters)
         repeats = self._is_published and self._repeats
         if not (repeats or all(map(_may_find, self._uses, gradients(self.parameters)))):
@@ -356,7 +354,7 @@ class Gradients:
         self._turn = (self._turn + 1) % len(self._mine)
         if not self._before.places:
             return self._is_unchanged(self._turn)  # its own groups are the first ones
-        return not self.lost() and (self._in_place or (self._can_be_copied() and not self.shared_with(tensors)))
+        return not self.lost() and (self._in_place or self._can_be_copied())
 
     def _can_be_copied(self) -> bool:
         """Return whether the current gradients can be copied to those that the graph reads."""
@@ -373,14 +371,6 @@ class Gradients:
         """Return pairs of a current gradient and the different one that the graph reads in its place."""
         pairs = zip(gradients(self._before.parameters), self._before.tensors(), strict=True)
         return [(there, one) for there, one in pairs if there is not one]
-
-    def shared_with(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether one of these lies in a gradient that is to be copied, or where it is copied to."""
-        if self._before.holds():
-            return False
-        there = [*gradients(self._before.parameters), *self._before.tensors()]
-        places = MemoryRanges(memory(filter(is_plain, there)))
-        return any(places.overlap(one.data_ptr(), size_bytes(one)) for one in tensors)
 
     def held(self, *, fits: bool = False) -> str | None:
         """Return the name of a parameter whose gradient the program references and a launch would overwrite.

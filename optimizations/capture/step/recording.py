@@ -105,24 +105,21 @@ class Recording:
 
         `state`: what the step reaches now. Without it only the recorded containers are compared.
         """
-        if self.written_memory.holds_one_of(tensors, self.inputs.sizes):
+        if self.shares(tensors):
             return False
         if self.inputs.in_place and self.inputs.moved(tensors):
             return False
         unchanged = self.watch.unchanged() if state is None else self.watch.can_replay_in(state)
-        return unchanged and self.gradients.fit(tensors)
+        return unchanged and self.gradients.fit()
 
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether an input that is copied overlaps memory that the step writes.
-
-        Return True also if one overlaps a current gradient that has to be copied to the graph's own.
-        """
-        return self.written_memory.holds_one_of(tensors, self.inputs.sizes) or self.gradients.shared_with(tensors)
+        """Return whether an input that is copied overlaps memory that the step writes."""
+        return self.written_memory.holds_one_of(tensors, self.inputs.sizes)
 
     def moved_inputs(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Return inputs that moved from the address that the graph reads, if nothing else prevents a launch."""
         moved = self.inputs.moved(tensors)
-        return moved if moved and self.watch.unchanged() and self.gradients.fit(tensors) else []
+        return moved if moved and self.watch.unchanged() and self.gradients.fit() else []
 
     def is_over(self, state: HostState | None) -> bool:
         """Return whether the recording can never be used again: a tensor that it reads was replaced or moved.
