@@ -8,8 +8,8 @@
 
 1. prepare: each workload is compiled without branches, in several processes at a time, so that the kernels are in one
    cache.
-2. chain: another process finds the kernels there. What the allocator reserves then is the memory that branches are
-   compared with; a process that tunes kernels takes other memory.
+2. chain, branches: what the allocator reserves in another process, which finds the kernels there, without and with
+   branches. A process that tunes kernels takes other memory.
 3. measure: the workload is compiled with branches, and measured while no other is (a lock). Its graphs are served by
    the chain or the branches as the script says (`steered`).
 
@@ -45,7 +45,7 @@ from tests.support import row_files  # noqa: E402
 
 DELAYED = ("MMC", "DALLE2", "TKE", "ST", "XLNET-I", "DCGAN", "LP", "DR-T")
 """Workloads whose kernels are delayed, where --delays names no others."""
-PHASES = ("prepare", "chain", "measure")
+PHASES = ("prepare", "chain", "branches", "measure")
 SEED = 0
 WARM_UP = 6
 MOST_CALLS = 60
@@ -146,11 +146,6 @@ def reserved_bytes(program: Any, calls: int = WARM_UP) -> int:
     return found.reserved_bytes if found is not None else 0
 
 
-def without_branches(chosen: Chosen) -> dict[str, Any]:
-    """Compile a workload without branches."""
-    return {"reserved_bytes": reserved_bytes(Workload(chosen, branches=False))}
-
-
 def measure(chosen: Chosen, lock: Path, *, delays: bool) -> dict[str, Any]:
     """Measure a workload both ways."""
     from delayed_graphs import delayed
@@ -164,7 +159,7 @@ def measure(chosen: Chosen, lock: Path, *, delays: bool) -> dict[str, Any]:
     node.Race = steering.race  # type: ignore[assignment, misc]
     with NotedOrders() as orders:
         program = Workload(chosen, branches=True)
-        row: dict[str, Any] = {"reserved_bytes": reserved_bytes(program)}
+        row: dict[str, Any] = {}
         for number in range(MOST_CALLS):
             program.iterate(number)
             sessions = [one.session for manager in managers() for one in manager.nodes() if one.session is not None]
@@ -222,7 +217,10 @@ def locked(path: Path) -> Iterator[None]:
 
 def work(phase: str, chosen: Chosen, row: Path, lock: Path, *, delays: bool) -> int:
     """Be the process for one workload: write its row."""
-    found = measure(chosen, lock, delays=delays) if phase == "measure" else without_branches(chosen)
+    if phase == "measure":
+        found = measure(chosen, lock, delays=delays)
+    else:
+        found = {"reserved_bytes": reserved_bytes(Workload(chosen, branches=phase == "branches"))}
     row.write_text(json.dumps(found), encoding="utf-8")
     return 0
 
@@ -369,7 +367,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             lines.append(f"{name:18} {row['status']}: {row.get('error')}")
             continue
         graphs = [one for one in row["recordings"] if one.get("launches")]
-        before = newest.get(("chain", name), {}).get("reserved_bytes")
+        chain, branches = (newest.get((phase, name), {}).get("reserved_bytes") for phase in ("chain", "branches"))
         cells = [f"{name:18} {sum(one['launches'] for one in graphs):8} {_most(graphs, 'longest_path'):5} "]
         cells.append(f"{_most(graphs, 'width'):5} ")
         if "times" not in row:
@@ -381,7 +379,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         cells.append(f"{times['chain']:9,.1f} {times['branches']:9,.1f} {row['times']['gain'] or 0:6.3f} ")
         cells.append(f"{itself['branches_won']}/{itself['races']}".rjust(6))
         cells.append(f"{len(delays['differing_seeds'])}/{delays['replays']}".rjust(8) if delays else " " * 8)
-        cells.append(f"{row['reserved_bytes'] / before:7.3f}" if before else " " * 7)
+        cells.append(f"{branches / chain:7.3f}" if chain and branches else " " * 7)
         lines.append("".join(cells) + f"  {_bits(row['bits'])}")
     if gains:
         mean = exp(sum(map(log, gains)) / len(gains))

@@ -162,7 +162,6 @@ def measured(**more: Any) -> dict[str, Any]:
         "phase": "measure",
         "workload": "A",
         "status": "ok",
-        "reserved_bytes": 102,
         "recordings": [{"direction": "inference", "launches": 7, "width": 3, "longest_path": 4, "reason": ""}],
         "bits": bits,
         "times": times,
@@ -176,7 +175,9 @@ def test_table_has_gain_memory_bits_and_mean() -> None:
     tuned = {"phase": "prepare", "workload": "A", "status": "ok", "reserved_bytes": 150}
     chain = {"phase": "chain", "workload": "A", "status": "ok", "reserved_bytes": 100}
     slower = measured(workload="B", times={"graphs_us": {"chain": 80.0, "branches": 100.0}, "gain": 0.8})
-    lines = proof.table([tuned, chain, measured(), slower]).splitlines()
+    lines = proof.table(
+        [tuned, chain, {**chain, "phase": "branches", "reserved_bytes": 102}, measured(), slower]
+    ).splitlines()
     assert lines[1].split() == ["A", "7", "4", "3", "100.0", "80.0", "1.250", "1/10", "0/100", "1.020", "equal"]
     assert "geometric mean of 2, the chain where it is faster: 1.118" in lines[-1]
 

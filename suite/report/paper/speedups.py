@@ -272,15 +272,16 @@ def read_proof(path: Path) -> dict[str, dict[str, Any]]:
     try:
         rows = [json.loads(line) for line in read_unpacked(path).splitlines()]
         passed = [(row_label(*row["workload"].split("/")), row) for row in rows if row["status"] == "ok"]
-        chains = {label: row["reserved_bytes"] for label, row in passed if row["phase"] == "chain"}
+        bytes_of = {(row["phase"], label): row.get("reserved_bytes") for label, row in passed}
         for label, row in passed:
             if row["phase"] == "measure":
+                chain, branches = bytes_of.get(("chain", label)), bytes_of.get(("branches", label))
                 found[label] = {
                     "gain": row["times"]["gain"] if "times" in row else None,
                     "graphs": len(row["recordings"]),
                     "branched": sum(one["winner"] == "branches" for one in row.get("decisions", [])),
                     "same_bits": row["bits"]["equal"] if "bits" in row else None,
-                    "memory_ratio": row["reserved_bytes"] / chains[label] if label in chains else None,
+                    "memory_ratio": branches / chain if chain and branches else None,
                     "device": row.get("run", {}).get("device", "an unknown GPU"),
                 }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

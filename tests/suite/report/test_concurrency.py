@@ -18,7 +18,7 @@ from tests.suite.report.test_paper import made, results, row
 
 
 def proof_row(workload: str, **changes: object) -> dict[str, object]:
-    row: dict[str, object] = {"phase": "measure", "workload": workload, "status": "ok", "reserved_bytes": 102}
+    row: dict[str, object] = {"phase": "measure", "workload": workload, "status": "ok"}
     return {**row, "recordings": [{}, {}], "run": {"device": "SYNTHETIC GPU"}, **changes}
 
 
@@ -27,6 +27,7 @@ def test_concurrency_shows_iterations_and_proved_graphs(tmp_path: Path) -> None:
     times = {"decisions": [{"winner": "branches"}, {"winner": "chain"}], "bits": {"equal": True}}
     proved = [
         {"phase": "chain", "workload": "EOS", "status": "ok", "reserved_bytes": 100},
+        {"phase": "branches", "workload": "EOS", "status": "ok", "reserved_bytes": 102},
         proof_row("EOS", times={"gain": 1.2}, **times),
         proof_row("MMC/current", times={"gain": 0.8}, **{**times, "bits": {"equal": False}}),
         proof_row("ST"),
