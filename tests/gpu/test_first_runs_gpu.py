@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -40,15 +42,28 @@ def test_autotuning_for_each_size_does_not_refuse_a_step() -> None:
     assert report.replays == 1 + 2 + 2  # of the second size one call was passed over
 
 
+class Doubled(torch.autograd.Function):
+    """`doubled`, with a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return doubled(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return doubled(gradients[0])
+
+
 def test_autotuning_does_not_refuse_callables() -> None:
-    sample = torch.randn(1000, device="cuda")
-    with torch.no_grad():
-        group = optimizations.graph_callables(doubled, [(sample,)])
-        for _ in range(3):
-            x = torch.randn(1000, device="cuda")
-            assert torch.equal(group[0](x), x * 2)
-    (report,) = group.report()
-    assert report.replays == 3
+    sample = torch.randn(1000, device="cuda", requires_grad=True)
+    group = optimizations.graph_callables(Doubled.apply, [(sample,)])
+    for _ in range(3):
+        x = torch.randn(1000, device="cuda", requires_grad=True)
+        result = group[0](x)
+        result.sum().backward()
+        assert torch.equal(result, x * 2) and torch.equal(x.grad, torch.full_like(x, 2))
+    assert group.calls_without_graph == 0
+    assert [report.replays for report in group.report()] == [3, 3]
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])

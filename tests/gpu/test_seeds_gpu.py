@@ -27,7 +27,7 @@ from optimizations.trees import manager, node, readable_seeds
 from optimizations.trees.containers import managers
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.hook import at_rest
-from optimizations.trees.reasons import FORWARD_UNCAPTURED
+from optimizations.trees.reasons import FORWARD_UNCAPTURED, KEPT
 
 if __name__ != "__main__":  # as a script it finds no other modules of the tests
     from gpu_harness import run_script
@@ -402,6 +402,9 @@ ON_THE_HOST = ("forward_has_no_graph", "forward_never_has_a_graph", "forward_was
 def test_uncaptured_backward_reads_its_seeds(way: str) -> None:
     """The program compares its results with eager's."""
     found = run_script(Path(__file__), way)
+    if not found["moved"] and KEPT in found["reasons"]:
+        # A thread of autograd may release a result after the backward has returned. Then the next forward has no graph.
+        found = run_script(Path(__file__), way)
     assert found["moved"] > 0, f"the way was not taken: {found}"
     assert found["replays"] > 0, f"the forward had no graph: {found}"
 

@@ -100,6 +100,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.forbids, self.as_captured = forbid, as_captured
         self.queries_capture = self.queries_random_state = False
         self._made: set[int] = set()
+        self._states: set[int] = set()
         self.operations: list[Operation] = []
         self.refusals: list[Refusal] = []
         self.outside: dict[int, str | None] = {}
@@ -160,6 +161,7 @@ class Observer(torch_internals.TorchDispatchMode):
             made_from.update(one.data_ptr() for one in args if isinstance(one, torch.UntypedStorage))
         if name.startswith(_LIFTS):
             self._made.add(storage(args[0]))
+            self._states.discard(storage(args[0]))
         line = current_line()
         compared = not name.startswith(_UNCOMPARED) or (name.startswith(_DETACH) and inputs[0].requires_grad)
         if compared:
@@ -185,7 +187,10 @@ class Observer(torch_internals.TorchDispatchMode):
         if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in tensors_in(result)):
             return result  # made in a mode of the program
         results = list(tensors_in(result))
-        on_gpu = any(map(self.holds, [*inputs, *results]))
+        of_gpu = any(map(self.holds, inputs))
+        for place in (storage(one) for one in results if not self.holds(one)):
+            (self._states.add if of_gpu else self._states.discard)(place)
+        on_gpu = of_gpu or any(map(self.holds, results))
         self.draws_by_default |= drawing and on_gpu and not has_own_state(func)
         self._made.update(place for place in map(storage, results) if place not in made_from)
         return result
@@ -199,9 +204,14 @@ class Observer(torch_internals.TorchDispatchMode):
         return self._known.get(address, "")
 
     def _numbers_in(self, inputs: Sequence[torch.Tensor]) -> Iterator[Any]:
-        """Yield the values of CPU tensors of one element, which kernels take as a parameter."""
+        """Yield the values of CPU tensors of one element, which kernels take as a parameter.
+
+        An operator on the GPU that returns a CPU tensor returns the random state that its backward needs. That of
+        attention differs from call to call, and lies on the GPU in a capture.
+        """
         for tensor in inputs if any(map(self.holds, inputs)) else ():
-            if tensor.device.type == "cpu" and not self.holds(tensor) and tensor.numel() == 1:
+            is_number = tensor.device.type == "cpu" and not self.holds(tensor) and tensor.numel() == 1
+            if is_number and storage(tensor) not in self._states:
                 with self.unseen():
                     yield from self._summaries(tensor.item())
 
@@ -279,7 +289,7 @@ class Observer(torch_internals.TorchDispatchMode):
     ) -> None:
         # Of a tensor of one element that the step made, kernels take the number, which is compared.
         found = [one for one in inputs if storage(one) not in self._made or (with_gpu and one.numel() > 1)]
-        outside = [one for one in found if not self.holds(one)]
+        outside = [one for one in found if not self.holds(one) and storage(one) not in self._states]
         if not outside or any(tensor.device.type == "meta" for tensor in outside):
             return
         written = {id(tensor) for tensor in _written(func, args, kwargs)}

@@ -361,6 +361,21 @@ def test_assigned_number_is_in_the_trace() -> None:
         assert observer.refusals[0].reason.startswith("copies a CPU tensor")
 
 
+def test_random_state_of_an_operator_is_not_compared() -> None:
+    """As attention's, whose forward returns its seed in CPU memory and whose backward reads it there."""
+    x = torch.ones(3)
+    on_the_gpu = {storage(x)}
+    observer = Observer(lambda tensor: storage(tensor) in on_the_gpu, {}, forbid=False)
+    with observer:
+        state = x.sum()
+        x.mul_(state)
+        state += 1
+        x.mul_(state * torch.tensor(2.0))
+    without, of_a_number = [one.arguments for one in observer.operations if one.name == "aten.mul_.Tensor"]
+    assert 3.0 not in without and of_a_number[-1] == 8.0
+    assert not observer.refusals
+
+
 class Seen(TorchFunctionMode):
     def __init__(self) -> None:
         self.functions: list[Any] = []
