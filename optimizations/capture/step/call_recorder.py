@@ -245,7 +245,6 @@ class CallRecorder:
                 self._refused[key] = progress.refusal
             return self._uncaptured(args, kwargs, progress.refusal, call)
         if action is Action.RECORD:
-            self._plan.fruitless = 0
             return self._record(key, call, progress)
         if action is Action.OBSERVE:
             return self._observe(key, call, progress)
@@ -398,6 +397,7 @@ class CallRecorder:
                 recording.record_s = time.perf_counter() - began
                 self.recordings.add(device, recording)
                 progress.recorded()
+                self._plan.fruitless = 0
                 stay = recording.gradients.stay(call.before)
                 call.before.clear()  # these gradients are unused from now on
                 recording.inputs.free()

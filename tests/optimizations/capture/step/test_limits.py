@@ -24,6 +24,7 @@ from optimizations.capture.step import call_recorder, kept_recordings
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import StepRefused
+from optimizations.capture.step.progress import MOST_SIGNATURES
 from tests.optimizations.capture.callables.test_differentiation import graphed
 
 
@@ -38,6 +39,15 @@ def test_shapes_beyond_the_limit_run_uncaptured() -> None:
     assert len(report.recordings) == 1 and report.recordings[0].signature.startswith("[6, 8] float32")
     assert report.replays == 3
     assert "which is the limit" in report.refusals[0].reason
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_ever_new_shapes_beyond_the_limit_are_not_observed() -> None:
+    step = GraphedStep(sgd("cpu").step, device=CpuDevice(), limit=1)
+    for rows in range(1, MOST_SIGNATURES + 6):
+        for batch in batches("cpu", 3, rows=rows):
+            step(*batch)
+    assert step.report().refusals[-1].reason == f"more than {MOST_SIGNATURES} different calls were seen"
 
 
 def decayed(per_rate: int) -> GraphedStep:
