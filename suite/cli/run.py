@@ -168,5 +168,8 @@ def _print_conclusions(path: Path, programs: Sequence[str]) -> None:
     from suite.report.conclusion import six_lines
     from suite.report.runs import load_run
 
+    if not programs:
+        return
+    run = load_run(path)
     for name in programs:
-        print(name, *(f"  {line}" for line in six_lines(load_run(path), name)), sep="\n")
+        print(name, *(f"  {line}" for line in six_lines(run, name)), sep="\n")
