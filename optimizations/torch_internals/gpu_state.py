@@ -22,12 +22,6 @@ def memory_segments(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]
     return found
 
 
-def generator_identity(generator: torch.Generator) -> int:
-    """Return the same number for all objects of one generator: operators get another object than the program has."""
-    found: int = generator._cdata  # type: ignore[attr-defined]
-    return found
-
-
 def is_capturing(stream: torch.cuda.Stream) -> bool:
     """Return whether a stream is being captured. Check this before one stream waits for another.
 
