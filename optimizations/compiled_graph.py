@@ -165,7 +165,8 @@ def _calls_own_operators(graph_module: torch.fx.GraphModule) -> bool:
     """Return whether a graph of Dynamo calls operators that PyTorch does not define, and that may run a backward."""
     graphs = [one.graph for one in graph_module.modules() if isinstance(one, torch.fx.GraphModule)]
     modules = {str(getattr(node.target, "__module__", None)) for graph in graphs for node in graph.nodes}
-    return any(name.startswith("torch._ops.") for name in modules - {"torch._ops.aten", "torch._ops.prims"})
+    pure = {f"torch._ops.{namespace}" for namespace in torch_internals.PURE_OPERATORS}
+    return any(name.startswith("torch._ops.") for name in modules - pure)
 
 
 def _fed(
