@@ -1,4 +1,4 @@
-"""Save conjugates and negatives for a backward as tensors of their own, and not as flagged views.
+"""Save conjugates and negatives for a backward as tensors of their own, and not as lazy views.
 
 Operators on complex tensors need conjugates backward. `aten._conj` and `aten._neg_view` copy nothing: they return the
 memory with a flag. AOTAutograd's partitioner saves the flagged tensor. But a graph keeps only the memory of a result,
@@ -24,7 +24,7 @@ _COMPUTED = {
     torch_internals.conj_operator: torch.ops.aten.conj_physical.default,
     torch_internals.neg_operator: torch.ops.aten.neg.default,
 }
-"""By the operator that returns a flagged view: the one that computes its values."""
+"""The operators that compute conjugates and negatives, by those that return them as lazy views."""
 
 
 def saving_without_flags(partition: Callable[..., Any]) -> Callable[..., Any]:

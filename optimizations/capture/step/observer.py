@@ -100,7 +100,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.forbids, self.as_captured = forbid, as_captured
         self.queries_capture = self.queries_random_state = False
         self._made: set[int] = set()
-        self._states: set[int] = set()
+        self._random_states: set[int] = set()
         self.operations: list[Operation] = []
         self.refusals: list[Refusal] = []
         self.outside: dict[int, str | None] = {}
@@ -161,7 +161,7 @@ class Observer(torch_internals.TorchDispatchMode):
             made_from.update(one.data_ptr() for one in args if isinstance(one, torch.UntypedStorage))
         if name.startswith(_LIFTS):
             self._made.add(storage(args[0]))
-            self._states.discard(storage(args[0]))
+            self._random_states.discard(storage(args[0]))
         line = current_line()
         compared = not name.startswith(_UNCOMPARED) or (name.startswith(_DETACH) and inputs[0].requires_grad)
         if compared:
@@ -189,7 +189,7 @@ class Observer(torch_internals.TorchDispatchMode):
         results = list(tensors_in(result))
         of_gpu = any(map(self.holds, inputs))
         for place in (storage(one) for one in results if not self.holds(one)):
-            (self._states.add if of_gpu else self._states.discard)(place)
+            (self._random_states.add if of_gpu else self._random_states.discard)(place)
         on_gpu = of_gpu or any(map(self.holds, results))
         self.draws_by_default |= drawing and on_gpu and not has_own_state(func)
         self._made.update(place for place in map(storage, results) if place not in made_from)
@@ -211,7 +211,7 @@ class Observer(torch_internals.TorchDispatchMode):
         """
         for tensor in inputs if any(map(self.holds, inputs)) else ():
             is_number = tensor.device.type == "cpu" and not self.holds(tensor) and tensor.numel() == 1
-            if is_number and storage(tensor) not in self._states:
+            if is_number and storage(tensor) not in self._random_states:
                 with self.unseen():
                     yield from self._summaries(tensor.item())
 
@@ -289,7 +289,7 @@ class Observer(torch_internals.TorchDispatchMode):
     ) -> None:
         # Of a tensor of one element that the step made, kernels take the number, which is compared.
         found = [one for one in inputs if storage(one) not in self._made or (with_gpu and one.numel() > 1)]
-        outside = [one for one in found if not self.holds(one) and storage(one) not in self._states]
+        outside = [one for one in found if not self.holds(one) and storage(one) not in self._random_states]
         if not outside or any(tensor.device.type == "meta" for tensor in outside):
             return
         written = {id(tensor) for tensor in _written(func, args, kwargs)}
