@@ -56,6 +56,13 @@ def result_of(compiled: Compiled, start: float) -> torch.Tensor:
     return compiled.checked(values(start), values(start + 1), W)[0]
 
 
+def assert_new(result: torch.Tensor) -> None:
+    """Check that nothing of an earlier caller's is left in a result."""
+    assert type(result) is torch.Tensor and result.shape == W.shape and result.stride() == W.stride()
+    assert not (result.requires_grad or vars(result) or result._backward_hooks or result.grad is not None)
+    assert weakref.getweakrefcount(result) == 0
+
+
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("inference", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
@@ -66,9 +73,7 @@ def test_metadata_change_of_a_result_does_not_persist(
     replays = cuda_on_cpu.replays
     for start in range(3):
         result = result_of(compiled, start)
-        assert type(result) is torch.Tensor and result.shape == W.shape and result.stride() == W.stride()
-        assert not (result.requires_grad or vars(result) or result._backward_hooks or result.grad is not None)
-        assert weakref.getweakrefcount(result) == 0
+        assert_new(result)
         reference = weakref.ref(result)
         change(result)
         del result
@@ -89,9 +94,7 @@ def test_change_of_a_gradient_does_not_persist(
     replays = cuda_on_cpu.replays
     for start in range(4):
         result = result_of(compiled, start)
-        assert type(result) is torch.Tensor and result.shape == W.shape and result.stride() == W.stride()
-        assert not (result.requires_grad or vars(result) or result._backward_hooks or result.grad is not None)
-        assert weakref.getweakrefcount(result) == 0
+        assert_new(result)
         address = result.data_ptr()
         change(result)
         moved = result.data_ptr() != address
