@@ -49,8 +49,8 @@ LIBRARY = (
     "maml_second_order_inner_loop",
     "nano_gpt_checkpointed_blocks",
 )
-"""Of the programs that a GPU compares: policies and slow copies, rings of keys, second derivatives, activations and
-attention that are computed once more."""
+"""Programs that a GPU compares as well. They have several optimizers, a queue on the device, two backwards in a step,
+second derivatives, and activations that are computed again."""
 
 
 @pytest.mark.parametrize("name", LIBRARY)
