@@ -135,7 +135,7 @@ def generators_of_random_numbers(world: World) -> None:
         world.note(torch.rand(2, generator=own))
 
 
-@kind(gradients=False)
+@kind(gradients=False, ends_stock=True)
 def fake_tensors_and_real_ones(world: World) -> None:
     """Between real calls a compiled function gets fake tensors, for the shapes of its results."""
     from torch._subclasses.fake_tensor import FakeTensorMode
