@@ -14,11 +14,12 @@ handles itself:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -124,8 +125,20 @@ def checks_deaths_when_running() -> bool:
     return "expected_dead_indices_after_graph" in code.co_names
 
 
+@contextlib.contextmanager
+def _timed(name: str, compile_id: Any, mode: Any) -> Iterator[None]:
+    """Time a block as stock does, without an entry in `torch._dynamo.utils.get_compilation_metrics`.
+
+    For each entry PyTorch copies and serializes all its settings, which takes as long as the rest of a recording.
+    """
+    backward = mode == torch_internals.cudagraph_trees.CompilationMode.BACKWARD
+    timed = torch_internals.dynamo_utils.dynamo_timed
+    with timed(name, log_pt2_compile_event=True, compile_id=compile_id, is_backward=backward):
+        yield
+
+
 def with_globals(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
-    """Return a stock function with `names` in place of its module's globals of these names.
+    """Return a stock function with `names` in place of its module's globals of these names, and `_timed` as its timer.
 
     A method of stock's names what it uses as globals of its module, the class of the nodes for example. A subclass that
     wants another one takes the method's code with its own globals, so that nothing is copied or patched. The other
@@ -146,7 +159,7 @@ def with_globals(function: Callable[..., Any], **names: Any) -> Callable[..., An
         )
     bound = FunctionType(
         function.__code__,
-        {**function.__globals__, **names},
+        {**function.__globals__, "dynamo_timed_cudagraph": _timed, **names},
         function.__name__,
         function.__defaults__,
         function.__closure__,

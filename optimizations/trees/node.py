@@ -52,6 +52,7 @@ from optimizations.torch_internals.stock_trees import (
     checks_deaths_when_running,
     compared_inputs,
     refuse_derivatives,
+    with_globals,
 )
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.liveness import MANY, Many, Reference, by_address, rearranged
@@ -103,7 +104,7 @@ class EncoreNode(CUDAGraphNode):
         self.copied_bytes = 0
         self.takes_fast_path = False
         started = time.perf_counter()
-        super().__init__(wrapped_function, *args, **kwargs)
+        with_globals(CUDAGraphNode.__init__)(self, wrapped_function, *args, **kwargs)
         seconds = time.perf_counter() - started
         self._copied = list(self.non_static_input_idx)
         self.copied_per_replay = self._bytes_of(self._copied)

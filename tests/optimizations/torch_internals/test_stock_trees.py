@@ -105,6 +105,17 @@ def test_copied_inputs_have_one_list(cuda_on_cpu: CudaOnCpu) -> None:
     assert node.non_static_input_idx == node.input_copy_idxs == [1]
 
 
+def test_recordings_leave_no_compilation_metrics(cuda_on_cpu: CudaOnCpu) -> None:
+    """PyTorch takes as long for one as for a recording. Its timers count recordings."""
+    utils = torch_internals.dynamo_utils
+    utils.get_runtime_metrics_context().finish()
+    utils.compilation_time_metrics.clear()
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, values(7), calls=3)
+    assert utils.get_runtime_metrics_context()._metrics == {}
+    assert len(utils.compilation_time_metrics["CUDAGraphNode.record"]) == len(nodes()) == 1
+
+
 def test_released_pool_clears_its_decisions(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, values(7), calls=3)
