@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,15 +14,13 @@ from pathlib import Path
 
 import pytest
 from fixtures.fake_host import FakeHost
+from fixtures.fake_runs import default_signals
 
 from host_tuning.machine import CPU, NO_TURBO
 from host_tuning.state import STATE
 
 TUNE = ("tune", "--governor", "--frequency", "base", "--no-turbo", "--c-states")
-FIRST = f"{CPU}/cpufreq/policy0/scaling_governor"
 LAST = f"{CPU}/cpu3/cpuidle/state2/disable"
-FREE_BYTES = 1100
-"""What the standard output of an interrupted `tune` takes before it blocks: the lines of about half of its changes."""
 
 
 def command(root: Path, *arguments: str) -> list[str]:
@@ -41,22 +40,23 @@ def warned(root: Path) -> set[str]:
 
 
 def stopped_midway(root: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """Start `tune` with an output pipe that fills up, so that it waits between two changes; with the pipe.
+    """Start `tune` and return it, waiting between two changes, with the reading end of its output pipe.
 
-    Each change is printed before it is made, and a pipe that nobody reads takes only so much.
+    Each change is printed before it is made. The pipe takes the lines of half of the changes and nobody reads it, so
+    once the last of these changes is made the process waits.
     """
+    lines = run(root, *TUNE, "--dry-run").stdout.replace("would ", "").splitlines(keepends=True)
+    taken = lines[: len(lines) // 2]
+    ((value, file),) = re.findall(r"write '(.+)' to /(\S+)", taken[-1])
     reader, writer = os.pipe()
     size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-    os.write(writer, b"x" * (size - FREE_BYTES))
-    process = subprocess.Popen(command(root, *TUNE), stdout=writer, stderr=subprocess.PIPE)
+    os.write(writer, b"x" * (size - len("".join(taken))))
+    process = subprocess.Popen(command(root, *TUNE), stdout=writer, stderr=subprocess.PIPE, preexec_fn=default_signals)
     os.close(writer)
     deadline = time.monotonic() + 60
-    seen: list[str] = []
-    while "performance" not in (root / FIRST).read_text() or len(seen) < 5 or len(set(seen[-5:])) > 1:
+    while (root / file).read_text().strip() != value:
         assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
-        seen.append(" ".join(path.read_text() for path in sorted((root / "sys").rglob("*")) if path.is_file()))
-    assert (root / LAST).read_text().strip() == "0", "the last change is not made yet"
+        time.sleep(0.01)
     return process, reader
 
 
