@@ -29,17 +29,18 @@ from optimizations.torch_internals.gpu_state import is_capturing
 T = TypeVar("T")
 
 RUNNING: dict[int, Any] = {}
-"""The locks under which threads run functions, by thread."""
+"""The functions (`trees.function.RecordableFunction`) that threads run under their locks, by thread."""
 
 
-def run_under(turn: Any, run: Callable[[list[Any]], T], inputs: list[Any]) -> T:
+def run_under(function: Any, inputs: list[Any]) -> Any:
     """Run a function whose manager's lock this thread holds, or that is called inside of another function."""
     thread = threading.get_ident()
     if thread in RUNNING:
-        return run(inputs)
+        RUNNING[thread].runs_inside(function.direction)
+        return function.run(inputs)
     try:  # an interrupt may come right after any call
-        RUNNING[thread] = turn
-        return backwards_here(run, inputs)
+        RUNNING[thread] = function
+        return backwards_here(function.run, inputs)
     finally:
         RUNNING.pop(thread, None)
 
@@ -56,7 +57,8 @@ def backwards_here(run: Callable[..., T], *arguments: Any) -> T:
 
 def inside_another(turn: Any) -> bool:
     """Return whether this thread runs a function under another lock, so that it must not wait for this one."""
-    return RUNNING.get(threading.get_ident(), turn) is not turn
+    running = RUNNING.get(threading.get_ident())
+    return running is not None and running.turn is not turn
 
 
 def inside_a_function() -> bool:

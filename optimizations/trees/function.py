@@ -18,6 +18,7 @@ from optimizations.options import Options
 from optimizations.report.recordings import CountedCalls, Direction, KeptResults, RecordingReport, SelectionReport
 from optimizations.selection import Decision, copies_cost_more, without_graph
 from optimizations.torch_internals.geometry import FixedGeometry
+from optimizations.trees.reasons import RUNS_BACKWARD
 from optimizations.trees.streams import follow_streams
 
 NO_GRAPH = "no graph was recorded yet"
@@ -96,6 +97,7 @@ class RecordableFunction:
         self.turn: AbstractContextManager[Any] | None = None
         self.geometry: FixedGeometry | None = None
         self._misfits = 0, 0
+        self._pending_inside = 0  # forwards that ran inside of the call in progress and wait for their backwards
         self._uncaptured: Counter[str] = Counter()
         self._slow_calls: Counter[str] = Counter()
         self._recordings: list[weakref.ref[Any]] = []  # of `node.EncoreNode`s
@@ -104,7 +106,17 @@ class RecordableFunction:
     def __call__(self, inputs: list[Any]) -> Any:
         if self.turn is None:
             return self.run(inputs)
-        return run_under(self.turn, self.run, inputs)
+        self._pending_inside = 0
+        return run_under(self, inputs)
+
+    def runs_inside(self, direction: Direction) -> None:
+        """Callback: an operator in this function calls another one.
+
+        The backward of a forward from before fills gradients that no schema names, and a replay would fill them again.
+        """
+        self._pending_inside += {"forward": 1, "backward": -1, "inference": 0}[direction]
+        if self._pending_inside < 0 and not self.code().collective:
+            self.without_graph = self.without_graph or RUNS_BACKWARD
 
     # Selection
 

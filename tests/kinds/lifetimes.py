@@ -168,3 +168,27 @@ def operators_that_call_compiled_functions(world: World) -> None:
             world.note(outer(world.values(step)), inner(world.values(step + 30)))
     finally:
         _INNER.clear()
+
+
+@torch.library.custom_op("kinds_of_programs::runs_backward", mutates_args=())
+def _runs_backward(x: torch.Tensor) -> torch.Tensor:
+    _INNER.pop("loss").backward()
+    return x.clone()
+
+
+@_runs_backward.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@kind()
+def operators_that_run_pending_backwards(world: World) -> None:
+    """Gradients are filled, which the operator's schema does not say."""
+    net = world.module(nn.Linear(4, 4))
+    trained = world.compile(net)
+    outer = world.compile(lambda x: torch.ops.kinds_of_programs.runs_backward(x + 1) * 3)
+    for step in range(STEPS):
+        _INNER["loss"] = trained(world.values(step)).square().sum()
+        with torch.no_grad():
+            world.note(outer(world.values(step + 30)))
+        world.note_gradients(net)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,10 +138,14 @@ def test_call_inside_of_another_managers_function_takes_no_lock(cuda_on_cpu: Cud
     """Another thread may hold it and wait for this one's: the call launches no graph."""
     compiled = on_fast_path(cuda_on_cpu, slow_calls)
     turn, replays = compiled.functions[0].turn, cuda_on_cpu.replays
-    turns.run_under(threading.RLock(), lambda inputs: call(compiled), [])
+    outer = SimpleNamespace(
+        turn=threading.RLock(), run=lambda inputs: call(compiled), runs_inside=lambda direction: None
+    )
+    turns.run_under(outer, [])
     assert cuda_on_cpu.replays == replays
     assert list(compiled.uncaptured()) == [reasons.INSIDE_FUNCTION]
-    turns.run_under(turn, lambda inputs: call(compiled), [])
+    outer.turn = turn
+    turns.run_under(outer, [])
     call(compiled)
     assert cuda_on_cpu.replays == replays + 2
     assert not turns.RUNNING
