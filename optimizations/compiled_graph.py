@@ -113,12 +113,11 @@ def _compiled(
 def reset() -> None:
     """Free what compiled functions hold. Reports are kept.
 
-    It ends stock's graphs of the calling thread. Encore's are ended if no other thread has any: that one may be in the
-    middle of a replay.
+    PyTorch ends stock's graphs of the calling thread. Encore's are ended after the calls that other threads are in.
     """
     release_bindings()
     maker = sys.modules.get("optimizations.trees.maker")  # not imported where no graph was ever made
-    if maker is not None and not maker.containers.others_have_managers():
+    if maker is not None:
         maker.release_recordings()
 
 

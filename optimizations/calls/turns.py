@@ -7,7 +7,7 @@ to the one that the holder waits for. So while operators of the program run unde
 run in the thread that holds it (`backwards_here`). In a capture they allocate memory of the graph then.
 
 Note [Order of locks]. A thread that runs a function under its lock waits for no other lock of Encore's, so there is no
-deadlock between threads. An operator in that function may call a function of another manager, which another thread may
+deadlock between threads. An operator in that function may call a function of another device, which another thread may
 be running: that call runs without a graph. It may call a function with CPU values, whose `Feeds` another thread may
 hold while it waits for the manager: that call runs the graph as it was before placement. It may call a function whose
 first call another thread is making: that call runs without a graph. So a lock of `Feeds`, and that of a first call, is

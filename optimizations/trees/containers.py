@@ -1,15 +1,16 @@
-"""Keep Encore's managers, per thread and device, separate from stock's.
+"""Keep Encore's managers, one for each device, separate from stock's.
 
-Stock keeps its managers in a dictionary that only the importing thread and its autograd threads can reach. Encore has
-one for each thread that compiles, and the functions of a compilation have the managers of its thread: a backward, which
-a thread of the autograd engine compiles and runs, those of its forward. What such a thread compiles first by itself, in
-a hook for example, has those of the main thread.
+Stock keeps its managers in a dictionary that only the importing thread and its autograd threads can reach. Encore's are
+for all threads, whose calls take turns: Note [Threads] in `streams`.
+
+A finalizer may run wherever Python allocates, and may call a compiled function or reset Encore. With a lock it would
+wait for its own thread. So there is no lock: the dictionary is used by atomic operations only (`get`, `setdefault`,
+`popitem`, `copy`).
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any
 
 from optimizations import torch_internals
@@ -17,60 +18,33 @@ from optimizations.weak_registry import WeakRegistry
 
 TreeManagerContainer: Any = torch_internals.cudagraph_trees.TreeManagerContainer
 
-
-class ThreadContainers:
-    """Hold the containers (`graphed_function.EncoreContainer`) of one thread, by device.
-
-    A finalizer may run wherever Python allocates, and may call a compiled function or reset Encore. With a lock it
-    would wait for its own thread. So there is no lock: the dictionary is used by atomic operations only (`get`,
-    `setdefault`, `popitem`, `copy`).
-    """
-
-    def __init__(self) -> None:
-        self.by_device: dict[int, Any] = {}
-
-
-_ALL: WeakRegistry[ThreadContainers] = WeakRegistry()
-"""The containers of all threads."""
+BY_DEVICE: dict[int, Any] = {}
+"""The containers of managers (`graphed_function.EncoreContainer`), by CUDA device."""
 
 GRAPHED: WeakRegistry[Any] = WeakRegistry()
 """All `graphed_function.GraphedFunction`s."""
 
 
-RECORDING = threading.local()
-"""Attribute `owner`: the containers with which this thread recorded last."""
-
-
-def thread_containers() -> ThreadContainers:
-    """Return the containers of this thread."""
-    thread = threading.current_thread()
-    if isinstance(thread, threading._DummyThread):  # the autograd engine's
-        thread = threading.main_thread()
-    found: ThreadContainers = vars(thread).setdefault("encore_containers", ThreadContainers())
-    _ALL.add(found)
-    return found
-
-
 def container_of_call(device_index: int) -> Any:
     """Return the container of a call that records; an empty one if Encore was reset during the call."""
-    return RECORDING.owner.by_device.get(device_index) or TreeManagerContainer(device_index)
+    return BY_DEVICE.get(device_index) or TreeManagerContainer(device_index)
 
 
-def managers(device_index: int | None = None, but: ThreadContainers | None = None) -> list[Any]:
-    """Return the live managers (`manager.EncoreManager`) of all threads but one, on one CUDA device or on all."""
-    return [
-        container.tree_manager
-        for containers in _ALL.alive()
-        if containers is not but
-        for index, container in containers.by_device.copy().items()
-        if container.tree_manager is not None and device_index in (None, index)
-    ]
+def manager_of(device_index: int) -> Any:
+    """Return the live manager (`manager.EncoreManager`) of a CUDA device; None if it has none."""
+    container = BY_DEVICE.get(device_index)
+    return None if container is None else container.tree_manager
+
+
+def managers() -> list[Any]:
+    """Return the live managers of all CUDA devices."""
+    return [found for index in BY_DEVICE.copy() if (found := manager_of(index)) is not None]
 
 
 def everything() -> list[Any]:
     """Return all live containers, managers and graphs, for a process that must not free them."""
     found = managers()
-    return [*_ALL.alive(), *found, *(node for manager in found for node in manager.nodes())]
+    return [*BY_DEVICE.copy().values(), *found, *(node for manager in found for node in manager.nodes())]
 
 
 def settled() -> bool:
@@ -85,20 +59,14 @@ def settled() -> bool:
     )
 
 
-def others_have_managers() -> bool:
-    """Return whether a thread with other containers has a manager."""
-    return bool(managers(but=thread_containers()))
-
-
 def free_all() -> None:
     """Shut every manager down and forget it: graphs, pools and placeholders are freed. Functions record again."""
-    for containers in _ALL.alive():
-        while containers.by_device:
-            try:
-                _, container = containers.by_device.popitem()
-            except KeyError:  # another thread took the last one
-                break
-            if container.tree_manager is not None:
-                container.tree_manager.shutdown()
+    while BY_DEVICE:
+        try:
+            _, container = BY_DEVICE.popitem()
+        except KeyError:  # another thread took the last one
+            break
+        if container.tree_manager is not None:
+            container.tree_manager.shutdown()
     for function in GRAPHED.alive():
         function.forget()

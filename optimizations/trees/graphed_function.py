@@ -75,10 +75,9 @@ class EncoreContainer(containers.TreeManagerContainer):
             return self.tree_manager
 
 
-def container(device_index: int, owner: containers.ThreadContainers | None = None) -> EncoreContainer:
-    """Return the container for a CUDA device of those with which this thread records, or of others."""
-    by_device = (containers.RECORDING.owner if owner is None else owner).by_device
-    found: EncoreContainer = by_device.setdefault(device_index, EncoreContainer(device_index))
+def container(device_index: int) -> EncoreContainer:
+    """Return the container of the manager of a CUDA device."""
+    found: EncoreContainer = containers.BY_DEVICE.setdefault(device_index, EncoreContainer(device_index))
     return found
 
 
@@ -110,7 +109,6 @@ class GraphedFunction:
         options: the user's.
         report: called with each function that is recorded, and reads its report from it later.
         direction: the function's direction.
-        owner: the containers of the managers that record it.
         static_input_idxs, mutated_input_idxs, keywords: as for `torch._inductor.compile_fx.cudagraphify`.
 
     Attributes:
@@ -123,7 +121,6 @@ class GraphedFunction:
         options: Options,
         report: Callable[[ReportedFunction], None],
         direction: Direction,
-        owner: containers.ThreadContainers,
         *,
         static_input_idxs: Sequence[int] = (),
         mutated_input_idxs: Sequence[int] = (),
@@ -135,7 +132,6 @@ class GraphedFunction:
         self._options = options
         self._report = report
         self._direction: Direction = direction
-        self._owner = owner
         self._static_input_idxs = static_input_idxs
         self._mutated_input_idxs = mutated_input_idxs
         self._keywords = keywords
@@ -218,7 +214,6 @@ class GraphedFunction:
         recordable.written_inputs = self._written_inputs(inputs)
         static = trees.remove_unaligned_input_idxs(inputs, self._static_input_idxs)
         static = sorted({*static, *recordable.written_inputs})
-        containers.RECORDING.owner = self._owner
         recorded, outputs = record(
             recordable,
             inputs,

@@ -28,7 +28,6 @@ class EncoreMaker:
         self._options = options
         self._report = report
         self._forward: Any = None  # the `CompiledFxGraph` of a forward, until its autograd function is made
-        self._containers = containers.thread_containers()
 
     def cudagraphify(
         self,
@@ -45,7 +44,6 @@ class EncoreMaker:
             self._options,
             self._report,
             "backward" if is_backward else "inference" if is_inference else "forward",
-            self._containers,
             static_input_idxs=static_input_idxs,
             **keywords,
         )
@@ -57,7 +55,7 @@ class EncoreMaker:
         asserts that the manager exists.
         """
         index = torch.cuda.current_device() if device_index is None else device_index
-        return container(index, self._containers).get_tree_manager()
+        return container(index).get_tree_manager()
 
     def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
         """Callback: Inductor compiled or loaded `compiled_graph`; `graphed`: CUDA graphs run its functions."""

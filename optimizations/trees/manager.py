@@ -425,7 +425,7 @@ class EncoreManager(CUDAGraphTreeManager):
         if several_ranks(function.code()):  # Note [Functions of several ranks]
             return None
         siblings = self._recorded_after(self.current_node, function_id)
-        functions = [one.model for one in self.ids_to_funcs.values()]
+        functions = [one.model for one in list(self.ids_to_funcs.values())]
         copied_out = function.direction == "backward" and any(
             one.kept_outputs and one.direction == "forward" for one in functions
         )

@@ -1,8 +1,8 @@
 """Order a manager's calls over threads and streams.
 
-Note [Threads]. A compiled function may be called from any thread, but its manager belongs to the first thread that
-called it. So calls hold a lock. A thread that never used CUDA has no current context, which driver calls need. Work on
-a new stream waits for the work enqueued on the last call's stream, because both use the same memory.
+Note [Threads]. A function may be called from any thread, and a device has one manager for all threads. So calls hold a
+lock. A thread that never used CUDA has no current context, which driver calls need. Work on a new stream waits for the
+work enqueued on the last call's stream, because both use the same memory.
 
 Note [Captures of the program's own]. On a stream that is being captured, a graph can be neither launched nor recorded.
 `torch.cuda.graph` changes the current stream, so the change of streams reveals a capture. Functions run without graphs
@@ -27,7 +27,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.calls.turns import inside_a_function, make_context_current, stream_of, wait_for_stream
-from optimizations.trees.containers import managers
+from optimizations.trees.containers import manager_of
 
 
 class CallStreams:
@@ -94,9 +94,9 @@ def follow_streams(device_index: int) -> None:
 
     Inside of another function this does nothing: that function's call is already ordered.
     """
-    thread = threading.get_ident()
-    for one in managers(device_index):
-        moved = one.streams.last != torch_internals.current_raw_stream(device_index)
-        if moved and thread in one.streams.callers and not inside_a_function():
-            with one.turn:
-                one.streams.follow(one.current_node)
+    manager = manager_of(device_index)
+    if manager is None or manager.streams.last == torch_internals.current_raw_stream(device_index):
+        return
+    if threading.get_ident() in manager.streams.callers and not inside_a_function():
+        with manager.turn:
+            manager.streams.follow(manager.current_node)

@@ -14,7 +14,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.report import CompiledGraph
 from optimizations.torch_internals import outcome
-from optimizations.trees.containers import managers
+from optimizations.trees.containers import manager_of
 from suite.measure.source_line import Reasons
 from suite.results.schema import GraphCounts
 
@@ -57,9 +57,8 @@ def recorded_graphs(device: torch.device) -> list[Any]:
     if device.type != "cuda":
         return []
     index = torch.cuda.current_device() if device.index is None else device.index
-    stock = torch_internals.cudagraph_trees.get_manager(index, False)
-    found = [*managers(index), *([stock] if stock is not None else [])]
-    nodes = [root for manager in found for root in manager.get_roots()]
+    found = manager_of(index), torch_internals.cudagraph_trees.get_manager(index, False)
+    nodes = [root for manager in found if manager is not None for root in manager.get_roots()]
     for node in nodes:  # grows during the loop: the trees are visited breadth first
         for children in node.children.values():
             nodes.extend(children)

@@ -18,8 +18,13 @@ import pytest
 from simulated_gpu.trees import own_container
 
 from optimizations import torch_internals
+from optimizations.calls.bound import BoundRoots
+from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step import graphed_step
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.placement.feeds import Feeds
 from optimizations.trees import containers
+from optimizations.trees.graphed_function import GraphedFunction
 from optimizations.weak_registry import WeakRegistry
 from tests.test_layers import SOURCES
 
@@ -27,23 +32,22 @@ LISTS_S = 0.2
 """How long one thread lists while another adds. A weak set fails within milliseconds."""
 
 USERS = [
-    ("optimizations.compiled_graph", "Feeds", "_FEEDS", "release_feeds"),
-    ("optimizations.calls.bound", "BoundRoots", "_all", "release_bindings"),
-    ("optimizations.trees.containers", "ThreadContainers", "_ALL", "managers"),
-    ("optimizations.trees.containers", "ThreadContainers", "GRAPHED", "free_all"),
-    ("optimizations.capture.step.graphed_step", "GraphedStep", "_steps", "release_steps"),
-    ("optimizations.capture.callables.graph_callables", "GraphedCallables", "_groups", "release_callables"),
+    ("optimizations.compiled_graph", "_FEEDS", "release_feeds"),
+    ("optimizations.calls.bound", "_all", "release_bindings"),
+    ("optimizations.trees.containers", "GRAPHED", "free_all"),
+    ("optimizations.capture.step.graphed_step", "_steps", "release_steps"),
+    ("optimizations.capture.callables.graph_callables", "_groups", "release_callables"),
 ]
-"""Module, the class of the members, their registry, and a function that lists them."""
+"""Module, registry, and a function that lists its members."""
+
+MEMBERS = [Feeds, BoundRoots, GraphedFunction, GraphedStep, GraphedCallables]
+"""The classes of their members."""
 
 
 class StandIn:
     """Provide what the functions above read from a member."""
 
     settled = True
-
-    def __init__(self) -> None:
-        self.by_device: dict[int, Any] = {}
 
     def release(self) -> None: ...
 
@@ -178,7 +182,7 @@ def test_finalizers_may_change_a_registry_in_use() -> None:
     assert missed == []
 
 
-@pytest.mark.parametrize(("module", "name", "listing"), [(module, *rest) for module, _, *rest in USERS])
+@pytest.mark.parametrize(("module", "name", "listing"), USERS)
 def test_members_may_change_during_listing(
     module: str, name: str, listing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,15 +193,14 @@ def test_members_may_change_during_listing(
         repeatedly(getattr(imported, listing))
 
 
-@pytest.mark.parametrize(("module", "kind"), [(module, kind) for module, kind, *_ in USERS])
-def test_members_are_compared_by_identity(module: str, kind: str) -> None:
-    member: Any = getattr(importlib.import_module(module), kind)
+@pytest.mark.parametrize("member", MEMBERS)
+def test_members_are_compared_by_identity(member: Any) -> None:
     assert member.__eq__ is object.__eq__
     assert member.__hash__ is object.__hash__
 
 
 def test_finalizer_may_create_containers_during_creation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
+    monkeypatch.setattr(containers, "BY_DEVICE", {})
 
     def finalized() -> None:
         own_container(1)
@@ -212,7 +215,7 @@ def test_finalizer_may_create_containers_during_creation(monkeypatch: pytest.Mon
 
 
 def test_closing_manager_may_create_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
+    monkeypatch.setattr(containers, "BY_DEVICE", {})
     ended: list[int] = []
 
     class Manager:
@@ -222,7 +225,7 @@ def test_closing_manager_may_create_another_one(monkeypatch: pytest.MonkeyPatch)
         def shutdown(self) -> None:
             if self.device == 0:
                 own_container(1).tree_manager = cast(Any, Manager(1))
-            assert containers.managers(0) == [], "one that ends is asked for nothing any more"
+            assert containers.manager_of(0) is None, "one that ends is asked for nothing any more"
             ended.append(self.device)
 
     def end() -> None:

@@ -87,7 +87,7 @@ def test_feeds_and_managers_never_deadlock(cuda_on_cpu: CudaOnCpu, lean: bool) -
 
 
 def test_two_managers_never_deadlock(cuda_on_cpu: CudaOnCpu) -> None:
-    """Two threads each run a function of their own manager, whose operator calls a function of the other's."""
+    """Two threads each run a function of their own device, whose operator calls a function of the other's."""
     x, y, w = values(1), values(2), values(3)
     both = threading.Barrier(2)
     ready = threading.Barrier(2)
@@ -96,10 +96,10 @@ def test_two_managers_never_deadlock(cuda_on_cpu: CudaOnCpu) -> None:
     found: list[torch.Tensor] = []
 
     def run(number: int) -> None:
-        inner[number] = Compiled(Model(cuda_on_cpu))
+        inner[number] = Compiled(Model(cuda_on_cpu), device_index=number)
         for _ in range(3):
             inner[number](x, y, w)
-        outer = Compiled(models[number])
+        outer = Compiled(models[number], device_index=number)
         ready.wait(LIMIT_S)
 
         def calls_inside() -> None:

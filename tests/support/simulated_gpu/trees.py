@@ -17,7 +17,7 @@ from optimizations.in_place.generated import GeneratedCode
 from optimizations.options import Concurrency, Options
 from optimizations.report.recordings import RecordingReport
 from optimizations.selection import Selection
-from optimizations.trees.containers import managers, thread_containers
+from optimizations.trees.containers import managers
 from optimizations.trees.graphed_function import EncoreContainer, container
 from optimizations.trees.maker import EncoreMaker
 from optimizations.trees.node import EncoreNode
@@ -104,8 +104,8 @@ class Model:
 
 
 def own_container(device_index: int) -> EncoreContainer:
-    """The container of this thread for a device."""
-    return container(device_index, thread_containers())
+    """The container of a device."""
+    return container(device_index)
 
 
 class Compiled:
@@ -121,6 +121,7 @@ class Compiled:
         lean: bool = True,
         selection: Selection = "off",
         concurrency: Concurrency = "off",
+        device_index: int = 0,
         **keywords: Any,
     ) -> None:
         self.functions: list[Any] = []
@@ -131,7 +132,7 @@ class Compiled:
         options = Options(indirection=choice.value, lean=lean, selection=selection, concurrency=concurrency)
         maker = EncoreMaker(options, self.functions.append)
         self.function = maker.cudagraphify(
-            model, static_inputs, device_index=0, placeholders=placeholders, constants=(), **settings
+            model, static_inputs, device_index=device_index, placeholders=placeholders, constants=(), **settings
         )
 
     @property
