@@ -29,8 +29,9 @@ from typing import Any
 
 import torch
 
-from tests.judges.pool import Pool, channel_to_pool
+from tests.judges.pool import Pool
 from tests.support.forced_branches import concurrency, force_if_asked
+from tests.support.json_worker import channel
 
 from .compare import _generator, _write
 from .programs import CALLS, Built, Program, build, draw, text
@@ -240,7 +241,7 @@ def work(seed: int) -> int:
     budget.MOST_WORK, budget.FEWEST_REPLAYS = 1e9, 1
     force_if_asked()
     torch.set_num_threads(1)
-    say = channel_to_pool()
+    say = channel()
     say({"ready": True})
     for line in sys.stdin:
         command = json.loads(line)

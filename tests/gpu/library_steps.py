@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +33,12 @@ from library_programs.compare import BAD, row  # noqa: E402
 from library_programs.record import programs  # noqa: E402
 from row_files import read_rows  # noqa: E402
 
+from tests.judges.pool import Pool  # noqa: E402
+from tests.support.json_worker import channel  # noqa: E402
+
 INTERRUPTED = 130
 ENDED = "ended the process"
+NO_DEADLINE = 1e9
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.table:
         return _table(_rows(given.table, parser))
     if given.worker:
-        return _work(given.worker, given.device, given.check_every)
+        return _work(given.worker, given.check_every)
     names = _chosen(given.only, parser)
     if given.out is None or not given.out.parent.is_dir():
         parser.error("--out needs a file in a folder that exists")
@@ -57,55 +59,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     part, parts = _part(given.part, parser)
     done = {one["name"] for one in _rows(given.out, parser)} if given.out.exists() else set()
     to_do = [name for name in names[part::parts] if name not in done]
-    try:
-        with given.out.open("a") as out:
-            for found in _found(to_do, given.device, given.timeout, given.check_every):
-                out.write(json.dumps(found) + "\n")
-                out.flush()
-                print(f"{found['name']}: {found['verdict']}, {found.get('replays', 0)} replays", flush=True)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    with given.out.open("a") as out:
+
+        def tell(found: dict[str, Any]) -> None:
+            out.write(json.dumps(found) + "\n")
+            out.flush()
+            print(f"{found['name']}: {found['verdict']}, {found.get('replays', 0)} replays", flush=True)
+
+        try:
+            run(to_do, given.out.with_suffix(".log"), tell, given)
+        except KeyboardInterrupt:
+            return INTERRUPTED
     return _table(_rows(given.out, parser))
 
 
-def _found(
-    names: Sequence[str], device: str, timeout_s: float, check_every: int | str | None = None
-) -> Iterator[dict[str, Any]]:
-    """A row of each program. One that ends its process, or takes too long, has one that says so."""
-    left = list(names)
-    while left:
-        audits = [] if check_every is None else ["--check-every", str(check_every)]
-        command = [sys.executable, __file__, "--device", device, *audits, "--worker", *left]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
-            try:
-                while left:
-                    timer = threading.Timer(timeout_s, worker.kill)
-                    timer.start()
-                    line = worker.stdout.readline() if worker.stdout else ""
-                    timer.cancel()
-                    if not line:
-                        break
-                    yield json.loads(line)
-                    left.pop(0)
-            finally:
-                worker.kill()
-        if left:
-            yield {"name": left.pop(0), "verdict": ENDED, "code": worker.returncode}
+def run(
+    names: Sequence[str],
+    log: Path,
+    tell: Callable[[dict[str, Any]], None],
+    given: argparse.Namespace,
+    worker: Sequence[str] | None = None,
+) -> None:
+    """Tell a row of each program. One that ends its process, or takes too long, has one that says so."""
+
+    def row_of(found: dict[str, Any]) -> None:
+        ended = found.get("wrong") or found.get("skipped")
+        tell({"name": found["task"], "verdict": ENDED, "code": ended} if ended else found)
+
+    audits = [] if given.check_every is None else ["--check-every", str(given.check_every)]
+    jobs = [(name, ("step",)) for name in names]
+    command = worker or (__file__, *audits, "--worker")
+    Pool(jobs, given.device, given.jobs, NO_DEADLINE, given.timeout, log, row_of, {}, command).run()
 
 
-def _work(names: Sequence[str], device: str, check_every: int | str | None = None) -> int:
-    """Write a row of each program to standard output, which the programs cannot write to."""
-    rows, sys.stdout = sys.stdout, sys.stderr
+def _work(device: str, check_every: int | str | None = None) -> int:
+    """Answer the names of programs with rows, as `tests.judges.pool` has it."""
+    say = channel()
     if device == "cuda":
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     else:
         torch.set_num_threads(1)
     made = programs()
-    for name in names:
+    say({"ready": True})
+    for line in sys.stdin:
+        name = json.loads(line)["task"]
+        say({"begin": "step"})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = row(name, made[name], device, check_every)
-        print(json.dumps(found), file=rows, flush=True)
+            say({"row": row(name, made[name], device, check_every)})
+        say({"done": True})
         if device == "cuda":
             torch.cuda.empty_cache()
     return 0
@@ -159,7 +161,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--list", action="store_true", help="name the programs")
     parser.add_argument("--table", type=Path, metavar="FILE", help="count what came of the programs in these rows")
-    parser.add_argument("--worker", nargs="+", default=[], help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time (1)")
+    parser.add_argument("--worker", choices=("cuda", "cpu"), help=argparse.SUPPRESS)
     return parser
 
 

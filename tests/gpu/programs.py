@@ -18,7 +18,6 @@ one; 2 wrong use; 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import dataclasses
 import difflib
@@ -124,9 +123,8 @@ def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...
                 programs = _not_run(chosen, rows, modes, process)
                 if left > 0 and programs:
                     its = dataclasses.replace(plan, budget_s=left)
-                    conductor = Conductor(its, {**common, "process": process}, tell, _say, Path(cache))
-                    asyncio.run(_until_signal(conductor, programs))
-        except (KeyboardInterrupt, asyncio.CancelledError):
+                    Conductor(its, {**common, "process": process}, tell, _say, Path(cache)).run(programs)
+        except KeyboardInterrupt:
             print(f"interrupted; {len(rows)} rows were written", file=sys.stderr)
             return INTERRUPTED
     remain = sum(len(_not_run(chosen, rows, modes, process)) for process in range(1, given.processes + 1))
@@ -153,14 +151,6 @@ def _not_run(
         (row["program"], row["mode"]) for row in rows if row.get("process", 1) == process and row["status"] != "not_run"
     }
     return [program for program in chosen if not all((program.name, mode) in done for mode in modes)]
-
-
-async def _until_signal(conductor: Any, chosen: list[Program]) -> None:
-    """SIGTERM ends the run as Ctrl-C does: workers are ended first."""
-    task = asyncio.current_task()
-    assert task
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    await conductor.run(chosen)
 
 
 def _verdict(runs: Sequence[Sequence[rows_of.Row]]) -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -13,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from . import JSON_WORKER
+
 START_S = 180.0
 """The longest time until a worker is ready."""
 
@@ -22,20 +21,6 @@ FAILED_STARTS = 3
 
 Job = tuple[str, tuple[str, ...]]
 """A sample's key, and the compilers that are to run it."""
-
-Say = Callable[[dict[str, Any]], None]
-
-
-def channel_to_pool() -> Say:
-    """Return a function by which a worker sends messages to its pool. Whatever else it prints goes to the log."""
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def say(message: dict[str, Any]) -> None:
-        channel.write(json.dumps(message) + "\n")
-        channel.flush()
-
-    return say
 
 
 class Pool:
@@ -54,19 +39,18 @@ class Pool:
         worker: Sequence[str] = ("-P", "-m", "tests.judges.worker"),
     ) -> None:
         self.jobs = collections.deque(jobs)
-        self.device = device
         self.size = size
         self.deadline = deadline
         self.timeout_s = timeout_s
         self.tell = tell
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        self.environment = {**os.environ, **environment, "PYTHONPATH": path}
-        self.worker = (sys.executable, *worker)
+        path = os.pathsep.join(filter(None, [str(JSON_WORKER.ROOT), os.environ.get("PYTHONPATH")]))
+        self.environment = {**environment, "PYTHONPATH": path}
+        self.command = (sys.executable, *worker, device)
         self.failed_starts = 0
         self._lock = threading.Lock()
         self._log = log
         self._stopped = threading.Event()
-        self._alive: set[subprocess.Popen[str]] = set()
+        self._alive: set[Any] = set()
 
     def run(self) -> None:
         """Return when all is done, or at the deadline; what was not finished then is left out."""
@@ -85,32 +69,24 @@ class Pool:
         """End all processes."""
         self._stopped.set()
         with self._lock:
-            for process in self._alive:
-                process.kill()
+            for worker in self._alive:
+                worker.kill()
 
     def _serve(self) -> None:
-        with self._log.open("a", encoding="utf-8") as log:
-            while not self._stopped.is_set() and self.jobs and self.failed_starts < FAILED_STARTS:
-                self._work(log)
+        while not self._stopped.is_set() and self.jobs and self.failed_starts < FAILED_STARTS:
+            self._work()
 
-    def _work(self, log: Any) -> None:
+    def _work(self) -> None:
         """Start a process and give it jobs until it ends."""
         with self._lock:
             if self._stopped.is_set():
                 return
-            process = subprocess.Popen(
-                [*self.worker, self.device],
-                cwd=ROOT,
-                env=self.environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-            self._alive.add(process)
+            worker = JSON_WORKER.JsonWorker(self.command, self._log, self.environment)
+            self._alive.add(worker)
         try:
-            ready, _ = self._read(process, START_S)
-            if ready is None:
+            try:
+                worker.answer(START_S)
+            except JSON_WORKER.NoAnswer:
                 self.failed_starts += not self._stopped.is_set()
                 return
             self.failed_starts = 0
@@ -119,34 +95,32 @@ class Pool:
                     job = self.jobs.popleft()
                 except IndexError:
                     return
-                if not self._judge(process, job):
+                if not self._judge(worker, job):
                     return
         finally:
-            process.kill()
-            process.wait()
+            worker.kill()
             with self._lock:
-                self._alive.discard(process)
+                self._alive.discard(worker)
 
-    def _judge(self, process: subprocess.Popen[str], job: Job) -> bool:
+    def _judge(self, worker: Any, job: Job) -> bool:
         """Return whether the process can take another job."""
         key, compilers = job
-        assert process.stdin
         try:
-            process.stdin.write(json.dumps({"task": key, "compilers": compilers}) + "\n")
-            process.stdin.flush()
+            worker.send({"task": key, "compilers": compilers})
         except OSError:
             self.jobs.append(job)
             return False
         rows: list[dict[str, Any]] = []
         current = "eager"
         while True:
-            message, timed_out = self._read(process, self.timeout_s)
-            if self._stopped.is_set() and message is None:
-                return False
-            if message is None or "gone" in message:
-                ended = process.wait() if message is None else 0
-                why = message["gone"] if message else "no answer in time" if timed_out else f"exit code {ended}"
-                self._crashed(key, compilers, current, why, rows)
+            try:
+                message = worker.answer(self.timeout_s)
+            except JSON_WORKER.NoAnswer as error:
+                if self._stopped.is_set():
+                    return False
+                message = {"gone": str(error)}
+            if "gone" in message:
+                self._crashed(key, compilers, current, message["gone"], rows)
                 return False
             if "begin" in message:
                 current = message["begin"]
@@ -171,23 +145,3 @@ class Pool:
         with self._lock:
             for row in rows:
                 self.tell(row)
-
-    def _read(self, process: subprocess.Popen[str], seconds: float) -> tuple[Any, bool]:
-        """Return the next message, None if the process ended, and whether it was ended for taking too long."""
-        assert process.stdout
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(seconds, end)
-        timer.start()
-        try:
-            line = process.stdout.readline()
-        finally:
-            timer.cancel()
-        try:
-            return (json.loads(line) if line else None), late.is_set()
-        except ValueError:  # the process ended within a line
-            return None, late.is_set()

@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from . import FORCED_BRANCHES, trial
+from . import FORCED_BRANCHES, JSON_WORKER, trial
 from .cases import NoSample, case
 from .databases import Task, entries, tolerances
-from .pool import Say, channel_to_pool
 
 GONE = 17
 """Exit code of a worker that lost its device."""
@@ -24,7 +23,7 @@ GONE = 17
 
 def main(arguments: Sequence[str]) -> int:
     device = arguments[0]
-    say = channel_to_pool()
+    say = JSON_WORKER.channel()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     prepare()
@@ -52,7 +51,9 @@ def prepare() -> None:
         torch._dynamo.register_backend(encore, name="encore")
 
 
-def judged(task: Task, compilers: Sequence[str], device: str, say: Say) -> Iterator[dict[str, Any]]:
+def judged(
+    task: Task, compilers: Sequence[str], device: str, say: Callable[[dict[str, Any]], None]
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each compiler, or a single one with the reason why the sample is not judged."""
     where = "cpu" if device == "simulated" else device
     say({"begin": "eager"})

@@ -6,6 +6,7 @@ import itertools
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
 import library_steps
 from library_programs import compare, record
+
+from tests.judges.test_judges import WORKER
 
 
 def training(device: str, *, rates: bool = False) -> Program:
@@ -84,17 +87,9 @@ def test_existing_rows_are_not_run_again(tmp_path: Path, capsys: pytest.CaptureF
     assert f"{names[0]}: ended the process: -11" in capsys.readouterr().out
 
 
-def test_program_that_ends_its_process_has_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    script = tmp_path / "worker.py"
-    script.write_text(
-        "import json, os, sys\n"
-        "for name in sys.argv[sys.argv.index('--worker') + 1 :]:\n"
-        "    if name == 'ends': os._exit(3)\n"
-        "    if name == 'waits': __import__('time').sleep(60)\n"
-        "    print(json.dumps({'name': name, 'verdict': 'equal'}), flush=True)\n"
-    )
-    monkeypatch.setattr(library_steps, "__file__", str(script))
-    found = list(library_steps._found(["a", "ends", "b", "waits", "c"], "cpu", 3.0))
-    assert [one["name"] for one in found] == ["a", "ends", "b", "waits", "c"]
-    assert [one["verdict"] for one in found] == ["equal", "ended the process"] * 2 + ["equal"]
-    assert [one["code"] for one in found if "code" in one] == [3, -9]
+def test_program_that_ends_its_process_has_a_row(tmp_path: Path) -> None:
+    given = library_steps._parser().parse_args(["--device", "cpu", "--timeout", "20"])
+    rows = list[dict[str, Any]]()
+    library_steps.run(["fine", "crash step"], tmp_path / "log", rows.append, given, worker=("-c", WORKER))
+    assert [one.get("verdict") for one in rows] == [None, library_steps.ENDED]
+    assert rows[1]["name"] == "crash step" and "exit code 3" in rows[1]["code"]

@@ -3,7 +3,6 @@ scripted workers."""
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 import subprocess
@@ -250,7 +249,7 @@ class Scripted:
         )
         rows: list[dict[str, Any]] = []
         conductor = Conductor(plan, {"commit": "abc"}, rows.append, lambda text: None, self.script.parent / "kernels")
-        asyncio.run(conductor.run([program(name) for name in names]))
+        conductor.run([program(name) for name in names])
         return {(row["program"], row["mode"]): row for row in rows}
 
     def alive(self) -> list[int]:

@@ -7,16 +7,15 @@ stock is through with the same program, and they share a folder of compiled kern
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import os
-import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from real_programs.compare import difference
 from real_programs.record import Program
 from real_programs.rows import BASE, STOCK, judged
 from suite.measure.environment import without_paths
+from tests.support.json_worker import JsonWorker, NoAnswer
 
 SOURCES = Path(__file__).resolve().parents[1]
 REPOSITORY = SOURCES.parents[1]
@@ -76,15 +76,13 @@ class Process:
         self.rounds: list[list[list[float]]] = []
         self.ended: dict[str, Any] = {}
         self.failure: Ended | None = None
-        self.through = asyncio.Event()
         self._log = folder / f"{program.name}.{mode}.log"
         self._cache = cache / program.name
-        self._process: asyncio.subprocess.Process | None = None
+        self._worker: JsonWorker | None = None
 
-    async def prepare(self, timeout_s: float) -> None:
-        """Start, and wait until the compared calls are through."""
+    def prepare(self, timeout_s: float, starting: threading.Lock, stopped: threading.Event) -> None:
+        """Start, unless the run is `stopped`, and wait until the compared calls are through."""
         environment = {
-            **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(SOURCES), str(REPOSITORY), os.environ.get("PYTHONPATH")])),
             "TORCHINDUCTOR_CACHE_DIR": str(self._cache / "inductor"),
             "TRITON_CACHE_DIR": str(self._cache / "triton"),
@@ -94,61 +92,49 @@ class Process:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        with self._log.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(*self.plan.worker, self.program.name, self.mode, self.plan.device),
-                *("tiny" if self.plan.tiny else "full", str(self.results)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-                limit=2**24,
-            )
-        self.prepared = await self._answer("prepared", timeout_s)
+        size = "tiny" if self.plan.tiny else "full"
+        arguments = (self.program.name, self.mode, self.plan.device, size, str(self.results))
+        with starting:  # all that were started when the run is stopped are ended
+            if stopped.is_set():
+                raise Ended("not_run", "interrupted")
+            self._worker = JsonWorker([*self.plan.worker, *arguments], self._log, environment)
+        self.prepared = self._answer("prepared", timeout_s)
 
-    async def time(self, seconds: float, timeout_s: float) -> None:
+    def time(self, seconds: float, timeout_s: float) -> None:
         """One turn."""
-        await self._send({"time": seconds})
-        self.rounds.append((await self._answer("rounds", timeout_s))["rounds"])
+        self.rounds.append(self._answer("rounds", timeout_s, {"time": seconds})["rounds"])
 
-    async def settle(self, seconds: float, timeout_s: float) -> None:
+    def settle(self, seconds: float, timeout_s: float) -> None:
         """Let it run on until nothing is pending, with nothing else on the GPU."""
-        await self._send({"settle": seconds})
-        self.prepared |= await self._answer("settled", timeout_s)
+        self.prepared |= self._answer("settled", timeout_s, {"settle": seconds})
 
-    async def end(self) -> None:
-        await self._send({"end": True})
-        self.ended = await self._answer("ended", END_S)
+    def attempt(self, act: Callable[[Process], None]) -> None:
+        """Do something, unless it failed before. Note a failure."""
+        if not self.failure:
+            try:
+                act(self)
+            except Ended as failure:
+                self.failure = failure
 
-    async def kill(self) -> None:
+    def end(self) -> None:
+        self.ended = self._answer("ended", END_S, {"end": True})
+
+    def kill(self) -> None:
         """Whatever state it is in."""
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.communicate()  # which closes its pipes too
+        if self._worker is not None:
+            self._worker.kill()
 
-    async def _send(self, message: Mapping[str, Any]) -> None:
-        assert self._process and self._process.stdin
-        with contextlib.suppress(ConnectionError):  # one that is gone is noticed when its answer is awaited
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            await self._process.stdin.drain()
-
-    async def _answer(self, wanted: str, timeout_s: float) -> dict[str, Any]:
-        assert self._process and self._process.stdout
+    def _answer(self, wanted: str, timeout_s: float, command: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        assert self._worker
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), max(timeout_s, 0.1))
-        except TimeoutError:
-            raise Ended("timed_out", f"no answer ({wanted}) within {timeout_s:.1f} s; {self._tail()}") from None
-        if not line:
-            code = await self._process.wait()
-            how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-            raise Ended("crashed", f"its process ended {how}; {self._tail()}")
-        try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:
-            raise Ended("crashed", f"its answer is no JSON: {line[:100]!r}; {self._tail()}") from None
+            if command is not None:
+                with contextlib.suppress(OSError):  # one that is gone is noticed when its answer is awaited
+                    self._worker.send(command)
+            answer = self._worker.answer(max(timeout_s, 0.1))
+        except NoAnswer as error:
+            if error.late:
+                raise Ended("timed_out", f"no answer ({wanted}) within {timeout_s:.1f} s; {self._tail()}") from None
+            raise Ended("crashed", f"its process ended: {error}; {self._tail()}") from None
         if wanted not in answer:
             status = "skipped" if "skipped" in answer else "error"
             raise Ended(status, without_paths(str(answer.get(status, answer)))[:500])
@@ -175,8 +161,10 @@ class Conductor:
     say: Callable[[str], None]
     cache: Path
     _begun: float = field(default_factory=time.monotonic)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _starting: threading.Lock = field(default_factory=threading.Lock)
 
-    async def run(self, programs: Sequence[Program]) -> None:
+    def run(self, programs: Sequence[Program]) -> None:
         with tempfile.TemporaryDirectory(prefix="encore-programs-") as name:
             for first in range(0, len(programs), self.plan.alive):
                 wave = programs[first : first + self.plan.alive]
@@ -184,80 +172,72 @@ class Conductor:
                     for program in wave:
                         self._tell_not_run(program)
                     continue
-                await self._wave(wave, Path(name))
+                self._wave(wave, Path(name))
 
     def _left(self) -> float:
         return self.plan.budget_s - (time.monotonic() - self._begun)
 
-    async def _wave(self, wave: Sequence[Program], folder: Path) -> None:
+    def _wave(self, wave: Sequence[Program], folder: Path) -> None:
         groups = [
             {mode: Process(program, mode, self.plan, folder, self.cache) for mode in self.plan.modes}
             for program in wave
         ]
-        slots = asyncio.Semaphore(self.plan.jobs)
+        pool = ThreadPoolExecutor(self.plan.jobs)
         try:
             # Eager and stock of all programs first: Encore waits for them anyway.
             ordered = sorted((mode not in (BASE, STOCK), n, mode) for n in range(len(groups)) for mode in groups[n])
-            reserved_s = TIMING_S * len(wave)
-            await asyncio.gather(*(self._prepare(groups[n], mode, slots, reserved_s) for _, n, mode in ordered))
+            reserved_s, started = TIMING_S * len(wave), dict[tuple[int, str], Future[None]]()
+            for is_later, n, mode in ordered:
+                stock = started.get((n, STOCK)) if is_later else None
+                started[n, mode] = pool.submit(self._prepare, groups[n][mode], stock, reserved_s)
+            for one in started.values():
+                one.result()
             self.say(f"{len(wave)} programs are compared; timing them ({self._left():.0f} s are left)")
             for group in groups:
-                await self._time(group)
+                self._time(group)
                 for row in self._rows(group):
                     self.tell(row)
+        except BaseException:
+            with self._starting:
+                self._stopped.set()
+            raise
         finally:
-            await asyncio.gather(*(process.kill() for group in groups for process in group.values()))
+            for process in [process for group in groups for process in group.values()]:
+                process.kill()
+            pool.shutdown(cancel_futures=True)
 
-    async def _prepare(
-        self, group: Mapping[str, Process], mode: str, slots: asyncio.Semaphore, reserved_s: float
-    ) -> None:
-        process = group[mode]
+    def _prepare(self, process: Process, stock: Future[None] | None, reserved_s: float) -> None:
+        if stock is not None:
+            with contextlib.suppress(CancelledError):
+                stock.exception()
         try:
-            if mode not in (BASE, STOCK) and STOCK in group:
-                await group[STOCK].through.wait()
-            async with slots:
-                if self._left() <= reserved_s:
-                    raise Ended("not_run", OUT_OF_TIME)
-                try:
-                    await process.prepare(min(self.plan.timeout_s, self._left() - reserved_s))
-                except Ended:
-                    await process.kill()
-                    raise
+            if self._left() <= reserved_s:
+                raise Ended("not_run", OUT_OF_TIME)
+            process.prepare(min(self.plan.timeout_s, self._left() - reserved_s), self._starting, self._stopped)
         except Ended as failure:
             process.failure = failure
-        finally:
-            process.through.set()
+            process.kill()
 
-    async def _time(self, group: Mapping[str, Process]) -> None:
+    def _time(self, group: Mapping[str, Process]) -> None:
         """Turns of all modes, then their last answers. A mode that fails leaves; the others go on."""
         slow: set[str] = set()
         if self._left() <= 0:
             for process in group.values():
                 process.failure = process.failure or Ended("not_run", f"compared, but not timed: {OUT_OF_TIME}")
         for process in group.values():
-            if not process.failure:
-                try:
-                    await process.settle(self.plan.settle_s, self.plan.timeout_s)
-                except Ended as failure:
-                    process.failure = failure
+            process.attempt(lambda one: one.settle(self.plan.settle_s, self.plan.timeout_s))
         for turn in range(TURNS):
+            seconds = self.plan.turn_s if turn else self.plan.turn_s / 2
             for mode, process in group.items():
-                if process.failure or mode in slow:
+                if mode in slow:
                     continue
                 begun = time.monotonic()
-                try:
-                    await process.time(self.plan.turn_s if turn else self.plan.turn_s / 2, self.plan.timeout_s)
-                except Ended as failure:
-                    process.failure = failure
+                process.attempt(lambda one: one.time(seconds, self.plan.timeout_s))  # noqa: B023, called at once
                 if time.monotonic() - begun > SLOW_TURN_S or self._left() <= 0:
                     slow.add(mode)
         for process in group.values():
-            if not process.failure:
-                try:
-                    await process.end()
-                except Ended as failure:
-                    process.failure = failure
-            await process.kill()
+            process.attempt(Process.end)
+            process.kill()
 
     def _rows(self, group: Mapping[str, Process]) -> list[dict[str, Any]]:
         base, stock, rows = group.get(BASE), group.get(STOCK), {}

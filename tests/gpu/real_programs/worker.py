@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from real_programs.record import Body, Program, Setting, Skipped, programs
+from tests.support.json_worker import Say, channel
 
 COMPARED_ROUNDS = 6
 """Rounds before anything is timed; the results of the first and of the last one are compared. The same number in every
@@ -32,13 +32,7 @@ and lets go of decides where its next tensors lie, and so what is recorded."""
 
 def main(arguments: list[str]) -> int:
     name, mode, device, size, results = arguments
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def say(message: Mapping[str, Any]) -> None:
-        channel.write(json.dumps(message) + "\n")
-        channel.flush()
-
+    say = channel()
     try:
         say(_run(programs()[name], Setting(mode, device, size == "tiny"), Path(results), say))
     except Skipped as reason:
@@ -49,9 +43,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _run(
-    program: Program, setting: Setting, results: Path, say: Callable[[Mapping[str, Any]], None]
-) -> Mapping[str, Any]:
+def _run(program: Program, setting: Setting, results: Path, say: Say) -> Mapping[str, Any]:
     """The last answer."""
     import torch
 
