@@ -1,5 +1,4 @@
-"""`tests/gpu/programs.py`: every program at tiny size, what compares and judges them, and the script with real and with
-scripted workers."""
+"""`tests/gpu/programs.py`: programs at tiny size, what compares and judges them, and the script with real workers."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ sys.path.insert(0, str(GPU_TESTS))
 
 from real_programs import floor  # noqa: E402
 from real_programs import rows as rows_of  # noqa: E402
-from real_programs.record import Body, Program, Setting, programs  # noqa: E402
+from real_programs.record import Setting, programs  # noqa: E402
 
 PROGRAMS = programs()
 SCRIPT = GPU_TESTS / "programs.py"
@@ -194,97 +194,26 @@ def test_program_is_slow_by_its_interval_over_processes():
 
 # --- conducting
 
-SCRIPTED = """
-import json, os, sys, time
-from pathlib import Path
-name, mode, device, size, results = sys.argv[1:]
-log = Path(__file__).with_name("started")
-with log.open("a") as file: file.write(f"{name} {mode} {os.getpid()} {time.monotonic()}\\n")
-def say(**message): print(json.dumps(message), flush=True)
-def save(value):
-    from safetensors.numpy import save_file
-    import numpy
-    save_file({"leaf": numpy.array([value], dtype=numpy.float32)}, results)
-if name == "missing": say(skipped="not installed: unheard_of"); sys.exit()
-if name == "fails" and mode == "encore":
-    print("the reason is here", file=sys.stderr); say(error="RuntimeError: overwritten"); sys.exit(1)
-if name == "dies" and mode == "encore": os.abort()
-save(2.0 if name == "wrong" and mode == "encore" else 1.0)
-say(prepared=True, first_rounds_s=0.1, device="a device")
-for line in sys.stdin:
-    command = json.loads(line)
-    if "end" in command: break
-    if "settle" in command: say(settled=None, rounds=6); continue
-    say(rounds=[[0.001, 0.002 if mode == "encore" else 0.004]])
-memory = dict(allocated_bytes=1, reserved_bytes=1)
-say(ended=True, recording=memory, learning=memory, steady=memory, captures=1, captures_while_timed=0, encore=None)
-"""
 
+@pytest.mark.parametrize(
+    ("code", "status", "words"),
+    [
+        ("import os; os.abort()", "crashed", "SIGABRT"),
+        ("import time; time.sleep(60)", "timed_out", "no answer (prepared) within 2.0 s"),
+        ('print(\'{"error": "RuntimeError: overwritten"}\')', "error", "RuntimeError: overwritten"),
+        ('print(\'{"skipped": "not installed: unheard_of"}\')', "skipped", "unheard_of"),
+    ],
+)
+def test_process_without_an_answer_says_why(tmp_path: Path, code: str, status: str, words: str):
+    from real_programs.conduct import Ended, Plan, Process
 
-class Scripted:
-    """A conductor whose workers are a script without torch."""
-
-    def __init__(self, folder: Path) -> None:
-        self.script = folder / "worker.py"
-        self.script.write_text(SCRIPTED)
-        self.started = folder / "started"
-
-    def run(self, *names: str, **changes: Any) -> dict[tuple[str, str], dict[str, Any]]:
-        from real_programs.conduct import Conductor, Plan
-
-        fields: dict[str, Any] = {
-            "jobs": 4,
-            "alive": 3,
-            "timeout_s": 20.0,
-            "budget_s": 60.0,
-            "turn_s": 0.01,
-            "settle_s": 0.4,
-        }
-        plan = Plan(
-            modes=("eager", "stock", "encore"),
-            device="cpu",
-            tiny=True,
-            worker=(sys.executable, str(self.script)),
-            **(fields | changes),
-        )
-        rows: list[dict[str, Any]] = []
-        conductor = Conductor(plan, {"commit": "abc"}, rows.append, lambda text: None, self.script.parent / "kernels")
-        conductor.run([program(name) for name in names])
-        return {(row["program"], row["mode"]): row for row in rows}
-
-    def alive(self) -> list[int]:
-        pids = [int(line.split()[-2]) for line in self.started.read_text().splitlines() if " timed " not in line]
-        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
-def program(name: str) -> Program:
-    return Program(name, "kept", "", lambda setting: Body(lambda i: None), 4, False, False, (), 1e-3)
-
-
-@pytest.fixture
-def scripted(tmp_path: Path) -> Scripted:
-    return Scripted(tmp_path)
-
-
-def test_every_program_and_mode_has_a_row(scripted: Scripted):
-    names = ("fine", "wrong", "fails", "dies", "missing")
-    rows = scripted.run(*names)
-    assert list(rows) == [(name, mode) for name in names for mode in ("eager", "stock", "encore")]
-    fine = rows["fine", "encore"]
-    assert (fine["status"], fine["verdict"], fine["bits_of_stock"]) == ("ok", "right", True)
-    assert (fine["issue_us"], fine["whole_us"], fine["commit"]) == (1000.0, 2000.0, "abc")
-    assert rows_of.ratio(fine, rows["fine", "stock"]) == 2.0
-    assert rows["wrong", "encore"]["verdict"] == "wrong"
-    assert rows["wrong", "encore"]["worst"] == "leaf"
-    for name, status, words in (
-        ("fails", "error", "RuntimeError: overwritten"),
-        ("dies", "crashed", "SIGABRT"),
-        ("missing", "skipped", "unheard_of"),
-    ):
-        assert rows[name, "encore"]["status"] == status
-        assert words in rows[name, "encore"]["reason"]
-    assert rows["dies", "stock"]["status"] == "ok"
-    assert not scripted.alive()
+    worker = (sys.executable, "-c", code)
+    plan = Plan(("encore",), "cpu", True, jobs=1, alive=1, timeout_s=2.0, budget_s=60.0, turn_s=0.01, worker=worker)
+    process = Process(PROGRAMS["side_stream"], "encore", plan, tmp_path, tmp_path)
+    with pytest.raises(Ended) as ended:
+        process.prepare(2.0, threading.Lock(), threading.Event())
+    process.kill()
+    assert ended.value.status == status and words in str(ended.value)
 
 
 # --- the command
