@@ -17,10 +17,7 @@ from optimizations.calls.turns import make_context_current, wait_for_stream
 from optimizations.capture.side_stream import SideStreams
 from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import LaunchLog
-from optimizations.graph.editing import EditableGraph
-from optimizations.graph.host import HostUpdates, node_update
 from optimizations.graph.memory import MemoryRanges
-from optimizations.graph.plan import Choice, Plan
 from optimizations.graph.pools import (
     end_failed_capture,
     failed_in_cusolver,
@@ -31,7 +28,6 @@ from optimizations.graph.pools import (
 )
 from optimizations.graph.read import captured_nodes, read_graph
 from optimizations.graph.records import CapturedGraph, MemoryRange, OtherNode, words_of
-from optimizations.in_place.addresses import Pointers
 from optimizations.race import Race, mark
 from optimizations.trees.hook import at_rest
 from optimizations.uncollected import uncollected
@@ -191,23 +187,6 @@ class Device:
 
         return read_graph(driver, driver.CUgraph(graph.raw_cuda_graph()))
 
-    def renew(self, graph: Any, pointers: Pointers) -> None:
-        """Let `pointers` update the graph's new executable, starting with the node parameters of the previous one.
-
-        Raises:
-            CudaCallFailed: the driver refuses an update.
-        """
-        from cuda.bindings import driver
-
-        assert isinstance(pointers, HostUpdates)
-        pointers.renew(driver.CUgraphExec(graph.raw_cuda_graph_exec()))
-
-    def pointers(self, graph: Any, captured: CapturedGraph, plan: Plan) -> Pointers:
-        """Return the planned updates of input addresses in an instantiated graph."""
-        from cuda.bindings import driver
-
-        return host_pointers(driver, graph, captured, plan)
-
     def launch_log(self, *, notes_memory: bool) -> LaunchLog:
         """Return a log of the launches of a capture and, with `notes_memory`, of the memory they touch."""
 
@@ -259,17 +238,6 @@ class Device:
     def here(self) -> AbstractContextManager[Any]:
         """Make the device the current one in the block."""
         return torch.cuda.device(self.index)
-
-
-def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) -> HostUpdates:
-    """Return node updates of an instantiated `torch.cuda.CUDAGraph` from the host. `captured` was read from it.
-
-    Raises:
-        CudaCallFailed: a node cannot be read.
-    """
-    target = EditableGraph.of(driver, driver.CUgraph(graph.raw_cuda_graph()), captured)
-    updates = [node_update(target, node, None) for node in plan.of(Choice.HOST)]  # no tensor map is among them
-    return HostUpdates(updates, driver.CUgraphExec(graph.raw_cuda_graph_exec()))
 
 
 def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange]) -> bool:

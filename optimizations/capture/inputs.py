@@ -1,42 +1,32 @@
 """Copy the inputs of a call to the placeholders of the graph that is replayed.
 
 An input has a placeholder at a fixed address, and one fused copy for each dtype fills the placeholders before a launch.
-Tensors that are the same in every call are read in place. So are inputs whose addresses the host can update in the
-graph.
+A callable reads results of the one before in place (`share_io=True`).
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeGuard
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.capture.signature import alias_pattern
-from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.memory import MemoryRanges, each_once, memory_of, overlaps, size_bytes
-from optimizations.graph.records import MemoryRange
-from optimizations.in_place.addresses import AddressTracker, Pointers, TrackedInput
-
-
-class NotLaunched(RuntimeError):
-    """Report that a graph cannot be launched: addresses of inputs cannot be set in it, or its edges are not known."""
+from optimizations.graph.memory import each_once, overlaps, size_bytes
 
 
 class CopiedInputs:
     """Hold placeholders with the inputs' shapes, strides and dtypes, which one fused copy fills.
 
-    `sizes` are the bytes of each, 0 of those without a placeholder.
-
     An input that is passed twice has one placeholder. If elements of an input overlap (an expanded tensor), its memory
     is copied once, and the elements of the placeholder overlap equally. Inputs at the indices `in_place` have no
     placeholder: the recording runs on them and keeps them alive. Calls are replayed while these inputs do not move.
 
-    If the graph reads an input in place (`follow`), the memory of its placeholder can be freed (`free`). It is
-    allocated again for an input that cannot be read in place.
+    Attributes:
+        sizes: the bytes of each input, 0 of those without a placeholder.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> None:
@@ -54,78 +44,17 @@ class CopiedInputs:
             if first_index == index and self.sizes[index] and self.recording_inputs[index] is not inputs[index]
         ]
         self._copied = [(index, overlaps(inputs[index])) for index in copied]
-        self._tracker: AddressTracker | None = None
-        self._copy_to_placeholders()
+        pairs = [(self.recording_inputs[index], once) for index, once in self._copied]
+        self._targets = [each_once(one) if once else one.detach() for one, once in pairs]
+        self.copied_tensors, self.copied_bytes = len(pairs), sum(size_bytes(one) for one, _ in pairs)
         self.bind(inputs)
 
-    def _copy_to_placeholders(self) -> None:
-        copied = [(self.recording_inputs[index], once) for index, once in self._copied]
-        self._targets = [each_once(one) if once else one.detach() for one, once in copied]
-        self.copied_tensors, self.copied_bytes = len(copied), sum(size_bytes(one) for one, _ in copied)
-
-    @property
-    def followed(self) -> Sequence[int]:
-        """Return the inputs whose addresses are updated in the graph."""
-        return () if self._tracker is None else self._tracker.indices
-
-    @property
-    def pointer_bytes(self) -> int:
-        """Return the bytes written so far to set addresses of inputs in the graph."""
-        return self._tracker.pointer_bytes if self._tracker is not None else 0
-
-    def placeholders(self) -> dict[int, torch.Tensor]:
-        """Return, by index, the placeholders of inputs that are copied element by element."""
-        return {index: self.recording_inputs[index] for index, once in self._copied if not once}
-
-    def follow(self, inputs: Sequence[TrackedInput], pointers: Pointers, owned: Sequence[MemoryRange]) -> None:
-        """Let the graph read these inputs in place from now on. `owned`: memory that the graph writes."""
-        indices = {one.index for one in inputs}
-        recorded = [one.data_ptr() if index in indices else None for index, one in enumerate(self.recording_inputs)]
-        self._copied = [one for one in self._copied if one[0] not in indices]
-        self._copy_to_placeholders()
-        self._tracker = AddressTracker(inputs, recorded, pointers, MemoryRanges(owned), self._fill)
-
-    def free(self) -> None:
-        """Free the memory of placeholders that the graph no longer reads and that have no other reference.
-
-        The program may reference one, for example in a list that Encore did not reach.
-        """
-        alone = have_no_other_reference(self.recording_inputs, as_gradients=False)
-        for index in self.followed:
-            if alone[index]:
-                self.recording_inputs[index].untyped_storage().resize_(0)
-
-    def _fill(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, int]:
-        """Copy tensors to their placeholders; allocate freed ones. Return the addresses of the placeholders."""
-        sources, targets = list(tensors.values()), [self.recording_inputs[index].detach() for index in tensors]
-        for target in targets:
-            if not (memory := target.untyped_storage()).nbytes():
-                memory.resize_(size_bytes(target))
-        filled = MemoryRanges(map(memory_of, targets))
-        if len(targets) > 1 and any(filled.overlap(one.data_ptr(), one.nbytes) for one in sources):
-            sources = [one.clone() for one in sources]
-        copy_all(targets, sources)
-        return {index: target.data_ptr() for index, target in zip(tensors, targets, strict=True)}
-
-    def moved(self, inputs: Sequence[torch.Tensor]) -> list[int]:
-        """Return inputs that are read in place and have moved."""
-        return [
-            index
-            for index, address in zip(self.in_place, self._addresses, strict=True)
-            if inputs[index].data_ptr() != address
-        ]
+    def moved(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Return whether an input that is read in place has moved."""
+        return [inputs[index].data_ptr() for index in self.in_place] != self._addresses
 
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Copy inputs that are not read in place. The others must not have `moved`.
-
-        Raises:
-            NotLaunched: an address cannot be set in the graph.
-        """
-        if self._tracker is not None:
-            try:
-                self._tracker.follow(inputs)
-            except CudaCallFailed as error:
-                raise NotLaunched(str(error)) from error
+        """Copy inputs that are not read in place. The others must not have `moved`."""
         if self._copied:
             sources = [each_once(inputs[index]) if once else inputs[index] for index, once in self._copied]
             copy_all(self._targets, sources)

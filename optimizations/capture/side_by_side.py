@@ -4,22 +4,17 @@ A step or callable runs any kind of code, also in autograd's threads. So operato
 active in all threads (in a step, the observer), and Inductor's kernels by all modules that it generated. Other code
 that adds nodes is a barrier.
 
-A step chooses between the chain and branches before it updates any node (`side_by_side`). Callables launch a
-`RacedGraph`, which chooses at each launch.
-
-Note [Updated nodes]. Nodes that read inputs in place are updated in the executable graph. A new executable has the
-captured node parameters, so the updates are repeated in it.
+A step races its whole launch, with its copies. Callables launch a `RacedGraph`, which races the graph alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from optimizations.capture.device import Device
-from optimizations.capture.inputs import NotLaunched
 from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import HAS_COLLECTIVES, SWITCHED_OFF, LaunchLog
 from optimizations.in_place.generated import COLLECTIVE_OPERATORS
@@ -29,24 +24,8 @@ from optimizations.stack_trace import one_line
 from optimizations.torch_internals.generated_modules import loaded_modules
 
 
-class UpdatedGraph:
-    """Implement `branches.Graph` for a graph with updated nodes. Note [Updated nodes].
-
-    Args:
-        renew: functions that repeat the updates in the graph's current executable.
-    """
-
-    def __init__(self, graph: Any, renew: Iterable[Callable[[], None]]) -> None:
-        self._graph = graph
-        self._renew = renew
-
-    def raw_cuda_graph(self) -> Any:
-        return self._graph.raw_cuda_graph()
-
-    def instantiate(self) -> None:
-        self._graph.instantiate()
-        for renew in self._renew:
-            renew()
+class NotLaunched(RuntimeError):
+    """Report that a graph cannot be launched, because its edges are not known."""
 
 
 @dataclass(slots=True)
@@ -65,9 +44,7 @@ class SideBySide:
         return self.branches.report() if self.branches is not None else ConcurrencyReport("chain", self.chain)
 
 
-def side_by_side(
-    device: Device, graph: Any, pool: Any, log: LaunchLog | None, renew: Iterable[Callable[[], None]]
-) -> SideBySide:
+def side_by_side(device: Device, graph: Any, pool: Any, log: LaunchLog | None) -> SideBySide:
     """Start the race of a captured graph if branches may be faster. After any failure the chain stays."""
     if log is None:
         return SideBySide()
@@ -80,7 +57,7 @@ def side_by_side(
         workspaces = device.workspace_ranges()
         log.never_freed = [one.span for one in (*device.used_ranges(pool), *workspaces)]
         memory = [one.span for one in (*device.pool_ranges(pool), *workspaces)]
-        branches = device.branches(UpdatedGraph(graph, renew), log)
+        branches = device.branches(graph, log)
         branches.prepare(device.read(graph), memory)
     except Exception as error:
         if branches is None:
@@ -107,7 +84,7 @@ class RacedGraph:
         noting = contextlib.nullcontext() if log is None else log.noting(*loaded_modules())
         with self._device.capturing(self.captured, self.pool), noting:
             yield
-        self.side_by_side = side_by_side(self._device, self.captured, self.pool, log, ())
+        self.side_by_side = side_by_side(self._device, self.captured, self.pool, log)
 
     def replay(self) -> None:
         """Launch the graph.

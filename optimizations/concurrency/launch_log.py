@@ -77,7 +77,6 @@ class Logged:
         own_bytes: most memory that an operator allocated for itself; None for a kernel.
         is_given_moving: whether it gets an input that is not at a fixed address; `writes_moving`: whether it writes it.
         freed: inputs without a fixed address that were freed by then. Other tensors may be in their memory.
-        passed: for a kernel, the address of the first element of each tensor passed to it, and that of its storage.
         given: for an operator, the arguments as the caller of `operator` passed them.
     """
 
@@ -88,7 +87,6 @@ class Logged:
     is_given_moving: bool = False
     writes_moving: bool = False
     freed: tuple[Span, ...] = ()
-    passed: tuple[tuple[int, int], ...] = ()
     given: frozenset[int] = frozenset()
 
 
@@ -227,7 +225,6 @@ class LaunchLog:
         barrier: str | None = None,
         *,
         is_operator: bool,
-        passed: tuple[tuple[int, int], ...] = (),
         given: Iterable[int] = (),
     ) -> Any:
         """Run `call`, note the nodes that it adds, and return its result."""
@@ -274,7 +271,6 @@ class LaunchLog:
                         any(map(self._is_moving, chain(reads, writes))),
                         any(map(self._is_moving, writes)),
                         freed,
-                        passed,
                         frozenset(given),
                     )
                 )
@@ -422,7 +418,7 @@ class _NotingKernel:
             writes,
             barrier,
             is_operator=False,
-            passed=tuple((one.data_ptr(), one.untyped_storage().data_ptr()) for one in tensors),
+            given=(one.untyped_storage().data_ptr() for one in tensors),
         )
 
 

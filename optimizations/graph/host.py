@@ -84,7 +84,6 @@ class HostUpdates:
 
     def __init__(self, updates: Sequence[NodeUpdate], executable: Any) -> None:
         self._executable = executable
-        self._updates = tuple(updates)
         self._places: dict[int, list[tuple[AddressPlace, NodeUpdate]]] = defaultdict(list)
         for update in updates:
             for place in update.places:
@@ -109,16 +108,6 @@ class HostUpdates:
 
     def settle(self) -> None:
         """Do nothing: a node keeps the parameters that were set last."""
-
-    def renew(self, executable: Any) -> None:
-        """Set all nodes in another executable of the graph as in the previous one, and use it from now on.
-
-        Raises:
-            CudaCallFailed: the driver refuses.
-        """
-        self._executable = executable
-        for update in self._updates:
-            update.set(executable)
 
 
 def node_update(target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> NodeUpdate:

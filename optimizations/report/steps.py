@@ -51,9 +51,6 @@ class RecordedStep:
         signature: shapes and dtypes of the batch it is for.
         operations: operators it ran through PyTorch's dispatcher; kernels of compiled modules are not among them.
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
-        tensors_followed: inputs that are read in place although their addresses change between calls.
-        pointer_bytes: bytes written so far to update these addresses, in all replays.
-        tensors_in_place: inputs that were the same tensors in all earlier calls, and are read in place.
         watched: Python values that the step can reach, and that each call compares before the launch.
         pool_bytes: growth of its graphs' memory pool.
         replays: how often it was launched.
@@ -67,9 +64,6 @@ class RecordedStep:
     operations: int
     copied_bytes: int
     copied_tensors: int
-    tensors_in_place: int
-    tensors_followed: int
-    pointer_bytes: int
     watched: int
     pool_bytes: int
     replays: int

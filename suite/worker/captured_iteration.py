@@ -115,14 +115,9 @@ class StepIteration:
     def graphs(self) -> int:
         return len(self._graphed.report().recordings)
 
-    def copies(self, iterate: Callable[[], object]) -> CopyCount:
-        before = self._pointer_bytes()
-        iterate()
+    def copies(self) -> CopyCount:
         recording = max(self._graphed.report().recordings, key=lambda found: found.replays)
-        return CopyCount(recording.copied_bytes, recording.copied_tensors, self._pointer_bytes() - before)
-
-    def _pointer_bytes(self) -> int:
-        return sum(recording.pointer_bytes for recording in self._graphed.report().recordings)
+        return CopyCount(recording.copied_bytes, recording.copied_tensors)
 
     def close(self) -> None:
         self._graphed.close()
@@ -174,7 +169,7 @@ class CallableIteration:
     def graphs(self) -> int:
         return 0 if self._graphed is None else len(self._reports())
 
-    def copies(self, iterate: Callable[[], object]) -> CopyCount:
+    def copies(self) -> CopyCount:
         reports = self._reports()
         return CopyCount(
             copied_bytes=sum(report.copied_bytes for report in reports),
@@ -261,7 +256,7 @@ class HandIteration:
     def graphs(self) -> int:
         return int(self._graph is not None)
 
-    def copies(self, iterate: Callable[[], object]) -> CopyCount:
+    def copies(self) -> CopyCount:
         given = _tensors(self._inputs)
         return CopyCount(sum(tensor.nbytes for tensor in given), len(given))
 

@@ -112,7 +112,7 @@ class MeasuredOnce:
     def _placeholder_copies(self) -> CopyCount:
         self._iterate(BEFORE)  # or the inputs might be where they were, and no pointer be written
         if self._compilation.captured is not None:
-            return self._compilation.captured.copies(lambda: self._iterate(0))
+            return self._compilation.captured.copies()
         with copies.counting() as count:
             self._iterate(0)
         return count

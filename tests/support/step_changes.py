@@ -193,30 +193,6 @@ def a_layer_that_gets_its_shape_late(device: str, train: Any) -> Any:
     return step, {"between": between}
 
 
-@program
-def inputs_that_are_the_same_tensors(device: str) -> Program:
-    """Weights of the classes, written in place, and a factor that is another tensor from the eighth call on."""
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch: Batch, weights: torch.Tensor, factor: torch.Tensor) -> Any:
-        loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"], weight=weights) * factor
-        descend(loss, optimizer)
-        weights.mul_(0.9)
-        return loss, weights
-
-    weights, factor = torch.ones(4, device=device), torch.full((), 2.0, device=device)
-    calls = [
-        (*batch, weights, factor if index < 7 else torch.full((), float(index), device=device))
-        for index, batch in enumerate(batches(device, 12))
-    ]
-
-    def between(index: int) -> None:
-        factor.fill_(index)
-
-    return Program(step, calls, lambda: [*state_of(model), weights], between, replays=12 - 3)
-
-
 @loop(replays=CALLS - 3 - 2)
 def an_argument_that_is_a_weight(device: str, model: Any, train: Any) -> Any:
     """In two calls: what the step has written by the time it reads it is not what a copy made before holds."""

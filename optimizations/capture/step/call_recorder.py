@@ -20,7 +20,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.device import Device
-from optimizations.capture.inputs import NotLaunched
+from optimizations.capture.side_by_side import NotLaunched
 from optimizations.capture.signature import exact, named_arguments, signature
 from optimizations.capture.static_loader import Fetches
 from optimizations.capture.step.call import (
@@ -81,7 +81,7 @@ class CallRecorder:
         self._refusals: list[Refusal] = []
         self._with_findings: dict[Key, int] = {}
         self._calls = self._eager = self._fruitless = 0
-        self._follows = True
+        self._concurrency = options.concurrency
         self._observes = False
         self._key_value: Hashable = None
 
@@ -163,8 +163,8 @@ class CallRecorder:
             return self._refuse_call(held(name), args, kwargs)
         try:
             return recording.launch(tensors, self._rates)
-        except NotLaunched:  # nothing was done yet: record again, with copied inputs
-            self._follows = False
+        except NotLaunched:  # nothing was done yet: record again
+            self._concurrency = "off"
             self.recordings.drop([recording])
             return self._call(args, kwargs)
 
@@ -212,7 +212,6 @@ class CallRecorder:
             self._plan.forget_findings()
         if any(recording.shares(tensors) for recording in self.recordings.of(key)):
             return self._uncaptured(args, kwargs)  # the graph is kept for other calls of this signature
-        self.recordings.drop_with_moved_inputs(key, tensors)
         if self.recordings.little_used > MOST_DROPPED * self._options.limit:
             reads = f"it reads {named(moved)}" if moved else "its model or other objects are new after a few calls"
             refusal = Refusal(
@@ -320,7 +319,6 @@ class CallRecorder:
                 self._refuse(key, seen.refusals[0])
         if not seen.refusals:
             self._with_findings.pop(key, None)
-        progress.saw(call.tensors)
         return returned
 
     def _observed(self, call: Call, progress: Progress, *, audits: bool) -> tuple[Any, Observer]:
@@ -375,8 +373,7 @@ class CallRecorder:
                     self._rates,
                     progress,
                     self._options,
-                    in_place=progress.in_place(call.tensors),
-                    follow=self._follows,
+                    concurrency=self._concurrency,
                     marks=marks,
                     dropped=self._changes.dropped,
                 )
@@ -400,7 +397,6 @@ class CallRecorder:
                 self._plan.fruitless = 0
                 stay = recording.gradients.stay(call.before)
                 call.before.clear()  # these gradients are unused from now on
-                recording.inputs.free()
                 device.give_back()
                 self._observes = False  # the program continues on its own stream
                 device.follow()
@@ -412,7 +408,7 @@ class CallRecorder:
                     put(call.parameters, stay)
                 if not isinstance(error, NotLaunched):
                     raise
-                self._follows = False
+                self._concurrency = "off"
                 self.recordings.drop([recording])
             return self._call(call.args, call.kwargs)
         device.give_back()

@@ -112,10 +112,6 @@ class KeptRecordings:
         self.drop(idle[:1])
         return bool(idle)
 
-    def drop_with_moved_inputs(self, key: Hashable, tensors: list[torch.Tensor]) -> None:
-        """Free recordings that read inputs in place which were replaced. The next recording copies these inputs."""
-        self.drop([recording for recording in self.of(key) if recording.moved_inputs(tensors)])
-
     def drop_all(self) -> None:
         """Free all recordings after their launches have finished."""
         self.drop(self.tried)

@@ -18,13 +18,11 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.step.launches import numbers_of
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.source_lines import (
     ADVICE_ON_CTC,
@@ -182,8 +180,7 @@ class Observer(torch_internals.TorchDispatchMode):
         if self.log is None:
             result = func(*args, **kwargs)
         else:
-            given = chain(made_from, numbers_of([*args, *kwargs.values()], self.holds))
-            result = self.log.operator(func, args, kwargs, lambda: func(*args, **kwargs), given)
+            result = self.log.operator(func, args, kwargs, lambda: func(*args, **kwargs), made_from)
         if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in tensors_in(result)):
             return result  # made in a mode of the program
         results = list(tensors_in(result))

@@ -5,12 +5,9 @@ Calls of one signature, with the same parameters having gradients, must run equa
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-
-import torch
 
 from optimizations.capture.signature import OTHER_RESULT, is_gone
 from optimizations.capture.step.observer import Observer
@@ -57,8 +54,6 @@ class Progress:
     set_ups: int = 0
     queries_capture: bool = False
     as_captured: bool = False
-    inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
-    same_inputs: set[int] = field(default_factory=set)
     refusal: Refusal | None = None
 
     def note(self, seen: Observer) -> Refusal | None:
@@ -78,18 +73,6 @@ class Progress:
                 difference = OTHER_RESULT
         self.agreeing = 1 if difference is not None else self.agreeing + 1
         return difference if self.observed >= PATIENCE else None
-
-    def saw(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Record the tensors of an observed call."""
-        known = self.inputs if len(self.inputs) == len(inputs) else []
-        if known:
-            same = [index for index, (was, now) in enumerate(zip(known, inputs, strict=True)) if was() is now]
-            self.same_inputs = self.same_inputs.intersection(same) if self.observed > OBSERVED else set(same)
-        self.inputs = [weakref.ref(tensor) for tensor in inputs]
-
-    def in_place(self, inputs: Sequence[torch.Tensor]) -> set[int]:
-        """Return inputs that are the same tensors as in all observed calls."""
-        return {index for index in self.same_inputs if self.inputs[index]() is inputs[index] and inputs[index].numel()}
 
     def recorded(self) -> None:
         """Record that a recording was made. If it becomes unusable, observed calls are counted from zero again."""

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.capture.device import Device
-from optimizations.capture.inputs import CopiedInputs, NotLaunched
-from optimizations.capture.side_by_side import SideBySide, side_by_side
+from optimizations.capture.inputs import CopiedInputs
+from optimizations.capture.side_by_side import NotLaunched, SideBySide, side_by_side
 from optimizations.capture.signature import OTHER_RESULT, describe, flatten, replaced, without_objects
 from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.call import Arguments, Call
 from optimizations.capture.step.gradients import Gradients, Use, bytes_for_gradients, carves, gradients, memory
 from optimizations.capture.step.host_state import HostState
-from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
 from optimizations.capture.step.observing import CHANGES_ARGUMENT, changed_itself, contents, new_observer, observed
@@ -33,10 +30,9 @@ from optimizations.capture.step.random_states import CHECKPOINT_DRAWS
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_writes
-from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.memory import MemoryRanges, memory_of, size_bytes
-from optimizations.graph.records import MemoryRange
-from optimizations.in_place.addresses import Pointers, TrackedInput
+from optimizations.concurrency.launch_log import MADE_OF_OTHERS, LaunchLog
+from optimizations.graph.memory import size_bytes
+from optimizations.options import Concurrency
 from optimizations.report.steps import RecordedStep, Refusal
 from optimizations.torch_internals.generated_modules import loaded_modules
 
@@ -83,9 +79,6 @@ class Recording:
             operations=len(self.trace),
             copied_bytes=self.inputs.copied_bytes,
             copied_tensors=self.inputs.copied_tensors,
-            tensors_in_place=len(self.inputs.in_place),
-            tensors_followed=len(self.inputs.followed),
-            pointer_bytes=self.inputs.pointer_bytes,
             watched=len(self.watch),
             pool_bytes=self.pool_bytes,
             replays=self.replays,
@@ -107,19 +100,12 @@ class Recording:
         """
         if self.shares(tensors):
             return False
-        if self.inputs.in_place and self.inputs.moved(tensors):
-            return False
         unchanged = self.watch.unchanged() if state is None else self.watch.can_replay_in(state)
         return unchanged and self.gradients.fit()
 
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether an input that is copied overlaps memory that the step writes."""
         return self.written_memory.holds_one_of(tensors, self.inputs.sizes)
-
-    def moved_inputs(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Return inputs that moved from the address that the graph reads, if nothing else prevents a launch."""
-        moved = self.inputs.moved(tensors)
-        return moved if moved and self.watch.unchanged() and self.gradients.fit() else []
 
     def is_over(self, state: HostState | None) -> bool:
         """Return whether the recording can never be used again: a tensor that it reads was replaced or moved.
@@ -133,8 +119,7 @@ class Recording:
         """Do the work of a call with these inputs, and return its results.
 
         Raises:
-            NotLaunched: addresses of inputs cannot be set in the graph, or its edges could not be restored. Nothing
-                was done yet.
+            NotLaunched: the edges of its graph could not be restored. Nothing was done yet.
         """
         branches = self.side_by_side.branches
         if branches is not None:
@@ -174,16 +159,14 @@ def capture(
     progress: Progress,
     options: StepOptions,
     *,
-    in_place: Collection[int],
-    follow: bool,
+    concurrency: Concurrency,
     marks: TensorMarks,
     dropped: set[str],
 ) -> Recording:
     """Capture the call into `graph`. Python runs, but no work of the GPU is executed.
 
     Args:
-        in_place: inputs that are read at their current addresses.
-        follow: read further inputs in place if their node parameters are known.
+        concurrency: the option, or "off" after edges of a recording could not be restored.
         marks: of the tensors that the step reaches and of the earlier gradients, made before the call.
         dropped: names of entries that are not compared.
 
@@ -194,9 +177,8 @@ def capture(
     """
     assert progress.last is not None
     seen = progress.last
-    concurrency = options.concurrency if follow else "off"
     with device.here():
-        inputs = CopiedInputs(call.tensors, in_place)
+        inputs = CopiedInputs(call.tensors)
     placeholders = list(inputs.recording_inputs)
     stand_ins = iter(placeholders)
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
@@ -216,7 +198,7 @@ def capture(
             observer.before_write = writes.note
             with observed(observer, call.state):
                 returned = step(*args, **kwargs)
-            launches, observer.log, observer.before_write = Launches.of(log), None, None
+            of_kernels, observer.log, observer.before_write = given_to_kernels(log), None, None
         changes = list(call.state.changes(snapshot))
     if not device.ready():
         raise StepDiffers(FREED_MEANWHILE)
@@ -227,7 +209,7 @@ def capture(
         raise StepRefused(changed_itself(name))
     pool_bytes = device.pool_bytes(pool)
     after = gradients(call.parameters)
-    uses = _uses_of(device, graph, observer, launches, call.before, after, writes.include)
+    uses = _uses_of(device, graph, observer, of_kernels, call.before, after, writes.include)
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
     unread = _storages(old for old, use in zip(call.before, uses, strict=True) if use is Use.DROPPED)
     kept = [
@@ -238,8 +220,7 @@ def capture(
         and (tensor := reference()) is not None
         and id(tensor) not in gradients_of_call  # `Gradients` keeps them
     ]
-    fixed = [*call.state.tensors.values(), *(call.tensors[index] for index in inputs.in_place)]
-    mutated = [tensor for tensor in {id(one): one for one in fixed}.values() if writes.include(tensor)]
+    mutated = [tensor for tensor in call.state.tensors.values() if writes.include(tensor)]
     added_to = [old for old, new in zip(call.before, after, strict=True) if new is not None and old is new]
     written = WrittenMemory([*mutated, *added_to])
     refuse_writes(call.tensors, call.labels, placeholders, writes.include, written)
@@ -248,16 +229,10 @@ def capture(
     known = call.known(placeholders)
     unknown = [tensor for tensor in kept if storage(tensor) not in known]
     outputs = Outputs(returned, placeholders, _storages(static) - unread)
-    pointers = None
-    if follow:
-        launches.read_after([*outputs.copied, *(gradient for gradient in after if gradient is not None)])
-        pointers = _follow(device, graph, pool, inputs, launches)
-    renew = [] if pointers is None else [functools.partial(device.renew, graph, pointers)]
-    passed = {id(call.tensors[index]) for index in inputs.in_place}
 
     def decides(tensor: torch.Tensor) -> bool:
-        """Return whether the step would do something else with another tensor: it reads, returns or is given it."""
-        return reads(tensor) or storage(tensor) in outputs.static or id(tensor) in passed
+        """Return whether the step would do something else with another tensor: it reads or returns it."""
+        return reads(tensor) or storage(tensor) in outputs.static
 
     watch = Watch(call.state, rates.stands_for, decides, unknown, dropped=dropped)
     return Recording(
@@ -282,7 +257,7 @@ def capture(
         trace=observer.operations,
         progress=progress,
         audits=Audits(options.check_every),
-        side_by_side=side_by_side(device, graph, pool, log if concurrency == "auto" else None, renew),
+        side_by_side=side_by_side(device, graph, pool, log if concurrency == "auto" else None),
         signature=describe(call.tensors),
         pool_bytes=pool_bytes - pool_before,
     )
@@ -292,18 +267,17 @@ def _uses_of(
     device: Device,
     graph: Any,
     observer: Observer,
-    launches: Launches,
+    given: set[int] | None,
     before: Sequence[torch.Tensor | None],
     after: Sequence[torch.Tensor | None],
     writes: Callable[[torch.Tensor], bool],
 ) -> list[Use]:
     """Return how a call used each gradient that it found. Note [Gradients before and after] in `gradients`.
 
-    Compiled code is not observed: the addresses that it reads are parameters of the graph's nodes, of which every one
-    that could be an address is treated as one.
+    Compiled code is not observed. So the arguments of all kernels count; where these are unknown, all parameters of the
+    graph's nodes.
 
-    `writes`: whether the call wrote a gradient that is still there. A gradient whose address may be a parameter of a
-    node of unknown origin counts as needed.
+    `given`: what `given_to_kernels` returned. `writes`: whether the call wrote a gradient that is still there.
     """
     found = []
     for old, new in zip(before, after, strict=True):
@@ -316,25 +290,34 @@ def _uses_of(
         else:
             found.append(Use.NEEDED if writes(old) else Use.LEFT_ALONE)
     for unread in (Use.DROPPED, Use.LEFT_ALONE):
-        ranges = memory(old for old, use in zip(before, found, strict=True) if use is unread)
-        if device.mentions(graph, ranges) and not _only_left_over(device, graph, launches, ranges):
+        these = [one for one, use in zip(before, found, strict=True) if use is unread]
+        if given is None:
+            is_read = device.mentions(graph, memory(these))
+        else:
+            is_read = not given.isdisjoint(_storages(these) - {0})
+        if is_read:
             found = [Use.NEEDED if use is unread else use for use in found]
     return found
 
 
-def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequence[MemoryRange]) -> bool:
-    """Return whether only leftover words in kernels of operators point into these ranges.
+def given_to_kernels(log: LaunchLog) -> set[int] | None:
+    """Return the storages that operators and Inductor's kernels were given; None if other code added nodes.
 
-    Note [What an operator was given] in `launches`.
+    Note [Words that are left over] in `gradients`.
     """
-    if launches.unknown is not None:
-        return False
-    places = MemoryRanges(ranges)
-    try:
-        captured = device.read(graph)
-    except CudaCallFailed:
-        return False
-    return not any(word in places for word in chain(launches.read, launches.conclusive_words(captured)))
+    log.note_others("at the end")
+    found = set[int]()
+    for one in log.logged:
+        launch = one.launch
+        if one.is_operator:
+            is_own = launch.name.partition(".")[0] not in torch_internals.PURE_OPERATORS
+            known = not is_own and launch.barrier != MADE_OF_OTHERS
+        else:
+            known = bool(one.given) and launch.count == 1
+        if not known:
+            return None
+        found |= one.given
+    return None if log.failure is not None else found
 
 
 def _reads_of(device: Device, graph: Any, observer: Observer, call: Call) -> Callable[[torch.Tensor], bool]:
@@ -342,31 +325,6 @@ def _reads_of(device: Device, graph: Any, observer: Observer, call: Call) -> Cal
     unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
     in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen))
     return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
-
-
-def _follow(device: Device, graph: Any, pool: Any, inputs: CopiedInputs, launches: Launches) -> Pointers | None:
-    """Let the graph read inputs in place if their node parameters are known. Note [By name] in `launches`.
-
-    Return the pointers that set their addresses, if there are such inputs.
-    """
-    placeholders = inputs.placeholders()
-    if not (found := launches.only_named({index: memory_of(one) for index, one in placeholders.items()})):
-        return None
-    try:
-        captured = device.read(graph)
-        plan = launches.plan(captured, found)
-        pointers = device.pointers(graph, captured, plan)
-    except CudaCallFailed:
-        return None  # all are copied
-    tracked = [
-        TrackedInput(one.input, one.alignment_bytes, placeholders[one.input].data_ptr())
-        for one in plan.inputs
-        if one.indirect
-    ]
-    if not tracked:
-        return None
-    inputs.follow(tracked, pointers, device.pool_ranges(pool))
-    return pointers
 
 
 @contextlib.contextmanager

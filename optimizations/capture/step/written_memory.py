@@ -78,7 +78,7 @@ def refuse_writes(
 
     Args:
         labels: names of the inputs.
-        placeholders: their copies. An input that is read in place is its own.
+        placeholders: their copies.
         is_written: whether the captured call wrote a tensor.
         elsewhere: memory that it wrote other than in a copy.
 
@@ -86,15 +86,12 @@ def refuse_writes(
         StepRefused: there is such a write.
     """
     for tensor, label, placeholder in zip(tensors, labels, placeholders, strict=True):
-        if placeholder is tensor:
-            continue
         if is_written(placeholder):
             may = "may write" if placeholder.is_inference() else "writes"
             raise StepRefused(
                 Refusal(
                     f"{may} into {label}, of which a graph has a copy",
-                    "write into a copy (`clone()`), or keep what is written in an attribute or a buffer, or pass the "
-                    "same tensor in every call",
+                    "write into a copy (`clone()`), or keep what is written in an attribute or a buffer",
                 )
             )
         if elsewhere.holds(tensor):

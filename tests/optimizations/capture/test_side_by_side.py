@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +12,11 @@ from simulated_gpu.operators import CpuDevice
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import GraphedCallables
-from optimizations.capture.inputs import NotLaunched
-from optimizations.capture.side_by_side import side_by_side
+from optimizations.capture.side_by_side import NotLaunched, side_by_side
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.concurrency import branches as branches_module
 from optimizations.concurrency.launch_log import LaunchLog, Logged
 from optimizations.concurrency.order import Launch, LaunchOrder
-from optimizations.graph.host import AddressPlace, HostUpdates
 from optimizations.report.concurrency import ConcurrencyReport
 
 
@@ -146,27 +143,10 @@ def test_chain_is_used_where_it_is_faster() -> None:
     assert graph.launched_edges == {(index, index + 1) for index in range(len(graph.nodes()) - 1)}
 
 
-def test_in_place_nodes_are_patched_again_in_a_new_executable() -> None:
-    seen: list[tuple[int, int]] = []
-    cell = SimpleNamespace(value=5)
-
-    class Update:
-        places = (AddressPlace(0, 0, 8, cell),)
-
-        def set(self, executable: Any) -> None:
-            seen.append((executable, cell.value))
-
-    updates = HostUpdates([Update()], 1)
-    updates.point({0: 6})
-    updates.renew(2)
-    updates.point({0: 7})
-    assert seen == [(1, 6), (2, 6), (2, 7)]
-
-
 def test_collectives_keep_the_chain() -> None:
     log = LaunchLog(lambda: 0, device_type="cpu")
     log.logged.append(Logged(Launch("c10d.allreduce_.default", 0), True))
-    found = side_by_side(CpuDevice(), None, 0, log, ())
+    found = side_by_side(CpuDevice(), None, 0, log)
     assert found.branches is None
     assert "collectives" in found.report().reason
 

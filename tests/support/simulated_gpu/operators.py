@@ -13,9 +13,8 @@ import functools
 import itertools
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +30,6 @@ from optimizations.capture.device import Device
 from optimizations.capture.step import outputs
 from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import LaunchLog
-from optimizations.graph.plan import Plan
 from optimizations.graph.records import CapturedGraph, Edge, MemoryRange
 from simulated_gpu.operator_graphs import (
     ASKS,
@@ -134,8 +132,7 @@ class CpuDevice(Device):
     invalidated. `not_ready` is how often it says that the side stream became another one. `stream` is the current one,
     and `waits` are pairs of streams of which the first waits for the second. What a graph made and the program no
     longer references counts as lying where later graphs of its pool make something. `workspaces` are cuBLAS's.
-    `set_nodes` counts the calls of the driver that set a
-    node for inputs that moved. `rooms` are sizes that a capture asked for before anything was captured.
+    `rooms` are sizes that a capture asked for before anything was captured.
     """
 
     has_own_random = False
@@ -152,7 +149,7 @@ class CpuDevice(Device):
         self.capturing_into: CpuGraph | None = None
         self.fail_with: BaseException | None = None
         self.capture_now = False
-        self.captures = self.warmed_up = self.broken = self.given_back = self.set_nodes = 0
+        self.captures = self.warmed_up = self.broken = self.given_back = 0
         self.not_ready = self.stream = 0
         self.workspaces: list[MemoryRange] = []
         self.rooms: list[int] = []
@@ -281,23 +278,6 @@ class CpuDevice(Device):
         edges = tuple(Edge(source=index, target=index + 1) for index in range(len(nodes) - 1))
         return CapturedGraph(nodes=tuple(nodes), edges=edges)
 
-    def pointers(self, graph: CpuGraph, captured: CapturedGraph, plan: Plan) -> Any:
-        def point(addresses: Mapping[int, int]) -> int:
-            written = 0
-            for node in plan.nodes:
-                uses = [use for use in node.uses if use.input in addresses]
-                place = graph.nodes()[node.node]
-                operator, arguments, keywords, results = graph.operators[place]
-                changed = [*arguments]
-                for use in uses:
-                    changed[use.parameter] = addresses[use.input]
-                graph.operators[place] = operator, tuple(changed), keywords, results
-                self.set_nodes += bool(uses)
-                written += 8 * len(uses)
-            return written
-
-        return SimpleNamespace(point=point, settle=lambda: None)
-
     def launch_log(self, *, notes_memory: bool) -> LaunchLog:
         return LaunchLog(self.node_count, None, device_type="cpu", notes_memory=notes_memory)
 
@@ -307,9 +287,6 @@ class CpuDevice(Device):
 
     def workspace_ranges(self) -> Sequence[MemoryRange]:
         return self.workspaces
-
-    def renew(self, graph: CpuGraph, pointers: Any) -> None:
-        pass
 
     def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
         return [

@@ -16,7 +16,6 @@ import torch
 from interrupts import interrupted_at
 from simulated_gpu.operators import ELSEWHERE, CpuDevice, CpuGraph
 from step_parts import Graph, assert_as_eager, batches, loss_of, network, sgd, training_step
-from step_programs import PROGRAMS
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import GraphedCallables
@@ -169,21 +168,6 @@ def test_proxied_model_and_optimizer_are_released(closes: bool) -> None:
     device._captured.clear()
     gc.collect()
     assert [weight() is not None for weight in weights] == [False, False, not closes]
-
-
-def test_constant_tensor_is_read_in_place() -> None:
-    made = PROGRAMS["inputs_that_are_the_same_tensors"]("cpu")
-    step = GraphedStep(made.step, device=CpuDevice())
-    seen = []
-    for index, batch in enumerate(made.batches):
-        step(*batch)
-        made.between(index)
-        seen.append([(one.tensors_in_place, one.copied_tensors) for one in step.report().recordings])
-    assert seen[2] == [] and seen[3] == seen[6] == [(2, 2)]
-    assert seen[7] == seen[11] == [(1, 3)]  # the factor is copied since it is another tensor
-    report = step.report()
-    assert report.dropped_recordings == 1 and report.refusals == ()
-    assert report.recordings[0].copied_bytes == 6 * 8 * 4 + 6 * 8 + 4
 
 
 # Memory of recorded steps and callables: which recordings share a pool, and what outlives the launches of others.

@@ -25,10 +25,10 @@ from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import copies, exact, parts, refused_tensor, replaced, signature
 from optimizations.capture.step.forbidden_calls import watched
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.launches import Launches, numbers_of
 from optimizations.capture.step.observer import Observer, draws, has_own_state, storage
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.progress import MOST_SIGNATURES, Plan
+from optimizations.capture.step.recording import given_to_kernels
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, OtherNode, Parameter
 
@@ -421,99 +421,49 @@ def test_steps_of_two_threads_are_observed_at_once() -> None:
     assert sorted(found) == [0.5, 0.5, 1.5, 1.5, 2.5, 2.5]
 
 
-# The launch log attributes nodes of a captured step to named kernels, operators with arguments, or unknown code.
+# What kernels were given shows which gradients they read, unless other code added nodes.
 
 
-def test_operators_are_logged_where_they_add_nodes() -> None:
-    nodes = 0
+@pytest.fixture
+def given() -> Iterator[Callable[..., set[int] | None]]:
+    """Return what kernels were given that a function launched. It gets a log, and a function that adds nodes."""
 
-    def adding(count: int) -> None:
-        nonlocal nodes
-        nodes += count
+    def run_logged(run: Callable[[LaunchLog, Callable[[int], None], dict[str, Any]], None]) -> set[int] | None:
+        nodes = 0
 
-    log = LaunchLog(lambda: nodes, device_type="cpu", notes_memory=False)
-    x = torch.ones(2)
-    with log.noting(operators=False):
-        log.operator(torch.ops.aten.mul.Tensor, (x, x), {}, lambda: adding(2), [77])
-        log.operator(torch.ops.aten.view.default, (x, [2]), {}, lambda: adding(0), [78])
-        launches = Launches.of(log)
-        assert (launches.read, launches.unknown) == ({77}, None)
-        assert not any(one.launch.reads or one.launch.writes for one in log.logged)
-        log.operator(torch.ops.aten.sin.default, (x.to_sparse(),), {}, lambda: adding(1))
-        assert "sparse" in str(Launches.of(log).unknown)
-        adding(1)
-    assert "neither an operator" in str(log.logged[-1].launch.barrier)
+        def adding(count: int) -> None:
+            nonlocal nodes
+            nodes += count
 
+        kernel: Any = object.__new__(torch_internals.CachingAutotuner)  # type: ignore[call-overload]
+        kernel.fn, kernel.run = SimpleNamespace(__name__="triton_double"), lambda *arguments, nodes: adding(nodes)
+        kernel.triton_meta, kernel.mutated_arg_names, kernel.custom_kernel = {"signature": {}}, [], False
+        module, log = {"kernel": kernel}, LaunchLog(lambda: nodes, device_type="cpu", notes_memory=False)
+        with log.noting(module, operators=False):
+            run(log, adding, module)
+            return given_to_kernels(log)
 
-@pytest.mark.parametrize(("added", "reason"), [(1, None), (2, "added 2 nodes")])
-def test_kernel_of_one_node_is_known(added: int, reason: str | None) -> None:
-    nodes = 0
-
-    def run(*arguments: Any, stream: int) -> None:
-        nonlocal nodes
-        nodes += added
-
-    kernel: Any = object.__new__(torch_internals.CachingAutotuner)  # type: ignore[call-overload]
-    kernel.fn, kernel.run = SimpleNamespace(__name__="triton_double"), run
-    kernel.triton_meta, kernel.mutated_arg_names, kernel.custom_kernel = {"signature": {}}, [], False
-    module, x = {"kernel": kernel}, torch.ones(4)
-    log = LaunchLog(lambda: nodes, device_type="cpu", notes_memory=False)
-    with log.noting(module, operators=False):
-        module["kernel"].run(x[1:], stream=0)
-        launches = Launches.of(log)
-    (launch,) = launches.kernels
-    assert launch.passed == ((x[1:].data_ptr(), x.data_ptr()),)
-    assert launches.unknown is None if reason is None else reason in str(launches.unknown)
+    yield run_logged
 
 
-def test_nodes_of_unknown_code_are_not_evidence() -> None:
-    nodes = 0
-    log = LaunchLog(lambda: nodes, device_type="cpu", notes_memory=False)
-    with log.noting(operators=False):
-        nodes = 1
-        assert "came from neither" in str(Launches.of(log).unknown)
+X = torch.ones(4)
 
 
-def test_possible_addresses_are_distinguished_from_numbers() -> None:
-    def holds(tensor: torch.Tensor) -> bool:
-        return tensor is there
-
-    there, here = torch.tensor(2**40), torch.tensor(2**41)
-    given: list[Any] = [there, here, torch.tensor(2.0**42), torch.tensor([2**43, 1]), [2**44, (2**45, "a")], 2.0**46]
-    assert list(numbers_of([*given, True, 7, -(2**40), math.inf, math.nan, 1j, None], holds)) == [
-        2**power for power in (41, 42, 43, 44, 45, 46)
-    ]
-    several = torch.tensor([math.nan, -(2.0**47), 2.0**47, math.inf, 2.0**48], requires_grad=True)
-    assert list(numbers_of([several, -several], holds)) == [2**47, 2**48, 2**47]
-
-
-def given_back() -> torch.Tensor:
-    made = torch.ones(1)
-    made.untyped_storage().resize_(0)
-    return made
+def operator(log: LaunchLog, adding: Callable[[int], None], name: Any, *arguments: Any) -> None:
+    log.operator(name, arguments, {}, lambda: adding(2), [storage(one) for one in arguments if one is X])
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("run", "expected"),
     [
-        given_back,
-        lambda: torch.ones(1).to_mkldnn(),
-        lambda: torch.ones(1, 1).to_sparse_csr(),
-        lambda: torch.empty(1, dtype=torch.bits8),
-        lambda: torch.empty(1, dtype=torch.uint4),
+        (lambda log, adding, module: operator(log, adding, torch.ops.aten.mul.Tensor, X, X), {X.data_ptr()}),
+        (lambda log, adding, module: operator(log, lambda count: None, torch.ops.aten.view.default, X, [4]), set()),
+        (lambda log, adding, module: operator(log, adding, torch.ops.aten.sin.default, X.to_sparse()), None),
+        (lambda log, adding, module: module["kernel"].run(X[1:], nodes=1), {X.data_ptr()}),
+        (lambda log, adding, module: module["kernel"].run(X, nodes=2), None),
+        (lambda log, adding, module: adding(1), None),
     ],
+    ids=["operator", "operator without a node", "sparse", "kernel", "kernel of two nodes", "other code"],
 )
-def test_tensor_without_readable_numbers_yields_none(make: Callable[[], torch.Tensor]) -> None:
-    assert list(numbers_of([make()], lambda tensor: False)) == []
-
-
-def test_number_passed_on_by_an_operator_counts_as_argument() -> None:
-    table = torch.zeros(2, dtype=torch.int64)
-    log = LaunchLog(lambda: int(table.count_nonzero()), notes_memory=False)  # an operator that writes it added nodes
-    observer = Observer(lambda tensor: True, {}, forbid=False)
-    observer.log = log
-    with log.noting(operators=False), observer:
-        table.view(-1)
-        table.fill_(2**45)
-    launches = Launches.of(log)
-    assert launches.read == {table.data_ptr(), 2**45} and launches.unknown is None
+def test_storages_given_to_kernels_are_known(given: Any, run: Any, expected: set[int] | None) -> None:
+    assert given(run) == expected

@@ -116,27 +116,6 @@ def test_overlapping_inputs_are_passed(kind: str) -> None:
     assert graphed.report().replays >= 4, graphed.report().refusals
 
 
-def test_adjacent_inputs_of_one_tensor_may_be_written() -> None:
-    """Caches of keys and values are such tensors."""
-
-    def step(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        keys.add_(x)
-        values.mul_(0.5).add_(keys)
-        return (x * values).sum()
-
-    graphed = GraphedStep(step, device=CpuDevice())
-    caches = [torch.ones(2, 3), torch.ones(2, 3)]
-    halves = [cache.unbind() for cache in caches]
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(7):
-        x, version = torch.randn(3, generator=generator), caches[0]._version
-        found, expected = (run_it(x, *half) for run_it, half in zip((graphed, step), halves, strict=True))
-        assert torch.equal(found, expected) and torch.equal(*caches) and caches[0]._version > version
-    found, expected = (run_it(*half[1:], *half) for run_it, half in zip((graphed, step), halves, strict=True))
-    assert torch.equal(found, expected), "what lies in a cache is not copied"
-    assert graphed.report().replays == 4
-
-
 def test_out_of_memory_for_results_ends_the_call_unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that catches this calls again, and must not have its weights changed twice."""
     weight = torch.zeros(200, 200)
@@ -293,24 +272,23 @@ def test_fast_replay_counts_versions_of_written_tensors(other: str) -> None:
 # Calls in inference mode, whose tensors have no version counters.
 
 
-def adds(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    cache.add_(x.sum(0))
-    return cache.square().sum()
-
-
 @pytest.mark.parametrize("made_in_it", [True, False])
-def test_writes_to_the_same_argument_reach_the_caller(made_in_it: bool) -> None:
+def test_written_argument_is_refused_and_written(made_in_it: bool) -> None:
+    def adds(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache.add_(x.sum(0))
+        return cache.square().sum()
+
     def run(step: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
         with torch.inference_mode(made_in_it):
             cache = torch.zeros(8)
         with torch.inference_mode():
-            sums = [step(cache, batch["x"]) for (batch,) in batches("cpu", 12)]
+            sums = [step(cache, batch["x"]) for (batch,) in batches("cpu", 6)]
         return [*sums, cache]
 
     graphed = GraphedStep(adds, device=CpuDevice())
-    for mine, theirs in zip(run(graphed), run(adds), strict=True):
-        assert torch.equal(mine, theirs)
-    assert graphed.report().replays >= 12 - 4
+    with pytest.warns(UserWarning, match="into argument 0, of which a graph has a copy"):
+        found = run(graphed)
+    assert all(map(torch.equal, found, run(adds))) and graphed.report().replays == 0
 
 
 def test_written_inference_argument_runs_uncaptured() -> None:
