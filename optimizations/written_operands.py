@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,7 @@ _READING = ("backward", "no_update", "no_training", "functional")
 
 def operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an operator's call, by the names of its schema."""
-    names = [parameter.name for parameter in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    return {**dict(zip(_parameters(func)[0], args, strict=False)), **kwargs}
 
 
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
@@ -23,12 +23,22 @@ def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterat
 
     Schemas say it, but for the statistics of batch normalisation in training, which most of its operators write.
     """
-    given, name = operands(func, args, kwargs), func._schema.name
-    updates = "batch_norm" in name and not any(one in name for one in _READING) and given.get("training", True)
-    for parameter in func._schema.arguments:
-        declared = parameter.alias_info is not None and parameter.alias_info.is_write
-        if declared or (updates and parameter.name in _STATISTICS):
-            yield given.get(parameter.name)
+    names, declared, updated = _parameters(func)
+    if declared or updated:
+        given = operands(func, args, kwargs)
+        for name in names:
+            if name in declared or (name in updated and given.get("training", True)):
+                yield given.get(name)
+
+
+@functools.cache
+def _parameters(func: Any) -> tuple[tuple[str, ...], frozenset[str], frozenset[str]]:
+    """Return an operator's parameters, which of them its schema says are written, and which a training writes."""
+    schema = func._schema
+    updates = "batch_norm" in schema.name and not any(one in schema.name for one in _READING)
+    names = tuple(one.name for one in schema.arguments)
+    declared = [one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return names, frozenset(declared), frozenset(_STATISTICS if updates else ()).difference(declared)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -16,7 +16,7 @@ from optimizations import torch_internals
 from optimizations.calls.turns import make_context_current, wait_for_stream
 from optimizations.capture.side_stream import SideStreams
 from optimizations.concurrency.branches import Branches
-from optimizations.concurrency.launch_log import LaunchLog
+from optimizations.concurrency.launch_log import LaunchLog, allocated_bytes
 from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.pools import (
     end_failed_capture,
@@ -189,10 +189,7 @@ class Device:
 
     def launch_log(self, *, notes_memory: bool) -> LaunchLog:
         """Return a log of the launches of a capture and, with `notes_memory`, of the memory they touch."""
-
-        def allocated() -> int:
-            return int(torch.cuda.memory_stats_as_nested_dict(self.index)["allocated_bytes"]["all"]["allocated"])
-
+        allocated = functools.partial(allocated_bytes, self.index)
         return LaunchLog(self.node_count, None, allocated_bytes=allocated, notes_memory=notes_memory)
 
     def branches(self, graph: Any, log: LaunchLog) -> Branches:

@@ -100,8 +100,7 @@ class Branches:
         log, self._log = self._log, None
         if log is None or not self.pending:
             return
-        launches = with_hidden_memory(log.logged, captured, pool, log.never_freed, log.inputs)
-        launches = with_moving_inputs(log.logged, launches, log.inputs)
+        launches = [one.launch for one in log.logged]
         if sum(one.count for one in launches) != len(captured.nodes):
             self._finish(CHAIN, "not all nodes of the graph were noted when it was captured")
             return
@@ -109,6 +108,9 @@ class Branches:
             self._finish(CHAIN, "it was captured from several streams")
             return
         self._order = order_launches(launches)
+        if self._order.branches > 1:  # other memory can only make launches wait for more
+            launches = with_hidden_memory(log.logged, captured, pool, log.never_freed, log.inputs, log.lifetimes)
+            self._order = order_launches(with_moving_inputs(log.logged, launches, log.inputs))
         self._ordered = _ordered(self._order, captured)
         if self._order.branches < 2:
             self._finish(CHAIN, "each kernel needs the result of the one before it")

@@ -21,8 +21,9 @@ them. So a launch that writes an input at a fixed address conflicts with each la
 launch that writes a moving input conflicts with each launch that gets any input (`with_moving_inputs`). After such an
 input was freed during the capture, writes to its memory are writes to another tensor.
 
-Note [Memory of live tensors]. The tensors that launches got or made show the live memory around an address. A tensor
-that the function has allocated but not used yet is missing, so the memory counted as workspace can only be too large.
+Note [Memory of live tensors]. The tensors that launches got or made show the live memory around an address. One that
+the function has allocated but not used yet is missing, and so is one that may have been freed by then. So the memory
+counted as workspace can only be too large. A storage around the address that may have been alive counts whole, too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from optimizations.concurrency.launch_log import Logged
+from optimizations.concurrency.launch_log import Lifetime, Logged
 from optimizations.concurrency.order import Launch, Span
 from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyNode, MemsetNode, Node, words_of
 
@@ -44,6 +45,7 @@ def with_hidden_memory(
     pool: Iterable[Span],
     never_freed: Iterable[Span],
     inputs: Iterable[Span] = (),
+    lifetimes: Iterable[Lifetime] = (),
 ) -> list[Launch]:
     """Return the launches with the memory that only their nodes' parameters name.
 
@@ -52,18 +54,20 @@ def with_hidden_memory(
         pool: the segments of the graph's memory pool.
         never_freed: blocks of the pool that are in use when the capture ends.
         inputs: the storages of the function's inputs.
+        lifetimes: of the storages that the log noted.
     """
-    inputs = tuple(inputs)
+    inputs, lives = tuple(inputs), _Lives(lifetimes)
     segments, blocks_without = _Spans((*pool, *inputs)), _without_freed((*never_freed,), inputs)
     found = []
-    for one in logged:
+    for index, one in enumerate(logged):
         launch = one.launch
         if launch.barrier is not None:
             found.append(launch)
             continue
         nodes = graph.nodes[launch.first : launch.first + launch.count]
         declared, blocks = _Spans((*launch.reads, *launch.writes)), blocks_without(one.freed)
-        words = [list(words_of(node)) for node in nodes]
+        low, high = min(segments.low, declared.low), max(segments.high, declared.high)
+        words = [[word for word in words_of(node) if low <= word < high] for node in nodes]
         barrier = next((reason for node in nodes if (reason := _unreadable(node))), None)
         if barrier is None and one.is_operator:
             barrier = _without_addresses(launch, nodes, words, segments, declared)
@@ -71,7 +75,7 @@ def with_hidden_memory(
             found.append(replace(launch, barrier=barrier))
             continue
         hidden = {
-            _around(address, one, segment, blocks)
+            _around(address, one, index, segment, blocks, lives)
             for address in chain.from_iterable(words)
             if (segment := segments.around(address)) is not None and declared.around(address) is None
         }
@@ -81,18 +85,24 @@ def with_hidden_memory(
     return found
 
 
-def _around(address: int, launch: Logged, segment: Span, blocks: _Spans) -> Span:
+def _around(address: int, launch: Logged, index: int, segment: Span, blocks: _Spans, lives: _Lives) -> Span:
     """Return the memory around an address that was not passed. Note [Memory that no argument names]."""
     block, own_bytes = blocks.around(address), launch.own_bytes
     if block is not None and own_bytes == 0:
         return block
-    live = _Spans(launch.live)
-    if (tensor := live.around(address)) is not None:
-        return tensor
-    start, end = live.gap(address, segment)
+    if not launch.is_operator:
+        return segment if block is None else _joined([segment, block])
+    holding, is_certain = lives.holding(address, index, segment)
+    if is_certain:
+        return _joined(holding)
+    start, end = lives.gap(address, index, segment)
     if own_bytes:
         start, end = max(start, address - own_bytes), min(end, address + own_bytes)
-    return (start, end) if block is None else (min(start, block[0]), max(end, block[1]))
+    return _joined([(start, end), *holding, *([block] if block is not None else [])])
+
+
+def _joined(spans: Sequence[Span]) -> Span:
+    return min(start for start, _ in spans), max(end for _, end in spans)
 
 
 def with_moving_inputs(logged: Sequence[Logged], launches: Sequence[Launch], inputs: Sequence[Span]) -> list[Launch]:
@@ -159,13 +169,59 @@ class _Spans:
             else:
                 self._borders += [start, end]
 
+    @property
+    def low(self) -> int:
+        """Return the first address; `high` is the one after the last."""
+        return self._borders[0] if self._borders else 0
+
+    @property
+    def high(self) -> int:
+        return self._borders[-1] if self._borders else 0
+
     def around(self, address: int) -> Span | None:
         """Return the span that contains an address."""
         at = bisect_right(self._borders, address)
         return (self._borders[at - 1], self._borders[at]) if at % 2 else None
 
-    def gap(self, address: int, within: Span) -> Span:
-        """Return the gap between spans around an address that is in no span."""
-        borders = [-1, *self._borders, within[1]]
-        at = bisect_right(self._borders, address) + 1
-        return max(borders[at - 1], within[0]), min(borders[at], within[1])
+
+class _Lives:
+    """Find the storages that were alive at a launch. Note [Lifetimes] in `launch_log`."""
+
+    def __init__(self, lifetimes: Iterable[Lifetime]) -> None:
+        self._of: dict[Span, list[Lifetime]] = {}
+        for one in sorted(lifetimes, key=lambda one: one.first):
+            self._of.setdefault(one.span, []).append(one)
+        self._spans = sorted(self._of)
+
+    def holding(self, address: int, index: int, within: Span) -> tuple[list[Span], bool]:
+        """Return the storages around an address that may be alive at a launch, and whether one of them certainly is."""
+        found, is_certain = list[Span](), False
+        for span in reversed(self._spans[: self._after(address)]):
+            alive = self._is_alive(span, index)
+            if span[0] < within[0] or (alive and span[1] <= address):
+                break
+            if span[1] > address and alive is not False:
+                found.append(span)
+                is_certain = is_certain or bool(alive)
+        return found, is_certain
+
+    def gap(self, address: int, index: int, within: Span) -> Span:
+        """Return the memory between storages that are certainly alive around an address that is in none."""
+        at = self._after(address)
+        lower = (end for start, end in reversed(self._spans[:at]) if self._is_alive((start, end), index))
+        upper = (start for start, end in self._spans[at:] if self._is_alive((start, end), index))
+        return max(next(lower, 0), within[0]), min(next(upper, within[1]), within[1])
+
+    def _after(self, address: int) -> int:
+        return bisect_right(self._spans, address, key=lambda span: span[0])
+
+    def _is_alive(self, span: Span, index: int) -> bool | None:
+        """Return whether a storage is alive at a launch; None if that is not known."""
+        lifetimes = self._of[span]
+        before = bisect_right(lifetimes, index, key=lambda one: one.first)
+        if not before:
+            return False
+        latest = lifetimes[before - 1]
+        if index <= latest.last:
+            return True
+        return None if latest.gone is None or index < latest.gone else False

@@ -15,28 +15,36 @@ memory, and as much as an operator's workspace, is kept from reuse, within a lim
 PyTorch's allocator places in segments of their own. Otherwise a tensor that does not find the kept memory splits a
 large free block, and the next large tensor takes a new segment: a summarization model reserved 1.7 times the memory.
 Besides, a few large tensors would exhaust the limit, and the remaining reuse makes longer chains than no limit at all.
+
+Note [Lifetimes]. The search for memory that no argument names needs the storages that were alive at a launch. A storage
+was alive from the launch before which it was first seen to the last one that got it. Whether it was freed is only asked
+before the next launch: Inductor's code frees tensors right after their last use. Storages that were still alive then,
+and not when the capture ended, may or may not have been alive in between.
+
+Note [Nodes of a kernel]. A Triton kernel adds one node, and none only if a tensor of it has no elements. So nodes that
+others added before it are noticed after it: the whole is a barrier then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.concurrency.order import Launch, Span
-from optimizations.graph.memory import memory_of, storage_of
+from optimizations.graph.memory import size_bytes
 from optimizations.graph.pools import used_blocks
 from optimizations.graph.read import captured_nodes
 from optimizations.stack_trace import one_line
 from optimizations.torch_internals.generated_modules import current_line
-from optimizations.written_operands import operands, tensors_in, written
+from optimizations.written_operands import tensors_in, written
 
 SWITCHED_OFF = "the option concurrency is 'off'"
 HAS_COLLECTIVES = "the function has collectives, which must run in the same order on all ranks"
@@ -51,8 +59,7 @@ LARGEST_KEPT_BYTES = 1 << 20
 LEAST_KEPT = 8
 """At least this many tensors fit into the memory that is kept. Note [Memory that is kept]."""
 
-MOST_LIVE = 1_000_000
-"""Most storages noted as live, over all launches. Beyond that, hidden memory counts as the whole segment."""
+OTHER_NODES = "its nodes came from neither an operator of PyTorch nor a kernel of Inductor"
 
 MADE_OF_OTHERS = "it is given a tensor that is made of others"
 """Why an operator on sparse or nested tensors is a barrier."""
@@ -73,7 +80,6 @@ class Logged:
     Attributes:
         launch: with the memory of its arguments and results.
         is_operator: whether it is an operator of PyTorch, not a kernel of Inductor.
-        live: storages that were live when it ran, as spans, ascending.
         own_bytes: most memory that an operator allocated for itself; None for a kernel.
         is_given_moving: whether it gets an input that is not at a fixed address; `writes_moving`: whether it writes it.
         freed: inputs without a fixed address that were freed by then. Other tensors may be in their memory.
@@ -82,12 +88,37 @@ class Logged:
 
     launch: Launch
     is_operator: bool
-    live: tuple[Span, ...] = ()
     own_bytes: int | None = None
     is_given_moving: bool = False
     writes_moving: bool = False
     freed: tuple[Span, ...] = ()
     given: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Lifetime:
+    """Hold during which launches a storage was alive. Note [Lifetimes].
+
+    Attributes:
+        span: its memory.
+        first: the first launch at which it may have been alive.
+        last: the last launch at which it certainly was, from `first` on; less than `first` if at none.
+        gone: the first launch at which it certainly was not any more; None if that is not known.
+        is_freed: returns whether it is freed now. While this weak reference exists, no other storage has its number.
+        is_given: whether it is an input of the function; `is_moving`: whether it is not at a fixed address.
+    """
+
+    span: Span
+    first: int
+    last: int
+    gone: int | None = None
+    is_freed: Callable[[], bool] = lambda: False
+    is_given: bool = False
+    is_moving: bool = False
+
+
+_Touched = tuple[Lifetime, torch.UntypedStorage, Span | None]
+"""A tensor's storage, and the memory that a launch may touch of it."""
 
 
 class LaunchLog:
@@ -97,18 +128,19 @@ class LaunchLog:
         count: returns how many nodes the captured graph has by now.
         given: the function's inputs. Note [Extents]. None: any tensor may be an input, and what autograd's threads
             launch is noted, too.
-        moving: the inputs that are not at a fixed address. Note [Inputs that move] in `hidden_memory`.
+        moving: those of them that are not at a fixed address. Note [Inputs that move] in `hidden_memory`.
         keep_bytes: most memory freed during the capture that is kept from reuse. Note [Memory that is kept].
         allocated_bytes: returns how much was ever allocated on the device.
         device_type: the type of the device whose memory counts.
-        notes_memory: whether memory is noted (reads, writes and live storages), which takes time.
+        notes_memory: whether memory is noted (reads, writes and lifetimes), which takes time.
 
     Attributes:
         logged: the launches so far.
         inputs: the storages of the function's inputs.
+        lifetimes: of the storages of all tensors that were noted.
         kept_bytes: most memory that was kept at one time.
         never_freed: blocks of the capture's pool that were in use at its end, as the caller sets them.
-        failure: why the log is unusable; None if it is usable.
+        failure: why the log is unusable, so that nothing more is noted; None if it is usable.
     """
 
     def __init__(
@@ -121,7 +153,7 @@ class LaunchLog:
         device_type: str = "cuda",
         notes_memory: bool = True,
     ) -> None:
-        self._count_nodes = count
+        self._count = count
         self._allocated_bytes = allocated_bytes
         self._device_type = device_type
         self._thread: int | None = None
@@ -129,19 +161,24 @@ class LaunchLog:
         self._depth = 0
         self._notes_memory = notes_memory
         self._all_given = given is None
-        self._given = {one.untyped_storage()._cdata: _weak(one) for one in given or ()}
-        self._moving = {one.untyped_storage()._cdata: (_weak(one), storage_of(one).span) for one in moving}
-        self._live: dict[int, tuple[Any, Span]] = {}
-        self._noted_live = 0
+        self._storages: dict[int, Lifetime] = {}
+        self._recent: list[Lifetime] = []
         self._keep_bytes = keep_bytes
         self._largest_kept = min(LARGEST_KEPT_BYTES, keep_bytes // LEAST_KEPT)
-        self._kept: dict[int, torch.UntypedStorage] = {}
+        self._kept: dict[int, tuple[Lifetime, torch.UntypedStorage]] = {}
         self._kept_now = 0
         self.kept_bytes = 0
         self.failure: str | None = None
-        self.inputs = tuple(storage_of(one).span for one in given or ())
         self.never_freed: Sequence[Span] = ()
         self.logged: list[Logged] = []
+        self.lifetimes: list[Lifetime] = []
+        self._freed: tuple[Span, ...] = ()
+        for one in given or ():
+            self._lifetime(one.untyped_storage()).is_given = True
+        self.inputs = tuple(one.span for one in self.lifetimes)
+        for one in moving:
+            self._lifetime(one.untyped_storage()).is_moving = True
+        self._moving = [one for one in self.lifetimes if one.is_moving]
 
     @contextlib.contextmanager
     def noting(self, *modules: dict[str, Any], operators: bool = True) -> Iterator[None]:
@@ -161,39 +198,30 @@ class LaunchLog:
         for module, name, kernel in kernels:
             module[name] = _NotingKernel(kernel, self)
         self._thread = threading.get_ident()
-        self.note_others("before the function")
         try:
-            with _operators(self) if operators else contextlib.nullcontext():
+            self.note_others("before the function")
+            with _operators_mode()(self) if operators else contextlib.nullcontext():
                 yield
             self.note_others("at the end")
         finally:
             for module, name, kernel in kernels:
                 module[name] = kernel
             self._thread = None
+            for one in self.lifetimes:
+                if one.gone is None and not one.is_freed():
+                    one.last = len(self.logged)
             self._kept.clear()
             self._kept_now = 0
-            self._live.clear()
 
-    def _count(self) -> int:
-        """Return the number of nodes so far. If the driver fails, the log ends and the capture continues."""
-        with self._sparing_the_capture():
-            if self.failure is None:
-                return self._count_nodes()
-        return self._last
-
-    @contextlib.contextmanager
-    def _sparing_the_capture(self) -> Iterator[None]:
-        """Let an error in the block end the log, and not the capture."""
-        try:
-            yield
-        except Exception as error:
-            self.failure = self.failure or one_line(error)
+    def _fail(self, error: Exception) -> None:
+        """End the log, so that the error does not end the capture."""
+        self.failure = self.failure or one_line(error)
 
     # Called by the dispatch mode and the kernels' stand-ins
 
     def is_noted(self) -> bool:
         """Return whether a call is to be noted: it comes from the capture's thread and is not part of another."""
-        if self._depth or self._thread is None:
+        if self._depth or self._thread is None or self.failure is not None:
             return False
         in_autograd = self._all_given and torch_internals.current_autograd_node() is not None
         return threading.get_ident() == self._thread or in_autograd
@@ -209,56 +237,65 @@ class LaunchLog:
         """Run `call`, an operator on these arguments, and note it. `given` is only read if it adds nodes."""
         if not self.is_noted():
             return call()
-        reads: list[torch.Tensor] = []
-        writes: list[torch.Tensor] = []
-        barrier = None
-        with self._sparing_the_capture():
+        try:
             reads, writes, barrier = operator_memory(func, arguments, keywords)
-        return self.note(str(func), call, reads, writes, barrier, is_operator=True, given=given)
+        except Exception as error:
+            self._fail(error)
+            return call()
+        return self.note(_name_and_barrier(func)[0], call, reads, writes, barrier, is_operator=True, given=given)
 
     def note(
         self,
         name: str,
         call: Callable[[], Any],
-        reads: Iterable[torch.Tensor],
-        writes: Iterable[torch.Tensor],
+        reads: Sequence[torch.Tensor],
+        writes: Sequence[torch.Tensor],
         barrier: str | None = None,
         *,
         is_operator: bool,
         given: Iterable[int] = (),
     ) -> Any:
-        """Run `call`, note the nodes that it adds, and return its result."""
-        live: tuple[Span, ...] = ()
-        freed: tuple[Span, ...] = ()
-        before = 0
-        reads, writes = (list(reads), list(writes)) if self._notes_memory else ([], [])
-        notes_allocations = is_operator and self._notes_memory
-        with self._sparing_the_capture():
-            self.note_others(f"before {name}")
-            live = self._spans_of_live(chain(reads, writes)) if notes_allocations else ()
-            freed = tuple(span for storage, span in self._moving.values() if storage.expired())
-            before = self._allocated_bytes() if notes_allocations else 0
+        """Run `call`, note the nodes that it adds, and return its result. All of `writes` are in `reads`, too."""
+        touched: dict[int, _Touched] = {}
+        measured = is_operator and self._notes_memory
+        allocated = 0
+        try:
+            # Note [Nodes of a kernel].
+            if is_operator or barrier is not None or not all(one.numel() for one in reads):
+                self.note_others(f"before {name}")
+            if self._notes_memory:
+                self._note_freed()
+                touched = self._touched(reads)
+            if measured:
+                allocated = self._allocated_bytes()
+        except Exception as error:
+            self._fail(error)
         self._depth += 1
         try:
             result = call()
         finally:
             self._depth -= 1
-        with self._sparing_the_capture():
-            made = list(tensors_in(result)) if notes_allocations else []
-            own_bytes = None
-            if notes_allocations:
-                own_bytes = max(0, self._allocated_bytes() - before - self._new_bytes(made))
-            now = self._count()
+        if self.failure is not None:
+            return result
+        try:
+            known, made, own_bytes = len(self.lifetimes), dict[int, _Touched](), None
+            if measured:
+                allocated = self._allocated_bytes() - allocated
+                made = self._touched(tensors_in(result), is_whole=True)
+                new = self.lifetimes[known:]
+                own_bytes = max(0, allocated - sum(end - start for start, end in (one.span for one in new)))
+            now, index = self._count(), len(self.logged)
             if now > self._last:
+                count = now - self._last
+                if not is_operator and count > 1:
+                    barrier = barrier or OTHER_NODES
+                written = [touched[id(one)] for one in writes if id(one) in touched]
                 launch = Launch(
                     name,
                     self._last,
-                    now - self._last,
-                    tuple(span for one in reads if (span := self._span(one))),
-                    (
-                        *(span for one in writes if (span := self._span(one))),
-                        *(span for one in made if (span := self._span(one, is_whole=True))),
-                    ),
+                    count,
+                    tuple(span for _, _, span in touched.values() if span),
+                    tuple(span for _, _, span in (*written, *made.values()) if span),
                     barrier,
                     current_line() if self._notes_memory else None,
                 )
@@ -266,81 +303,102 @@ class LaunchLog:
                     Logged(
                         launch,
                         is_operator,
-                        live,
                         own_bytes,
-                        any(map(self._is_moving, chain(reads, writes))),
-                        any(map(self._is_moving, writes)),
-                        freed,
+                        any(one.is_moving for one, _, _ in touched.values()),
+                        any(one.is_moving for one, _, _ in written),
+                        self._freed,
                         frozenset(given),
                     )
                 )
                 self._last = now
-                self._keep(chain(reads, writes, made))
+                for one, _, _ in touched.values():
+                    one.last = index
+                for one in self.lifetimes[known:]:
+                    one.first, one.last = index + 1, index
+                self._keep((*touched.values(), *made.values()))
                 if own_bytes:
                     self._keep_workspace(own_bytes)
-            self._note_live(made)
+        except Exception as error:
+            self._fail(error)
         return result
 
     def note_others(self, when: str) -> None:
         """Note the nodes that came from neither an operator nor a kernel since the last launch."""
-        now = self._count()
+        if self.failure is not None:
+            return
+        try:
+            now = self._count()
+        except Exception as error:
+            self._fail(error)
+            return
         if now > self._last:
-            reason = "its nodes came from neither an operator of PyTorch nor a kernel of Inductor"
-            self.logged.append(Logged(Launch(f"unknown, {when}", self._last, now - self._last, barrier=reason), False))
+            launch = Launch(f"unknown, {when}", self._last, now - self._last, barrier=OTHER_NODES)
+            self.logged.append(Logged(launch, False))
             self._last = now
 
-    def _counts(self, tensor: torch.Tensor) -> bool:
-        is_dense = tensor.layout is torch.strided and not tensor.is_nested
-        return is_dense and tensor.device.type == self._device_type and not tensor._is_zerotensor()
-
-    def _span(self, tensor: torch.Tensor, *, is_whole: bool = False) -> Span | None:
-        """Return the memory of a tensor that a launch may touch: the whole storage, or less. Note [Extents]."""
-        if not self._counts(tensor) or not tensor.numel():
-            return None
-        storage = tensor.untyped_storage()
-        is_whole = is_whole or self._all_given or storage._cdata in self._given
-        return storage_of(tensor).span if is_whole else memory_of(tensor).span
-
-    def _is_moving(self, tensor: torch.Tensor) -> bool:
-        return self._counts(tensor) and tensor.untyped_storage()._cdata in self._moving
-
-    def _spans_of_live(self, tensors: Iterable[torch.Tensor]) -> tuple[Span, ...]:
-        self._note_live(tensors)
-        if self._noted_live >= MOST_LIVE:
-            return ()
-        gone = [key for key, (reference, _) in self._live.items() if reference.expired()]
-        for key in gone:
-            del self._live[key]
-        self._noted_live += len(self._live)
-        return tuple(sorted(span for _, span in self._live.values()))
-
-    def _note_live(self, tensors: Iterable[torch.Tensor]) -> None:
+    def _touched(self, tensors: Iterable[torch.Tensor], *, is_whole: bool = False) -> dict[int, _Touched]:
+        """Return, for each tensor, what a launch may touch: the whole storage, or less. Note [Extents]."""
+        found: dict[int, _Touched] = {}
         for tensor in tensors:
-            if not self._counts(tensor):
+            is_dense = tensor.layout is torch.strided and not tensor.is_nested
+            if not is_dense or tensor.device.type != self._device_type or tensor._is_zerotensor():
                 continue
             storage = tensor.untyped_storage()
-            key = storage._cdata
-            if key not in self._live and storage.nbytes():
-                self._live[key] = _weak(tensor), storage_of(tensor).span
+            lifetime = self._lifetime(storage)
+            span: Span | None = None
+            if tensor.numel():
+                if is_whole or self._all_given or lifetime.is_given:
+                    span = lifetime.span
+                else:
+                    start = tensor.data_ptr()
+                    span = start, start + (tensor.nbytes if tensor.is_contiguous() else size_bytes(tensor))
+            found[id(tensor)] = lifetime, storage, span
+        return found
 
-    def _new_bytes(self, made: Iterable[torch.Tensor]) -> int:
-        """Return the size of the storages that an operator allocated."""
-        found = {one.untyped_storage()._cdata: one.untyped_storage() for one in made if self._counts(one)}
-        return sum(storage.nbytes() for key, storage in found.items() if key not in self._live)
+    def _lifetime(self, storage: torch.UntypedStorage) -> Lifetime:
+        """Return the lifetime of a storage, which is seen now and belongs to the next launch."""
+        key, start, index = storage._cdata, storage.data_ptr(), len(self.logged)
+        span = start, start + storage.nbytes()
+        found = self._storages.get(key)
+        if found is None or found.span != span:
+            reference = torch_internals.cudagraph_trees.StorageWeakRef(storage)
+            made = Lifetime(span, index, index - 1, is_freed=reference.expired)
+            if found is not None:  # it was given other memory
+                made.is_given, made.is_moving = found.is_given, found.is_moving
+                found.gone = index
+            self._storages[key] = found = made
+            self.lifetimes.append(found)
+        if not found.is_given:
+            self._recent.append(found)
+        return found
 
-    def _keep(self, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in tensors:
-            if self._counts(tensor):
-                storage = tensor.untyped_storage()
-                key = storage._cdata
-                if key in self._kept:
-                    self._kept[key] = self._kept.pop(key)  # the latest use counts
-                elif key not in self._given and storage.nbytes() <= self._largest_kept:
-                    self._kept[key] = storage
-                    self._kept_now += storage.nbytes()
+    def _note_freed(self) -> None:
+        """Note which storages were freed before the next launch. Note [Lifetimes]."""
+        index = len(self.logged)
+        for one in self._recent:
+            if one.gone is None and one.is_freed():
+                one.gone = index
+        self._recent.clear()
+        if freed := {one.span for one in self._moving if one.is_freed()}:
+            self._freed += (*freed,)
+            self._moving = [one for one in self._moving if one.span not in freed]
+
+    def _keep(self, touched: Iterable[_Touched]) -> None:
+        if not self._keep_bytes:
+            return
+        for lifetime, storage, _ in touched:
+            key, size = storage._cdata, lifetime.span[1] - lifetime.span[0]
+            if key in self._kept:
+                self._kept[key] = self._kept.pop(key)  # the latest use counts
+            elif size <= self._largest_kept and not lifetime.is_given:
+                self._kept[key] = lifetime, storage
+                self._kept_now += size
         while self._kept_now > self._keep_bytes:
-            oldest = next(iter(self._kept))
-            self._kept_now -= self._kept.pop(oldest).nbytes()
+            lifetime, storage = self._kept.pop(next(iter(self._kept)))
+            self._kept_now -= lifetime.span[1] - lifetime.span[0]
+            lifetime.last = len(self.logged) - 1
+            del storage
+            self._recent.append(lifetime)
         self.kept_bytes = max(self.kept_bytes, self._kept_now)
 
     def _keep_workspace(self, size_bytes: int) -> None:
@@ -351,7 +409,7 @@ class LaunchLog:
                 taken = torch.empty(size_bytes, dtype=torch.uint8, device=self._device_type)
             finally:
                 self._depth -= 1
-            self._keep([taken])
+            self._keep(self._touched([taken]).values())
 
 
 def log_of_capture(inputs: Sequence[Any], moving: Iterable[int], device: int, driver: Any) -> LaunchLog:
@@ -366,9 +424,19 @@ def log_of_capture(inputs: Sequence[Any], moving: Iterable[int], device: int, dr
         lambda: captured_nodes(driver, driver.CUstream(torch_internals.current_raw_stream(device))),
         [one for one in inputs if _is_on(one, device)],
         [inputs[index] for index in moving if _is_on(inputs[index], device)],
-        int(min(KEPT_SHARE * torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0] / 8)),
-        lambda: int(torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["allocated"]),
+        int(min(KEPT_SHARE * _bytes(device, "reserved", "current"), torch.cuda.mem_get_info(device)[0] / 8)),
+        functools.partial(allocated_bytes, device),
     )
+
+
+def allocated_bytes(device: int) -> int:
+    """Return how much memory was ever allocated on a device."""
+    return _bytes(device, "allocated", "allocated")
+
+
+def _bytes(device: int, kind: str, what: str) -> int:
+    """Return one of the allocator's statistics; `torch.cuda.memory_stats` takes longer, as it flattens them all."""
+    return int(torch.cuda.memory_stats_as_nested_dict(device)[f"{kind}_bytes"]["all"][what])
 
 
 def noted(log: LaunchLog, model: Callable[[list[Any]], Any], generated: Any, pool: Any) -> Callable[[list[Any]], Any]:
@@ -401,6 +469,7 @@ class _NotingKernel:
         is_generated = getattr(kernel, "custom_kernel", True) is False
         self._names = tuple(kernel.triton_meta.get("signature", ())) if is_generated else ()
         self._mutated = frozenset(kernel.mutated_arg_names or ())
+        self._name = str(kernel.fn.__name__)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
@@ -412,7 +481,7 @@ class _NotingKernel:
         reads, writes, barrier = kernel_memory(self._names, arguments, self._mutated)
         tensors = [value for value in (*arguments, *keywords.values()) if isinstance(value, torch.Tensor)]
         return log.note(
-            str(kernel.fn.__name__),
+            self._name,
             lambda: kernel.run(*arguments, **keywords),
             reads,
             writes,
@@ -439,43 +508,55 @@ def kernel_memory(
         if not isinstance(value, torch.Tensor):
             return reads, writes, f"it is given a {type(value).__name__}, which may hold addresses"
         name = names[position] if position < len(names) else ""
-        kind = _ARGUMENT.match(name)
+        kind = _kind(name)
         if kind is None:
             return reads, writes, f"the generated code does not name its argument {name or position} as read or written"
         reads.append(value)
-        if kind[1] != "in_ptr" or name in mutated:
+        if kind != "in_ptr" or name in mutated:
             writes.append(value)
     return reads, writes, None
+
+
+@functools.cache
+def _kind(name: str) -> str | None:
+    """Return how a generated kernel uses an argument: `in_ptr`, `out_ptr`, `in_out_ptr` or `ws_ptr`; else None."""
+    found = _ARGUMENT.match(name)
+    return found and found[1]
 
 
 def operator_memory(
     func: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], str | None]:
     """Return which tensors an operator reads, which it writes, and why it is a barrier (None: it is none)."""
-    barrier = None
-    name = str(func)
-    if func.namespace not in torch_internals.PURE_OPERATORS:
-        barrier = "it is a custom operator, which may write what it does not declare"
-    elif _POINTERS_IN_DEVICE_MEMORY.search(name):
-        barrier = "its library may keep addresses in the memory of the device"
-    reads = list(tensors_in(operands(func, arguments, keywords)))
+    _, barrier = _name_and_barrier(func)
+    reads = list(tensors_in((*arguments, *keywords.values())))
     writes = list(tensors_in(list(written(func, arguments, keywords))))
     if any(one.layout is not torch.strided or one.is_nested for one in reads):
         barrier = MADE_OF_OTHERS
     return reads, writes, barrier
 
 
-def _operators(log: LaunchLog) -> Any:
-    """Return a dispatch mode that notes PyTorch's operators."""
+@functools.cache
+def _name_and_barrier(func: Any) -> tuple[str, str | None]:
+    name, barrier = str(func), None
+    if func.namespace not in torch_internals.PURE_OPERATORS:
+        barrier = "it is a custom operator, which may write what it does not declare"
+    elif _POINTERS_IN_DEVICE_MEMORY.search(name):
+        barrier = "its library may keep addresses in the memory of the device"
+    return name, barrier
+
+
+@functools.cache
+def _operators_mode() -> Any:
+    """Return the class of dispatch modes that note PyTorch's operators in a log."""
 
     class Noting(torch_internals.TorchDispatchMode):
+        def __init__(self, log: LaunchLog) -> None:
+            super().__init__()
+            self._log = log
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             keywords = kwargs or {}
-            return log.operator(func, args, keywords, lambda: func(*args, **keywords))
+            return self._log.operator(func, args, keywords, lambda: func(*args, **keywords))
 
-    return Noting()
-
-
-def _weak(tensor: torch.Tensor) -> Any:
-    """Return a weak reference to a storage. While it exists, no other storage has the same number."""
-    return torch_internals.cudagraph_trees.StorageWeakRef(tensor.untyped_storage())
+    return Noting

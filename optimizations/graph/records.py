@@ -221,8 +221,9 @@ def words_of(node: Node) -> Iterator[int]:
     """Yield every word in a node that may be an address. In parameters one may begin at every fourth byte."""
     if isinstance(node, KernelNode):
         for parameter in node.parameters:
-            for _, word in words_in(parameter):
-                yield word
+            for offset in (0, STEP_BYTES):
+                count = max(0, parameter.size - offset) // WORD_BYTES
+                yield from struct.unpack_from(f"<{count}Q", parameter.data, min(offset, parameter.size))
     elif isinstance(node, MemsetNode):
         yield node.address
     elif isinstance(node, MemcpyNode):

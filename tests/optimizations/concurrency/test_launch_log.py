@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from fake_tensor_map import make_hidden_map, make_tensor_map
-from hypothesis import given
-from hypothesis import strategies as st
 
 from optimizations import torch_internals
-from optimizations.concurrency import launch_log
-from optimizations.concurrency.hidden_memory import with_hidden_memory, with_moving_inputs
+from optimizations.concurrency.hidden_memory import with_moving_inputs
 from optimizations.concurrency.launch_log import (
     LaunchLog,
     Logged,
     kernel_memory,
     operator_memory,
 )
-from optimizations.concurrency.order import Launch, LaunchOrder, Span, order_launches
-from optimizations.graph.records import (
-    CapturedGraph,
-    KernelNode,
-    MemcpyEnd,
-    MemcpyNode,
-    OtherNode,
-    Parameter,
-)
+from optimizations.concurrency.order import Span, order_launches
 from optimizations.written_operands import written
 
 
@@ -76,7 +63,7 @@ class Kernel:
         self.fn = SimpleNamespace(__name__="triton_poi_fused_0")
 
     def run(self, *arguments: Any, stream: int) -> None:
-        self.graph.nodes += 1
+        self.graph.nodes += bool(arguments[-1].numel())
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +117,7 @@ def test_operator_writes_are_taken_from_its_schema() -> None:
 @pytest.mark.parametrize(
     ("func", "said"),
     [
-        (SimpleNamespace(namespace="mylib", _schema=torch.ops.aten.relu.default._schema), "custom operator"),
+        (mock.Mock(namespace="mylib", _schema=torch.ops.aten.relu.default._schema), "custom operator"),
         (torch.ops.aten._linalg_svd.default, "its library"),
     ],
 )
@@ -227,6 +214,65 @@ def test_nodes_of_unknown_origin_are_a_barrier(graph: Graph) -> None:
     assert order_launches(launches).waits_for == ((), (0,), (1,))
 
 
+@pytest.mark.parametrize(("size", "names"), [(2, ["triton_poi_fused_0"]), (0, ["unknown, before triton_poi_fused_0"])])
+def test_node_of_others_before_a_kernel_is_a_barrier(graph: Graph, size: int, names: list[str]) -> None:
+    log = LaunchLog(graph.count, device_type="cpu")
+    module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
+    with log.noting(module, operators=False):
+        graph.nodes += 1
+        module["k0"].run(torch.zeros(size), stream=0)
+    assert [one.launch.name for one in log.logged] == names
+    assert "came from neither" in str(log.logged[0].launch.barrier)
+
+
+@pytest.mark.parametrize(("notes_memory", "readings"), [(True, 2), (False, 0)])
+def test_launch_is_noted_with_few_questions(graph: Graph, notes_memory: bool, readings: int) -> None:
+    """Nodes are counted after a kernel, and around an operator; what is allocated is read around an operator."""
+    asked = {"nodes": 0, "allocated": 0}
+
+    def count(what: str, answer: Callable[[], int]) -> int:
+        asked[what] += 1
+        return answer()
+
+    log = LaunchLog(
+        lambda: count("nodes", graph.count),
+        allocated_bytes=lambda: count("allocated", lambda: 0),
+        device_type="cpu",
+        notes_memory=notes_memory,
+    )
+    module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
+    a, b = torch.zeros(2), torch.zeros(2)
+    with log.noting(module, operators=False):
+        asked["nodes"] = 0
+        for _ in range(3):
+            module["k0"].run(a, b, stream=0)
+        assert asked == {"nodes": 3, "allocated": 0}
+        log.operator(torch.ops.aten.relu.out, (a,), {"out": b}, graph.adding(b))
+        assert asked == {"nodes": 5, "allocated": readings}
+
+
+def test_lifetimes_are_those_of_the_storages(graph: Graph) -> None:
+    log = LaunchLog(graph.count, device_type="cpu")
+    module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
+    left, right, freed = torch.zeros(2), torch.zeros(2), torch.zeros(2)
+    span = extent(freed)
+    with log.noting(module, operators=False):
+        module["k0"].run(left, freed, stream=0)
+        module["k0"].run(freed, left, stream=0)
+        del freed
+        module["k0"].run(left, right, stream=0)
+        later = torch.zeros(2)
+        log.note("aten.relu.default", graph.adding(later), [left], [], is_operator=True)
+        resized = extent(right)
+        right.untyped_storage().resize_(1 << 12)
+        module["k0"].run(left, right, stream=0)
+    found = {(one.span, one.first): (one.last, one.gone) for one in log.lifetimes}
+    assert found[span, 0] == (1, 2)
+    assert found[extent(left), 0] == (5, None), "it is alive at the end"
+    assert found[resized, 2] == (2, 4)
+    assert found[extent(later), 4] == (5, None), "an operator's result is alive after it"
+
+
 def test_failed_node_count_ends_only_the_log() -> None:
     def count() -> int:
         raise AttributeError("no such call\nof the driver")
@@ -283,113 +329,6 @@ def test_workspace_of_an_operator_is_measured(graph: Graph) -> None:
     assert log.kept_bytes == 256
 
 
-def kernel_node(*words: int) -> KernelNode:
-    data = b"".join(word.to_bytes(8, "little") for word in words)
-    return KernelNode(
-        name="gemm", function=1, grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0,
-        parameters=(Parameter(offset=0, size=len(data), data=data),),
-    )  # fmt: skip
-
-
-POOL = [(0x1000, 0x9000)]
-
-
-RESULT = 0x2000
-
-
-def hidden(
-    words: tuple[int, ...],
-    live: tuple[Span, ...],
-    never_freed: tuple[Span, ...] = (),
-    own_bytes: int | None = None,
-) -> Launch:
-    launch = Launch("aten.mm.out", 0, reads=((0x1000, 0x1100),), writes=((0x2000, 0x2100),))
-    graph = CapturedGraph(nodes=(kernel_node(*words),), edges=())
-    return with_hidden_memory([Logged(launch, True, live, own_bytes)], graph, POOL, never_freed)[0]
-
-
-TENSORS = ((0x1000, 0x1100), (0x2000, 0x2100), (0x4000, 0x4100))
-LATER = ((0x6000, 0x6100), (0x6100, 0x6200))
-
-
-@pytest.mark.parametrize(
-    ("address", "live", "never_freed", "own_bytes", "expected"),
-    [
-        (0x2010, (), (), None, None),  # declared
-        (0x3000, TENSORS, (), None, (0x2100, 0x4000)),  # between live tensors
-        (0x3000, TENSORS, (), 0x100, (0x2F00, 0x3100)),  # as large as the operator's allocation
-        (0x6000, TENSORS, LATER, 0x200, (0x5E00, 0x6200)),  # a later block may be smaller than the workspace
-        (0x6000, (*TENSORS, (0x8000, 0x8100)), LATER, None, (0x4100, 0x8000)),
-        (0x6800, (), ((0x6000, 0x7000),), 0, (0x6000, 0x7000)),  # a block that is never freed
-        (0x6800, (), ((0x6000, 0x7000),), 0x100, (0x6000, 0x7000)),  # or one that is larger than the workspace
-        (0x4010, TENSORS, (), 0x10, (0x4000, 0x4100)),  # a live tensor that was not passed
-    ],
-)
-def test_address_in_a_parameter_counts_as_memory(
-    address: int, live: tuple[Span, ...], never_freed: tuple[Span, ...], own_bytes: int | None, expected: Span | None
-) -> None:
-    found = hidden((0x1000, RESULT, 7, 0xFF0000, address), live, never_freed, own_bytes)
-    assert set(found.writes) == {(0x2000, 0x2100), *([expected] if expected else [])}
-    assert set(found.reads) == {(0x1000, 0x1100), *([expected] if expected else [])}
-
-
-def test_scratch_of_a_triton_kernel_counts_as_the_segment(graph: Graph) -> None:
-    """Triton frees it after the launch, so a smaller block may be at its address when the capture ends."""
-    log, out = LaunchLog(graph.count, device_type="cpu"), torch.zeros(4)
-    launched(graph, log, (out,))
-    captured = CapturedGraph(nodes=(kernel_node(out.data_ptr(), 0x6000),), edges=())
-    (found,) = with_hidden_memory(log.logged, captured, POOL, ((0x6000, 0x6200),))
-    assert found.writes == (extent(out), POOL[0]) and found.barrier is None
-    (plain,) = with_hidden_memory(log.logged, CapturedGraph(nodes=(kernel_node(),), edges=()), POOL, ())
-    assert plain.writes == (extent(out),)
-
-
-def test_unlogged_live_tensors_count_as_the_segment(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_log, "MOST_LIVE", 3)
-    given = [torch.zeros(2) for _ in range(3)]
-    allocated = iter(range(0, 1 << 20, 256))
-    log = LaunchLog(graph.count, allocated_bytes=lambda: next(allocated), device_type="cpu")
-
-    with log.noting({}):
-        for _ in range(3):
-            log.note("aten.add_.Tensor", graph.adding(given[0]), given, given[:1], is_operator=True)
-    assert [len(one.live) for one in log.logged] == [3, 0, 0]
-    assert [one.own_bytes for one in log.logged] == [256, 256, 256]
-
-
-def test_address_in_an_input_not_passed_counts() -> None:
-    launch = Launch("aten.mm.out", 0, writes=((0x2000, 0x2100),))
-    graph = CapturedGraph(nodes=(kernel_node(0x2000, 0xA010),), edges=())
-    (found,) = with_hidden_memory([Logged(launch, True)], graph, POOL, (), [(0xA000, 0xB000)])
-    assert (0xA000, 0xB000) in found.reads and (0xA000, 0xB000) in found.writes
-
-
-def kernel_with_map(make: Callable[[int], bytes]) -> KernelNode:
-    """A kernel that gets its input as an address, and its result in a tensor map."""
-    data = (0x1000).to_bytes(8, "little") + make(0x2000)
-    return kernel_node().model_copy(update={"parameters": (Parameter(offset=0, size=len(data), data=data),)})
-
-
-HOST, DEVICE = (MemcpyEnd(memory=memory, address=1) for memory in ("host", "device"))
-
-
-@pytest.mark.parametrize(
-    ("nodes", "said"),
-    [
-        ((kernel_node(RESULT), kernel_node(7, 0xFF0000)), "no parameter of gemm is a known address"),
-        ((kernel_with_map(make_tensor_map),), None),  # its plain address is found
-        ((kernel_with_map(make_hidden_map),), "address of a result"),
-        ((OtherNode(type_name="GRAPH"),), "a node of it is of the kind GRAPH"),
-        ((OtherNode(type_name="HOST"),), "a node of it is of the kind"),
-        ((MemcpyNode(source=HOST, destination=DEVICE, width_bytes=4, height=1, depth=1),), "copies between"),
-    ],
-)
-def test_operator_whose_nodes_hide_memory_is_a_barrier(nodes: tuple[Any, ...], said: str | None) -> None:
-    launch = Launch("aten.mm.out", 0, len(nodes), reads=((0x1000, 0x1100),), writes=((RESULT, 0x2100),))
-    (found,) = with_hidden_memory([Logged(launch, True)], CapturedGraph(nodes=nodes, edges=()), POOL, ())
-    assert found.barrier is None if said is None else said in str(found.barrier)
-
-
 def test_users_kernel_is_a_barrier_despite_argument_names(graph: Graph) -> None:
     log = LaunchLog(graph.count, device_type="cpu")
     (logged,) = launched(graph, log, (torch.zeros(2), torch.zeros(2)), custom=True)
@@ -436,103 +375,6 @@ def test_tensor_in_memory_of_a_freed_input_is_none(graph: Graph, is_freed: bool)
     launches = [one.launch for one in log.logged]
     waits = order_launches(with_moving_inputs(log.logged, launches, log.inputs)).waits_for
     assert waits == ((), (0,), (0,) if is_freed else (1,))
-
-
-# Launches of a captured graph wait for those that they conflict with, and for no others.
-
-
-SPANS = st.tuples(st.integers(0, 24), st.integers(1, 6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
-DRAWN = st.lists(
-    st.tuples(
-        st.lists(SPANS, max_size=3),
-        st.lists(SPANS, max_size=2),
-        st.integers(1, 3),
-        st.integers(0, 9).map(lambda n: n == 0),
-    ),
-    max_size=14,
-)
-
-
-def launches_of(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> list[Launch]:
-    launches, first = [], 0
-    for number, (reads, writes, count, is_barrier) in enumerate(drawn):
-        barrier = "a custom operator" if is_barrier else None
-        launches.append(Launch(f"launch {number}", first, count, tuple(reads), tuple(writes), barrier))
-        first += count
-    return launches
-
-
-def overlap(some: tuple[Span, ...], others: tuple[Span, ...]) -> bool:
-    return any(a < d and c < b for a, b in some for c, d in others)
-
-
-def conflict(one: Launch, other: Launch) -> bool:
-    if one.barrier or other.barrier:
-        return True
-    return overlap(one.writes, other.reads + other.writes) or overlap(one.reads, other.writes)
-
-
-def reachable(order: LaunchOrder) -> list[set[int]]:
-    before: list[set[int]] = []
-    for waits in order.waits_for:
-        before.append(set(waits).union(*(before[one] for one in waits)))
-    return before
-
-
-def brute_force(launches: list[Launch]) -> list[set[int]]:
-    before: list[set[int]] = []
-    for index, launch in enumerate(launches):
-        direct = {earlier for earlier in range(index) if conflict(launches[earlier], launch)}
-        before.append(direct.union(*(before[one] for one in direct)))
-    return before
-
-
-@given(DRAWN)
-def test_order_follows_from_all_conflicts(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> None:
-    launches = launches_of(drawn)
-    assert reachable(order_launches(launches)) == brute_force(launches)
-
-
-@given(DRAWN)
-def test_order_has_no_redundant_waits(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> None:
-    order = order_launches(launches_of(drawn))
-    before = reachable(order)
-    for waits in order.waits_for:
-        for one in waits:
-            assert not any(one in before[other] for other in waits if other != one)
-
-
-@given(DRAWN)
-def test_node_edges_lead_forward_and_keep_launches(drawn: list[tuple[list[Span], list[Span], int, bool]]) -> None:
-    order = order_launches(launches_of(drawn))
-    edges = order.node_edges()
-    assert all(source < target for source, target in edges)
-    assert len(set(edges)) == len(edges)
-    for launch in order.launches:
-        assert {*pairwise(range(launch.first, launch.last + 1))} <= set(edges)
-
-
-def test_independent_branches_run_concurrently() -> None:
-    order = order_launches(
-        [
-            Launch("split", 0, writes=((0, 8), (8, 16))),
-            Launch("left", 1, reads=((0, 8),), writes=((16, 24),)),
-            Launch("right", 2, reads=((8, 16),), writes=((24, 32),)),
-            Launch("join", 3, reads=((16, 32),), writes=((32, 40),)),
-        ]
-    )
-    assert order.waits_for == ((), (0,), (0,), (1, 2))
-    assert order.branches == 2
-    assert order.levels() == [0, 1, 1, 2]
-
-
-def test_memory_in_many_pieces_is_ordered_in_seconds() -> None:
-    count = 4000
-    launches = [Launch("a part", index, 1, (), ((index, index + 1),)) for index in range(count)]
-    launches += [Launch("all", count + index, 1, ((0, count),), ((0, count),)) for index in range(count)]
-    began_s = time.process_time()
-    order = order_launches(launches)
-    assert len(order.waits_for[count]) == count and time.process_time() - began_s < 5
 
 
 # Written operands are found by the operator's schema, or despite a wrong one.
