@@ -158,13 +158,13 @@ def _verdict(runs: Sequence[Sequence[rows_of.Row]]) -> int:
     processes = floor.by_process(runs)
     if len(runs) == 1 and processes:
         print(rows_of.table(processes[-1]))
-    speeds = floor.speeds(processes)
+    speeds = [one for one in floor.speeds(processes) if one.mode == "encore"]
     if speeds:
-        print(floor.text(speeds))
-    found = [f"FINDING: {one}" for rows in processes for one in rows_of.findings(rows)]
-    for line in (found := [*dict.fromkeys(found), *floor.slow(speeds)]):
+        print(*floor.brief(processes), sep="\n")
+    found = dict.fromkeys(f"FINDING: {one}" for rows in processes for one in rows_of.findings(rows))
+    for line in found:
         print(line)
-    return 1 if found else 0
+    return int(bool(found or floor.slow(speeds)))
 
 
 def _common() -> dict[str, Any]:

@@ -1,126 +1,22 @@
-"""`tests/gpu/concurrency_proof.py`: control and comparison of chain and branches, rows and processes."""
+"""`tests/gpu/concurrency_proof.py`: rows, processes and the table."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-from optimizations.concurrency.branches import Branches
-from optimizations.graph.read import read_graph
-from tests.optimizations.concurrency.test_branches import INDEPENDENT, chain_of, edges_of, log_of
 
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU_TESTS))
 
 import concurrency_proof as proof  # noqa: E402
-import steered  # noqa: E402
-
-
-class Event:
-    """An event at a time in milliseconds."""
-
-    def __init__(self, at: float) -> None:
-        self.at = at
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: Event) -> float:
-        return end.at - self.at
-
-
-class Program:
-    """A program of one graph. `launch_ms` says how long a launch takes with its edges; `bits_of` what it computes."""
-
-    def __init__(self) -> None:
-        self.steering = steered.Steering()
-        self.graph = chain_of(2)
-        self.branches = Branches(log_of(INDEPENDENT), self.graph, self.graph.driver, self.steering.race, self.mark)
-        self.branches.prepare(read_graph(self.graph.driver, self.graph.graph), ())
-        self.steering.races[0].branches = self.branches
-        self.now = 0.0
-        self.calls = 0
-        self.launch_ms: Callable[[bool], float] = lambda branched: 0.5 if branched else 1.0
-        self.bits_of: Callable[[bool], Mapping[str, str]] = lambda branched: {"loss": "1", "output": "2"}
-        self.results_of: Callable[[bool], Mapping[str, torch.Tensor]] = lambda branched: {}
-
-    @property
-    def is_branched(self) -> bool:
-        return not edges_of(self.graph)
-
-    def mark(self) -> Event:
-        return Event(self.now)
-
-    def iterate(self, number: int) -> None:
-        self.calls += 1
-
-        def launch() -> None:
-            self.now += self.launch_ms(self.is_branched)
-
-        self.branches.run(lambda: self.branches.launch(launch))
-
-    def bits(self) -> Mapping[str, str]:
-        self.iterate(0)
-        return self.bits_of(self.is_branched)
-
-    def results(self) -> Mapping[str, torch.Tensor]:
-        self.iterate(0)
-        return self.results_of(self.is_branched)
-
-    def synchronize(self) -> None:
-        pass
-
-
-def test_equal_and_different_bits_are_distinguished() -> None:
-    program = Program()
-    assert steered.compare_bits(program, program.steering)["equal"]
-    program.bits_of = lambda branched: {"loss": "1", "output": "3" if branched else "2"}
-    found = steered.compare_bits(program, program.steering)
-    assert not found["equal"]
-    assert found["branches_differ"] == ["output"]
-
-
-@pytest.mark.parametrize(("scale", "equal"), [(1.0, True), (100.0, False)])
-def test_varying_tensor_is_judged_by_the_spread_of_the_chain(scale: float, equal: bool) -> None:
-    program = Program()
-    program.bits_of = lambda branched: {"loss": str(program.calls), "output": "2"}
-
-    def results(branched: bool) -> Mapping[str, torch.Tensor]:
-        error = 1e-6 * (program.calls % 2) * (scale if branched else 1.0)
-        return {"loss": torch.tensor([1.0 + error], dtype=torch.float64)}
-
-    program.results_of = results
-    found = steered.compare_bits(program, program.steering)
-    assert found["chain_differs_from_itself"] == ["loss"]
-    assert found["equal"] is equal
-
-
-def test_delays_that_change_bits_are_named_by_seed() -> None:
-    program = Program()
-    under_way: list[int] = []
-
-    @contextlib.contextmanager
-    def delayed(graph: Any, seed: int) -> Iterator[None]:
-        assert graph is program.graph and program.is_branched
-        under_way.append(seed)
-        yield
-        under_way.pop()
-
-    program.bits_of = lambda branched: {"loss": "1", "output": "3" if under_way == [4] else "2"}
-    found = steered.replay_delayed(program, program.steering, delayed, steered.Limit(60.0), replays=6)
-    assert found == {"replays": 6, "differing_seeds": [4], "tensors": 2}
-    assert steered.replay_delayed(program, program.steering, delayed, steered.Limit(0.0))["replays"] == 0
-
 
 SCRIPTS = {
     "fine": "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('{\"recordings\": []}')",

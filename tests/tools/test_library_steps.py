@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -43,37 +42,6 @@ def training(device: str, *, rates: bool = False) -> Program:
 def test_tensor_learning_rates_are_found_as_the_reason() -> None:
     found = compare.row("rates", lambda device: training(device, rates=True), "cpu")
     assert found["verdict"] == compare.RATES and found["from_call"] in range(8) and 0 < found["far"] < 1e-5
-
-
-def test_results_eager_does_not_repeat_count_as_near() -> None:
-    made = itertools.count()
-
-    def make(device: str) -> Program:
-        program = training(device)
-        with torch.no_grad():
-            next(iter(program.state())).add_(1e-4 * next(made))
-        return program
-
-    found = compare.row("noisy", make, "cpu")
-    assert found["verdict"] == compare.NEAR and found["spread"] > 0
-
-
-def test_errors_are_distinguished() -> None:
-    def missing(device: str) -> Program:
-        import a_library_that_is_not_there  # noqa: F401
-
-        raise AssertionError
-
-    assert compare.row("missing", missing, "cpu")["verdict"] == compare.NOT_RUN
-    made = itertools.count()
-
-    def only_in_eager(device: str) -> Program:
-        if next(made) == 2:
-            raise RuntimeError("of the third that is made")
-        return training(device)
-
-    found = compare.row("step", only_in_eager, "cpu")
-    assert found["verdict"] == compare.FAILS and "of the third" in found["error"]
 
 
 def test_existing_rows_are_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,35 +83,8 @@ def speeds(processes: Iterable[Sequence[Row]]) -> list[Speed]:
     return [Speed(*key, tuple(values)) for key, values in found.items()]
 
 
-def mean(speeds: Sequence[Speed]) -> Interval:
-    """Return the geometric mean over programs: of each process over those that all processes have, then over these."""
-    return log_interval([statistics.geometric_mean(values) for values in zip(*_complete(speeds), strict=True)])
-
-
-def _complete(speeds: Sequence[Speed]) -> list[tuple[float, ...]]:
-    """Return the ratios of the programs that were measured in all processes."""
-    most = max(len(one.ratios) for one in speeds)
-    return [one.ratios for one in speeds if len(one.ratios) == most]
-
-
-def text(found: Sequence[Speed]) -> str:
-    """Return a line for each program and reference with its interval, the geometric means, and which are slow."""
-    lines = []
-    for one in sorted(found, key=lambda one: (one.mode, one.reference, one.interval.estimate)):
-        each = " ".join(f"{value:.2f}" for value in one.ratios)
-        lines.append(f"{one.program}, {one.mode}/{REFERENCES[one.reference]}: {_bounds(one.interval)} ({each})")
-    for mode, reference in dict.fromkeys((one.mode, one.reference) for one in found):
-        of = [one for one in found if (one.mode, one.reference) == (mode, reference)]
-        count = len(_complete(of))
-        lines.append(f"{mode} over {REFERENCES[reference]}: {_bounds(mean(of))} in the geometric mean of {count}")
-    judged = [one for one in found if one.reference == PLAIN]
-    if judged and max(len(one.ratios) for one in judged) < FEWEST:
-        lines.append(f"no program is judged as slow: that takes {FEWEST} processes of it (--processes {FEWEST})")
-    return "\n".join(lines)
-
-
 def brief(processes: Sequence[Sequence[Row]]) -> list[str]:
-    """Return paragraphs of Markdown: Encore's speed in these processes, means over programs, and which are slow."""
+    """Return paragraphs: Encore's speed over plain compile and stock in these processes, means, and which are slow."""
     found = [one for one in speeds(processes) if one.mode == "encore"]
     by_key = {(one.program, one.reference): one for one in found}
     programs = []
