@@ -23,22 +23,20 @@ def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterat
 
     Schemas say it, but for the statistics of batch normalisation in training, which most of its operators write.
     """
-    names, declared, updated = _parameters(func)
-    if declared or updated:
-        given = operands(func, args, kwargs)
-        for name in names:
-            if name in declared or (name in updated and given.get("training", True)):
-                yield given.get(name)
+    _, declared, updated = _parameters(func)
+    given = operands(func, args, kwargs) if declared or updated else {}
+    for name in (*declared, *(updated if given.get("training", True) else ())):
+        yield given.get(name)
 
 
 @functools.cache
-def _parameters(func: Any) -> tuple[tuple[str, ...], frozenset[str], frozenset[str]]:
+def _parameters(func: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Return an operator's parameters, which of them its schema says are written, and which a training writes."""
     schema = func._schema
     updates = "batch_norm" in schema.name and not any(one in schema.name for one in _READING)
     names = tuple(one.name for one in schema.arguments)
-    declared = [one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
-    return names, frozenset(declared), frozenset(_STATISTICS if updates else ()).difference(declared)
+    declared = tuple(one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write)
+    return names, declared, tuple(one for one in _STATISTICS if updates and one in names and one not in declared)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -281,7 +281,7 @@ class LaunchLog:
             known, made, own_bytes = len(self.lifetimes), dict[int, _Touched](), None
             if measured:
                 allocated = self._allocated_bytes() - allocated
-                made = self._touched(tensors_in(result), is_whole=True)
+                made = self._touched(tensors_in(result), touched)
                 new = self.lifetimes[known:]
                 own_bytes = max(0, allocated - sum(end - start for start, end in (one.span for one in new)))
             now, index = self._count(), len(self.logged)
@@ -290,29 +290,26 @@ class LaunchLog:
                 if not is_operator and count > 1:
                     barrier = barrier or OTHER_NODES
                 written = [touched[id(one)] for one in writes if id(one) in touched]
+                is_given_moving, reads_spans = False, []
+                for one, _, span in touched.values():
+                    one.last, is_given_moving = index, is_given_moving or one.is_moving
+                    if span is not None:
+                        reads_spans.append(span)
                 launch = Launch(
                     name,
                     self._last,
                     count,
-                    tuple(span for _, _, span in touched.values() if span),
-                    tuple(span for _, _, span in (*written, *made.values()) if span),
+                    tuple(reads_spans),
+                    tuple([span for _, _, span in (*written, *made.values()) if span is not None]),
                     barrier,
                     current_line() if self._notes_memory else None,
                 )
+                writes_moving = is_given_moving and any(one.is_moving for one, _, _ in written)
+                storages = frozenset(given if self._all_given else ())
                 self.logged.append(
-                    Logged(
-                        launch,
-                        is_operator,
-                        own_bytes,
-                        any(one.is_moving for one, _, _ in touched.values()),
-                        any(one.is_moving for one, _, _ in written),
-                        self._freed,
-                        frozenset(given),
-                    )
+                    Logged(launch, is_operator, own_bytes, is_given_moving, writes_moving, self._freed, storages)
                 )
                 self._last = now
-                for one, _, _ in touched.values():
-                    one.last = index
                 for one in self.lifetimes[known:]:
                     one.first, one.last = index + 1, index
                 self._keep((*touched.values(), *made.values()))
@@ -336,32 +333,43 @@ class LaunchLog:
             self.logged.append(Logged(launch, False))
             self._last = now
 
-    def _touched(self, tensors: Iterable[torch.Tensor], *, is_whole: bool = False) -> dict[int, _Touched]:
-        """Return, for each tensor, what a launch may touch: the whole storage, or less. Note [Extents]."""
+    def _touched(
+        self, tensors: Iterable[torch.Tensor], arguments: Mapping[int, _Touched] | None = None
+    ) -> dict[int, _Touched]:
+        """Return, for each tensor, what a launch may touch: the whole storage, or less. Note [Extents].
+
+        Args:
+            tensors: arguments of a launch, or results of an operator that was given these `arguments`.
+        """
         found: dict[int, _Touched] = {}
+        is_whole = arguments is not None or self._all_given
         for tensor in tensors:
-            is_dense = tensor.layout is torch.strided and not tensor.is_nested
-            if not is_dense or tensor.device.type != self._device_type or tensor._is_zerotensor():
+            if arguments and (known := arguments.get(id(tensor))):
+                found[id(tensor)] = known[0], known[1], known[0].span if tensor.nbytes else None
+                continue
+            if tensor.layout is not torch.strided or tensor.is_nested or tensor._is_zerotensor():
+                continue
+            if tensor.device.type != self._device_type:
                 continue
             storage = tensor.untyped_storage()
             lifetime = self._lifetime(storage)
             span: Span | None = None
-            if tensor.numel():
-                if is_whole or self._all_given or lifetime.is_given:
+            if size := tensor.nbytes:
+                if is_whole or lifetime.is_given:
                     span = lifetime.span
                 else:
                     start = tensor.data_ptr()
-                    span = start, start + (tensor.nbytes if tensor.is_contiguous() else size_bytes(tensor))
+                    span = start, start + (size if tensor.is_contiguous() else size_bytes(tensor))
             found[id(tensor)] = lifetime, storage, span
         return found
 
     def _lifetime(self, storage: torch.UntypedStorage) -> Lifetime:
         """Return the lifetime of a storage, which is seen now and belongs to the next launch."""
-        key, start, index = storage._cdata, storage.data_ptr(), len(self.logged)
+        key, start = storage._cdata, storage.data_ptr()
         span = start, start + storage.nbytes()
         found = self._storages.get(key)
         if found is None or found.span != span:
-            reference = torch_internals.cudagraph_trees.StorageWeakRef(storage)
+            index, reference = len(self.logged), torch_internals.cudagraph_trees.StorageWeakRef(storage)
             made = Lifetime(span, index, index - 1, is_freed=reference.expired)
             if found is not None:  # it was given other memory
                 made.is_given, made.is_moving = found.is_given, found.is_moving
@@ -479,7 +487,7 @@ class _NotingKernel:
         if not log.is_noted():
             return kernel.run(*arguments, **keywords)
         reads, writes, barrier = kernel_memory(self._names, arguments, self._mutated)
-        tensors = [value for value in (*arguments, *keywords.values()) if isinstance(value, torch.Tensor)]
+        tensors = (value for value in (*arguments, *keywords.values()) if isinstance(value, torch.Tensor))
         return log.note(
             self._name,
             lambda: kernel.run(*arguments, **keywords),
@@ -531,8 +539,9 @@ def operator_memory(
     _, barrier = _name_and_barrier(func)
     reads = list(tensors_in((*arguments, *keywords.values())))
     writes = list(tensors_in(list(written(func, arguments, keywords))))
-    if any(one.layout is not torch.strided or one.is_nested for one in reads):
-        barrier = MADE_OF_OTHERS
+    for one in reads:
+        if one.layout is not torch.strided or one.is_nested:
+            barrier = MADE_OF_OTHERS
     return reads, writes, barrier
 
 
