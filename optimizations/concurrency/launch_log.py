@@ -33,6 +33,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ from optimizations.torch_internals.generated_modules import current_line
 from optimizations.written_operands import tensors_in, written
 
 SWITCHED_OFF = "the option concurrency is 'off'"
+IS_A_CHAIN = "each kernel of an earlier recording needed the result of the one before it"
 HAS_COLLECTIVES = "the function has collectives, which must run in the same order on all ranks"
 
 KEPT_SHARE = 0.02
@@ -216,6 +218,15 @@ class LaunchLog:
     def _fail(self, error: Exception) -> None:
         """End the log, so that the error does not end the capture."""
         self.failure = self.failure or one_line(error)
+
+    @property
+    def is_chain(self) -> bool:
+        """Return whether each launch got what the one before it wrote, or one of the two is a barrier."""
+        launches = [one.launch for one in self.logged]
+        return all(
+            one.barrier or other.barrier or not set(one.writes).isdisjoint(other.reads)
+            for one, other in pairwise(launches)
+        )
 
     # Called by the dispatch mode and the kernels' stand-ins
 

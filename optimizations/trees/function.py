@@ -53,6 +53,7 @@ class RecordableFunction:
         copies_inputs: whether recordings copy all their inputs, as stock does.
         not_followed: why addresses in its graphs are no longer updated; None while they are.
         records_on_inputs: whether recordings may omit placeholders. Note [Inputs without a placeholder].
+        chain: why its graphs stay chains of kernels; None while they may get branches.
         is_retired: whether its manager has freed unused graphs since `without_graph` was set.
         decision: the chosen alternative for all further calls, by rule or by measurement; None while undecided. `why`
             gives the reason.
@@ -90,6 +91,7 @@ class RecordableFunction:
         self.copies_inputs = False
         self.not_followed: str | None = None
         self.records_on_inputs = options.indirection != Choice.PRELUDE and options.selection != "measure"
+        self.chain: str | None = None
         self.is_retired = False
         self.decision: Decision | None = None
         self.why = ""

@@ -25,6 +25,7 @@ from optimizations import torch_internals
 from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import (
     HAS_COLLECTIVES,
+    IS_A_CHAIN,
     SWITCHED_OFF,
     LaunchLog,
     log_of_capture,
@@ -236,6 +237,8 @@ class EncoreNode(CUDAGraphNode):
             self._chain = SWITCHED_OFF
         elif self.code.collective:
             self._chain = HAS_COLLECTIVES
+        elif self.function.chain is not None:
+            self._chain = self.function.chain
         else:
             moving = [*self.non_static_input_idx, *self._without_placeholder]
             try:
@@ -249,6 +252,8 @@ class EncoreNode(CUDAGraphNode):
         if log is None or log.failure is not None:
             self._chain = self._chain if log is None else str(log.failure)
             return None
+        if log.is_chain:
+            self.function.chain = IS_A_CHAIN  # noting its launches would make each recording longer
         return Branches(log, self.graph, self.tools.driver, Race, functools.partial(mark, self.device))
 
     def _begin_session(self, seconds: float) -> None:

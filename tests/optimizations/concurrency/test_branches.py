@@ -14,6 +14,7 @@ from simulated_gpu.driver import Function, Node, SimulatedDriver, SimulatedGraph
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, Compiled, Model, values, word
 
+from optimizations.concurrency import launch_log
 from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches
 from optimizations.concurrency.edges import EdgesRefused, GraphEdges
 from optimizations.concurrency.launch_log import LaunchLog, Logged
@@ -223,6 +224,22 @@ def test_inputs_are_read_in_place_after_the_race(
     assert report.concurrency.chain_us == 100.0
     assert report.stage == "done"
     assert all(one.indirect for one in report.inputs)
+
+
+@pytest.mark.parametrize(("launches", "logs"), [(CHAINED, 1), (INDEPENDENT, 2)])
+def test_function_that_is_a_chain_is_noted_once(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, faster: list[str], launches: list[Launch], logs: int
+) -> None:
+    """It is recorded again for a parameter at another address."""
+    made = mock.Mock(side_effect=lambda *arguments: log_of(launches))
+    monkeypatch.setattr(node, "log_of_capture", made)
+    compiled = Compiled(TwoKernels(cuda_on_cpu), outputs=2, concurrency="auto")
+    kept = [values(start) for start in range(2)]
+    for w in (kept[0], kept[0], kept[0], kept[1], kept[1]):
+        called(compiled, w, 1)
+    assert made.call_count == logs
+    reasons = [one.concurrency.reason for one in compiled.reports if one.concurrency is not None]
+    assert (launch_log.IS_A_CHAIN in reasons) is (launches is CHAINED)
 
 
 def test_moved_parameter_ends_the_race(cuda_on_cpu: CudaOnCpu, faster: list[str]) -> None:

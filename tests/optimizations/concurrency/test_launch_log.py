@@ -140,6 +140,14 @@ def test_log_orders_kernels_and_operators(graph: Graph) -> None:
     assert order_launches([one.launch for one in log.logged]).waits_for[:2] == ((), ())
 
 
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_launches_that_each_get_the_last_result_are_a_chain(graph: Graph, is_chain: bool) -> None:
+    a, b, c = (torch.zeros(4) for _ in range(3))
+    log = LaunchLog(graph.count, [a], device_type="cpu")
+    launched(graph, log, (a, b), (b if is_chain else a, c))
+    assert log.is_chain is is_chain
+
+
 def test_kernels_of_several_modules_are_logged_and_restored(graph: Graph) -> None:
     modules: list[dict[str, Any]] = [{"k0": Kernel(graph, "out_ptr0")}, {"k0": Kernel(graph, "out_ptr0"), "x": 1}]
     originals = [dict(module) for module in modules]
