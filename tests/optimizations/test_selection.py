@@ -21,29 +21,13 @@ from optimizations.race import CALLS, Race
 from optimizations.report.recordings import SelectionReport
 from optimizations.selection import (
     LARGE_RESULT_BYTES,
-    CopiedInput,
     copies_cost_more,
-    reason_to_copy,
     without_graph,
 )
 from optimizations.trees import measured
 from optimizations.trees.containers import free_all
 from optimizations.trees.function import TRIED_WITHOUT_GRAPH
 from optimizations.trees.maker import release_recordings
-
-MIB = 2**20
-
-
-def copied(
-    data_bytes: int, updates: int = 1, moves: int = 8, copied_inputs: int = 1, table: bool = False
-) -> str | None:
-    """Why an input that moved in so many of eight calls is copied."""
-    return reason_to_copy(CopiedInput(data_bytes, updates, table, moves, 8, copied_inputs))
-
-
-@pytest.mark.parametrize(("kernels", "is_tiny"), [(0, True), (1, True), (2, True), (3, False), (None, False)])
-def test_tiny_inference_gets_no_graph(kernels: int | None, is_tiny: bool) -> None:
-    assert (without_graph(kernels) is not None) is is_tiny
 
 
 @pytest.mark.parametrize(("result_bytes", "is_tiny"), [(LARGE_RESULT_BYTES - 1, True), (LARGE_RESULT_BYTES, False)])
@@ -66,23 +50,6 @@ def test_large_results_for_a_later_partition_keep_the_graph(result_bytes: int, i
 def test_graph_is_kept_where_it_was_measured_faster(kernels: int | None, copied_bytes: int, pays: bool) -> None:
     why = copies_cost_more(copied_bytes, kernels)
     assert (why is None) is pays
-
-
-def test_large_moving_input_is_read_in_place() -> None:
-    assert copied(182 * MIB, updates=79) is None, "of TKE, where that is 1.2 times as fast"
-    assert copied(3_243_229_184) is None
-
-
-def test_small_input_of_many_nodes_is_copied() -> None:
-    why = copied(4096, updates=24)
-    assert why is not None
-    assert "it moved in 8 of 8 calls" in why
-
-
-def test_unmoved_input_is_read_in_place() -> None:
-    """Its address is set once, and copying it would cost the same in every call."""
-    assert copied(4096, updates=8, moves=8) is not None
-    assert copied(4096, updates=8, moves=0) is None
 
 
 # A race of alternatives, on events that the test completes.
@@ -145,29 +112,10 @@ def test_race_runs_each_alternative_equally_often(clock: Clock) -> None:
     assert race.winner is None
 
 
-def test_race_chooses_the_fastest(clock: Clock) -> None:
-    race, used = raced(clock, {"a": 1.0, "b": 0.5, "c": 2.0}, 3 * (CALLS + 1) + 2)
-    assert race.winner == "b"
-    assert used[-1] == "b"
-    assert race.median_us == pytest.approx({"a": 1000, "b": 500, "c": 2000})
-
-
 @pytest.mark.parametrize(("ms", "winner"), [(0.98, "a"), (0.96, "b"), (1.5, "a")])
 def test_race_requires_a_gain_of_three_percent(clock: Clock, ms: float, winner: str) -> None:
     race, _ = raced(clock, {"a": 1.0, "b": ms}, 2 * (CALLS + 1) + 1)
     assert race.winner == winner
-
-
-def test_race_ignores_the_first_call(clock: Clock) -> None:
-    """It uploads the graph."""
-    ms = {"a": 1.0, "b": 100.0}
-    race, used = Race(list(ms)), list[str]()
-    run_call = running_calls(clock, ms, used)
-    for index in range(2 * (CALLS + 1) + 1):
-        if index == CALLS + 2:
-            ms["b"] = 0.5
-        run_call(race)
-    assert race.median_us["b"] == pytest.approx(500)
 
 
 def test_race_does_not_synchronize(clock: Clock) -> None:
