@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_harness import SEED, Searched, forget, recordings, said, save_captures
+from real_programs.compare import relative_error
 
 from models.instance import Instance, instantiate
 from models.registry import Inputs, find, workloads
@@ -120,20 +121,7 @@ class Outcomes:
 def differences(results: Results, reference: Results) -> dict[str, float]:
     """Return by tensor the norm of the difference over the reference's norm; infinite if incomparable."""
     assert results.tensors.keys() == reference.tensors.keys()
-    return {name: relative_difference(value, reference.tensors[name]) for name, value in results.tensors.items()}
-
-
-def relative_difference(value: torch.Tensor, reference: torch.Tensor) -> float:
-    if value.shape != reference.shape or value.dtype != reference.dtype:
-        return float("inf")
-    if value.numel() == 0 or torch.equal(value, reference):
-        return 0.0
-    wide = torch.complex128 if value.is_complex() else torch.float64
-    one, other = value.to(wide), reference.to(wide)
-    finite = other.isfinite()
-    if not torch.equal(finite, one.isfinite()):
-        return float("inf")
-    return float((one - other)[finite].abs().norm() / other[finite].abs().norm().clamp_min(1e-30))
+    return {name: relative_error(value, reference.tensors[name]) for name, value in results.tensors.items()}
 
 
 @pytest.mark.long

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_harness import forget
 from kinds import KINDS
 from kinds.world import Outcome, differences, eager, outcome
 
-import optimizations
 from optimizations import torch_internals
 
 pytestmark = pytest.mark.gpu
@@ -27,11 +27,6 @@ def compiled(name: str, **how: Any) -> Outcome:
         return outcome(name, "cuda", lambda target, **keywords: torch.compile(target, **how, **keywords))
     finally:
         forget()
-
-
-def forget() -> None:
-    optimizations.reset()
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.on_gpu])

@@ -151,7 +151,7 @@ def write_rows(out: Path) -> int:
         for name, error in missing.items()
     ]
     (out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    text = f"{rows_of.summary(rows)}\n\n{table(rows)}"
+    text = f"{rows_of.summary(rows)}\n\n{brief(rows)}"
     (out / "summary.txt").write_text(text + "\n", "utf-8")
     print(text)
     return 1 if rows_of.findings(rows) or not any("passed" in row for row in rows) else 0
@@ -210,30 +210,6 @@ def _row(cell: Any, compiler: str, reference: Any) -> dict[str, Any]:
     return row
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a Markdown table of the models: kernels, how many of them Triton's, and what graphs gain or cost."""
-    from .rows import by_task
-
-    lines = [
-        "| model | kernels | of Triton | in graphs, stock | in graphs, Encore | stock over compile | "
-        "Encore over compile | cores of other programs |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for task, of in by_task(rows).items():
-        judge, name = task.split("|", 1)
-        if judge != "torchbench":
-            continue
-        plain, stock, encore = (of.get(compiler, {}) for compiler in MODES)
-        share = f"{100 * plain['generated'] / plain['kernels']:.0f} %" if plain.get("kernels") else ""
-        cells = [name, plain.get("kernels", ""), share]
-        cells += [f"{row['in_graphs']:g} %" if "in_graphs" in row else "" for row in (stock, encore)]
-        cells += [_over(row) for row in (stock, encore)]
-        cores = [row["others_cores"] for row in (stock, encore) if row.get("others_cores") is not None]
-        cells.append(f"{max(cores):.1f}" if cores else "")
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join([*lines, "", *_gains(rows)])
-
-
 def brief(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return paragraphs of all models: kernels, of Triton and in graphs in per cent; and times of those that have."""
     from .rows import by_task
@@ -270,14 +246,3 @@ def _gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             f"slower {', '.join(slower) or 'none'}."
         )
     return lines
-
-
-def _over(row: Mapping[str, Any]) -> str:
-    if not row:
-        return "not run"
-    if not row["passed"]:
-        return str(row["wrong"]).split(":")[0]
-    if "over_compile" not in row:
-        return ""
-    value, low, high = row["over_compile"]
-    return f"{value:.2f} ({low:.2f} to {high:.2f})"

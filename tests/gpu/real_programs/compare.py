@@ -48,9 +48,10 @@ def relative_error(left: torch.Tensor, right: torch.Tensor) -> float:
     """||left - right|| / ||right|| in float64; infinite where they cannot be near (see `Difference`)."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return float("inf")
-    if not right.is_floating_point():
+    if not (right.is_floating_point() or right.is_complex()):
         return 0.0 if torch.equal(left, right) else float("inf")
-    left, right = left.double(), right.double()
+    wide = torch.complex128 if right.is_complex() else torch.float64
+    left, right = left.to(wide), right.to(wide)
     finite = right.isfinite()
     if not torch.equal(left.isfinite(), finite) or not torch.equal(
         left[~finite].nan_to_num(nan=0.5), right[~finite].nan_to_num(nan=0.5)
