@@ -4,9 +4,9 @@
 
 Two programs take turns in each step, so that their graphs share memory. Arguments come at new addresses, on some calls
 misaligned; attributes are written from outside between calls; buffers are pinned with a copy into them in flight; in
-every other pair the device is behind the host; all results are kept, some overwritten by the caller, and looked at when
-everything is done. Where Encore differs from eager
-the same is asked of stock's compiler without CUDA graphs: what differs there too is arithmetic, and not counted.
+every other pair the device runs later than the host; all results are kept, some overwritten by the caller, and read at
+the end. Where Encore differs from eager, stock's compiler without CUDA graphs is compared too: a program that differs
+there as well differs by arithmetic, and does not count.
 
 Workers are processes (`tests.judges.pool`): a program that loses the CUDA context, or ends its process, costs its
 worker, and is reported if stock's compiler survives it. Exit code 1 if any program differs.
@@ -59,9 +59,9 @@ LOG = Path(tempfile.gettempdir()) / "encore-fuzz.log"
 """Messages of workers that are no rows."""
 
 FEW = 8
-"""One in so many pairs may have inputs that stock's compiler does not take: `UNSERVED`."""
+"""One in so many pairs may have inputs that stock's compiler does not take: `UNSUPPORTED`."""
 
-UNSERVED = ("wild", "minus", "negated", "window")
+UNSUPPORTED = ("wild", "minus", "negated", "window")
 """Indices out of range, at which generated code for the CPU ends its process; lazily negative tensors, which Inductor
 reads as they are in memory; views that do not begin where their memory does, which it counts places from."""
 
@@ -95,7 +95,7 @@ def outcome(
 ) -> list[Any]:
     """Return all results of all calls of eager or compiled modules; the name of an error where one ends it.
 
-    `behind`: when a call begins, the device has not done what came before it.
+    `behind`: when a call begins, the device has not done the work before it.
     """
     pairs = []
     for program in programs:
@@ -124,7 +124,7 @@ def outcome(
                 torch.cuda._sleep(BEHIND_CYCLES)
             for target, source in landing:
                 target.copy_(source, non_blocking=True)
-            seen = _looked_at(kept) if any(one.name == "wild" for one in built.used) else []
+            seen = _values_of(kept) if any(one.name == "wild" for one in built.used) else []
             try:
                 with torch.no_grad():
                     results = call(**given)
@@ -135,11 +135,11 @@ def outcome(
             if program.scribbles[step % CALLS] and isinstance(first, torch.Tensor):
                 with contextlib.suppress(RuntimeError):  # overlapping memory cannot be written
                     first.fill_(1)
-    return _looked_at(kept)
+    return _values_of(kept)
 
 
-def _looked_at(kept: list[Any]) -> list[Any]:
-    """Return by call the device and values of all tensors, results and arguments, once everything is done."""
+def _values_of(kept: list[Any]) -> list[Any]:
+    """Synchronize, and return by call the device and values of all tensors, results and arguments."""
     torch.cuda.synchronize()
     tensors = [[one for one in (*results, *given) if isinstance(one, torch.Tensor)] for results, given in kept]
     return [[(one.device.type, one.detach().cpu().clone()) for one in values] for values in tensors]
@@ -166,15 +166,17 @@ def pair(seed: int, number: int) -> list[Program]:
     return [_suitable(seed, PAIR * number + index, number % FEW == 0) for index in range(PAIR)]
 
 
-def _suitable(seed: int, number: int, unserved_too: bool) -> Program:
-    """Program `number`, or the first of those drawn for it that has results to compare. Most of them have an input that
-    stock's compiler does not serve, and would say little."""
+def _suitable(seed: int, number: int, unsupported_too: bool) -> Program:
+    """Return program `number`, or the first program drawn in its place whose results can be compared.
+
+    Most programs have an input that stock's compiler does not support.
+    """
     while True:
         program = draw(seed, number)
         built = build(program)
         targets = [str(node.target) for node in built.graph_module.graph.nodes]
         chance = any(one in target for target in targets for one in FROM_CHANCE)
-        if not chance and (unserved_too or not any(one.name in UNSERVED for one in built.used)):
+        if not chance and (unsupported_too or not any(one.name in UNSUPPORTED for one in built.used)):
             return program
         number += APART
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kernels side by side on every workload: bits, times, memory, the chain against itself, and delayed kernels.
 
-    python tests/gpu/concurrency_proof.py --out proof.jsonl --minutes 8     on a GPU; again: goes on where it stopped
+    python tests/gpu/concurrency_proof.py --out proof.jsonl --minutes 8     on a GPU; again: continues
     python tests/gpu/concurrency_proof.py --out proof.jsonl --only MMC TKE  these alone
     python tests/gpu/concurrency_proof.py --dry-run                         what would run, anywhere
     python tests/gpu/concurrency_proof.py --table proof.jsonl               the table of rows that were written before

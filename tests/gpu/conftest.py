@@ -39,7 +39,7 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work beyond a recording is done in the first calls, not when the graph has been used enough."""
+    """Read inputs in place from the first replays on, not after as many as `budget` requires."""
     from optimizations.in_place import budget
 
     monkeypatch.setattr(budget, "MOST_WORK", 1e9)
@@ -68,8 +68,8 @@ def unselected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Inductor takes the same reductions in every compilation, where it would time several: on a GPU that other tests
-    use, two compilations of one program had other ones, and other last bits. Not where timing is what is tested.
+    """Inductor uses the same reductions in every compilation instead of timing several: on a GPU that other tests use,
+    two compilations of one program chose different ones, with different last bits. Tests of timing are excepted.
 
     Its deterministic mode would do more, but Dynamo switches that off whenever it has compiled a frame.
     """

@@ -39,13 +39,13 @@ def forget() -> None:
 
 
 def allocated() -> int:
-    """Bytes that tensors have. Workspaces of cuBLAS, which come and go with recordings, are let go of before."""
+    """Return the bytes of all tensors. Free the workspaces of cuBLAS first: they depend on recordings."""
     torch_internals.cudagraph_trees.clear_cublass_cache()
     return torch.cuda.memory_allocated()
 
 
 def default_numerics() -> None:
-    """As PyTorch starts with; workloads choose others (`suite.measure.iteration.set_numerics`)."""
+    """Set PyTorch's default numerics; workloads set others (`suite.measure.iteration.set_numerics`)."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.benchmark = False
 
@@ -54,7 +54,7 @@ Searched = tuple[Capture, Capture, Capture | None, Capture | None]
 
 
 def save_captures(label: str, captures: Searched, path: Path) -> None:
-    """As a file for tests without a GPU."""
+    """Write captures to a file for tests without a GPU."""
     gpu = find_gpu()
     provenance = {
         "label": label,
@@ -95,8 +95,8 @@ def run_script(script: Path, *arguments: str, **variables: str) -> dict[str, Any
     return found
 
 
-def said() -> str:
-    """Return what reports say of inputs that are copied and of calls without a graph, for a failing test's message."""
+def copy_reasons() -> str:
+    """Return why inputs are copied and calls have no graph, for the message of a failing test."""
     uncaptured = [f"{one.calls} calls: {one.reason}" for graph in optimizations.report() for one in graph.uncaptured]
     return "\n".join(uncaptured) + "\n".join(
         f"{recording.direction}: {one.name}: {'; '.join(one.reasons)}"
@@ -118,7 +118,7 @@ def kernel_configurations() -> str:
 
 
 def different(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> str:
-    """Which results differ, and how far at most."""
+    """Return which results differ, and by how much at most."""
     pairs = enumerate(zip(first, second, strict=True))
     apart = {index: float((a.float() - b.float()).abs().max()) for index, (a, b) in pairs if not torch.equal(a, b)}
     return f"apart, at most by: {apart}"
@@ -154,7 +154,7 @@ def assert_like_stock(
 ) -> None:
     """Results on inputs at ever new addresses are those of stock's graphs on the same data, bit for bit.
 
-    The device is behind the host when inputs are let go of.
+    The host frees inputs before the device has read them.
     """
     reference, indirect = stock(function), encore(function, choice)
     kept: deque[list[Any]] = deque(maxlen=5)
@@ -164,4 +164,6 @@ def assert_like_stock(
         expected = call(reference, *moved(inputs))
         torch.cuda._sleep(BEHIND_CYCLES)
         found = call(indirect, *inputs)
-        assert same(found, expected), f"step {step}\n{said()}\n{different(found, expected)}\n{kernel_configurations()}"
+        assert same(found, expected), (
+            f"step {step}\n{copy_reasons()}\n{different(found, expected)}\n{kernel_configurations()}"
+        )

@@ -138,7 +138,7 @@ def _say(text: str) -> None:
 
 
 def _written(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the rows that a run with `--processes` goes on from."""
+    """Return the rows of an earlier run that `--processes` continues."""
     goes_on = given.processes > 1 and given.out and given.out.exists()
     return rows_of.read(given.out) if goes_on else []
 

@@ -73,7 +73,7 @@ BEHIND_CYCLES = 2_000_000
 @pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")
 @pytest.mark.parametrize("behind", [False, True], ids=["", "behind"])
 def test_random_programs_equal_uncaptured_runs(behind: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`behind`: the device comes to what is done between iterations when the host is through with that."""
+    """`behind`: the device runs later than the host, by more than an iteration."""
     iteration = callable_programs._Running._iteration
 
     def late(running: Any, actions: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_harness import call, encore, recordings, said
+from gpu_harness import call, copy_reasons, encore, recordings
 from step_parts import unaudited
 from torch import nn
 
@@ -230,7 +230,7 @@ def test_hand_captured_graph_keeps_its_workspace_with_a_step() -> None:
 def test_hand_captured_graph_keeps_its_workspace_on_recapture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Stock frees all workspaces at each recording, and the program captures behind these."""
+    """Stock frees all workspaces at each recording, and the program captures after these."""
     captures = []
 
     def counted(*arguments: Any, **keywords: Any) -> Any:
@@ -256,7 +256,7 @@ def test_hand_captured_graph_keeps_its_workspace_on_recapture(
     graph.replay()
     expected = result.clone()
     calls(40)
-    assert captures and any(one.indirect for report in recordings() for one in report.inputs), said()
+    assert captures and any(one.indirect for report in recordings() for one in report.inputs), copy_reasons()
     require_intact(graph, result, expected)
 
 
@@ -322,7 +322,7 @@ def test_matrix_products_on_own_streams_of_a_step_are_refused(multiplies: bool) 
 
 
 def test_captured_step_uses_retained_workspaces() -> None:
-    """Without this the tests above would show nothing: it is cuBLAS that decides whether it needs a workspace."""
+    """The tests above require that: cuBLAS decides whether it needs a workspace."""
     step, _ = narrow_step(torch.float32)
     x = narrow_input(torch.float32)
     for _ in range(5):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from gpu_harness import call, encore, recordings, said
+from gpu_harness import call, copy_reasons, encore, recordings
 
 from optimizations.race import CALLS
 
@@ -36,7 +36,7 @@ def runs_right() -> None:
         kept.append(x)
         (result,) = call(compiled, x)
         torch.testing.assert_close(result, torch.relu(x @ weight) + x, rtol=1e-2, atol=1e-1)
-    assert any(one.indirect for report in recordings() for one in report.inputs), said()
+    assert any(one.indirect for report in recordings() for one in report.inputs), copy_reasons()
 
 
 def test_calls_work_after_a_failed_capture_of_the_program() -> None:

@@ -23,10 +23,10 @@ from gpu_harness import (
     allocated,
     assert_like_stock,
     call,
+    copy_reasons,
     encore,
     forget,
     recordings,
-    said,
     save_captures,
     stock,
 )
@@ -100,13 +100,13 @@ PROGRAMS: dict[str, tuple[Function, Callable[[int], Sequence[Any]]]] = {
 def test_every_kind_of_kernel_reads_moved_inputs(program: str, choice: str, weights: dict[str, Any]) -> None:
     function, make = PROGRAMS[program]
     assert_like_stock(function, make, choice)
-    assert len(recordings()) == 1, said()
+    assert len(recordings()) == 1, copy_reasons()
     (report,) = recordings()
     if program in OF_OTHER_OPERATORS:
-        assert all(one.reasons == (OTHER_USES,) for one in report.inputs), said()
+        assert all(one.reasons == (OTHER_USES,) for one in report.inputs), copy_reasons()
     else:
         assert report.off is None
-        assert all(one.indirect for one in report.inputs), said()
+        assert all(one.indirect for one in report.inputs), copy_reasons()
 
 
 # Memory and the end.

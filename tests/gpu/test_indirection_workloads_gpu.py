@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_harness import SEED, Searched, forget, recordings, said, save_captures
+from gpu_harness import SEED, Searched, copy_reasons, forget, recordings, save_captures
 from real_programs.compare import relative_error
 
 from models.instance import Instance, instantiate
@@ -185,7 +185,7 @@ def test_workload_replays_bit_identically_to_stock(
     record_property("copied", check_copies(acronym, count.copied_bytes))
     own = [len(set(one.digests)) for one in stock]
     record_property("outcomes", f"stock had {own}; tolerance {tolerance}")
-    assert off == [], f"stock had {own} outcomes\n{said()}"
+    assert off == [], f"stock had {own} outcomes\n{copy_reasons()}"
 
 
 @pytest.mark.alone

@@ -63,8 +63,8 @@ BEHIND_CYCLES = 40_000_000
 @pytest.mark.parametrize("behind", [False, True], ids=["", "behind"])
 @pytest.mark.parametrize("name", sorted(GPU_PROGRAMS))
 def test_training_loop_is_replayed_with_eagers_results(name: str, behind: bool) -> None:
-    """`behind`: what the program does between calls, such as a step of the optimizer, begins when the host is in the
-    next call. Until then nothing may write to gradients and results that the program has let go of."""
+    """`behind`: work between calls, such as a step of the optimizer, starts on the device when the host is in the next
+    call. Until then nothing may overwrite gradients and results that the program has freed."""
     eager = GPU_PROGRAMS[name]("cuda")
     expected = outcome(eager, eager.step)
     made = GPU_PROGRAMS[name]("cuda")
@@ -86,7 +86,7 @@ def test_training_loop_is_replayed_with_eagers_results(name: str, behind: bool) 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 def test_recurrent_dropout_works_after_a_failed_capture() -> None:
-    """cuDNN keeps a state of its own for it, which PyTorch makes anew once a state of the generator was set."""
+    """cuDNN keeps a random state for it, which PyTorch creates again after the generator's state was set."""
 
     def made() -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
         torch.manual_seed(5)
@@ -144,8 +144,7 @@ def test_work_only_a_gpu_can_refuse_is_refused_with_its_line(extra: Callable[[An
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 def test_failed_capture_restores_random_state() -> None:
-    """The break passes no operator: the driver itself is waited for, which a capture forbids. Nor does the question
-    whether there is one pass PyTorch, which would tell what eager is told."""
+    """The step detects the capture and synchronizes by calls of the driver, which Encore cannot see in PyTorch."""
     from cuda.bindings import runtime
 
     model = network("cuda", dropout=0.3)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from cuda.bindings import driver
 from fake_tensor_map import replace_address
-from gpu_harness import call, encore, recordings, said
+from gpu_harness import call, copy_reasons, encore, recordings
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from optimizations.graph.device import TENSOR_MAP_CAPABILITY
@@ -114,7 +114,7 @@ def test_tensor_that_a_descriptor_describes_is_copied() -> None:
         x = torch.full((SIDE, SIDE), float(step), device="cuda") + torch.eye(SIDE, device="cuda")
         kept.append(x)
         (result,) = call(compiled, x)
-        assert torch.equal(result, 2 * x), f"step {step}\n{said()}"
+        assert torch.equal(result, 2 * x), f"step {step}\n{copy_reasons()}"
     (report,) = recordings()
     (given,) = report.inputs
     assert not given.indirect and report.off == OTHER_USES, report

@@ -1,6 +1,6 @@
-"""Finds out once what C++ for this CPU can use, and compiles its headers, for all processes of a run of the GPU tests.
+"""Find out once which vector instructions C++ can use here, and compile headers, for all processes of the GPU tests.
 
-Each would do it by itself for a minute. Usage: python -m tests.gpu.toolchain DIR, once for each folder; then
+Each would take a minute for it. Usage: python -m tests.gpu.toolchain DIR, once for each folder; then
 ENCORE_TEST_TOOLCHAIN=DIR.
 """
 

@@ -42,8 +42,8 @@ def warned(root: Path) -> set[str]:
 def stopped_midway(root: Path) -> tuple[subprocess.Popen[bytes], int]:
     """Start `tune` and return it, waiting between two changes, with the reading end of its output pipe.
 
-    Each change is printed before it is made. The pipe takes the lines of half of the changes and nobody reads it, so
-    once the last of these changes is made the process waits.
+    Each change is printed before it is made. The pipe has room for the lines of half of the changes and
+    is not read, so the process waits after the last of these changes.
     """
     lines = run(root, *TUNE, "--dry-run").stdout.replace("would ", "").splitlines(keepends=True)
     taken = lines[: len(lines) // 2]

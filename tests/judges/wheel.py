@@ -6,8 +6,8 @@
     python -m tests.judges.wheel OUT --resume FILE.jsonl.gz      what a recorded run left over
 
 Each sample is called several times, with inputs at new addresses and of new values: eager, then under each compiler.
-Rows go to OUT/rows.jsonl, one for each sample and compiler. A run that ended early goes on where it was if started
-again with the same OUT. One sample of every entry comes first. OUT/summary.txt has the tables and the findings.
+Rows go to OUT/rows.jsonl, one for each sample and compiler. A run that ended early continues if it is started again
+with the same OUT. One sample of every entry comes first. OUT/summary.txt has the tables and the findings.
 
 Exit codes: 0 fine, also if samples remain; 1 a sample passes under plain compile and fails under Encore; 2 wrong use;
 130 interrupted.

@@ -118,7 +118,7 @@ def _traced(module: nn.Module) -> tuple[torch.fx.GraphModule, list[Any]]:
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Inductor is replaced by execution on the CPU, which is the device of all feeds. Returns what it was asked."""
+    """Replace Inductor by execution on the CPU, the device of all feeds. Return the arguments of its calls."""
     asked: list[dict[str, Any]] = []
 
     class Compiler:
@@ -154,7 +154,7 @@ def test_placed_graphs_get_current_attribute_values(on_cpu: list[dict[str, Any]]
 
 @pytest.mark.parametrize("overload", [True, False])
 def test_placed_graphs_run_backwards_of_operators_here(on_cpu: list[dict[str, Any]], overload: bool) -> None:
-    """A lock of the graph is held meanwhile. Note [Backwards inside of functions] in `calls.turns`."""
+    """The call holds a lock of the graph. Note [Backwards inside of functions] in `calls.turns`."""
     found: list[bool] = []
 
     def operator(x: torch.Tensor) -> torch.Tensor:

@@ -102,7 +102,7 @@ def collected_everywhere(finalizer: Callable[[], object]) -> Iterator[list[int]]
                 Garbage()
 
     Garbage()
-    # More objects than -1 are new after each allocation. Only the youngest are looked at, which is quick.
+    # More objects than -1 are new after each allocation. Only the youngest are collected, which is quick.
     gc.set_threshold(-1, 1_000_000, 1_000_000)
     try:
         yield ran

@@ -1,7 +1,7 @@
-"""Captures programs of `explain_programs` one after another in this process, and writes what was seen as JSON.
+"""Capture programs of `explain_programs` one after another in this process, and write what explain saw as JSON.
 
-The tests of explain start it once: making PyTorch believe in a GPU is for a process of its own, and importing the
-compiler takes longer than any of the programs.
+The tests of explain start it once: a pretended GPU needs its own process, and importing the compiler takes longer than
+any of the programs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compile a program for a GPU that is not there, and write the generated modules with the lines they come from as JSON.
 
-Run as a script, in a process of its own: `pretended_gpu` is for such. The lines are kept as Inductor keeps them.
+Run as a script in its own process, as `pretended_gpu` requires. Lines have Inductor's form.
 """
 
 from __future__ import annotations

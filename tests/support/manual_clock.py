@@ -1,4 +1,4 @@
-"""A clock that stands still by itself, so that no other work on the machine is in what is measured."""
+"""A clock that only the test advances, so that other work on the machine does not count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 class Clock:
-    """In the place of the `time` of a module; programs of tests let it go on."""
+    """Replaces `time` of a module. Programs of tests advance it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
         self.now_ns = 0

@@ -1,4 +1,4 @@
-"""The CUDA binary tools that come with Triton, for tests that look into cubins."""
+"""The CUDA binary tools that come with Triton, for tests of cubins."""
 
 from __future__ import annotations
 

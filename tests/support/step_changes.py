@@ -82,7 +82,7 @@ def layers_frozen_and_unfrozen(model: Any, train: Any) -> Any:
 
 @loop(calls=16, options={"lr": 0.01}, replays=3 + 3 + 3, recordings=3)
 def gradients_of_layers_that_were_frozen(model: Any, optimizer: torch.optim.Optimizer) -> Any:
-    """They stay, and the optimizer goes on using them: they are not set to None."""
+    """The gradients are not set to None, so the optimizer continues to use them."""
 
     def between(index: int) -> None:
         if index == 5:
@@ -209,7 +209,7 @@ def an_argument_that_is_a_weight(device: str, model: Any, train: Any) -> Any:
 
 @loop(calls=20, replays=2 + 3 + 3 + 3, recordings=4)
 def objects_that_move_on(model: Any, train: Any) -> Any:
-    """The model changes several times, each time for good: each is a reason to look again, and not to give up."""
+    """The model changes several times, each time for good: after each the step is observed again, and not refused."""
 
     # Of four calls after a change one is a capture that is not what was observed, two are observed.
     def between(index: int) -> None:

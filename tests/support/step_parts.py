@@ -31,7 +31,7 @@ def unaudited(step: Callable[..., Any], **options: Any) -> Any:
 
 
 Graph = Callable[..., Any]
-"""Makes a graphed step of a step, or gives the step as it is."""
+"""Returns the step, graphed or as it is."""
 
 
 def graphed(step: Callable[..., Any], device: Any = None, **options: Any) -> GraphedStep:

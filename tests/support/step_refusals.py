@@ -62,7 +62,7 @@ def refused(
 
 
 def trained(call: Any, model: nn.Module | None = None) -> Callable[[Batch], torch.Tensor]:
-    """Return a step of a model, which another call of it may stand for."""
+    """Return a training step. It calls `call`, which may wrap the model."""
     train = training_step(call, torch.optim.SGD((model or call).parameters(), lr=0.1))
     return lambda batch: train(batch).detach()
 

@@ -1,7 +1,7 @@
 """Runs a program eager, and as a step that is captured, and says whether the results are eager's, bit for bit.
 
-Where they are not, two things that a captured step does otherwise are tried in eager: learning rates that change are
-tensors of float32 from some call on, and code that asks whether it is captured is told so in some calls.
+Where they are not, two differences of a captured step are tried in eager: learning rates that change are tensors of
+float32 from some call on, and `is_current_stream_capturing` returns True in some calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from optimizations.report.steps import StepReport
 
 Make = Callable[[str], Program]
 SPREAD = 4
-"""As far as so many times what eager differs from itself, results count as near."""
+"""Results are near if they differ from eager at most so many times as much as eager from itself."""
 EQUAL, NEAR, RATES, TOLD = (
     "equal",
     "within four times eager's own spread",
@@ -100,7 +100,7 @@ def _judged(
         if not distance(mine, _eager(make, device, rates_in=range(start, end))).tensors:
             return found | {"verdict": RATES, "from_call": start, "to_call": end}
     for told in _reported_captures():
-        with contextlib.suppress(Exception):  # what asks may do what eager cannot
+        with contextlib.suppress(Exception):  # code for captures may fail in eager
             if not distance(mine, _eager(make, device, told=told)).tensors:
                 return found | {"verdict": TOLD, "told": sorted(told)}
     return found | {"verdict": DIFFERS}
@@ -114,7 +114,7 @@ def _rate_calls() -> Iterator[tuple[int, int]]:
 
 
 def _reported_captures() -> Iterator[set[int]]:
-    """Calls in which a step may be told that it is captured: some early ones, or those of one or two recordings."""
+    """Yield calls that may be captured: some early ones, or those of one or two recordings."""
     yield from ({2}, {2, 3}, {1}, {1, 2}, {3})
     yield from (set(range(first, CALLS)) for first in (2, 3))
     half = CALLS // 2
@@ -144,7 +144,7 @@ def _eager(
 
     Args:
         rates_in: calls in which learning rates are tensors of float32.
-        told: calls in which what asks whether it is captured is told so.
+        told: calls in which `is_current_stream_capturing` returns True.
     """
     made_optimizers: list[torch.optim.Optimizer] = []
     first = torch.optim.Optimizer.__init__

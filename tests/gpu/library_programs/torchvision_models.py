@@ -15,7 +15,7 @@ from library_programs.record import CALLS, images, on_gpu, program, state_of, tr
 
 
 def built(device: str, name: str, **options: Any) -> Any:
-    """A model of torchvision with five classes, unless told otherwise."""
+    """A model of torchvision with five classes, unless `options` say another number."""
     import torchvision
 
     return operator.attrgetter(name)(torchvision.models)(**{"weights": None, "num_classes": 5, **options}).to(device)
@@ -27,7 +27,7 @@ def cross_entropy(model: nn.Module, **options: Any) -> Any:
 
 @program
 def tv_resnet18_sgd_amp_scaler_cosine_epochs(device: str) -> Program:
-    """torchvision's references/classification/train.py: GradScaler, clipping behind unscale_."""
+    """torchvision's references/classification/train.py: GradScaler, clipping after unscale_."""
     model = built(device, "resnet18")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4, nesterov=True, fused=True)
     return training(

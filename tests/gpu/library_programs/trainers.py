@@ -209,7 +209,7 @@ def diffusers_unet_with_ema_model(device: str) -> Program:
 
 variant("lightning_module_by_hand_with_batch_index", lightning_by_hand, True)
 variant("lightning_module_by_hand", lightning_by_hand, False)
-# Fabric's `clip_gradients` reads the norm unless told otherwise; refused is fine.
+# Fabric's `clip_gradients` reads the norm by default; refused is fine.
 variant("lightning_module_by_fabric_checked_clip", by_fabric)
 variant("lightning_module_by_fabric", by_fabric, error_if_nonfinite=False)
 variant("accelerate_with_accumulate_around_and_scheduler", accumulate_around, 1)

@@ -53,7 +53,7 @@ def findings(rows: Iterable[Row]) -> list[str]:
         if mode in (PLAIN, STOCK):
             continue
         if mode != BASE and base is not None and base["status"] not in ("ok", "not_run"):
-            continue  # told once, of eager
+            continue  # the finding is eager's
         if row.get("verdict") == "wrong":
             found.append(
                 f"{program}, {mode}: results {float(row['error_over_eager']):.1e} off eager's ({row['worst']})"

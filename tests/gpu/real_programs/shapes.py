@@ -89,7 +89,7 @@ def geometric_graph_network(setting: Setting) -> Body:
 
 @program(calls=6)
 def ode_solver(setting: Setting) -> Body:
-    """Runge-Kutta steps of a compiled right-hand side, times as CPU scalars, the step halved where the error asks."""
+    """Runge-Kutta steps of a compiled right-hand side, times as CPU scalars, steps halved where the error is large."""
     width = setting.pick(128, 8)
     derivative = setting.compile(built(setting, lambda: mlp(width, 3)).eval())
     starts = batches(3, lambda generator: normal(setting, generator, setting.pick(256, 4), width))

@@ -26,8 +26,8 @@ COMPARED_ROUNDS = 6
 mode, for a program that trains is elsewhere after each call."""
 
 ROUNDS_AS_TIMED = 3
-"""Rounds of each mode before it is timed whose results are not read, as in those that are timed: what a program reads
-and lets go of decides where its next tensors lie, and so what is recorded."""
+"""Untimed rounds of each mode before it is timed. As in timed rounds, results are not read: the tensors that a program
+frees decide the addresses of its next ones, and so what is recorded."""
 
 
 def main(arguments: list[str]) -> int:
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(program: Program, setting: Setting, results: Path, say: Say) -> Mapping[str, Any]:
-    """The last answer."""
+    """Run the program until the last command. Return the last answer."""
     import torch
 
     if program.missing():

@@ -399,7 +399,7 @@ def test_pinned_scalar_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         assert not checks.fail([first])
         assert not checks.fail([second])
-    assert asked == [first.data_ptr(), second.data_ptr()], "each address is asked about once"
+    assert asked == [first.data_ptr(), second.data_ptr()], "each address is checked once"
 
     pinned.add(third.data_ptr())
     for _ in range(2):
@@ -411,7 +411,7 @@ def test_pinned_scalar_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Streams:
-    """Streams by number. `waits`: the first was told to wait for the second."""
+    """Streams by number. `waits`: pairs of streams of which the first waits for the second."""
 
     def __init__(self) -> None:
         self.here = 1

@@ -283,7 +283,7 @@ def test_graphs_of_one_process_share_a_limit(graph: Graph) -> None:
     assert "takes 100 B of the GPU in addition to 901 B, more than process_limit_bytes" in _reason(decided, "out")
 
 
-# A run on fake tensors finds effects of operators behind any Python call.
+# A run on fake tensors finds effects of the operators that a Python call runs.
 
 
 def _observed(

@@ -228,7 +228,7 @@ def other_program(x: torch.Tensor) -> torch.Tensor:
 
 
 class FakeMaker:
-    """Note what graphs are requested of, and let it run as it is."""
+    """Note the functions that graphs are requested of, and run them without graphs."""
 
     def __init__(self) -> None:
         self.made: list[dict[str, Any]] = []

@@ -62,7 +62,7 @@ def graphs_of_pool(device: weakref.ref[CpuDevice], pool: Any) -> Sequence[CpuGra
 
 @contextlib.contextmanager
 def optimizers_check() -> Iterator[None]:
-    """PyTorch's optimizers look in the block whether they are captured, which they do where there is a GPU only.
+    """In the block PyTorch's optimizers check whether they are captured, which they do only where there is a GPU.
 
     But for those that are never `fused`: `capturable=True`, which they would have on a GPU, they take on no CPU.
     """
@@ -132,7 +132,7 @@ class CpuDevice(Device):
     invalidated. `not_ready` is how often it says that the side stream became another one. `stream` is the current one,
     and `waits` are pairs of streams of which the first waits for the second. What a graph made and the program no
     longer references counts as lying where later graphs of its pool make something. `workspaces` are cuBLAS's.
-    `rooms` are sizes that a capture asked for before anything was captured.
+    `rooms` are sizes that captures reserved before anything was captured.
     """
 
     has_own_random = False

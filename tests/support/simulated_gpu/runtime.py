@@ -196,8 +196,8 @@ def tensor_over(metadata: dict[str, Any], storage: Any) -> torch.Tensor:
 
 
 class TorchOfTrees:
-    """PyTorch as CUDAGraph Trees see it, for whom tensors of the CPU are good enough. What programs see stays as it is:
-    Dynamo recognizes `torch._check` by its identity."""
+    """`torch` of the module of CUDAGraph Trees, which accepts CPU tensors. Programs see the real one: Dynamo recognizes
+    `torch._check` by its identity."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
