@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from optimizations.graph.memory import size_bytes
@@ -16,38 +15,19 @@ from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.examination import Findings, ineligible_reason
 from optimizations.in_place.session import Session
 from optimizations.report.concurrency import ConcurrencyReport
-from optimizations.report.recordings import Direction, RecordingReport, ReplayedInput
+from optimizations.report.recordings import RecordingReport, ReplayedInput
 
 RESTING = "copying the inputs was measured to be faster"
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """Hold the counts of a recording's node.
-
-    `copied_bytes` is the sum over all replays, `copied_per_replay` the bytes of the next.
-    """
-
-    replays: int
-    steady_replays: int
-    copied_bytes: int
-    copied_per_replay: int
-
-
-def describe(
-    session: Session,
-    tracker: AddressTracker | None,
-    names: Sequence[str],
-    mutated: frozenset[int],
-    direction: Direction,
-    counted: Counted,
-    chain: str,
-) -> RecordingReport:
-    """Return the report of a recording; `names` are its inputs' names, `chain` is why its launches stay a chain."""
+def describe(session: Session, node: Any, chain: str) -> RecordingReport:
+    """Return the report of a recording (`trees.node.EncoreNode`); `chain` is why its launches stay a chain."""
     recorded, findings = session.recorded, session.findings
+    tracker: AddressTracker | None = node.tracker
+    names = [placeholder.name for placeholder in node.wrapped_function.placeholders]
     against, uses = _findings(findings)
     plan = findings.plan if findings is not None else None
-    planned = {node.node: node for node in plan.nodes} if plan is not None else {}
+    planned = {one.node: one for one in plan.nodes} if plan is not None else {}
     in_place = set(tracker.indices) if tracker is not None else set()
     if tracker is not None:
         against = {**against, **dict.fromkeys(tracker.resting, (RESTING,))}
@@ -60,7 +40,7 @@ def describe(
             name=names[index] if index < len(names) else f"input {index}",
             data_bytes=size_bytes(value),
             indirect=indirect,
-            mutated=index in mutated,
+            mutated=index in node.wrapped_function.mutated_input_idxs,
             nodes=len({use.node for use in uses[index]}),
             pointers=len(uses[index]),
             updaters=tuple(sorted(updaters)) if indirect else (),
@@ -72,20 +52,20 @@ def describe(
     nodes = findings.captured.nodes if findings is not None else None
     pointers = [use for one in replayed if one.indirect for use in uses[one.index]]
     return RecordingReport(
-        direction=direction,
+        direction=node.function.direction,
         nodes=None if nodes is None else len(nodes),
         kernels=session.kernels,
         inputs=replayed,
-        copied_bytes=counted.copied_per_replay,
+        copied_bytes=node.copied_per_replay,
         pointer_bytes=_pointer_bytes(plan, planned, pointers) if in_place else 0,
         fallbacks=_fallbacks(plan),
         off=session.off,
         stage=session.stage.value,
         waiting=session.waiting,
-        replays=counted.replays,
-        steady_replays=counted.steady_replays,
+        replays=node.replays,
+        steady_replays=node.replays - node.full_replays,
         moves=tracker.moves if tracker is not None else 0,
-        total_copied_bytes=counted.copied_bytes + (tracker.placeholder_bytes if tracker is not None else 0),
+        total_copied_bytes=node.copied_bytes + (tracker.placeholder_bytes if tracker is not None else 0),
         total_pointer_bytes=tracker.pointer_bytes if tracker is not None else 0,
         concurrency=session.branches.report() if session.branches is not None else ConcurrencyReport("chain", chain),
     )

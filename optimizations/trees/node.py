@@ -38,7 +38,7 @@ from optimizations.graph.prelude_check import device_tools
 from optimizations.graph.recapture import Recaptured, recapture, register_generators
 from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.budget import waiting_for_memory
-from optimizations.in_place.description import RESTING, Counted, describe
+from optimizations.in_place.description import RESTING, describe
 from optimizations.in_place.examination import Recorded
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.in_place.session import Session, Stage
@@ -147,15 +147,7 @@ class EncoreNode(CUDAGraphNode):
         session = self.session  # another thread may release it at any time
         if session is None:
             raise ReferenceError("this recording is gone, or its session could not begin")
-        return describe(
-            session,
-            self.tracker,
-            [placeholder.name for placeholder in self.wrapped_function.placeholders],
-            frozenset(self.wrapped_function.mutated_input_idxs),
-            self.function.direction,
-            Counted(self.replays, self.replays - self.full_replays, self.copied_bytes, self.copied_per_replay),
-            self._chain,
-        )
+        return describe(session, self, self._chain)
 
     # Recording
 
