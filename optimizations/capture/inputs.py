@@ -6,8 +6,6 @@ A callable reads results of the one before in place (`share_io=True`).
 
 from __future__ import annotations
 
-import sys
-import weakref
 from collections.abc import Collection, Sequence
 from typing import TypeGuard
 
@@ -111,32 +109,6 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
     """
     with torch.inference_mode(torch.is_inference_mode_enabled() and tensor.is_inference()):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-
-def have_no_other_reference(found: Sequence[torch.Tensor | None], *, as_gradients: bool) -> list[bool]:
-    """Return, for each tensor in a list, whether only the list (with `as_gradients` also a `.grad`) references it."""
-    with torch.inference_mode(False):
-        parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
-        parameter.grad = torch.zeros(1, device="cpu")
-        known = [parameter.grad]
-        if not as_gradients:
-            parameter.grad = None
-    expected = _holders(known, 0)
-    return [found[index] is not None and _holders(found, index) == expected for index in range(len(found))]
-
-
-def _holders(found: Sequence[torch.Tensor | None], index: int) -> tuple[int, ...] | None:
-    """Return the reference counts of a tensor in a list. No variable refers to it here, which would be counted."""
-    if not is_plain(found[index]):
-        return None
-    storage = found[index].untyped_storage()  # type: ignore[union-attr]
-    return (
-        sys.getrefcount(found[index]),
-        weakref.getweakrefcount(found[index]),
-        torch_internals.tensor_use_count(found[index]),
-        torch_internals.storage_use_count(storage._cdata),
-        sys.getrefcount(storage),
-    )
 
 
 def is_plain(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:

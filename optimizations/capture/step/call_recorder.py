@@ -160,6 +160,8 @@ class CallRecorder:
                 return self._audit(recording, call_of(args, kwargs, tensors, state))
             recording.audits.skip(time.perf_counter())
         if (name := self.recordings.referenced_gradient(recording)) is not None:
+            if recording.gradients.lost():
+                self.recordings.drop([recording])
             return self._refuse_call(held(name), args, kwargs)
         try:
             return recording.launch(tensors, self._rates)

@@ -16,7 +16,6 @@ import torch
 
 from optimizations.capture.device import Device
 from optimizations.capture.signature import is_gone
-from optimizations.capture.step.gradients import Gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.recording import Recording
 
@@ -42,7 +41,6 @@ class KeptRecordings:
         self._last: Recording | None = None
         self._replays_then: dict[int, int] = {}
         self._device: Device | None = None
-        self._outlived: list[tuple[Any, Gradients]] = []
 
     def of(self, key: Hashable) -> Sequence[Recording]:
         """Return the recordings for calls of this signature."""
@@ -93,13 +91,10 @@ class KeptRecordings:
 
         Recordings that share a pool may overwrite gradients of each other: that memory was free during their captures.
         """
-        name = recording.gradients.held(fits=True)
-        if name is not None or (len(self.tried) == 1 and not self._outlived):
+        if (name := recording.gradients.held()) is not None:
             return name
-        self._outlived = [(pool, one) for pool, one in self._outlived if one.held() is not None]
-        others = [one.gradients for one in self.tried if one.pool == recording.pool and one is not recording]
-        others += [one for pool, one in self._outlived if pool == recording.pool]
-        return next((name for one in others if (name := one.held()) is not None), None)
+        others = (one for one in self.tried if one.pool == recording.pool and one is not recording)
+        return next((name for one in others if (name := one.gradients.made_and_held()) is not None), None)
 
     def drop_idle(self) -> bool:
         """Free a recording that was not replayed while the latest one was replayed often. Return whether there was one.
@@ -117,16 +112,18 @@ class KeptRecordings:
         self.drop(self.tried)
 
     def drop(self, recordings: Sequence[Recording]) -> None:
-        """Free these recordings after their launches have finished."""
-        self.tried = [recording for recording in self.tried if recording not in recordings]
-        if recordings and self._device is not None:
+        """Free these recordings after their launches have finished.
+
+        If the program references a gradient of one, all of its pool are freed: they may overwrite it.
+        """
+        held = [one.pool for one in recordings if one.gradients.made_and_held() is not None]
+        dropped = [one for one in self.tried if one in recordings or one.pool in held]
+        self.tried = [one for one in self.tried if one not in dropped]
+        if dropped and self._device is not None:
             self._device.wait()
-        if self._last in recordings:
+        if self._last in dropped:
             self._last = None
-        others = [one.pool for one in self.tried]
-        for recording in recordings:
-            if recording.pool in others and recording.gradients.held() is not None:
-                self._outlived.append((recording.pool, recording.gradients))
+        for recording in dropped:
             self.dropped += 1
             self.little_used += recording.replays < WORTH
             self._freed_replays += recording.replays

@@ -29,30 +29,15 @@ ELSEWHERE: ContextVar[bool] = ContextVar("elsewhere", default=False)
 _launches = itertools.count(1)
 
 
-_BY_GRAPHS: ContextVar[dict[int, list[int]]] = ContextVar("by graphs", default=defaultdict(lambda: [0, 0]))  # noqa: B039
-"""References of all graphs to storages, by their addresses in C++: references of C++, and of Python. Steps that reach
-the device do not read it."""
+_BY_GRAPHS: ContextVar[Counter[int]] = ContextVar("by graphs", default=Counter())  # noqa: B039
+"""References of all graphs to storages, by their addresses in C++. Steps that reach the device do not read it."""
 _counts = gradients.storage_counts
 
 
-def _without_graphs(cells: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> tuple[list[int], list[int]]:
+def _without_graphs(cells: Sequence[int]) -> list[int]:
     """A graph of the GPU holds addresses only, so what graphs of this one hold is no reference."""
-    of_storages, of_objects = _counts(cells, storages)
     by_graphs = _BY_GRAPHS.get()
-    held = [by_graphs.get(cell, (0, 0)) for cell in cells]
-    return (
-        [count - one for count, (one, _) in zip(of_storages, held, strict=True)],
-        [count - one for count, (_, one) in zip(of_objects, held, strict=True)],
-    )
-
-
-def _count(held: Mapping[int, tuple[int, int]], times: int) -> None:
-    by_graphs = _BY_GRAPHS.get()
-    for cell, (of_storage, of_object) in held.items():
-        by_graphs[cell][0] += times * of_storage
-        by_graphs[cell][1] += times * of_object
-        if by_graphs[cell] == [0, 0]:
-            del by_graphs[cell]
+    return [count - by_graphs[cell] for count, cell in zip(_counts(cells), cells, strict=True)]
 
 
 gradients.storage_counts = _without_graphs
@@ -68,7 +53,7 @@ class CpuGraph:
         self.made: dict[int, torch.UntypedStorage] = {}
         self.outlived: list[tuple[int, StorageWeakRef]] = []
         """What it made, once it was freed: others hold it, if anything does."""
-        self.references: dict[int, tuple[int, int]] = {}
+        self.references = Counter[int]()
         """Its references to storages, as in `_BY_GRAPHS`."""
         self.held: Counter[int] = Counter()
         """How many tensors it holds over storages, by their addresses in C++."""
@@ -138,18 +123,16 @@ class CpuGraph:
                     _fill_with_garbage(storage)
 
     def __del__(self) -> None:
-        _count(self.references, -1)
+        _BY_GRAPHS.get().subtract(self.references)
 
     def note_references(self) -> None:
         """A graph of the GPU holds addresses only: what this one holds in their place is not the program's."""
         tensors = [one for _, *rest in self.operators for one in leaves_of(rest) if _has_memory(one)]
         held = Counter(one.untyped_storage()._cdata for one in {id(one): one for one in tensors}.values())
         held.update({one._cdata: 0 for one in self.made.values()})
-        made = {one._cdata for one in self.made.values()}
-        _count(self.references, -1)
-        self.references = {key: (held[key], int(key in made)) for key in held}
-        _count(self.references, 1)
-        self.held = held
+        _BY_GRAPHS.get().subtract(self.references)
+        self.references = self.held = held
+        _BY_GRAPHS.get().update(self.references)
 
     def _uncounted(self) -> contextlib.AbstractContextManager[Any]:
         """A launch counts no versions: PyTorch sees nothing of it."""
@@ -169,8 +152,8 @@ class CpuGraph:
 
     def reset(self) -> None:
         self.freed = True
-        _count(self.references, -1)
-        self.references = {}
+        _BY_GRAPHS.get().subtract(self.references)
+        self.references = Counter()
         self.operators.clear()
         self.outlived = [(address, StorageWeakRef(one)) for address, one in self.made.items()]
         self.made.clear()

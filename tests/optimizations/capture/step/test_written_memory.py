@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -439,17 +440,26 @@ def changed(
     return assert_as_eager(program)
 
 
-GRADIENTS: dict[str, Change] = {
+READ: dict[str, Change] = {
     "t_": lambda made: made.weight.grad.t_(),
     "requires_grad_": lambda made: made.weight.grad.requires_grad_(),
+}
+"""Of a gradient that the graph reads. One that it made is only counted, and may be reached by nothing but `.grad`."""
+GRADIENTS: dict[str, Change] = {
+    **READ,
     "elsewhere, transposed": lambda made: setattr(made.weight.grad, "data", torch.full((16, 16), 0.1).t()),
     "other memory": lambda made: made.weight.grad.untyped_storage().resize_(1 << 16),
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*runs some of its calls without a CUDA graph")  # zero_grad sets requires_grad
-@pytest.mark.parametrize("change", sorted(GRADIENTS))
-@pytest.mark.parametrize("zero", ["added to", "to None", "to zero", "outside"])
+@pytest.mark.parametrize(
+    ("zero", "change"),
+    [
+        *itertools.product(["added to", "to zero"], sorted(GRADIENTS)),
+        *itertools.product(["to None", "outside"], sorted(GRADIENTS.keys() - READ)),
+    ],
+)
 def test_gradient_with_changed_metadata_equals_eager(zero: str, change: str) -> None:
     """This includes a gradient that an earlier call made and that is None before the next."""
     assert changed(zero, GRADIENTS[change]).replays >= 2
@@ -488,9 +498,8 @@ OTHERS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("other", sorted(OTHERS))
-@pytest.mark.parametrize("zero", ["added to", "to None"])
-def test_other_changed_metadata_equals_eager(zero: str, other: str) -> None:
-    changed(zero, OTHERS[other])
+def test_other_changed_metadata_equals_eager(other: str) -> None:
+    changed("added to", OTHERS[other])
 
 
 def states_moved(made: Training) -> None:
