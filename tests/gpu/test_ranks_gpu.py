@@ -12,12 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from ranks_on_cpu import Logged
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "support" / "rank_programs.py"
@@ -44,21 +44,8 @@ def degrees() -> list[int]:
     return [2, 4]
 
 
-@dataclass
-class Launched:
-    """A program under torchrun, in a session of its own, with its output in a file."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def text(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def said(self, text: str, times: int, within_s: float = 150.0) -> None:
-        deadline = time.monotonic() + within_s
-        while self.text().count(text) < times:
-            assert self.process.poll() is None and time.monotonic() < deadline, self.text()[-4000:]
-            time.sleep(0.05)
+class Launched(Logged):
+    """A program under torchrun."""
 
     def workers(self) -> list[psutil.Process]:
         return [
@@ -70,9 +57,7 @@ class Launched:
     def kill(self) -> None:
         for one in self.workers() if self.process.poll() is None else []:
             one.kill()
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        super().kill()
 
     def found(self, within_s: float = 240.0) -> list[dict[str, Any]]:
         """Return each rank's findings; the program must exit successfully."""
@@ -92,19 +77,9 @@ def launch(folder: Path, ranks: int, program: str, mode: str, **variables: str) 
     if ranks > gpus():
         pytest.skip(f"needs {ranks} GPUs")
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "log"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    env = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "2", **variables}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, str(PROGRAM), program, mode],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=env,
-            cwd=folder,
-            start_new_session=True,
-        )
-    return Launched(process, log)
+    variables = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "2", **variables}
+    return Launched([*command, str(PROGRAM), program, mode], folder / "log", variables, cwd=folder)
 
 
 def note(name: str, found: Any) -> None:

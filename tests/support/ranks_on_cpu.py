@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fixtures.fake_runs import default_signals
 
@@ -29,6 +31,39 @@ class Ended:
     output: str
 
 
+class Logged:
+    """A process in a session of its own, with its output in a file."""
+
+    def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str], **options: Any) -> None:
+        self._log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **variables},
+                start_new_session=True,
+                preexec_fn=default_signals,  # under nohup or in the background an interrupt would be ignored
+                **options,
+            )
+
+    def text(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def said(self, text: str, times: int = 1, within_s: float = 150.0) -> None:
+        """Wait until it has printed this so many times."""
+        deadline = time.monotonic() + within_s
+        while (output := self.text()).count(text) < times:
+            ended = self.process.poll() is not None and self.text().count(text) < times
+            assert not ended and time.monotonic() < deadline, f"it never said {text!r}: {output[-3000:]}"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
 class RankProgram:
     """The processes of one script, with the variables that `torch.distributed` reads."""
 
@@ -36,57 +71,31 @@ class RankProgram:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "program.py"
         path.write_text(script)
-        self._logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
-        self.processes: list[subprocess.Popen[bytes]] = []
-        for rank, log in enumerate(self._logs):
-            env = {
-                **os.environ,
-                **COMMON,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "RENDEZVOUS": str(folder / "rendezvous"),
-                **variables,
-            }
-            with log.open("wb") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-P", str(path)],
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=env,
-                    start_new_session=True,
-                    preexec_fn=default_signals,  # under nohup or in the background an interrupt would be ignored
-                )
-            self.processes.append(process)
-
-    def said(self, rank: int, text: str, within_s: float = 120.0) -> None:
-        """Wait until a rank has printed this."""
-        deadline = time.monotonic() + within_s
-        while text not in (output := self._output(rank)):
-            ended = self.processes[rank].poll() is not None and text not in self._output(rank)
-            assert not ended and time.monotonic() < deadline, f"rank {rank} never said {text!r}: {output[-3000:]}"
-            time.sleep(0.02)
+        common = {**COMMON, "WORLD_SIZE": str(ranks), "RENDEZVOUS": str(folder / "rendezvous"), **variables}
+        self.ranks = [
+            Logged(
+                [sys.executable, "-P", str(path)],
+                folder / f"rank{rank}.log",
+                {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(ranks)
+        ]
 
     def ended(self, within_s: float = 120.0) -> list[Ended]:
         """Wait for all; one that does not end is killed, and has the code of that."""
         deadline = time.monotonic() + within_s
         try:
-            for process in self.processes:
-                process.wait(max(0.1, deadline - time.monotonic()))
+            for one in self.ranks:
+                one.process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             pass
         finally:
             self.kill()
-        return [Ended(process.wait(), self._output(rank)) for rank, process in enumerate(self.processes)]
+        return [Ended(one.process.wait(), one.text()) for one in self.ranks]
 
     def kill(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-    def _output(self, rank: int) -> str:
-        return self._logs[rank].read_text(errors="replace")
+        for one in self.ranks:
+            one.kill()
 
 
 def run_ranks(folder: Path, script: str, ranks: int = 2, within_s: float = 200.0, **variables: str) -> list[str]:

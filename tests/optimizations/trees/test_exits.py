@@ -120,20 +120,20 @@ def test_processes_with_captured_collectives_exit(
 ) -> None:
     program = RankProgram(tmp_path, PROGRAM, 2, ENDING=ending)
     try:
-        for rank in range(2):
-            program.said(rank, "READY")
+        for one in program.ranks:
+            one.said("READY")
         if ending == "is interrupted":
-            for process in program.processes:
-                process.send_signal(signal.SIGINT)
+            for one in program.ranks:
+                one.process.send_signal(signal.SIGINT)
         began = time.monotonic()
         ended = program.ended(within_s=30)
         took_s = time.monotonic() - began
     finally:
         program.kill()
-    assert took_s < 10, "\n\n".join(f"{one.code}: {one.output[-2500:]}" for one in ended)
-    for one, code in zip(ended, codes, strict=True):
+    assert took_s < 10, "\n\n".join(f"{end.code}: {end.output[-2500:]}" for end in ended)
+    for end, code in zip(ended, codes, strict=True):
         # A gloo group that is not destroyed may abort the process at its very end, without Encore too (4 of 15).
-        of_gloo = ending != "destroys" and one.code == -signal.SIGABRT and GLOO_ABORTS in one.output
-        assert of_gloo or one.code == code, one.output[-1500:]
-    for one, text in zip(ended, words, strict=True):
-        assert text in one.output, one.output[-1500:]
+        of_gloo = ending != "destroys" and end.code == -signal.SIGABRT and GLOO_ABORTS in end.output
+        assert of_gloo or end.code == code, end.output[-1500:]
+    for end, text in zip(ended, words, strict=True):
+        assert text in end.output, end.output[-1500:]
