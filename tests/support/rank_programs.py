@@ -222,7 +222,8 @@ def main() -> None:
         device_id=DEVICE if ON_GPU else None,
     )
     found = {one: PROGRAMS[program](one) for one in mode.split(",")}
-    print("FOUND " + json.dumps({"rank": RANK, **(found if "," in mode else found[mode])}), flush=True)
+    line = "FOUND " + json.dumps({"rank": RANK, **(found if "," in mode else found[mode])}) + "\n"
+    print(line, end="", flush=True)  # in one piece: the other ranks write too
     if "graph" in mode.split(","):  # stock's graphs may hold collectives, and then this would not return
         distributed.barrier()
         os._exit(0)
