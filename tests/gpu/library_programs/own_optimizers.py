@@ -261,13 +261,10 @@ def ema_by_averaged_model_in_the_step(device: str) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     ema = AveragedModel(model, device=torch.device(device), multi_avg_fn=get_ema_multi_avg_fn(0.99), use_buffers=True)
 
-    def step(x, y):
-        loss = F.nll_loss(model(x), y)
-        descend(loss, optimizer)
-        ema.update_parameters(model)
-        return loss
+    def loss_of(x, y):
+        return F.nll_loss(model(x), y)
 
-    return Program(step, digits(device), lambda: state_of(model, ema, optimizer))
+    return training(loss_of, optimizer, digits(device), model, ema, last=lambda: ema.update_parameters(model))
 
 
 @program

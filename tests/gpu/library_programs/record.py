@@ -96,6 +96,7 @@ def training(
     scheduler: Any = None,
     every: int = 1,
     between: Callable[[int], Any] | None = None,
+    last: Callable[[], Any] | None = None,
     clip: float | None = None,
     cast: torch.dtype | None = None,
     scaler: Any = None,
@@ -105,8 +106,8 @@ def training(
     """Return the plainest training, of which `holders` and the optimizer have the state.
 
     `loss_of` gives the loss of a batch, or a pair of it and what the step returns besides, such as a dict that the loss
-    is added to; autocast to `cast` is around it. After `every` so many calls the scheduler makes a step. The loss is
-    returned `detached`, by default if there is more.
+    is added to; autocast to `cast` is around it. `last` ends the step, without gradients. After `every` so many calls
+    the scheduler makes a step. The loss is returned `detached`, by default if there is more.
     """
     device = optimizer.param_groups[0]["params"][0].device.type
 
@@ -115,6 +116,9 @@ def training(
             found = loss_of(*batch)
         loss, *more = found if isinstance(found, tuple) else (found,)
         descend(loss, optimizer, clip, scaler, zeroed)
+        if last is not None:
+            with torch.no_grad():
+                last()
         given = loss.detach() if (bool(more) if detached is None else detached) else loss
         if more and isinstance(more[0], dict):
             return {"loss": given, **more[0]}

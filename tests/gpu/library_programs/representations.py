@@ -67,18 +67,12 @@ def ddpm(device: str) -> Program:
     ema = copy.deepcopy(diffusion).requires_grad_(False)
     optimizer = torch.optim.Adam(diffusion.parameters(), lr=1e-3, betas=(0.9, 0.99), **on_the_device(device))
 
-    def step(img):
-        loss = diffusion(img)
-        loss.backward()
-        nn.utils.clip_grad_norm_(diffusion.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            for mine, theirs in zip(ema.parameters(), diffusion.parameters(), strict=False):
-                mine.lerp_(theirs, 0.05)
-        return loss
+    def average():
+        for mine, theirs in zip(ema.parameters(), diffusion.parameters(), strict=False):
+            mine.lerp_(theirs, 0.05)
 
-    return Program(step, many(lambda g: [drawn(g, size=8)], device), lambda: state_of(diffusion, ema, optimizer))
+    data = many(lambda g: [drawn(g, size=8)], device)
+    return training(diffusion, optimizer, data, diffusion, ema, last=average, clip=1.0, zeroed="last")
 
 
 variant("ddpm_with_timesteps_on_the_device", ddpm)
@@ -241,15 +235,11 @@ def byol_with_target_average(device: str) -> Program:
         [*learner.online.parameters(), *learner.predictor.parameters()], lr=3e-3, **on_the_device(device)
     )
 
-    def step(a, b):
-        loss = learner(a, b)
-        descend(loss, optimizer)
-        with torch.no_grad():
-            for current, average in zip(learner.online.parameters(), learner.target.parameters(), strict=False):
-                average.mul_(0.99).add_(current, alpha=0.01)
-        return loss
+    def average():
+        for current, mean in zip(learner.online.parameters(), learner.target.parameters(), strict=False):
+            mean.mul_(0.99).add_(current, alpha=0.01)
 
-    return Program(step, two_views(device), lambda: state_of(learner, optimizer))
+    return training(learner, optimizer, two_views(device), learner, last=average)
 
 
 def moco(device: str, pointer: str) -> Program:

@@ -163,21 +163,17 @@ def diffusers_unet_with_ddpm_scheduler(device: str) -> Program:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     lr_scheduler = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=4, num_training_steps=CALLS)
 
-    def step(clean_images):
+    def loss_of(clean_images):
         noise = torch.randn(clean_images.shape, device=clean_images.device)
         bs = clean_images.shape[0]
         timesteps = torch.randint(0, 100, (bs,), device=clean_images.device, dtype=torch.int64)
         noisy_images = noise_scheduler.add_noise(clean_images, noise, timesteps)
         noise_pred = model(noisy_images, timesteps, return_dict=False)[0]
-        loss = F.mse_loss(noise_pred, noise)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return F.mse_loss(noise_pred, noise)
 
     data = many(lambda g: [drawn(g, 2, size=8)], device)
-    return Program(step, data, lambda: state_of(model, optimizer), lambda i: lr_scheduler.step())
+    options = {"scheduler": lr_scheduler, "clip": 1.0, "zeroed": "last", "detached": True}
+    return training(loss_of, optimizer, data, model, **options)
 
 
 @program

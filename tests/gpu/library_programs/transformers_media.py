@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from step_parts import Program
 
-from library_programs.record import CALLS, images, program, state_of, tokens
+from library_programs.record import CALLS, images, program, state_of, tokens, training
 from library_programs.transformers_models import PAIRED, SMALL, adamw, fine_tuning, model_of
 
 
@@ -82,19 +82,14 @@ def hf_clip_contrastive_logit_scale_clamped(device: str) -> Program:
     )
     optimizer = adamw(model, betas=(0.9, 0.98), eps=1e-6)
 
-    def step(ids, pixels):
-        optimizer.zero_grad()
+    def loss_and_hits(ids, pixels):
         out = model(input_ids=ids, pixel_values=pixels, return_loss=True)
-        out.loss.backward()
-        optimizer.step()
-        with torch.no_grad():
-            model.logit_scale.clamp_(0, math.log(100))
         hit = (out.logits_per_image.argmax(1) == torch.arange(len(ids), device=ids.device)).float().mean()
-        return {"loss": out.loss.detach(), "hit": hit}
+        return out.loss, {"hit": hit}
 
     ids = [torch.cat([x, torch.full_like(x[:, :1], 2)], 1) for x in tokens(device, rows=4, length=10)]
     batches = [(x, pixels) for x, (pixels, _) in zip(ids, images(device), strict=True)]
-    return Program(step, batches, lambda: state_of(model, optimizer))
+    return training(loss_and_hits, optimizer, batches, model, last=lambda: model.logit_scale.clamp_(0, math.log(100)))
 
 
 def wav2vec2(device: str, kind: str, **options: Any):
