@@ -18,8 +18,11 @@ class FakePointers:
     def __init__(self) -> None:
         self.pointed: list[dict[int, int]] = []
         self.settled = 0
+        self.fail = False
 
     def point(self, addresses: Mapping[int, int]) -> int:
+        if self.fail:
+            raise RuntimeError("driver")
         self.pointed.append(dict(addresses))
         return 8 * len(addresses)
 
@@ -75,6 +78,19 @@ def test_placeholder_may_move_after_it_is_filled() -> None:
         tracker.follow([one])
         tracker.launched()
     assert pointers.pointed == [{0: elsewhere}, {0: other.data_ptr()}, {0: elsewhere}]
+
+
+def test_failed_update_patches_all_inputs_again() -> None:
+    pointers = FakePointers()
+    tracker = tracker_of(pointers)
+    a, b, c = aligned(4), aligned(4), aligned(4)
+    tracker.follow([a, None, b])
+    pointers.fail = True
+    with pytest.raises(RuntimeError, match="driver"):
+        tracker.follow([c, None, b])
+    pointers.fail = False
+    tracker.follow([a, None, b])
+    assert pointers.pointed[-1] == {0: a.data_ptr()}, "the failed call may have left c there"
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=6), st.integers(0, 300), st.integers(0, 40))

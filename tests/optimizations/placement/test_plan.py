@@ -100,30 +100,6 @@ def _reason(decided: PlacementPlan, node: str) -> str:
     return next(left.reason for left in decided.left if left.node == node)
 
 
-def test_constants_and_attributes_are_hoisted_with_their_guards(graph: Graph) -> None:
-    graph.attribute("mask")
-    graph.add("table")
-    graph.add("sum", "mask", "table")
-    graph.add("out", "x", "sum", device=GPU)
-    decided = graph.plan("out")
-    (hoist,) = decided.hoists
-    assert (hoist.value, hoist.nodes, hoist.attributes, hoist.form) == ("sum", ("table", "sum"), ("mask",), "kept")
-    assert decided.fed == {"out": ("sum",)}
-    assert decided.stages == decided.before == decided.after == ()
-
-
-def test_argument_dependents_are_evaluated_and_staged(graph: Graph) -> None:
-    graph.argument("time")
-    graph.add("frequencies")
-    graph.add("angles", "time", "frequencies")
-    graph.add("out", "x", "angles", device=GPU)
-    decided = graph.plan("out")
-    assert decided.before == ("frequencies", "angles")
-    assert decided.stages == ("angles",)
-    assert decided.hoists == decided.left == ()
-    assert decided.fed == {"out": ("angles",)}
-
-
 @pytest.mark.parametrize(
     ("fields", "form"),
     [
@@ -165,15 +141,6 @@ def test_unmovable_operation_keeps_its_dependents(graph: Graph, fields: dict[str
     assert all(left.source_line is not None for left in decided.left)
 
 
-def test_operations_of_any_kind_run_on_the_cpu_before_the_graph(graph: Graph) -> None:
-    """Without a kernel for the GPU, with a choice among equal elements: what runs where it ran gives what it gave."""
-    graph.argument("time")
-    graph.add("sorted", "time", gpu_obstacle="has no kernel for the GPU")
-    graph.add("out", "x", "sorted", device=GPU)
-    decided = graph.plan("out")
-    assert (decided.before, decided.stages, decided.left) == (("sorted",), ("sorted",), ())
-
-
 def test_random_numbers_are_drawn_in_order_before_the_graph(graph: Graph) -> None:
     graph.add("first", random_on_cpu=True)
     graph.add("second", random_on_cpu=True)
@@ -182,19 +149,6 @@ def test_random_numbers_are_drawn_in_order_before_the_graph(graph: Graph) -> Non
     assert decided.hoists == ()
     assert decided.before == ("first", "second")
     assert decided.stages == ("second",)
-
-
-def test_memory_that_outlives_the_call_is_written_in_the_graph(graph: Graph) -> None:
-    graph.attribute("counter")
-    graph.argument("state")
-    graph.add("count", "counter", shares="counter", writes=("counter",))
-    graph.add("update", "state", shares="state", writes=("state",))
-    graph.add("a", "x", "count", device=GPU)
-    graph.add("b", "x", "state", device=GPU)
-    decided = graph.plan("a", "b")
-    assert decided.fed == {}
-    assert "visible outside" in _reason(decided, "count")
-    assert "writes what it reads, and stays in the graph" in _reason(decided, "b")
 
 
 def test_memory_made_and_written_in_the_graph_is_hoisted(graph: Graph) -> None:
@@ -214,23 +168,6 @@ def test_cpu_results_are_computed_after_the_graph(graph: Graph) -> None:
     assert decided.after == ("loss", "scaled")
     assert decided.before == ("scale",)
     assert decided.left == ()
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"opaque": "my::op is a custom operator"}, "custom operator"),
-        ({"reads": ("loss",)}, "reads values on the host"),
-        ({"writes": ("state",)}, "visible outside"),
-    ],
-)
-def test_results_not_computable_after_the_graph_stay(graph: Graph, fields: dict[str, Any], reason: str) -> None:
-    graph.argument("state")
-    graph.add("loss", "x")
-    graph.add("result", "loss", **fields)
-    decided = graph.plan("result")
-    assert decided.after == ()
-    assert reason in _reason(decided, "result")
 
 
 @pytest.mark.parametrize(
