@@ -48,6 +48,7 @@ def test_first_call_without_moves_is_reported_once() -> None:
         tracker.launched()
         told.append(pointers.settled)
     assert told == [0, 1, 1, 1, 2, 2]
+    assert (tracker.moves, tracker.placeholder_bytes) == (2, 0)
 
 
 def test_addresses_of_unlaunched_calls_are_ignored() -> None:
