@@ -78,7 +78,7 @@ def reset() -> None:
     from optimizations.calls.bound import release_bindings
     from optimizations.compiled_graph import release_feeds
     from optimizations.report import ENTRIES
-    from optimizations.trees.maker import release_recordings
+    from optimizations.trees.graphed_function import release_recordings
 
     if steps := sys.modules.get("optimizations.capture.step.graphed_step"):
         steps.release_steps()

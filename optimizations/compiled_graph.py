@@ -116,7 +116,7 @@ def reset() -> None:
     PyTorch ends stock's graphs of the calling thread. Encore's are ended after the calls that other threads are in.
     """
     release_bindings()
-    maker = sys.modules.get("optimizations.trees.maker")  # not imported where no graph was ever made
+    maker = sys.modules.get("optimizations.trees.graphed_function")  # not imported where no graph was ever made
     if maker is not None:
         maker.release_recordings()
 
@@ -155,7 +155,7 @@ def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Any:
         stock = not triton.cudagraphs or not triton.cudagraph_trees
     if settings.indirection == "off" or stock:
         return None
-    from optimizations.trees.maker import EncoreMaker
+    from optimizations.trees.graphed_function import EncoreMaker
 
     return EncoreMaker(settings, entry.functions.append)
 

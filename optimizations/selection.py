@@ -11,7 +11,7 @@ Every rule is a pure function of numbers that are known when it is called. Nothi
    set only in calls in which the input has moved, so the cost counts by the share of calls in which it moves.
 
 The option `selection="off"` switches the rules off, and `selection="measure"` times the alternatives instead
-(`trees.measured`).
+(`trees.graphed_function`).
 
 Note [Constants]. The constants come from `encore micro indirection` on an H200 (results/recorded/micro-indirection) and
 from its recorded runs. They are the same on every machine, so that every rank decides the same.

@@ -163,7 +163,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
             elif is_backward:
                 manager.running_forwards_with_pending_backwards = False
             if function.kept_outputs:
-                outputs = kept_copied(node, function, outputs)
+                outputs = kept_copied(node, outputs)
             return outputs
 
     def take_slow_path(inputs: list[Any], reason: str) -> Any:

@@ -1,9 +1,16 @@
-"""Provide the function that Inductor calls in place of stock's CUDA-graphed function.
+"""Provide the functions that Inductor calls in place of stock's CUDA-graphed functions, and make them for `hook`.
 
-It does what `torch._inductor.cudagraph_trees.cudagraphify_impl` does (one recording per value of the integer inputs)
-with two differences. Encore's managers make the recordings. And inputs are aligned only when the function itself runs,
-in warm-up and without a graph, instead of before each replay: a tracker aligns inputs that a replay reads in place, and
-copied inputs need no alignment. If an aligned copy of a mutated input is made, its values are written back.
+Such a function does what `torch._inductor.cudagraph_trees.cudagraphify_impl` does (one recording per value of the
+integer inputs) with two differences. Encore's managers make the recordings. And inputs are aligned only when the
+function itself runs, in warm-up and without a graph, instead of before each replay: a tracker aligns inputs that a
+replay reads in place, and copied inputs need no alignment. If an aligned copy of a mutated input is made, its values
+are written back.
+
+Note [Measured alternatives]. The option `selection="measure"`, the papers' profiling in bounded form, times a function
+without a graph, with a graph that copies inputs, and with one that reads them in place. It begins once nothing is
+pending for the function's graphs. A race (`optimizations.race`) then runs the program's own calls by each alternative,
+and all later calls by the fastest. No graph is an alternative for inference only: the backward of a forward without a
+graph would have to run without one as well.
 
 Note [Inputs that are written]. Stock runs a function without a graph if it writes an input that is neither a parameter
 nor a result of another graph, such as a key-value cache that the program passes. A graph would write its placeholder.
@@ -28,25 +35,27 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.calls.turns import backwards_here, inside_a_function
+from optimizations.calls.turns import backwards_here, inside_a_function, inside_another
+from optimizations.graph.prelude_check import unload_kernels
 from optimizations.in_place.generated import read_generated
 from optimizations.options import Options
+from optimizations.race import Events, Race, mark
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
 from optimizations.selection import Decision
+from optimizations.torch_internals.only_partition import only_partition
 from optimizations.torch_internals.stock_trees import named_arguments, with_globals, without_duplicates
 from optimizations.trees import containers
 from optimizations.trees.fast_path import on_fast_path
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.hook import resting
 from optimizations.trees.manager import EncoreManager
-from optimizations.trees.measured import Measured
-from optimizations.trees.readable_seeds import with_readable_seeds
+from optimizations.trees.readable_seeds import give_readable_seeds, with_readable_seeds
 from optimizations.trees.reasons import INSIDE_CAPTURE
 from optimizations.trees.streams import follow_streams
 
@@ -84,32 +93,14 @@ def container(device_index: int) -> EncoreContainer:
 _record = without_duplicates(with_globals(torch_internals.cudagraph_trees.cudagraphify, get_container=container))
 
 
-def record(
-    function: RecordableFunction, inputs: list[Any], *arguments: Any, **keywords: Any
-) -> tuple[Callable[[list[Any]], Any] | None, Any]:
-    """Record a function as `torch._inductor.cudagraph_trees.cudagraphify` does, with Encore's managers.
-
-    Returns:
-        The function to call from now on (None: nothing was recorded), and the results of this call.
-
-    Inside of a capture by the program nothing is recorded, because creating a manager makes a capture.
-    """
-    if not resting() and torch.cuda.is_current_stream_capturing():
-        function.ran_without_graph(INSIDE_CAPTURE)
-        return None, function(inputs)
-    full, outputs = _record(function, inputs, *arguments, **keywords)
-    return on_fast_path(full.func.__self__, full), outputs
-
-
 class GraphedFunction:
     """Warm up, record and replay a function. It is called with the list of its inputs, which it empties.
 
     Args:
-        model: the function as Inductor generated it.
         options: the user's.
         report: called with each function that is recorded, and reads its report from it later.
-        direction: the function's direction.
-        static_input_idxs, mutated_input_idxs, keywords: as for `torch._inductor.compile_fx.cudagraphify`.
+        model: the function as Inductor generated it.
+        static_input_idxs, ...: as for `torch._inductor.compile_fx.cudagraphify`.
 
     Attributes:
         callers_get: see `RecordableFunction`; set before the first call.
@@ -117,12 +108,11 @@ class GraphedFunction:
 
     def __init__(
         self,
-        model: Callable[[list[Any]], Any],
         options: Options,
         report: Callable[[ReportedFunction], None],
-        direction: Direction,
-        *,
+        model: Callable[[list[Any]], Any],
         static_input_idxs: Sequence[int] = (),
+        *,
         mutated_input_idxs: Sequence[int] = (),
         **keywords: Any,
     ) -> None:
@@ -131,7 +121,8 @@ class GraphedFunction:
         self._model = with_readable_seeds(model, lambda: code().seeds)
         self._options = options
         self._report = report
-        self._direction: Direction = direction
+        is_backward, is_inference = keywords["is_backward"], keywords["is_inference"]
+        self._direction: Direction = "backward" if is_backward else "inference" if is_inference else "forward"
         self._static_input_idxs = static_input_idxs
         self._mutated_input_idxs = mutated_input_idxs
         self._keywords = keywords
@@ -214,18 +205,18 @@ class GraphedFunction:
         recordable.written_inputs = self._written_inputs(inputs)
         static = trees.remove_unaligned_input_idxs(inputs, self._static_input_idxs)
         static = sorted({*static, *recordable.written_inputs})
-        recorded, outputs = record(
+        if not resting() and torch.cuda.is_current_stream_capturing():  # creating a manager makes a capture
+            recordable.ran_without_graph(INSIDE_CAPTURE)
+            return recordable(inputs)
+        full, outputs = _record(
             recordable,
             inputs,
             static,
             mutated_input_idxs=tuple(self._mutated()),
             compile_id=self._compile_id,
-            is_backward=self._direction == "backward",
-            is_inference=self._direction == "inference",
             **self._keywords,
         )
-        if recorded is None:
-            return outputs
+        recorded = on_fast_path(full.func.__self__, full)
         if self._options.selection == "measure" and recordable.decision is None:
             recorded = Measured(recordable, recorded)
         recordings[key] = recorded
@@ -261,6 +252,120 @@ class GraphedFunction:
         found = [index for index in others if isinstance(inputs[index], torch.Tensor)]
         aligned: list[int] = torch_internals.cudagraph_trees.remove_unaligned_input_idxs(inputs, found)
         return aligned
+
+
+class Measured:
+    """Run the calls of a function until its alternative is chosen. Note [Measured alternatives].
+
+    Args:
+        function: the function.
+        recorded: runs a call through the function's manager.
+
+    Attributes:
+        race: times the alternatives; None before it begins and after it ended.
+    """
+
+    def __init__(self, function: RecordableFunction, recorded: Callable[[list[Any]], Any]) -> None:
+        self._function = function
+        self._recorded = recorded
+        self._mark = functools.partial(mark, function.device_index)
+        self.race: Race | None = None
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        race, function = self.race, self._function
+        if resting() or inside_another(function.turn) or torch.cuda.is_current_stream_capturing():
+            return self._recorded(inputs)
+        if race is None:
+            outputs = self._recorded(inputs)
+            if function.waiting is None or function.without_graph is not None:
+                self._begin()
+            return outputs
+        outputs = race.run(functools.partial(self._run_by, inputs))
+        if race.winner is not None:
+            function.median_us = race.median_us
+            times = ", ".join(f"{name} {microseconds:.1f} us" for name, microseconds in race.median_us.items())
+            self._decide(race.winner, f"measured: {times}")
+        return outputs
+
+    def _begin(self) -> None:
+        """Begin a race, unless there is nothing to choose from."""
+        function = self._function
+        in_place = any(one.indirect for report in function.recordings() for one in report.inputs)
+        alternatives = ["in place", "copies"] if in_place else ["copies"]
+        if function.direction == "inference" and function.short_of_memory() is None:
+            alternatives.append("no graph")
+        if function.without_graph is None and not function.code().collective and len(alternatives) > 1:
+            self.race = Race(alternatives)
+        else:
+            self._decide(alternatives[0], "there is nothing to choose from")
+
+    def _run_by(self, inputs: list[Any], alternative: str) -> tuple[Any, Events | None]:
+        """Run a call by an alternative. Return the results, and its events if it really ran by that alternative."""
+        function, start = self._function, self._mark()
+        if alternative == "no graph":
+            return function.run_past_manager(inputs), (start, self._mark())
+        function.copy_inputs(alternative == "copies")
+        before = function.replays()
+        outputs = self._recorded(inputs)
+        return outputs, (start, self._mark()) if function.replays() == before + 1 else None
+
+    def _decide(self, decision: str, why: str) -> None:
+        self.race = None
+        if decision != "no graph":
+            self._function.copy_inputs(decision == "copies")
+        if self._function.without_graph is None:
+            self._function.decide(cast(Decision, decision), why)
+        self._function.replace_call(self._function, self._recorded)
+
+
+class EncoreMaker:
+    """Make CUDA graphs of compiled functions in stock's place, for one compilation. See `hook`.
+
+    Args:
+        options: the user's; `indirection` is anything but "off".
+        report: called with every function that is made into CUDA graphs, and reads its report from it later.
+    """
+
+    def __init__(self, options: Options, report: Callable[[ReportedFunction], None]) -> None:
+        self._options = options
+        self._report = report
+        self.forward: Any = None  # the `CompiledFxGraph` of a forward, until its autograd function is made
+
+    def cudagraphify(self, *arguments: Any, **keywords: Any) -> GraphedFunction:
+        """See `torch._inductor.compile_fx.cudagraphify`."""
+        return GraphedFunction(self._options, self._report, *arguments, **keywords)
+
+    def get_manager(self, device_index: int | None = None, create_if_none_exists: bool = True) -> Any:
+        """See `torch._inductor.cudagraph_trees.get_manager`.
+
+        It is created if missing: a backward from a cache is compiled before its forward was ever called, and stock
+        asserts that the manager exists.
+        """
+        index = torch.cuda.current_device() if device_index is None else device_index
+        return container(index).get_tree_manager()
+
+    def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
+        """Callback: Inductor compiled or loaded `compiled_graph`; `graphed`: CUDA graphs run its functions."""
+        give_readable_seeds(compiled_graph, graphed=graphed)
+        settings = compiled_graph.fx_kwargs
+        if graphed and not settings.get("is_backward") and not settings.get("is_inference"):
+            self.forward = compiled_graph
+
+    def forward_returns(self, count: int) -> None:
+        """Callback: callers get the first `count` results of the last compiled forward. The others are saved."""
+        forward, self.forward = self.forward, None
+        function, places = getattr(forward, "current_callable", None), list(range(count))
+        if (found := only_partition(forward)) is not None:
+            runner, order = found
+            function, places = runner.partitions[0], [order.results[place] for place in places]
+        if isinstance(function, GraphedFunction):
+            function.callers_get = frozenset(places)
+
+
+def release_recordings() -> None:
+    """Free every graph, memory pool, placeholder and kernel of Encore's own. Functions record again when called."""
+    containers.free_all()
+    unload_kernels()
 
 
 def on_aligned_inputs(

@@ -28,7 +28,7 @@ from optimizations import torch_internals
 from optimizations.torch_internals import Replacing, replaced_attribute
 
 DISPATCHED = ("cudagraphify", "get_manager")
-"""Entries of `torch_internals.NAMES` that are dispatched; `maker.EncoreMaker` has a method for each."""
+"""Entries of `torch_internals.NAMES` that are dispatched; `graphed_function.EncoreMaker` has a method for each."""
 
 _asked: ContextVar[Any] = ContextVar("encore_maker", default=None)
 

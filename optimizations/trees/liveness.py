@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
+from optimizations.torch_internals.geometry import picker
 from optimizations.torch_internals.thread_state import in_a_new_thread
 
 Reference = tuple[list[Any], int, list[Any], list[Any]]
@@ -63,12 +63,12 @@ class Many(list[Reference]):
             known = [(held[place], place) for held, place, _, _ in references if held[place] is not None]
             kept = [place for reference, place in known if reference.extra_ref_check is not None]
             cached, storages = references[0][2:]
-            counted = [reference.ref for reference, _ in known], _picker(kept), cached, storages
+            counted = [reference.ref for reference, _ in known], picker(kept), cached, storages
             self._idle.append((counted, _counts(*counted)))
         self._arrangement = _arrangement
 
 
-def _counts(weak: list[Any], pick: Callable[[list[Any]], list[Any]], cached: list[Any], storages: list[Any]) -> Any:
+def _counts(weak: list[Any], pick: Callable[[Any], tuple[Any, ...]], cached: list[Any], storages: list[Any]) -> Any:
     """Return the reference counts of results: in C++, and of the Python objects that stock keeps."""
     return (
         list(map(_storage_use_count, map(_cdata, weak))),
@@ -77,24 +77,7 @@ def _counts(weak: list[Any], pick: Callable[[list[Any]], list[Any]], cached: lis
     )
 
 
-def _picker(places: Sequence[int]) -> Callable[[list[Any]], list[Any]]:
-    """Return a function that picks these positions of a list."""
-    if places and list(places) == list(range(places[0], places[-1] + 1)):
-        return operator.itemgetter(slice(places[0], places[-1] + 1))
-    return lambda values: [values[place] for place in places if place < len(values)]
-
-
 _cdata = operator.attrgetter("cdata")
-
-
-def by_address(path: Sequence[Sequence[Any]]) -> Mapping[int, list[tuple[int, int]]]:
-    """Return, by address, the results (depth in the path, place) to which stock has these references."""
-    found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for depth, references in enumerate(path):
-        for place, reference in enumerate(references):
-            if reference is not None:
-                found[reference.data_ptr()].append((depth, place))
-    return dict(found)
 
 
 def any_alive(references: Sequence[Reference]) -> bool:

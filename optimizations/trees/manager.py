@@ -37,6 +37,11 @@ functions and nothing else. Stock raises if a function returned memory from else
 results are correct in both cases, so the caller gets them. The function runs without a graph from then on, and a new
 pool is begun. If the check before the warm-up failed, another function was the cause.
 
+Note [Uncaptured forwards]. A forward that ran without a graph has its saved tensors in ordinary memory, at new
+addresses in each call. A backward assumes fixed addresses for saved tensors, so its recording would fit no later call.
+Such a backward runs without a graph too. It is recognized by the storages of its inputs: each result of the forward is
+marked, except parameters and results of graphs, which outlive the forward and are inputs of other calls as well.
+
 Note [Functions inside of functions]. A custom operator of the program may call a compiled function. While such an
 operator is warmed up or recorded, the inner function runs without a graph of its own, and the outer graph contains its
 kernels. It has none either where stock's code runs the outer function without a graph: what was decided for the outer
@@ -73,7 +78,6 @@ from optimizations.trees.readable_seeds import any_on_host
 from optimizations.trees.reasons import NotLaunched
 from optimizations.trees.results import kept_copied
 from optimizations.trees.streams import CallStreams
-from optimizations.trees.uncaptured_forwards import UncapturedForwards
 
 trees = torch_internals.cudagraph_trees
 CUDAGraphTreeManager: Any = trees.CUDAGraphTreeManager
@@ -99,7 +103,7 @@ class EncoreManager(CUDAGraphTreeManager):
         turn: the lock that each call holds. Note [Threads] in `streams`.
         running: whether a call is on the slow path.
         held_in_generation: the iteration during which results of the previous one are live; None if none are.
-        streams, uncaptured_forwards: see their classes.
+        streams: see its class.
     """
 
     current_gen: int
@@ -114,15 +118,15 @@ class EncoreManager(CUDAGraphTreeManager):
         self._owner = os.getpid()
         self.turn = threading.RLock()
         self.streams = CallStreams(device_index)
-        self.uncaptured_forwards = UncapturedForwards()
+        self._marks: dict[int, Any] = {}  # live storages that forwards without a graph returned
         self.running = False
         self.held_in_generation: int | None = None
         self._held_iterations = 0
         self._begins = False  # whether the call in progress begins an iteration
         self._inputs: list[Any] | None = None  # of the call in progress on the slow path
         self._checkpoint_due = False
-        self._ran_uncaptured = False
-        self._runs_function = self._took_part = False
+        self._runs_function = False
+        self._captured: bool | None = None  # whether the call in progress ran with a graph; None: stock's code ran it
         self._pool: Pool | None = None
         super().__init__(device_index, **keywords)  # makes a capture
         torch.cuda.current_stream(device_index).wait_stream(self.stream)  # see `graph.pools`
@@ -153,10 +157,7 @@ class EncoreManager(CUDAGraphTreeManager):
         return added
 
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """Run a function as stock does. Note [Kept results]. Calls on the fast path do not come here.
-
-        Note [Uncaptured forwards] in `uncaptured_forwards`.
-        """
+        """Run a function as stock does. Note [Kept results]. Calls on the fast path do not come here."""
         if resting():
             return self.ids_to_funcs[function_id].model(new_inputs)
         inside = inside_another(self.turn)  # Note [Order of locks] in `calls.turns`
@@ -186,7 +187,7 @@ class EncoreManager(CUDAGraphTreeManager):
             return self.run_without_graph(new_inputs, function_id, reason)
         fixed = self._parameters(function_id, new_inputs)
         self.running, self._inputs = True, new_inputs
-        self._took_part = self._checkpoint_due = self._ran_uncaptured = False
+        self._checkpoint_due, self._captured = False, None
         refused: NotLaunched | None = None
         try:
             outputs = super().run(new_inputs, function_id)
@@ -196,17 +197,17 @@ class EncoreManager(CUDAGraphTreeManager):
             self.running, self._inputs = False, None
         if refused is not None:
             return self.not_launched(refused, new_inputs, function_id)
-        if not self._took_part:  # stock's code ran it without a graph
+        if self._captured is None:  # stock's code ran it without a graph
             too_often = self.exceed_rerecord_limit(self._get_node_id(), function_id)
             function.ran_without_graph(reasons.RECORDED_TOO_OFTEN if too_often else reasons.WRITES_INPUT)
-        if not self._took_part or self._ran_uncaptured:
-            self._mark_uncaptured(outputs, fixed)
+        if not self._captured:
+            self.mark_uncaptured(outputs, fixed)
             return outputs
         if function.direction == "forward":
-            self.uncaptured_forwards.unmark(outputs)
-        if function.kept_outputs and self.current_node is not None:
-            return kept_copied(self.current_node, function, outputs)
-        return outputs
+            for storage in _storages(outputs) if self._marks else ():  # some are the caller's inputs
+                self._marks.pop(storage._cdata, None)
+        node = self.current_node
+        return kept_copied(node, outputs) if function.kept_outputs and isinstance(node, EncoreNode) else outputs
 
     def execute_node(self, node: Any, new_inputs: list[Any]) -> Any:
         """Replay a node as stock does; the next call like this one may take the fast path."""
@@ -227,7 +228,7 @@ class EncoreManager(CUDAGraphTreeManager):
             return reasons.OTHER_GEOMETRY
         if self.held_in_generation is not None:
             return reasons.KEPT
-        if function.direction == "backward" and self.uncaptured_forwards.returned_any_of(inputs):
+        if function.direction == "backward" and self.has_uncaptured_forward(inputs):
             return reasons.FORWARD_UNCAPTURED
         return None
 
@@ -238,7 +239,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self.mode = self.id_to_mode[function_id]
         fixed = self._parameters(function_id, inputs)
         outputs = function(inputs)
-        self._mark_uncaptured(outputs, fixed)
+        self.mark_uncaptured(outputs, fixed)
         if function.direction != "inference":  # as in stock's `run`: a forward is pending after its call
             self.running_forwards_with_pending_backwards = function.direction == "forward"
         return outputs
@@ -262,12 +263,27 @@ class EncoreManager(CUDAGraphTreeManager):
         fixed = {*self.ids_to_funcs[function_id].static_input_idxs, *function.ordinary_inputs}
         return [inputs[index] for index in fixed.difference(function.written_inputs)]
 
-    def _mark_uncaptured(self, outputs: Sequence[Any], fixed: Sequence[Any] | None) -> None:
-        """Mark the results of a forward that ran without a graph; see `_parameters`."""
-        if fixed is not None:
-            node = self.current_node  # another thread may change it where this call is inside of a function
-            live = node.path_live_weakrefs() if node is not None else ()
-            self.uncaptured_forwards.mark(outputs, fixed, {reference.data_ptr() for reference in live})
+    def mark_uncaptured(self, outputs: Iterable[Any], fixed: Iterable[Any] | None) -> None:
+        """Mark the results of a forward that ran without a graph; see `_parameters`. Note [Uncaptured forwards]."""
+        if fixed is None:
+            return
+        for key, mark in self._marks.copy().items():  # another thread may mark what a function called inside returned
+            if mark.expired() and self._marks.get(key) is mark:
+                self._marks.pop(key, None)
+        node = self.current_node  # another thread may change it where this call is inside of a function
+        in_graphs = {one.data_ptr() for one in (node.path_live_weakrefs() if node is not None else ())}
+        lasting = {storage._cdata for storage in _storages(fixed)}
+        for storage in _storages(outputs):
+            if storage._cdata not in lasting and storage.data_ptr() not in in_graphs:
+                # A weak reference keeps the key from being used for another storage.
+                self._marks[storage._cdata] = trees.StorageWeakRef(storage)
+
+    def has_uncaptured_forward(self, inputs: Iterable[Any]) -> bool:
+        """Return whether one of a backward's inputs was returned by a forward without a graph."""
+        marks = self._marks
+        return bool(marks) and any(
+            (mark := marks.get(storage._cdata)) is not None and not mark.expired() for storage in _storages(inputs)
+        )
 
     # Recording
 
@@ -318,7 +334,7 @@ class EncoreManager(CUDAGraphTreeManager):
     def _running_a_function(self) -> Iterator[None]:
         """Mark the block as warming up, recording or replaying a function. Note [Functions inside of functions]."""
         before, self._runs_function = self._runs_function, True
-        self._took_part = True
+        self._captured = True
         try:
             yield
         finally:
@@ -330,7 +346,9 @@ class EncoreManager(CUDAGraphTreeManager):
         Note [A recording that fails]. Without a graph where seeds of attention lie on the host: see `readable_seeds`.
         """
         function = self._function(function_id)
-        refuse_derivatives(self._copied_when_recorded(new_inputs, function_id))
+        made = self._results_among(new_inputs)
+        fixed = {*self.ids_to_funcs[function_id].static_input_idxs, *made}  # stock copies the others in a recording
+        refuse_derivatives(value for index, value in enumerate(new_inputs) if index not in fixed)
         refused: str | None = reasons.FORWARD_UNCAPTURED
         if not any_on_host(new_inputs, function.code().seeds):
             refused = self._not_recorded_again(function_id, new_inputs)
@@ -343,12 +361,14 @@ class EncoreManager(CUDAGraphTreeManager):
         if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end()
         before = self.current_node
-        inputs, copied = list(new_inputs), self._results_among(new_inputs)
-        for index in copied:  # not referenced: results must die during the recording, as they do in replays
+        inputs = list(new_inputs)
+        for index in made:  # not referenced: results must die during the recording, as they do in replays
             inputs[index] = before.borrowed(inputs[index])
         try:
             with self._running_a_function():
-                self._make_librarys_handle()
+                if len(self.streams.callers) > 1:  # a thread's handle of cuBLAS allocates memory: not in the capture
+                    with torch.cuda.stream(self.stream):
+                        torch.cuda.current_blas_handle()
                 outputs = self._record_function(new_inputs, function_id)
             self.current_node.expect_again()
             return outputs
@@ -366,24 +386,10 @@ class EncoreManager(CUDAGraphTreeManager):
                 function.without_graph = reason
             error.__traceback__ = None  # its frames hold tensors of the failed capture
         self._end_failed_capture(replayed, in_cusolver)
-        for index in set(copied).difference(self.ids_to_funcs[function_id].mutated_input_idxs):  # those stay in place
+        for index in set(made).difference(self.ids_to_funcs[function_id].mutated_input_idxs):  # those stay in place
             inputs[index] = torch_internals.clone_preserve_strides(inputs[index])
         self._note_uncaptured(function, reason)
         return function(inputs)
-
-    def _make_librarys_handle(self) -> None:
-        """Let PyTorch make this thread's handle of cuBLAS, which allocates memory, before a capture needs it.
-
-        The thread that warms functions up has one.
-        """
-        if len(self.streams.callers) > 1:
-            with torch.cuda.stream(self.stream):
-                torch.cuda.current_blas_handle()
-
-    def _copied_when_recorded(self, inputs: Sequence[Any], function_id: Any) -> Iterator[Any]:
-        """Yield the inputs that stock copies in a recording: not those at fixed addresses or results of graphs."""
-        fixed = {*self.ids_to_funcs[function_id].static_input_idxs, *self._results_among(inputs)}
-        yield from (value for index, value in enumerate(inputs) if index not in fixed)
 
     def _results_among(self, inputs: Sequence[Any]) -> list[int]:
         """Return which inputs of the next call are results of graphs of this iteration."""
@@ -405,7 +411,7 @@ class EncoreManager(CUDAGraphTreeManager):
     def _note_uncaptured(self, function: RecordableFunction, reason: str) -> None:
         """Note that a call that would be warmed up or recorded runs without a graph."""
         function.ran_without_graph(reason)
-        self._ran_uncaptured = self._took_part = True
+        self._captured = False
 
     def _not_recorded_again(self, function_id: Any, inputs: list[Any]) -> str | None:
         """Return why a call runs without a graph instead of being recorded; None where it may be recorded.
@@ -543,7 +549,7 @@ class EncoreManager(CUDAGraphTreeManager):
         """Leave the memory pool to its live results, and begin a new one. Everything is recorded again."""
         self._let_held_results_own_their_memory()
         self._release(self.nodes())
-        self.streams.forget_left()
+        self.streams.left.clear()
         self.current_node = None
         self.roots = defaultdict(list)
         forget_places(self)
@@ -584,6 +590,11 @@ class EncoreManager(CUDAGraphTreeManager):
             super().shutdown()
             for node in nodes:
                 node.release()
+
+
+def _storages(values: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
+    """Return the storages of the tensors among these values."""
+    return (value.untyped_storage() for value in values if isinstance(value, torch.Tensor))
 
 
 def with_followers(nodes: Iterable[EncoreNode]) -> Iterator[EncoreNode]:

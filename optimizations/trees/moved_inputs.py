@@ -87,7 +87,7 @@ def by_call(function: RecordableFunction) -> defaultdict[int, list[EncoreNode]]:
     """
     found = defaultdict(list)
     for one in function.nodes():
-        found[one.call_number].append(one)
+        found[calls_on_path(one, function)].append(one)
     return found
 
 

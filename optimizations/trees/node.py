@@ -16,6 +16,7 @@ import functools
 import time
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ from optimizations.torch_internals.stock_trees import (
     with_globals,
 )
 from optimizations.trees.function import RecordableFunction
-from optimizations.trees.liveness import MANY, Many, Reference, by_address, rearranged
+from optimizations.trees.liveness import MANY, Many, Reference, rearranged
 from optimizations.trees.readable_seeds import any_on_host
 from optimizations.trees.reasons import INPUT_STILL_HELD, NOT_FOLLOWED, NotLaunched
 from optimizations.trees.results import Results
@@ -92,14 +93,14 @@ class EncoreNode(CUDAGraphNode):
         self.results = Results(self, wrapped_function.model)
         self.tracker: AddressTracker | None = None
         self.session: Session | None = None
-        self._returned_to_caller: dict[int, Any] = {}
+        self._given: dict[int, Any] = {}  # inputs of the recorded call that it may return
         self._fixed_storages: list[weakref.ref[torch.UntypedStorage]] = []
         self._in_place: frozenset[int] = frozenset()
         self._copying: bool | None = None
         self._copies: tuple[list[int], list[int], list[torch.Tensor], bool] | None = None
         self._without_placeholder: frozenset[int] = frozenset()
-        self._log: LaunchLog | None = None
-        self._chain = "its launches were not noted when it was captured"
+        # The launches of the capture; later, and where it has none, why they are a chain.
+        self._log: LaunchLog | str = "its launches were not noted when it was captured"
         self.replays = self.replayed_at = 0
         self.full_replays = 0
         self.copied_bytes = 0
@@ -147,7 +148,7 @@ class EncoreNode(CUDAGraphNode):
         session = self.session  # another thread may release it at any time
         if session is None:
             raise ReferenceError("this recording is gone, or its session could not begin")
-        return describe(session, self, self._chain)
+        return describe(session, self, str(self._log))
 
     # Recording
 
@@ -161,7 +162,7 @@ class EncoreNode(CUDAGraphNode):
             index: weakref.ref(inputs[index].untyped_storage()) for index in self._tensors(self.non_static_input_idx)
         }
         self._log = self._launch_log(inputs)
-        if self._log is not None:
+        if isinstance(self._log, LaunchLog):
             model = noted(self._log, model, self.function.generated, self.cuda_graphs_pool)
         # Stock requires each input that is not static to be in the pool before a capture. One without a placeholder is
         # not, and is never returned as an output, because only Triton kernels use it.
@@ -188,7 +189,8 @@ class EncoreNode(CUDAGraphNode):
     def _allocate_and_copy_recording_inputs(self, inputs: list[Any]) -> list[Any]:
         """Copy inputs as stock does, without placeholders for some. Note [Inputs without a placeholder]."""
         ordinary, function = self.non_static_input_idx, self.function
-        self._returned_to_caller = {index: inputs[index] for index in ordinary if self.code.returns(index)}
+        returned = [index for index in ordinary if self.code.returns(index)]
+        self._given = {index: inputs[index] for index in (*returned, *self.non_managed_static_input_idxs)}
         if not function.records_on_inputs or function.not_followed is not None or function.decision == "copies":
             return super()._allocate_and_copy_recording_inputs(inputs)
         mutated = [inputs[index] for index in self.wrapped_function.mutated_input_idxs]
@@ -219,30 +221,30 @@ class EncoreNode(CUDAGraphNode):
     def run_first_inputs(self, new_inputs: list[Any]) -> Any:
         """Return the results of the recording as stock does, with the caller's own inputs among them."""
         outputs = list(super().run_first_inputs(new_inputs))
-        self.results.returned_copied.return_results(outputs, self._returned_to_caller)
-        self._returned_to_caller = {}
+        self.results.returned.return_results(outputs, self._given)
+        self._given = {}
         return outputs
 
-    def _launch_log(self, inputs: Sequence[Any]) -> LaunchLog | None:
-        """Return a log for the capture's launches; None if they stay a chain, for the reason in `_chain`."""
+    def _launch_log(self, inputs: Sequence[Any]) -> LaunchLog | str:
+        """Return a log for the capture's launches, or why they stay a chain."""
         if self.options.concurrency == "off":
-            self._chain = SWITCHED_OFF
-        elif self.code.collective:
-            self._chain = HAS_COLLECTIVES
-        elif self.function.chain is not None:
-            self._chain = self.function.chain
-        else:
-            moving = [*self.non_static_input_idx, *self._without_placeholder]
-            try:
-                return log_of_capture(inputs, moving, self.device, self.tools.driver)
-            except Exception as error:
-                self._chain = one_line(error)
-        return None
+            return SWITCHED_OFF
+        if self.code.collective:
+            return HAS_COLLECTIVES
+        if self.function.chain is not None:
+            return self.function.chain
+        moving = [*self.non_static_input_idx, *self._without_placeholder]
+        try:
+            return log_of_capture(inputs, moving, self.device, self.tools.driver)
+        except Exception as error:
+            return one_line(error)
 
     def _branches(self) -> Branches | None:
-        log, self._log = self._log, None
-        if log is None or log.failure is not None:
-            self._chain = self._chain if log is None else str(log.failure)
+        log = self._log
+        if isinstance(log, str):
+            return None
+        self._log = log.failure or ""
+        if log.failure is not None:
             return None
         if log.is_chain:
             self.function.chain = IS_A_CHAIN  # noting its launches would make each recording longer
@@ -279,10 +281,8 @@ class EncoreNode(CUDAGraphNode):
     # Results and their liveness
 
     def reconstruct_outputs(self) -> Any:
-        """Return results as stock does; a caller's change of a result's metadata does not reach later calls."""
-        if not self.cached_tensor_outputs:
-            self._initialize_cached_tensors()
-        return self.results.made()
+        """Leave the results to `run`, which has the inputs of the call."""
+        return []
 
     def expect_again(self) -> None:
         """Let the next call with equal inputs take the fast path, if that covers all that a replay needs."""
@@ -290,7 +290,7 @@ class EncoreNode(CUDAGraphNode):
         debugging = (
             options.fast_path_cudagraph_asserts or options.force_cudagraph_sync or options.force_cudagraphs_warmup
         )
-        unfit = debugging or self.results.returned_copied.found or self.reads_what_is_gone or self.graph is None
+        unfit = debugging or self.reads_what_is_gone or self.graph is None
         self.takes_fast_path = self.options.lean and not unfit
 
     # What `fast_path` compares. It is computed when it is first needed, and not while the call is recorded.
@@ -350,7 +350,12 @@ class EncoreNode(CUDAGraphNode):
     @functools.cached_property
     def results_at(self) -> Mapping[int, list[tuple[int, int]]]:
         """Return, by address, the results of the path (depth in it, place). First read when all of them are there."""
-        return by_address(self.path_weakrefs)
+        found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for depth, references in enumerate(self.path_weakrefs):
+            for place, reference in enumerate(references):
+                if reference is not None:
+                    found[reference.data_ptr()].append((depth, place))
+        return dict(found)
 
     @functools.cached_property
     def _earlier(self) -> Mapping[int, list[tuple[int, int]]]:
@@ -383,16 +388,13 @@ class EncoreNode(CUDAGraphNode):
         self.replays += 1
         self.full_replays += 1
         self.copied_bytes += self.copied_per_replay
-        returned = {index: new_inputs[index] for index in self.results.returned_inputs}
-        session = self.session
+        inputs, session = list(new_inputs), self.session
         if session is None or session.stage is Stage.DONE:
-            outputs = super().run(new_inputs)
+            super().run(new_inputs)
         else:
-            outputs = session.run(new_inputs, super().run)
+            session.run(new_inputs, super().run)
             self._note_plan()
-        self.results.put_in_the_calls_own(outputs, returned)
-        self.results.returned_copied.return_results(outputs, returned)
-        return outputs
+        return self.results.of_call(inputs)
 
     def moved_inputs(self, inputs: Sequence[Any]) -> list[int]:
         """Return the inputs whose address differs from the fixed address that the graph reads."""
@@ -402,11 +404,6 @@ class EncoreNode(CUDAGraphNode):
             for index in self.non_managed_static_input_idxs
             if isinstance(inputs[index], torch.Tensor) and inputs[index].data_ptr() != recorded[index]
         ]
-
-    @functools.cached_property
-    def call_number(self) -> int:
-        """Return which of its function's calls in an iteration it was made for, counted from 1."""
-        return sum(one.function is self.function for one in self._path_from_root)
 
     def may_come_back(self) -> bool:
         """Return whether all inputs at fixed addresses of the recording are alive, so a call may pass them again."""
@@ -489,7 +486,7 @@ class EncoreNode(CUDAGraphNode):
         super()._copy_inputs_and_remove_from_src(dsts, srcs)
 
     def copy_recording_inputs(self, inputs: list[Any]) -> None:
-        """Copy inputs that are not read in place into the graph's placeholders, and remove them from the list.
+        """Copy inputs that are not read in place into the graph's placeholders.
 
         Stock's loop takes longer than the rest of the call if there are many inputs. So what it finds in each call, the
         tensors among the inputs and their placeholders, is stored, unless one of them is expanded. Who wraps stock's
@@ -502,13 +499,9 @@ class EncoreNode(CUDAGraphNode):
             self._copies = self.non_static_input_idx, chosen, targets, expanded
         _, chosen, targets, expanded = self._copies
         if expanded or CUDAGraphNode._copy_inputs_and_remove_from_src is not _stocks_copy:
-            super()._copy_inputs_and_remove_from_src(self.reconstructed_inputs, inputs)
-            return
-        sources = [inputs[index] for index in chosen]
-        for index in chosen:
-            inputs[index] = None
-        if targets:
-            torch_internals.foreach_copy_(targets, sources)
+            super()._copy_inputs_and_remove_from_src(self.reconstructed_inputs, list(inputs))
+        elif targets:
+            torch_internals.foreach_copy_(targets, [inputs[index] for index in chosen])
 
     def release(self) -> None:
         """Release what the node holds in addition to the graph. It cannot be replayed afterwards."""

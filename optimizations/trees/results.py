@@ -6,49 +6,57 @@ managers may still be alive, so they enable it before they use it.
 
 Note [New tensors for callers]. Stock returns the same tensor objects in each call. If a caller changed such an object's
 shape or memory in place, set attributes, or gave it an autograd history, the next call would return it so. The object
-would also keep the last call's backward alive, with the weights of a deleted model and saved results of graphs. So an
-inference or a forward returns a new tensor over the same memory, with the same storage and version counter. Saved
-tensors are the same objects in each call: only hooks of saved tensors reach them, and these get new ones.
+would also keep the last call's backward alive, with the weights of a deleted model and saved results of graphs. So
+callers get a new tensor over the same memory, with the same storage and version counter. Saved tensors are the same
+objects in each call: only hooks of saved tensors reach them, and these get new ones.
 
 Note [Results without memory]. Stock returns the recorded object for a result without bytes. If a caller changed its
 shape, memory (`resize_`) or hooks, the next call would return it so. So each call gets a new tensor.
 
-Note [Results that were changed]. The results of a backward are too many for that, and are the same objects in each
-call, which `torch.autograd.grad` and hooks return. So before they are returned again, calls into C++ compare their
-metadata and addresses, and Python checks that nothing is attached: attributes, a gradient, hooks (which remain after
-`detach_`), or weak references, through which a `WeakTensorKeyDictionary` would find an entry for the next result. If
-the program changed one, all of the recording's tensors are made again.
-
 Note [Copies of kept results]. A program whose results are copied holds each result until it has the next, such as a
 decoding loop that assigns its result to a name. If such a loop never waits for the GPU, CPU time after the launch costs
 as much as CPU time before it. So the layout of the copies is computed once for each recording.
+
+Note [Parameters that are returned]. A forward returns the parameters that its backward reads. Their addresses equal
+those of the recording, so stock returns the tensor objects of the recording, and keeps them alive. But the program may
+have replaced the object over the same memory (`Parameter(old.data)`). Autograd detects a write before the backward by
+the version of the saved object, and the old object may have been given other memory: the gradient would be silently
+wrong. So each replay returns the tensors of its own call, and none of the recording's is kept alive.
+
+Note [Results that a backward reads]. The same holds for a result that a backward reads, of this graph (`x.exp()`) or of
+an earlier one. If the program writes it before the backward, eager raises. The function returns one object at two
+positions, or the input itself. Stock makes a separate tensor for each, with its own version counter, and the backward
+reads the overwritten values. So replays return one object too, and the call's own input.
+
+Note [Inputs that are returned]. A generated function may return an input unchanged, for a later partition of the same
+program to read or write. The graph's own output is then the placeholder and not the caller's tensor. With several
+partitions the caller's tensor is returned instead, as the function does without a graph. With one partition nothing
+writes the tensor later, and a backward finds its saved tensor in the pool. If the function wrote a result into an
+input's memory (Inductor reuses memory of dead inputs), the graph's own output is right: the caller's tensor was not
+written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import operator
+import itertools
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.torch_internals.geometry import is_lazy_view, picker
-from optimizations.torch_internals.tensor_guard import MetadataChecks
 from optimizations.torch_internals.thread_state import apart_from_the_program
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.liveness import is_unreferenced, rearranged
-from optimizations.trees.returned import ReturnedInPlace, found_in, in_placeholder, over, repeated
 
 trees = torch_internals.cudagraph_trees
 _hooks_of_saved_tensors: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks
-
-
-class NotReplayable(RuntimeError):
-    """Report that an output cannot be reconstructed from its memory and metadata after a replay."""
 
 
 class Results:
@@ -62,25 +70,20 @@ class Results:
 
     Attributes:
         storages: the storages of stock's cached tensors, at the same positions.
-        returned: outputs that are inputs at fixed addresses, or share their memory.
-        returned_copied: outputs that are copied inputs, or share their memory.
         copies_out: copies the results that the program keeps; None while there are none.
         shared_copied: copied inputs whose placeholder shares memory with an output.
+        returned: outputs that are inputs, or share their memory.
     """
 
     def __init__(self, node: Any, function: RecordableFunction) -> None:
-        self._reference = weakref.ref(node)
+        self._node = weakref.proxy(node)
         self._function = function
         self.storages: list[Any] = []
-        self.returned = self.returned_copied = ReturnedInPlace()
+        self.returned = ReturnedInPlace()
         self.shared_copied: frozenset[int] = frozenset()
         self._for_callers: Sequence[int] = ()  # places of tensors that they get. Note [New tensors for callers]
-        # Places of those that are the same objects in each call; a backward's are compared with their addresses and
-        # metadata. Note [Results that were changed].
-        self._same_objects: Sequence[int] = ()
-        self._chosen = picker(())
-        self._addresses: list[int | None] = []
-        self._metadata = MetadataChecks()
+        # All places of tensors, if some are saved for a backward.
+        self._with_saved: Sequence[int] = ()
         # Outputs that are equal in each call and not kept as tensors: their positions and values.
         self._constant: Sequence[tuple[int, Any]] = ()
         # Places of outputs that share memory with others. As in stock, each call gets new tensors.
@@ -89,16 +92,9 @@ class Results:
         self._repeated: Sequence[tuple[int, int]] = ()
         # Positions of outputs without memory. Note [Results without memory].
         self._empty: Sequence[int] = ()
-        # Positions of outputs that are inputs which an earlier graph made.
-        self._passed_on: Sequence[int] = ()
+        # Positions of outputs that are inputs which an earlier graph made, and the inputs.
+        self._passed_on: Sequence[tuple[int, int]] = ()
         self.copies_out: CopiesOut | None = None
-
-    @property
-    def _node(self) -> Any:
-        node = self._reference()
-        if node is None:
-            raise ReferenceError("this recording is gone")
-        return node
 
     # Recording
 
@@ -109,7 +105,7 @@ class Results:
         managed: Mapping[int, weakref.ref[torch.Tensor]],
         placeholders: Mapping[int, weakref.ref[torch.UntypedStorage]],
     ) -> None:
-        """Store what a function returned in its capture, and release its inputs. Notes in `returned`.
+        """Store what a function returned in its capture, and release its inputs.
 
         Args:
             outputs: the results of the function.
@@ -118,26 +114,24 @@ class Results:
             placeholders: weak references to the storages of copied inputs.
 
         Raises:
-            NotReplayable: an output is a lazy conjugate or negative, or is quantized; the message says which.
+            RuntimeError: an output is a lazy conjugate or negative, or is quantized; the message says which.
         """
         _require_replayable(outputs)
         node = self._node
         made_earlier = {id(reference()): index for index, reference in managed.items() if reference() is not None}
-        passed_on = {
-            place: made_earlier[id(output)]
+        self._passed_on = [
+            (place, index)
             for place, output in enumerate(outputs)
-            if id(output) in made_earlier and node.preserved_aliased_inputs[made_earlier[id(output)]]
-        }
-        static = node.static_output_tensors
-        self.returned = found_in(static, fixed, passed_on)
-        self._passed_on = list(passed_on)
+            if (index := made_earlier.get(id(output))) is not None and node.preserved_aliased_inputs[index]
+        ]
+        passed_on, static = dict(self._passed_on), node.static_output_tensors
         self._repeated = [
             (place, first) for place, first in repeated(outputs) if place not in passed_on and static[place] is None
         ]
-        for one in self.returned.found:
-            if one.output not in passed_on:  # those are no static outputs
-                static[one.output] = node.borrowed(static[one.output])
-        inputs = {one.output for one in self.returned.found if one.is_input}
+        in_fixed = found_in(static, fixed)
+        for one in in_fixed:
+            static[one.output] = node.borrowed(static[one.output])
+        inputs = {one.output for one in in_fixed if one.is_input}
         candidates = ((place, output) for place, output in enumerate(static) if place not in inputs)
         self._empty = [p for p, one in candidates if one is not None and not one.untyped_storage().data_ptr()]
         for place in self._empty:
@@ -150,12 +144,9 @@ class Results:
             if isinstance(output, torch.Tensor) and (index := copied.get(output.untyped_storage()._cdata)) is not None
         ]
         self.shared_copied = frozenset(one.input for one in in_copied)
-        self.returned_copied = ReturnedInPlace([one for one in in_copied if self._function.code().returns(one.input)])
-
-    @property
-    def returned_inputs(self) -> list[int]:
-        """Return the inputs that a replay returns."""
-        return [one.input for one in (*self.returned.found, *self.returned_copied.found)]
+        self.returned = ReturnedInPlace(
+            [*in_fixed, *(one for one in in_copied if self._function.code().returns(one.input))]
+        )
 
     # Stock's cached tensors
 
@@ -166,20 +157,18 @@ class Results:
         self.storages[:] = [None if tensor is None else tensor.untyped_storage() for tensor in cached]
         rearranged()
         of_the_call = {one.output for one in self.returned.found if one.is_input}
-        of_the_call.update(place for place, _ in self._repeated)
+        of_the_call.update(place for place, _ in (*self._repeated, *self._passed_on))
         for_callers: list[int] = []
+        with_saved: list[int] = []
         constant: list[tuple[int, Any]] = []
         made: list[int] = []
-        same_objects: list[int] = []
         for place, metadata in enumerate(node.outputs_metadata):
             static = node.static_output_tensors[place]
             if cached[place] is not None:
                 node.outputs_weakrefs[place].extra_ref_check = functools.partial(_unused, weakref.ref(self), place)
-                callers = function.callers_get is None or place in function.callers_get
-                if callers and function.direction != "backward":
+                with_saved.append(place)
+                if function.callers_get is None or place in function.callers_get:
                     for_callers.append(place)
-                else:
-                    same_objects.append(place)
             elif place in of_the_call:
                 continue
             elif static is not None or not isinstance(metadata, dict):
@@ -187,55 +176,31 @@ class Results:
             else:
                 made.append(place)
         self._for_callers, self._constant, self._made = for_callers, constant, made
-        self._same_objects, self._chosen = same_objects, picker(same_objects)
-        if function.direction == "backward" and same_objects:
-            self._addresses = [None if tensor is None else tensor.data_ptr() for tensor in cached]
-            chosen = self._chosen(cached)
-            if not any(check(chosen) for check in self._metadata):
-                self._metadata.add(chosen)
+        self._with_saved = with_saved if len(with_saved) > len(for_callers) else ()
 
     def uncached(self) -> None:
         """Callback: stock releases these tensors."""
-        self._constant = self._made = self._for_callers = self._same_objects = ()
+        self._constant = self._made = self._for_callers = self._with_saved = ()
         self.storages.clear()
         rearranged()
-
-    # Liveness
-
-    def is_unused(self, place: int) -> bool:
-        """Return whether the result at a position has no other reference."""
-        return is_unreferenced(self._node.cached_tensor_outputs, self.storages, place)
 
     # Results of a replay
 
     def of_call(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs of a replay on `inputs`, as `reconstruct_outputs` does, and the call's own parameters."""
+        """Return the outputs of a replay on `inputs` as stock does, and the call's own inputs among them.
+
+        Most are found without a loop of Python over all of them.
+        """
         node = self._node
-        results: list[Any] = self.made() if node.cached_tensor_outputs else node.reconstruct_outputs()
-        self.put_in_the_calls_own(results, inputs)
-        return results
-
-    def put_in_the_calls_own(self, results: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
-        """Replace results that are inputs by the call's own (Notes in `returned`), and add results without memory."""
-        for place in self._empty:
-            results[place] = _empty_like(results[place])
-        self.returned.return_results(results, inputs)
-        for place in self._passed_on:
-            _is_now(self._node, place, results[place])
-
-    def made(self) -> list[Any]:
-        """Return the outputs of a replay, as stock's `reconstruct_outputs`, without a Python loop over all of them."""
-        node, places = self._node, self._for_callers
-        if self._same_objects:
-            if self._function.direction == "backward" and self._were_changed(node.cached_tensor_outputs):
-                apart_from_the_program(self._make_again)
-            if _hooks_of_saved_tensors(False) is not None:
-                places = [place for place, tensor in enumerate(node.cached_tensor_outputs) if tensor is not None]
+        if not node.cached_tensor_outputs:
+            node._initialize_cached_tensors()
         results: list[Any] = node.cached_tensor_outputs.copy()
         for place, value in self._constant:
             results[place] = value
         for place in self._made:
             _make(node, place, results)
+        hooked = self._with_saved and _hooks_of_saved_tensors(False) is not None
+        places = self._with_saved if hooked else self._for_callers
         if _is_transformed():
             apart_from_the_program(lambda: _replace(results, places))
         else:
@@ -243,31 +208,108 @@ class Results:
         for place, first in self._repeated:
             results[place] = results[first]
             _is_now(node, place, results[first])
+        for place in self._empty:
+            results[place] = _empty_like(results[place])
+        self.returned.return_results(results, inputs)
+        for place, index in self._passed_on:
+            results[place] = inputs[index]
+            _is_now(node, place, inputs[index])
         return results
 
-    def _were_changed(self, cached: list[Any]) -> bool:
-        """Return whether the program changed more than the values of a tensor. Note [Results that were changed]."""
-        chosen = self._chosen(cached)
-        if not torch_internals.data_ptrs_equal(cached, self._addresses, self._same_objects):
-            return True
-        return not any(check(chosen) for check in self._metadata) or _is_anything_attached(chosen)
 
-    def _make_again(self) -> None:
-        node = self._node
-        node.remove_node_cached_tensors()
-        node._initialize_cached_tensors()
+@dataclass(frozen=True)
+class InPlace:
+    """Describe an output in an input's memory: their positions, whether they are one tensor, the offset in bytes."""
+
+    output: int
+    input: int
+    is_input: bool
+    offset_bytes: int = 0
 
 
-_attributes = operator.attrgetter("__dict__")
-_grad = operator.attrgetter("grad")
-_hooks = operator.attrgetter("_backward_hooks")
+class ReturnedInPlace:
+    """Hold outputs of one recording that share memory with inputs, by position."""
+
+    def __init__(self, found: Sequence[InPlace] = ()) -> None:
+        self.found = sorted(found, key=lambda one: one.output)
+        self._views = [one for one in self.found if not one.is_input]
+        self._same: list[tuple[slice, Callable[[Any], tuple[Any, ...]]]] = []
+        # The tensors saved for a backward begin with inputs, so most are adjacent, and one slice assignment moves them.
+        same = (one for one in self.found if one.is_input)
+        for _, neighbours in itertools.groupby(enumerate(same), lambda pair: pair[1].output - pair[0]):
+            run = [one for _, one in neighbours]
+            places = slice(run[0].output, run[-1].output + 1)
+            self._same.append((places, picker([one.input for one in run])))
+
+    def return_results(self, outputs: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
+        """Replace recorded tensors by the call's own. Note [Parameters that are returned]."""
+        for places, chosen in self._same:
+            outputs[places] = chosen(inputs)
+        for one in self._views:
+            outputs[one.output] = _in_the_memory_of(inputs[one.input], outputs[one.output], one.offset_bytes)
 
 
-def _is_anything_attached(tensors: Sequence[Any]) -> bool:
-    """Return whether anything is attached to one of these, which have no history: `grad` would warn."""
-    if any(map(weakref.getweakrefcount, tensors)) or any(map(_attributes, tensors)) or any(map(_hooks, tensors)):
-        return True
-    return list(map(_grad, tensors)).count(None) < len(tensors)
+def found_in(outputs: Sequence[torch.Tensor | None], fixed: Mapping[int, torch.Tensor]) -> list[InPlace]:
+    """Return the outputs that are inputs, or share their memory.
+
+    Args:
+        outputs: those recorded at fixed addresses, None at other positions.
+        fixed: inputs at fixed addresses, as they were recorded, by index.
+    """
+    same = {id(value): index for index, value in fixed.items()}
+
+    @functools.cache
+    def starts_in_storages() -> Mapping[int, Mapping[int, int]]:
+        near: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        for index, value in fixed.items():
+            near[value.untyped_storage()._cdata][index] = _offset_bytes(value)
+        return near
+
+    found = []
+    for place, output in enumerate(outputs):
+        if output is None:
+            continue
+        if id(output) in same:
+            found.append(InPlace(place, same[id(output)], is_input=True))
+        elif (storage := output.untyped_storage()).data_ptr() and (starts := starts_in_storages().get(storage._cdata)):
+            start = _offset_bytes(output)
+            # Of the inputs in its storage, the last that begins before it contains it.
+            owner = max(starts, key=lambda index: (starts[index] <= start, starts[index]))
+            found.append(InPlace(place, owner, is_input=False, offset_bytes=start - starts[owner]))
+    return found
+
+
+def in_placeholder(place: int, output: torch.Tensor, index: int, placeholder: torch.Tensor) -> InPlace:
+    """Describe an output in a copied input's memory: the input if the geometry is the same, otherwise a view of it."""
+    geometry = output.dtype, output.shape, output.stride(), output.storage_offset()
+    is_input = geometry == (placeholder.dtype, placeholder.shape, placeholder.stride(), 0)
+    return InPlace(place, index, is_input, _offset_bytes(output))
+
+
+def repeated(outputs: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return positions of repeated tensors, each with the first one. Note [Results that a backward reads]."""
+    first: dict[int, int] = {}
+    return [
+        (place, earlier)
+        for place, output in enumerate(outputs)
+        if isinstance(output, torch.Tensor) and (earlier := first.setdefault(id(output), place)) != place
+    ]
+
+
+def _offset_bytes(tensor: torch.Tensor) -> int:
+    """Return the offset in its storage, in bytes. The address of a tensor without elements does not give it."""
+    return int(tensor.storage_offset()) * tensor.element_size()
+
+
+def _in_the_memory_of(caller: torch.Tensor, output: torch.Tensor, offset_bytes: int) -> torch.Tensor:
+    """Return an output that shares an input's memory, as a view of the caller's storage."""
+    start = _offset_bytes(caller) + offset_bytes
+    return over(caller.untyped_storage(), output, start // output.element_size())
+
+
+def over(storage: torch.UntypedStorage, like: torch.Tensor, offset: int) -> torch.Tensor:
+    """Return a tensor with the shape, strides and dtype of `like` at element `offset` of another storage."""
+    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, offset, like.shape, like.stride())
 
 
 MANY_COPIES = 4
@@ -338,27 +380,18 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
-def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> list[Any]:
-    """Return the outputs of a call that ran `node`, with those that the program keeps copied out of the pool.
+def kept_copied(node: Any, outputs: Any) -> list[Any]:
+    """Return the outputs of a call that ran a recording, with those that the program keeps copied out of the pool.
 
     If memory is too short for copies, none is made: while results are live, the next iteration runs without graphs.
-
-    Args:
-        node: a recording, or stock's node of a warm-up.
-        function: the function that returned the outputs.
-        outputs: the outputs of a replay, a recording or a warm-up.
     """
     results: list[Any] = outputs if type(outputs) is list else list(outputs)
     del outputs
-    recorded: Results | None = getattr(node, "results", None)
-    if recorded is not None and node.function is not function:
-        recorded = None
-    copies = recorded.copies_out if recorded is not None else None
+    function, copies = node.function, node.results.copies_out
     try:
         if copies is None or copies.kept != len(function.kept_outputs):  # the set only grows
-            copies = CopiesOut(results, function.kept_outputs, addresses(node))
-            if recorded is not None:
-                recorded.copies_out = copies
+            in_pool = {one.data_ptr() for level in node.path_weakrefs for one in level if one is not None}
+            copies = node.results.copies_out = CopiesOut(results, function.kept_outputs, in_pool)
         copies.make(results)
     except torch.OutOfMemoryError:
         return results
@@ -367,27 +400,14 @@ def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> list[A
     return results
 
 
-def addresses(node: Any) -> set[int]:
-    """Return the addresses of results of graphs on the path of a node."""
-    return {
-        reference.data_ptr()
-        for one in node._path_from_root
-        for reference in one.outputs_weakrefs
-        if reference is not None
-    }
-
-
 def _require_replayable(outputs: Sequence[Any]) -> None:
     """Check that a replay can return what was captured. Trees keep an output's address, dtype and geometry only."""
     for place, output in enumerate(outputs):
         if not isinstance(output, torch.Tensor):
             continue
-        if is_lazy_view(output):
-            raise NotReplayable(
-                f"result {place} is a lazy conjugate or negative, of which a graph keeps only the memory"
-            )
-        if output.is_quantized:
-            raise NotReplayable(f"result {place} is quantized, and a graph keeps no scales")
+        if is_lazy_view(output) or output.is_quantized:
+            kind = "quantized" if output.is_quantized else "a lazy conjugate or negative"
+            raise RuntimeError(f"result {place} is {kind}, of which a graph keeps only the memory")
 
 
 def _make(node: Any, place: int, results: list[Any]) -> None:
@@ -414,9 +434,11 @@ def _empty_like(result: torch.Tensor) -> torch.Tensor:
 
 
 def _unused(reference: weakref.ref[Results], place: int) -> bool:
-    """Return whether a result has no other reference. Note [Results that were changed]."""
+    """Return whether a result has no other reference than stock's."""
     results = reference()
-    return results is not None and results._reference() is not None and results.is_unused(place)
+    with contextlib.suppress(ReferenceError):  # the recording is gone
+        return results is not None and is_unreferenced(results._node.cached_tensor_outputs, results.storages, place)
+    return False
 
 
 def _replace(results: list[Any], places: Sequence[int]) -> None:

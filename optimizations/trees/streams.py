@@ -36,6 +36,7 @@ class CallStreams:
     Attributes:
         entered: thread-local attributes, one for each direction in which the thread has called a function.
         callers: the threads that call functions other than backwards.
+        left: results of graphs that work on earlier streams may read, by stream.
         last: the stream of the last call; None if the next call must check for a capture on any stream.
         inside_capture: whether the last call came on a stream that was being captured.
     """
@@ -47,7 +48,7 @@ class CallStreams:
         self.last: int | None = None
         self.inside_capture = False
         self._last_outside: int | None = None  # last stream outside of a capture; it has waited for all others
-        self._left: dict[int, list[Any]] = {}
+        self.left: dict[int, list[Any]] = {}
 
     def enter(self, is_backward: bool, node: Any) -> None:
         """Prepare the current thread and stream for a call that follows the recording `node`."""
@@ -70,23 +71,19 @@ class CallStreams:
             return
         before = self._last_outside
         if before is not None and before != stream:
-            self._left[before] = list(node.path_live_weakrefs()) if node is not None else []
-        self._left.pop(stream, None)
-        for other in self._left:
+            self.left[before] = list(node.path_live_weakrefs()) if node is not None else []
+        self.left.pop(stream, None)
+        for other in self.left:
             wait_for_stream(other, self._device_index)
-        live = {other: [one for one in results if one() is not None] for other, results in self._left.items()}
-        self._left = {other: results for other, results in live.items() if results}
+        live = {other: [one for one in results if one() is not None] for other, results in self.left.items()}
+        self.left = {other: results for other, results in live.items() if results}
         self._last_outside = stream  # after the waits: an interrupted call leaves them to the next one
-        self.last = None if self._left else stream
+        self.last = None if self.left else stream
 
     def before(self) -> torch.cuda.Stream | None:
         """Return the stream on which launches may still be running; None if nothing was called."""
         before = self._last_outside
         return None if before is None else stream_of(before, self._device_index)
-
-    def forget_left(self) -> None:
-        """Callback: the graphs whose results other streams may read are gone."""
-        self._left.clear()
 
 
 def follow_streams(device_index: int) -> None:

@@ -69,7 +69,7 @@ PROGRAM = """
 import sys
 import torch
 import optimizations.compiled_graph
-import optimizations.trees.maker
+import optimizations.trees.graphed_function
 
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
 compiled = torch.compile(model, backend="encore")

@@ -24,10 +24,10 @@ from optimizations.selection import (
     copies_cost_more,
     without_graph,
 )
-from optimizations.trees import measured
+from optimizations.trees import graphed_function as measured
 from optimizations.trees.containers import free_all
 from optimizations.trees.function import TRIED_WITHOUT_GRAPH
-from optimizations.trees.maker import release_recordings
+from optimizations.trees.graphed_function import release_recordings
 
 
 @pytest.mark.parametrize(("result_bytes", "is_tiny"), [(LARGE_RESULT_BYTES - 1, True), (LARGE_RESULT_BYTES, False)])

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import optimizations
 from optimizations.in_place.examination import Examination
-from optimizations.trees import reasons, returned
+from optimizations.trees import reasons, results
 from optimizations.trees.containers import managers
 from tests.optimizations.trees.test_parameters import Net, values
 
@@ -268,11 +268,11 @@ def test_outputs_in_input_memory_are_known() -> None:
     whole = torch.zeros(12)
     first, second, alone = whole[:4], whole[4:], torch.zeros(12)[4:]
     fixed = {0: first, 2: second, 5: alone}
-    found = returned.found_in([first, alone, None, second[2:]], fixed, {}).found
+    found = results.found_in([first, alone, None, second[2:]], fixed)
     assert [(one.output, one.input, one.is_input) for one in found] == [(0, 0, True), (1, 5, True), (3, 2, False)]
     moved = torch.arange(20.0)[3:11]
     outputs: list[torch.Tensor] = [alone[2:4], alone]
-    returned.found_in(outputs, fixed, {}).return_results(outputs, {5: moved})
+    results.ReturnedInPlace(results.found_in(outputs, fixed)).return_results(outputs, {5: moved})
     assert outputs[1] is moved
     assert outputs[0].tolist() == [5, 6]
     assert outputs[0].untyped_storage().data_ptr() == moved.untyped_storage().data_ptr()

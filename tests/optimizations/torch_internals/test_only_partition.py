@@ -18,9 +18,7 @@ from optimizations.calls.bound import FEW_ARGUMENTS, READS_BEFORE
 from optimizations.calls.shortcut import FULL_CALLS
 from optimizations.options import Options
 from optimizations.torch_internals.only_partition import Order, only_partition, order_of
-from optimizations.trees.containers import ThreadContainers
-from optimizations.trees.graphed_function import GraphedFunction
-from optimizations.trees.maker import tell_what_callers_get
+from optimizations.trees.graphed_function import EncoreMaker, GraphedFunction
 
 PASSES_ON = """
 arg0_1, arg1_1, arg2_1 = args
@@ -103,13 +101,16 @@ X = torch.arange(4.0)
 
 @pytest.mark.parametrize(("count", "places"), [(1, {1}), (2, {0, 1})])
 def test_partition_gets_the_indices_of_returned_results(tmp_path: Path, count: int, places: set[int]) -> None:
-    partition = GraphedFunction(len, Options(), print, "forward", ThreadContainers(), device_index=0)
-    runner = runner_of(PASSES_ON, tmp_path / "generated.py", [partition])
-    tell_what_callers_get(SimpleNamespace(compiled_fn_runner=runner, current_callable=runner.call), count)
+    partition = GraphedFunction(Options(), print, len, is_backward=False, is_inference=False, device_index=0)
+    runner, maker = runner_of(PASSES_ON, tmp_path / "generated.py", [partition]), EncoreMaker(Options(), print)
+    maker.forward = SimpleNamespace(compiled_fn_runner=runner, current_callable=runner.call)
+    maker.forward_returns(count)
     assert partition.callers_get == places
-    tell_what_callers_get(SimpleNamespace(current_callable=partition), count)
+    maker.forward = SimpleNamespace(current_callable=partition)
+    maker.forward_returns(count)
     assert partition.callers_get == set(range(count))
-    tell_what_callers_get(SimpleNamespace(current_callable=lambda values: values), count)
+    maker.forward_returns(count + 1)
+    assert partition.callers_get == set(range(count)), "each forward is told once"
 
 
 class Model(nn.Module):

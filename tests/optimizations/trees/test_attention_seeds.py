@@ -14,7 +14,7 @@ from optimizations import torch_internals
 from optimizations.in_place.generated import GeneratedCode, read_function
 from optimizations.options import Options
 from optimizations.trees import readable_seeds
-from optimizations.trees.maker import EncoreMaker
+from optimizations.trees.graphed_function import EncoreMaker
 
 GPU = torch.device("meta")
 """Stands for the GPU: what lies there is not on the host."""

@@ -12,7 +12,7 @@ from simulated_gpu.compiler import FakeMaker, program
 import optimizations
 from optimizations import torch_internals
 from optimizations.options import Options
-from optimizations.trees import maker as maker_module
+from optimizations.trees import graphed_function as maker_module
 
 
 class FakeEncore(FakeMaker):

@@ -95,20 +95,9 @@ def test_change_of_a_gradient_does_not_persist(
     for start in range(4):
         result = result_of(compiled, start)
         assert_new(result)
-        address = result.data_ptr()
         change(result)
-        moved = result.data_ptr() != address
         del result
-    assert cuda_on_cpu.replays == replays + (1 if moved else 4), "the memory of a moved result counts as live"
-
-
-def test_unchanged_gradients_are_the_same_objects(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled = settled(cuda_on_cpu, is_inference=False, is_backward=True)
-    found = {id(result_of(compiled, start)) for start in range(4)}
-    with torch.autocast("cpu"):
-        found |= {id(result_of(compiled, 1)), id(result_of(compiled, 2))}
-    found |= {id(result_of(compiled, start)) for start in range(4)}
-    assert len(found) <= 2, "made again once, as autocast changes dispatch keys"
+    assert cuda_on_cpu.replays == replays + 4
 
 
 class SeesFunctions(TorchFunctionMode):

@@ -16,7 +16,6 @@ from optimizations import torch_internals
 from optimizations.trees import function as function_module
 from optimizations.trees import hook, manager, reasons
 from optimizations.trees.containers import settled
-from optimizations.trees.uncaptured_forwards import UncapturedForwards
 
 
 class Outer:
@@ -237,21 +236,23 @@ def test_iteration_that_begins_inside_a_function_ends_no_result(cuda_on_cpu: Cud
     assert outer.uncaptured() == {reasons.WRITES_INPUT: 6}
 
 
-def test_marks_are_made_while_others_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_are_made_while_others_are_looked_through(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A call inside of another manager's function marks what it returns without a lock."""
-    forwards, made = UncapturedForwards(), [torch.ones(1) for _ in range(3)]
-    forwards.mark(made[:1], (), ())
+    one, made = manager.EncoreManager(0), [torch.ones(1) for _ in range(3)]
+    one.mark_uncaptured(made[:1], ())
     reference: Any = torch_internals.cudagraph_trees.StorageWeakRef
     expired = reference.expired
 
     def marks_another(mark: Any) -> Any:
         monkeypatch.setattr(reference, "expired", expired)
-        forwards.mark(made[1:2], (), ())
+        one.mark_uncaptured(made[1:2], ())
         return expired(mark)
 
     monkeypatch.setattr(reference, "expired", marks_another)
-    forwards.mark(made[2:], (), ())
-    assert all(forwards.returned_any_of([one]) for one in made)
+    one.mark_uncaptured(made[2:], ())
+    assert all(one.has_uncaptured_forward([each]) for each in made)
 
 
 def test_failed_warm_up_raises_though_another_thread_runs_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from optimizations import torch_internals
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import readable_seeds, reasons
 from optimizations.trees.containers import managers
-from optimizations.trees.uncaptured_forwards import UncapturedForwards
+from optimizations.trees.manager import EncoreManager
 
 W = values(0.5)
 
@@ -240,7 +241,7 @@ def test_live_uncaptured_forward_keeps_others_fast(cuda_on_cpu: CudaOnCpu, host:
     kept = training.run_forward(1)
     training.without_graph("forward", None)
     (one,) = managers()
-    assert one.uncaptured_forwards.returned_any_of(kept[:1])
+    assert one.has_uncaptured_forward(kept[:1])
     training.step(2)
     full = sum(one.calls for one in training.backward.functions[0].slow_calls())
     for step in range(4):
@@ -248,17 +249,16 @@ def test_live_uncaptured_forward_keeps_others_fast(cuda_on_cpu: CudaOnCpu, host:
     assert sum(one.calls for one in training.backward.functions[0].slow_calls()) == full
 
 
-def test_parameters_and_dead_results_are_not_marked() -> None:
+def test_parameters_and_dead_results_are_not_marked(cuda_on_cpu: CudaOnCpu) -> None:
     """A parameter is saved by every forward, with a graph or without."""
-    forwards = UncapturedForwards()
+    one = EncoreManager(0)
     parameter, result, in_graph_memory = values(1), values(2), values(3)
-    forwards.mark(
-        [parameter, result, None, in_graph_memory], [parameter], {in_graph_memory.untyped_storage().data_ptr()}
-    )
-    assert not forwards.returned_any_of([parameter, in_graph_memory, 3])
-    assert forwards.returned_any_of([parameter, result[2:]])
-    forwards.unmark([result])
-    assert not forwards.returned_any_of([result])
-    forwards.mark([result], [], set())
+    live = torch_internals.cudagraph_trees.StorageWeakRefWrapper(in_graph_memory)
+    one.current_node = SimpleNamespace(path_live_weakrefs=lambda: [live])
+    one.mark_uncaptured([parameter, result, None, in_graph_memory], [parameter])
+    assert not one.has_uncaptured_forward([parameter, in_graph_memory, 3])
+    assert one.has_uncaptured_forward([parameter, result[2:]])
     del result
-    assert not any(forwards.returned_any_of([values(number)]) for number in range(50)), "in the memory of the dead one"
+    assert not any(one.has_uncaptured_forward([values(number)]) for number in range(50)), (
+        "in the memory of the dead one"
+    )

@@ -18,7 +18,7 @@ import optimizations
 from optimizations import torch_internals
 from optimizations.graph.memory import size_bytes
 from optimizations.in_place.generated import GeneratedCode, read_generated
-from optimizations.trees.maker import EncoreMaker
+from optimizations.trees.graphed_function import EncoreMaker
 from simulated_gpu.driver import Function, Node, word
 from simulated_gpu.runtime import CudaOnCpu, at_address, played_by_the_cpu, tensor_over
 

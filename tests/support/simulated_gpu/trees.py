@@ -18,8 +18,7 @@ from optimizations.options import Concurrency, Options
 from optimizations.report.recordings import RecordingReport
 from optimizations.selection import Selection
 from optimizations.trees.containers import managers
-from optimizations.trees.graphed_function import EncoreContainer, container
-from optimizations.trees.maker import EncoreMaker
+from optimizations.trees.graphed_function import EncoreContainer, EncoreMaker, container
 from optimizations.trees.node import EncoreNode
 from simulated_gpu.allocator import aligned
 from simulated_gpu.driver import Function, Node, floats, word
