@@ -135,9 +135,12 @@ def generators_of_random_numbers(world: World) -> None:
         world.note(torch.rand(2, generator=own))
 
 
-@kind(gradients=False, ends_stock=True)
+@kind(gradients=False, on_gpu=False)
 def fake_tensors_and_real_ones(world: World) -> None:
-    """Between real calls a compiled function gets fake tensors, for the shapes of its results."""
+    """Between real calls a compiled function gets fake tensors, for the shapes of its results.
+
+    On a GPU Inductor's code launches its kernels with them, with graphs or without: an error or an illegal access.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     weight = world.values(30, 4, 4)
