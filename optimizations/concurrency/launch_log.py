@@ -223,7 +223,7 @@ class LaunchLog:
     def is_chain(self) -> bool:
         """Return whether each launch got what the one before it wrote, or one of the two is a barrier."""
         launches = [one.launch for one in self.logged]
-        return all(
+        return bool(launches) and all(
             one.barrier or other.barrier or not set(one.writes).isdisjoint(other.reads)
             for one, other in pairwise(launches)
         )
@@ -488,7 +488,6 @@ class _NotingKernel:
         is_generated = getattr(kernel, "custom_kernel", True) is False
         self._names = tuple(kernel.triton_meta.get("signature", ())) if is_generated else ()
         self._mutated = frozenset(kernel.mutated_arg_names or ())
-        self._name = str(kernel.fn.__name__)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
@@ -500,7 +499,7 @@ class _NotingKernel:
         reads, writes, barrier = kernel_memory(self._names, arguments, self._mutated)
         tensors = (value for value in (*arguments, *keywords.values()) if isinstance(value, torch.Tensor))
         return log.note(
-            self._name,
+            str(kernel.fn.__name__),
             lambda: kernel.run(*arguments, **keywords),
             reads,
             writes,
