@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from fixtures.fake_host import FakeHost
 from fixtures.fake_runs import default_signals
 
@@ -39,27 +38,6 @@ def warned(root: Path) -> set[str]:
     return found
 
 
-def stopped_midway(root: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """Start `tune` and return it, waiting between two changes, with the reading end of its output pipe.
-
-    Each change is printed before it is made. The pipe has room for the lines of half of the changes and
-    is not read, so the process waits after the last of these changes.
-    """
-    lines = run(root, *TUNE, "--dry-run").stdout.replace("would ", "").splitlines(keepends=True)
-    taken = lines[: len(lines) // 2]
-    ((value, file),) = re.findall(r"write '(.+)' to /(\S+)", taken[-1])
-    reader, writer = os.pipe()
-    size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-    os.write(writer, b"x" * (size - len("".join(taken))))
-    process = subprocess.Popen(command(root, *TUNE), stdout=writer, stderr=subprocess.PIPE, preexec_fn=default_signals)
-    os.close(writer)
-    deadline = time.monotonic() + 60
-    while (root / file).read_text().strip() != value:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    return process, reader
-
-
 def test_tune_quiets_what_check_warns_of_and_restore_undoes_it(tmp_path: Path) -> None:
     host = FakeHost(tmp_path)
     before, state = host.snapshot(), tmp_path / STATE.relative_to("/")
@@ -80,29 +58,27 @@ def test_tune_quiets_what_check_warns_of_and_restore_undoes_it(tmp_path: Path) -
 
 
 def test_ctrl_c_in_the_middle_puts_everything_back(tmp_path: Path) -> None:
+    """Each change is printed before it is made. The output pipe is not read and has room for the lines of half of them,
+    so `tune` waits after the last of these changes."""
     host = FakeHost(tmp_path)
     before = host.snapshot()
-    process, reader = stopped_midway(tmp_path)
+    lines = run(tmp_path, *TUNE, "--dry-run").stdout.replace("would ", "").splitlines(keepends=True)
+    taken = lines[: len(lines) // 2]
+    ((value, file),) = re.findall(r"write '(.+)' to /(\S+)", taken[-1])
+    reader, writer = os.pipe()
+    size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writer, b"x" * (size - len("".join(taken))))
+    process = subprocess.Popen(
+        command(tmp_path, *TUNE), stdout=writer, stderr=subprocess.PIPE, preexec_fn=default_signals
+    )
+    os.close(writer)
+    deadline = time.monotonic() + 60
+    while host.read(file) != value:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     os.close(reader)
     assert process.returncode == 1
     assert said == b"host_tuning: interrupted; everything is as it was before\n"
     assert host.snapshot() == before and not (tmp_path / STATE.relative_to("/")).exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_restore_puts_back_what_a_killed_tune_left(tmp_path: Path, number: signal.Signals) -> None:
-    host = FakeHost(tmp_path)
-    before, state = host.snapshot(), tmp_path / STATE.relative_to("/")
-    process, reader = stopped_midway(tmp_path)
-    process.send_signal(number)
-    process.communicate(timeout=60)
-    os.close(reader)
-    assert process.returncode == -number
-    assert state.exists() and host.snapshot() != before
-
-    assert run(tmp_path, *TUNE).returncode == 2, "restore comes first"
-    restored = run(tmp_path, "restore")
-    assert restored.returncode == 0, restored.stderr
-    assert host.snapshot() == before and not state.exists()

@@ -74,19 +74,9 @@ class Graph:
         source = InputSource(f"self.{name}", is_attribute=True, is_compared=is_compared)
         self.add(name, op="placeholder", source=source, **fields)
 
-    def residency(self, *returned: str, differentiable: bool = False) -> Residency:
-        return Residency(self.nodes, returned, (GPU,), differentiable, len(self.nodes), frozenset(self.inputs))
-
-    def plan(
-        self,
-        *returned: str,
-        differentiable: bool = False,
-        vetoes: dict[str, str] | None = None,
-        held_bytes: int = 0,
-        **options: Any,
-    ) -> PlacementPlan:
-        residency = self.residency(*returned, differentiable=differentiable)
-        return plan(residency, Options(**options), vetoes, held_bytes=held_bytes)
+    def plan(self, *returned: str, held_bytes: int = 0, **options: Any) -> PlacementPlan:
+        residency = Residency(self.nodes, returned, (GPU,), False, len(self.nodes), frozenset(self.inputs))
+        return plan(residency, Options(**options), None, held_bytes=held_bytes)
 
 
 @pytest.fixture
