@@ -7,11 +7,14 @@ import inspect
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 import encore
 import optimizations
+from optimizations.report import GraphReport
+from optimizations.report.recordings import CountedCalls
 
 FUNCTIONS = [name for name in optimizations.__all__ if inspect.isfunction(getattr(optimizations, name))]
 EXCEPTIONS = {
@@ -62,3 +65,12 @@ def test_importing_encore_imports_neither_torch_nor_the_suite() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_slow_calls_have_their_old_name_and_warn() -> None:
+    """Renamed report fields keep their old names for one release."""
+    slow = CountedCalls("inference", "the program holds a result", 3)
+    nothing: Any = None
+    report = GraphReport(0, nothing, (), slow_calls=(slow,))
+    with pytest.warns(DeprecationWarning, match="slow_calls"):
+        assert report.full_ways == (slow,)
