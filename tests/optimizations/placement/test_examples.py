@@ -19,10 +19,8 @@ from simulated_gpu.placement import bits, fake_cuda, feeds_on_cpu, graphs_of, on
 from torch import nn
 
 import optimizations
-from models.registry import find
 from optimizations import compiled_graph, torch_internals
 from optimizations.placement import Feeds, Placement, place
-from optimizations.report import PlacementReport
 
 
 def _text(seed: int) -> list[torch.Tensor]:
@@ -120,34 +118,6 @@ def test_results_equal_the_module_after_attribute_changes(name: str) -> None:
         eager = eager if isinstance(eager, tuple) else (eager,)
         assert bits(list(before)) == bits(list(eager))
         assert bits(list(after)) == bits(list(eager))
-
-
-def _reports(acronym: str) -> list[PlacementReport]:
-    """Placement of all FX graphs of a workload of the suite, in its small size, as published."""
-    from suite.explain.build import build_workload
-
-    program = build_workload(find(acronym), variant="published", size="tiny")
-    found: list[PlacementReport] = []
-
-    def collect(graph_module: torch.fx.GraphModule, inputs: Any) -> Any:
-        found.append(place(graph_module, inputs).report)
-        return graph_module.forward
-
-    torch_internals.reset_dynamo()
-    with torch.no_grad(), program.mode, program.surroundings():
-        torch.compile(program.module, backend=collect)(*program.args, **program.kwargs)
-    return found
-
-
-@pytest.mark.parametrize(("acronym", "hoisted"), [("ST", {"kept"}), ("MMC", {"kept"}), ("XLNET-I", {"kept"})])
-def test_published_workloads_have_no_cpu_value_left(acronym: str, hoisted: set[str]) -> None:
-    reports = _reports(acronym)
-    assert sum(len(report.cpu_nodes_before) for report in reports) >= 2
-    for report in reports:
-        assert report.cpu_nodes_after == ()
-        assert report.copies_after == ()
-        assert report.left == ()
-    assert {value.form for report in reports for value in report.hoisted} == hoisted
 
 
 def test_every_reason_and_value_names_a_program_line() -> None:

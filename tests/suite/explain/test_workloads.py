@@ -127,3 +127,12 @@ def test_training_shows_its_backward_and_missing_parts(
     for backward in graph.backward:
         assert (backward.partitions, backward.kernels_outside) == (1, 0)
         assert backward.kernels_in_graphs >= least
+
+
+@pytest.mark.parametrize("acronym", ["ST", "MMC", "XLNET-I"])
+def test_placement_leaves_no_cpu_value(explanations: dict[tuple[str, str], Explanation], acronym: str) -> None:
+    reports = [graph.placement for graph in explanations[acronym, "published"].graphs]
+    assert sum(len(report.cpu_nodes_before) for report in reports) >= 2
+    for report in reports:
+        assert (report.cpu_nodes_after, report.copies_after, report.left) == ((), (), ())
+    assert {value.form for report in reports for value in report.hoisted} == {"kept"}
