@@ -292,25 +292,24 @@ class LaunchLog:
             known, made, own_bytes = len(self.lifetimes), dict[int, _Touched](), None
             if measured:
                 allocated = self._allocated_bytes() - allocated
-                made = self._touched(tensors_in(result), touched)
+                made = self._touched(tensors_in(result), is_whole=True)
                 new = self.lifetimes[known:]
                 own_bytes = max(0, allocated - sum(end - start for start, end in (one.span for one in new)))
             now, index = self._count(), len(self.logged)
             if now > self._last:
-                count = now - self._last
-                if not is_operator and count > 1:
+                if not is_operator and now - self._last > 1:
                     barrier = barrier or OTHER_NODES
                 written = [touched[id(one)] for one in writes if id(one) in touched]
-                is_given_moving, reads_spans = False, []
-                for one, _, span in touched.values():
-                    one.last, is_given_moving = index, is_given_moving or one.is_moving
-                    if span is not None:
-                        reads_spans.append(span)
+                for one, _, _ in touched.values():
+                    one.last = index
+                for one in self.lifetimes[known:]:
+                    one.first, one.last = index + 1, index
+                is_given_moving = any(one.is_moving for one, _, _ in touched.values())
                 launch = Launch(
                     name,
                     self._last,
-                    count,
-                    tuple(reads_spans),
+                    now - self._last,
+                    tuple([span for _, _, span in touched.values() if span is not None]),
                     tuple([span for _, _, span in (*written, *made.values()) if span is not None]),
                     barrier,
                     current_line() if self._notes_memory else None,
@@ -321,8 +320,6 @@ class LaunchLog:
                     Logged(launch, is_operator, own_bytes, is_given_moving, writes_moving, self._freed, storages)
                 )
                 self._last = now
-                for one in self.lifetimes[known:]:
-                    one.first, one.last = index + 1, index
                 self._keep((*touched.values(), *made.values()))
                 if own_bytes:
                     self._keep_workspace(own_bytes)
@@ -344,20 +341,11 @@ class LaunchLog:
             self.logged.append(Logged(launch, False))
             self._last = now
 
-    def _touched(
-        self, tensors: Iterable[torch.Tensor], arguments: Mapping[int, _Touched] | None = None
-    ) -> dict[int, _Touched]:
-        """Return, for each tensor, what a launch may touch: the whole storage, or less. Note [Extents].
-
-        Args:
-            tensors: arguments of a launch, or results of an operator that was given these `arguments`.
-        """
+    def _touched(self, tensors: Iterable[torch.Tensor], *, is_whole: bool = False) -> dict[int, _Touched]:
+        """Return, for each tensor, what a launch may touch: the whole storage, or less. Note [Extents]."""
         found: dict[int, _Touched] = {}
-        is_whole = arguments is not None or self._all_given
+        is_whole = is_whole or self._all_given
         for tensor in tensors:
-            if arguments and (known := arguments.get(id(tensor))):
-                found[id(tensor)] = known[0], known[1], known[0].span if tensor.nbytes else None
-                continue
             if tensor.layout is not torch.strided or tensor.is_nested or tensor._is_zerotensor():
                 continue
             if tensor.device.type != self._device_type:

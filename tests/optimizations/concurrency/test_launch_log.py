@@ -202,6 +202,14 @@ def test_operators_are_logged_inside_a_users_mode(graph: Graph) -> None:
     assert extent(out) in logged.launch.writes
 
 
+def test_memory_allocated_for_an_argument_counts(graph: Graph) -> None:
+    log = LaunchLog(graph.count, device_type="cpu")
+    a = torch.zeros(2)
+    with log.noting(operators=False):
+        log.operator(torch.ops.aten.resize_.default, (a, [4096]), {}, lambda: graph.adding(a.resize_(4096))())
+    assert extent(a) in log.logged[0].launch.writes
+
+
 def test_partial_result_counts_with_its_padding(graph: Graph) -> None:
     padded = torch.zeros(4, 8)
     log = LaunchLog(graph.count, device_type="cpu")
