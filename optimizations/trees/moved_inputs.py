@@ -66,12 +66,14 @@ MOST_MISFITS = 64
 function runs without a graph permanently."""
 
 
-def has_moved_away(node: EncoreNode) -> bool:
-    """Return whether a recording that does not fit a call was made for addresses that will not be passed again."""
-    function = node.function
-    if function.direction != "inference" or function.written_inputs:
+def has_moved_away(node: EncoreNode, useless: int) -> bool:
+    """Return whether a recording that does not fit a call was made for addresses that will not be passed again.
+
+    `useless`: how many recordings of the function were made since the last one that was ever replayed.
+    """
+    if node.function.direction != "inference" or node.function.written_inputs:
         return True
-    return function.useless_recordings() >= MOST_LAYERS or not node.may_come_back()
+    return useless >= MOST_LAYERS or not node.may_come_back()
 
 
 def calls_on_path(node: Any, function: RecordableFunction) -> int:
@@ -113,11 +115,11 @@ def against_one_more_recording(
         copied_out: whether it is a backward whose forward's results may be copied out of graph memory.
     """
     function, fixed = wrapped.model, frozenset(wrapped.static_input_idxs if siblings else ())
-    away = [one for one in siblings if not fixed.isdisjoint(one.moved_inputs(inputs)) and has_moved_away(one)]
+    made = function.useless_recordings()
+    away = [one for one in siblings if not fixed.isdisjoint(one.moved_inputs(inputs)) and has_moved_away(one, made)]
     seldom = sum(one.replays for one in away) < REPLAYS_OF_USEFUL_RECORDINGS * len(away)
     if has_many(recorded, function) or (len(away) >= MOST_RECORDINGS and seldom):
         return INPUT_KEEPS_MOVING
-    made = function.useless_recordings()
     most = MOST_USELESS_BACKWARDS if copied_out else MOST_USELESS_RECORDINGS
     return f"{made} recordings of it were made, and none was replayed" if made >= most else None
 
@@ -128,7 +130,8 @@ def can_be_copied(inputs: Sequence[Any], wrapped: Any, recorded: Sequence[Encore
     Note [Inputs that cannot be copied]. `pool` is the handle of graph memory; see
     `against_one_more_recording` for the other arguments.
     """
-    moved = [indices for node in recorded if (indices := node.moved_inputs(inputs)) and has_moved_away(node)]
+    useless = wrapped.model.useless_recordings()
+    moved = [indices for node in recorded if (indices := node.moved_inputs(inputs)) and has_moved_away(node, useless)]
     if not moved or (len(moved) < RECORDINGS_AT_FIXED_ADDRESSES and not has_many(recorded, wrapped.model)):
         return set()
     mutated = {*wrapped.mutated_input_idxs, *wrapped.model.written_inputs}
