@@ -126,7 +126,7 @@ def checks_deaths_when_running() -> bool:
 
 
 @contextlib.contextmanager
-def _timed(name: str, compile_id: Any, mode: Any) -> Iterator[None]:
+def _timed(name: str, compile_id: Any = None, mode: Any = None, *_: Any, **__: Any) -> Iterator[None]:
     """Time a block as stock does, without an entry in `torch._dynamo.utils.get_compilation_metrics`.
 
     For each entry PyTorch copies and serializes all its settings, which takes as long as the rest of a recording.
