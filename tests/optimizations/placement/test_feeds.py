@@ -284,15 +284,6 @@ def test_large_buffers_have_a_short_ring(monkeypatch: pytest.MonkeyPatch, late_e
     assert len(late_events) == 300 // 64
 
 
-def test_evaluated_values_are_staged_like_arguments() -> None:
-    first, second = torch.rand(3), torch.rand(2)
-    staged = (Staged(Source("before", 1), _layout(second)), Staged(Source("argument", 0), _layout(first)))
-    staging = Staging(FeedPlan(CPU, (), staged=staged))
-    found = staging.stage((first,), (torch.zeros(1), second))
-    assert torch.equal(found[0], second)
-    assert torch.equal(found[1], first)
-
-
 class _LateEvent:
     """An event that completes on request."""
 
@@ -328,16 +319,6 @@ def late_events(monkeypatch: pytest.MonkeyPatch) -> list[_LateEvent]:
     return _LateEvent.made
 
 
-def test_buffer_in_flight_is_not_written(late_events: list[_LateEvent]) -> None:
-    staging = _staging(_layout(torch.rand(3)))
-    for number in range(BUFFERS_LIMIT):
-        staging.stage((torch.full((3,), float(number)),))
-    assert len(late_events) == BUFFERS_LIMIT
-    assert not any(event.waited for event in late_events)
-    hosts = [host.views[0].tolist()[0] for host in staging._fixed._ring]  # type: ignore[union-attr]
-    assert hosts == [float(number) for number in range(BUFFERS_LIMIT)]
-
-
 def test_only_a_full_ring_waits_for_its_oldest_buffer(late_events: list[_LateEvent]) -> None:
     staging = _staging(_layout(torch.rand(3)))
     for number in range(BUFFERS_LIMIT + 1):
@@ -352,15 +333,6 @@ def test_completed_buffer_is_reused(late_events: list[_LateEvent]) -> None:
         for event in late_events:
             event.passed = True
     assert len(late_events) == 1
-
-
-def test_released_staging_works_again() -> None:
-    value = torch.rand(3)
-    staging = _staging(_layout(value))
-    staging.stage((value,))
-    staging.release()
-    assert staging.buffers() == []
-    assert torch.equal(staging.stage((value,))[0], value)
 
 
 def test_default_device_changes_nothing() -> None:
