@@ -125,7 +125,7 @@ def _by_storage(memory: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def _by_address(memory: torch.Tensor, new: torch.Tensor) -> None:
-    """As collectives, fused optimizers and other processes do."""
+    """Write by address, as collectives, fused optimizers and other processes do."""
     ctypes.memmove(memory.data_ptr(), new.data_ptr(), size_bytes(memory))
 
 

@@ -15,9 +15,9 @@ from optimizations.graph.driver import check
 from optimizations.graph.read import node_handles
 
 CYCLES = (5_000, 20_000, 100_000)
-"""How long a delay takes, in cycles of the GPU's clock: about 3, 10 and 50 us."""
+"""Lengths of a delay in cycles of the GPU's clock: about 3, 10 and 50 us."""
 SHARE = 0.15
-"""Of the nodes that are delayed."""
+"""Share of nodes that are delayed."""
 MOST = 200
 
 

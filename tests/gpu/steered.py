@@ -26,7 +26,7 @@ from optimizations.race import CALLS, Race
 SELF_RACES = 10
 DELAYED_REPLAYS = 100
 ROUNDS, ROUND_CALLS = 2, 20
-"""Of timed calls: so many rounds of so many calls each way."""
+"""Timed calls: the number of rounds, and of calls in each with the chain and with branches."""
 MOST_SPREAD = 3.0
 """A tensor in which the chain differs from itself may differ so much more among branches."""
 

@@ -188,7 +188,7 @@ def test_callables_write_no_memory_that_a_later_recording_freed(
 
 
 def product_captured_by_hand(x: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """As PyTorch's own guide has it: the workspace is allocated in the warm-up, before the capture."""
+    """Capture as PyTorch's guide does: the workspace is allocated in the warm-up, before the capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -379,7 +379,7 @@ def test_sequence_of_steps_and_callables_needs_no_more_memory() -> None:
 
 
 WIDE, HIDDEN, ROWS = 197951, 512, 256
-"""As DeepRecommender's: two weights of 386 MiB, of which autocast makes halves, and inputs of 193 MiB."""
+"""Sizes of DeepRecommender: two weights of 386 MiB, of which autocast makes halves, and inputs of 193 MiB."""
 
 
 def wide_training() -> Callable[[torch.Tensor], torch.Tensor]:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.gpu
 REPLAYS = 50
 
 SEGMENT_BYTES = 2 * 2**20
-"""What PyTorch's allocator takes from the driver for small tensors, such as a pointer table, at a time."""
+"""Size of a segment that PyTorch's allocator takes for small tensors, such as a pointer table."""
 
 ALLOWED_COPIES = (
     "an output shares its memory",
@@ -39,16 +39,16 @@ ALLOWED_COPIES = (
 property `copied`."""
 
 OVERWRITTEN = "overwritten by a subsequent run"
-"""What stock raises where a program keeps results, as detection models of torchvision do."""
+"""Part of stock's error where a program keeps results, as detection models of torchvision do."""
 
 FEWEST_REPLAYS = 8
 """A recording that is replayed less often is left as stock made it; see `in_place.budget`."""
 
 MOST_OF_STOCKS_SPREAD = 3.0
-"""Where stock never gives the same bits twice: the largest difference, in those that stock has from itself."""
+"""Largest difference where stock's bits vary, as a multiple of the differences between stock's own runs."""
 
 EAGERS_TOLERANCE = 0.05
-"""Where stock cannot run the program: the largest difference from eager, as a share of the tensor's norm."""
+"""Largest difference from eager where stock cannot run the program, as a share of the tensor's norm."""
 
 KEPT_WORKLOADS = ("ALNET", "DCGAN", "EOS")
 KEPT_BYTES = 300_000
@@ -94,7 +94,7 @@ def workload_iteration(instance: Instance, mode: str) -> Callable[[Inputs], Any]
 
 @pytest.fixture
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without atomic additions, as far as PyTorch can: otherwise stock has other bits in each call."""
+    """Avoid atomic additions where PyTorch can: with them stock's bits vary from call to call."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
     yield

@@ -121,7 +121,7 @@ def functions(direction: str) -> list[RecordableFunction]:
 
 @contextlib.contextmanager
 def without_graphs(direction: str) -> Iterator[None]:
-    """As after a decision against graphs, such as another rank's, until the end of the block."""
+    """In the block these functions have no graphs, as after another rank's decision."""
     chosen = functions(direction)
     assert chosen
     for one in chosen:

@@ -47,7 +47,7 @@ class Case:
         return restore(self.host, self.gpus, self.state, silent)
 
     def settings(self) -> dict[str, str]:
-        """What a user can set: the fake kernel's own notes are left out."""
+        """Return what a user can set, without the fake kernel's own notes."""
         return {name: text for name, text in self.host.snapshot().items() if not name.startswith("kernel/")}
 
 

@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Project:
-    """Where its tests are. `needed`: paths of the checkout; `packages`: what must be installed next to PyTorch.
+    """A project and its tests. `needed`: paths of the checkout; `packages`: what must be installed next to PyTorch.
 
     `tests`: a folder or file, and pytest's options. `files`: what a file of that folder has that is run; importing
     all others takes longer than some tests.

@@ -239,7 +239,7 @@ def results_written_before_the_backward(world: World) -> None:
 
 @kind()
 def results_written_after_another_function_read_them(world: World) -> None:
-    """What the second function saves for its backward is the result of the first, or a view of it."""
+    """The second function saves the result of the first, or a view of it, for its backward."""
     weight = world.values(80, 4, grad=True)
     make, read = world.compile(lambda x: x * 2), world.compile(lambda y: (y * weight).sum())
     for step in range(4 * STEPS):

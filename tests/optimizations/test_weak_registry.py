@@ -29,7 +29,7 @@ from optimizations.weak_registry import WeakRegistry
 from tests.test_layers import SOURCES
 
 LISTS_S = 0.2
-"""How long one thread lists while another adds. A weak set fails within milliseconds."""
+"""Seconds in which one thread lists while another adds. A weak set fails within milliseconds."""
 
 USERS = [
     ("optimizations.compiled_graph", "_FEEDS", "release_feeds"),
@@ -88,7 +88,7 @@ def repeatedly(run: Callable[[], object]) -> None:
 
 @contextmanager
 def collected_everywhere(finalizer: Callable[[], object]) -> Iterator[list[int]]:
-    """Wherever garbage may be collected it is, and that runs the finalizer. Gives how often it ran."""
+    """Collect garbage wherever Python may, which runs the finalizer. Yield the number of its runs."""
     ran, left, thresholds = [0], [True], gc.get_threshold()
 
     class Garbage:

@@ -118,7 +118,7 @@ def two_exchanged(model: Model) -> None:
 
 
 def contents_exchanged(model: Model) -> None:
-    """What `nn.Module.to` does under `torch.__future__.set_swap_module_params_on_conversion`."""
+    """Swap as `nn.Module.to` does under `torch.__future__.set_swap_module_params_on_conversion`."""
     torch.utils.swap_tensors(model.layers[0].scale, nn.Parameter(other(model.layers[0].scale)))
 
 

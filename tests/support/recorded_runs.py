@@ -60,5 +60,5 @@ def joined() -> Run:
 
 @functools.cache
 def comparisons() -> Ratios:
-    """Of all cells of `joined`."""
+    """Return the ratios of all cells of `joined`."""
     return Ratios(joined().cells)

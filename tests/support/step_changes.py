@@ -72,7 +72,7 @@ def method_of_a_trainer(device: str) -> Program:
 
 @loop(calls=18, replays=4 + 5 + 2, recordings=2)
 def layers_frozen_and_unfrozen(model: Any, train: Any) -> Any:
-    """As fine-tuning does, layer by layer. Nothing but `requires_grad` changes, and comes back.
+    """Fine-tuning layer by layer: only `requires_grad` changes, and changes back.
 
     The first call after it finds gradients where the recording found none, and is observed: it might leave them.
     """
@@ -107,7 +107,7 @@ def a_call_that_differs_where_it_would_be_recorded(train: Any) -> Any:
 
 @loop(replays=3 + 1, recordings=2)
 def tensors_made_of_numbers(device: str, train: Any) -> Any:
-    """As masks begin. The factor is Python's, and changes after the sixth call."""
+    """Tensors of one number, as masks are made of. The factor is Python's, and changes after the sixth call."""
     settings = {"factor": 0.1}
 
     def step(batch: Batch) -> Any:
@@ -158,7 +158,7 @@ def a_hook_of_a_module_is_exchanged(model: Any, train: Any) -> Any:
 
 @loop(calls=16, replays=3 + 0 + 2 + 1 + 3, recordings=2)
 def hooks_that_come_and_go(model: Any, train: Any) -> Any:
-    """Of a parameter, and of all modules: nothing in the step or its model changes."""
+    """Hooks of a parameter and of all modules; the step and its model stay the same."""
     hooks: list[Any] = []
 
     def between(index: int) -> None:

@@ -20,7 +20,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 
 CALLS = 9
 CAPTURE_CHECK = "_accelerator_graph_capture_health_check"
-"""Of `torch.optim.Optimizer`, since PyTorch 2.10: it raises in a capture where a group is not `capturable`."""
+"""Method of `torch.optim.Optimizer` since PyTorch 2.10. It raises in a capture where a group is not `capturable`."""
 
 
 def unaudited(step: Callable[..., Any], **options: Any) -> Any:

@@ -61,7 +61,7 @@ def gradients_zeroed_outside(model: nn.Module, optimizer: torch.optim.Optimizer)
 
 @loop()
 def gradients_from_before_are_read_and_replaced(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """What the capture left in `.grad` was never computed, and must not get into those from before."""
+    """A capture leaves gradients that were never computed. They must not be added to earlier ones."""
     loss_of(model, batches(device)[0][0]).backward()
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -181,7 +181,7 @@ def autocast_around_each_call(device: str) -> Program:
 
 @program
 def views_of_one_tensor(device: str) -> Program:
-    """As tokens and their targets are; every other call has them apart."""
+    """Tokens and their targets are views of one tensor, but for one call."""
     torch.manual_seed(7)
     model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -222,7 +222,7 @@ def model_and_optimizer_as_arguments(device: str, model: nn.Module, optimizer: t
 
 
 class Accelerator:
-    """As a library's: it counts micro-batches, and every second one trains."""
+    """A library's trainer that counts micro-batches; every second one trains."""
 
     __module__ = "hypothesis"
 
@@ -374,7 +374,7 @@ def hyperparameters_that_change_one_by_one(device: str) -> Program:
 
 @program
 def folds_with_a_network_and_an_optimizer_each(device: str) -> Program:
-    """As in cross-validation: the first call of each makes the states of its optimizer."""
+    """Cross-validation: the first call of each fold makes the states of its optimizer."""
 
     class Trainer:
         def __init__(self) -> None:

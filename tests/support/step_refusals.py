@@ -461,7 +461,7 @@ def loss_of_ctc(device: str, train: Step) -> Step:
 
 
 class CountsInPython(torch.optim.SGD):
-    """As optimizers of libraries: a number for each parameter, or one for the group."""
+    """Counts steps in Python as optimizers of libraries do, for each parameter or for the group."""
 
     def __init__(self, *args: Any, for_group: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

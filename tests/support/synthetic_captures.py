@@ -35,7 +35,7 @@ OWNED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Layout:
-    """Where inputs and the graph's own memory lay in the first and in the second capture."""
+    """Addresses of inputs and of the graph's own memory in the first and in the second capture."""
 
     sizes: tuple[int, ...]
     first: tuple[int, ...]
@@ -186,7 +186,7 @@ Triple = tuple[Node, Node, Node]
 
 
 def examples(count: int) -> settings:
-    """So many with ENCORE_FULL_SWEEP=1, and a third of them without."""
+    """Set the number of examples: `count` with ENCORE_FULL_SWEEP=1, a third without."""
     return settings(max_examples=count if os.environ.get("ENCORE_FULL_SWEEP") == "1" else count // 3, deadline=None)
 
 

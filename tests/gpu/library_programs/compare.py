@@ -37,8 +37,7 @@ BAD = frozenset({DIFFERS, FAILS})
 
 @dataclass(frozen=True)
 class Distance:
-    """How far results are from others: the largest difference within a tensor over its largest value, and in how many
-    tensors there is one."""
+    """Difference of two lists of results: the largest of a tensor over its largest value, and the number of tensors."""
 
     worst: float
     tensors: int

@@ -18,7 +18,7 @@ from models.nests import map_tensors, tensors_of
 
 CALLS = 14
 PROGRAMS: dict[str, Callable[[str], Program]] = {}
-"""What makes each program on a device, by its name."""
+"""Makers of programs by name; each takes a device."""
 _NO_PROGRAMS = frozenset({"compare", "record"})
 
 
@@ -156,7 +156,7 @@ def images(device: str, rows: int = 4, size: int = 32, classes: int = 5, calls: 
 
 
 def drawn(generator: torch.Generator, n: int = 4, c: int = 1, size: int = 16) -> torch.Tensor:
-    """So many images between -1 and 1, of so many channels."""
+    """Return `n` images of `c` channels with values between -1 and 1."""
     return torch.rand(n, c, size, size, generator=generator) * 2 - 1
 
 

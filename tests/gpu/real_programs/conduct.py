@@ -32,7 +32,7 @@ TURNS = 9
 SLOW_TURN_S = 2.0
 """A mode whose turn took longer has no second one."""
 TIMING_S = 7.0
-"""What the timing of one program takes, about: kept free of a wave's budget."""
+"""About the time to time one program. A wave reserves it in its budget."""
 END_S = 60.0
 OUT_OF_TIME = "the budget ran out"
 LOG_BYTES = 3000
@@ -41,7 +41,7 @@ WORKER = (sys.executable, "-m", "real_programs.worker")
 
 @dataclass(frozen=True)
 class Plan:
-    """How to run. `jobs`: processes that compile at a time; `alive`: programs of a wave; times in seconds.
+    """Settings of a run. `jobs`: processes that compile at a time; `alive`: programs of a wave; times in seconds.
 
     `settle_s`: what a program may take until nothing is pending, which it does before its first turn.
     """
@@ -120,7 +120,7 @@ class Process:
         self.ended = self._answer("ended", END_S, {"end": True})
 
     def kill(self) -> None:
-        """Whatever state it is in."""
+        """End the process in any state."""
         if self._worker is not None:
             self._worker.kill()
 

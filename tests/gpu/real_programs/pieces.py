@@ -111,7 +111,7 @@ def llama_config(setting: Setting) -> LlamaConfig:
 
 
 def bert_config(setting: Setting, **changes: Any) -> BertConfig:
-    """Without dropout, so that compiled and eager results can be compared."""
+    """Return a configuration without dropout, so that compiled and eager results can be compared."""
     from transformers import BertConfig
 
     width = setting.pick(384, 32)
@@ -129,7 +129,7 @@ def bert_config(setting: Setting, **changes: Any) -> BertConfig:
 
 
 def gpt2_config(setting: Setting) -> GPT2Config:
-    """Without dropout."""
+    """Return a configuration without dropout."""
     from transformers import GPT2Config
 
     return GPT2Config(

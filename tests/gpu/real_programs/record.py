@@ -34,7 +34,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a program runs. `tiny`: as small as can be, to test the script itself."""
+    """Device, mode and size of a program. `tiny`: the smallest size, to test the script itself."""
 
     mode: str
     device_name: str

@@ -17,7 +17,7 @@ OTHERS = (BASE, PLAIN, STOCK)
 """Modes that are not ours to judge."""
 
 PHASES = {"recording": "while recording", "learning": "while learning", "steady": "in steady state"}
-"""Of a process: the calls that are compared; those until nothing is pending; those that are timed. Rows that were
+"""Phases of a process: calls that are compared; calls until nothing is pending; calls that are timed. Rows that were
 recorded before there was a second phase count it as part of the first."""
 
 DRIFT = 2.0

@@ -301,7 +301,7 @@ def test_random_numbers_on_the_cpu_are_found(target: Any, operands: tuple[Any, .
     ],
 )
 def test_host_reads_are_found_or_the_graph_is_unchanged(target: Any, operands: tuple[Any, ...]) -> None:
-    """Without symbols for unknown sizes PyTorch refuses such calls; with them the effect is noted."""
+    """PyTorch refuses such calls without symbols for unknown sizes; with them the effect is noted."""
     try:
         observation, effects = _observed(target, *operands, method=isinstance(target, str))
     except CannotObserve as error:

@@ -21,9 +21,9 @@ from optimizations.capture.step import gradients
 
 GARBAGE = float("nan")
 ASKS = "_cuda_isCurrentStreamCapturing"
-"""What `torch.cuda.is_current_stream_capturing` calls."""
+"""Name of the function that `torch.cuda.is_current_stream_capturing` calls."""
 ELSEWHERE: ContextVar[bool] = ContextVar("elsewhere", default=False)
-"""Whether what runs does so on another stream than the side stream."""
+"""True while work runs on another stream than the side stream."""
 
 
 _launches = itertools.count(1)
@@ -52,11 +52,11 @@ class CpuGraph:
         self.reads: defaultdict[int, set[int]] = defaultdict(set)
         self.made: dict[int, torch.UntypedStorage] = {}
         self.outlived: list[tuple[int, StorageWeakRef]] = []
-        """What it made, once it was freed: others hold it, if anything does."""
+        """Memory that the graph made, noted when it is freed: others may still hold it."""
         self.references = Counter[int]()
         """Its references to storages, as in `_BY_GRAPHS`."""
         self.held: Counter[int] = Counter()
-        """How many tensors it holds over storages, by their addresses in C++."""
+        """Number of tensors it holds over each storage, by the storage's address in C++."""
         self.replays = self.launched_at = 0
         self.freed = False
         self.valid = False
@@ -69,7 +69,7 @@ class CpuGraph:
         those of the executable."""
         self.launched_edges: set[tuple[int, int]] | None = None
         self.orders: set[tuple[int, ...]] = set()
-        """In which nodes ran, where they were not a chain."""
+        """Orders in which nodes ran where they were no chain."""
         self.left: list[tuple[weakref.ref[CpuGraph], list[torch.UntypedStorage]]] = []
         """Results of earlier graphs of the pool that are dead after this one, so that it may use their memory."""
 
@@ -144,7 +144,7 @@ class CpuGraph:
         return [index for index, (operator, *_) in enumerate(self.operators) if not _makes_memory(operator)]
 
     def overwrite(self) -> None:
-        """What it made holds garbage, but for memory that the program gave back."""
+        """Fill the memory that it made with garbage, but for memory that the program freed."""
         outlived = [(address, torch_internals.storage_of_weak(one.cdata)) for address, one in self.outlived]
         for address, storage in [*self.made.items(), *outlived]:
             if storage is not None and storage.data_ptr() == address:

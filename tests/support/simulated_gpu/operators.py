@@ -384,7 +384,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def copies_outside_of_graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tensors steps copy from now on without a node of a graph, by copy."""
+    """Note the number of tensors of each copy that steps make outside of graphs."""
     found: list[int] = []
     stock = inputs.copy_all
 

@@ -115,7 +115,7 @@ class CudaOnCpu:
         self.allocating_to = pool
 
     def begin_capture(self) -> None:
-        """By the driver, without PyTorch's knowledge."""
+        """Begin a capture by the driver, unknown to PyTorch."""
         self._begin(type("BoundGraph", (FakeGraph,), {"cuda": self})(keep_graph=True), self.allocating_to)
 
     def _begin(self, graph: FakeGraph, pool: Any) -> None:

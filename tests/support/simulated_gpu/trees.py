@@ -153,7 +153,7 @@ class Compiled:
         return results
 
     def uncaptured(self) -> dict[str, int]:
-        """How often it ran without a graph, by reason."""
+        """Return the number of calls without a graph by reason."""
         return {one.reason: one.calls for function in self.functions for one in function.uncaptured()}
 
     def slow_reasons(self) -> list[str]:
