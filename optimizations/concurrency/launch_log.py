@@ -315,9 +315,10 @@ class LaunchLog:
                     current_line() if self._notes_memory else None,
                 )
                 writes_moving = is_given_moving and any(one.is_moving for one, _, _ in written)
-                storages = frozenset(given if self._all_given else ())
                 self.logged.append(
-                    Logged(launch, is_operator, own_bytes, is_given_moving, writes_moving, self._freed, storages)
+                    Logged(
+                        launch, is_operator, own_bytes, is_given_moving, writes_moving, self._freed, frozenset(given)
+                    )
                 )
                 self._last = now
                 self._keep((*touched.values(), *made.values()))
