@@ -199,17 +199,20 @@ def test_result_passed_on_is_the_callers_tensor(cuda_on_cpu: CudaOnCpu, slow_cal
     """A fast call releases only those results of earlier graphs that are dead after it."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu, returns_x=True), outputs=2)
 
-    def iteration(start: int) -> None:
+    def iteration(start: int) -> torch.Tensor:
         x, y = values(start), values(-2 * start)
         (made,) = first.checked(x, y, W)
         assert second.checked(made, y, W, mark=False)[1] is made
         assert torch.equal(made, 2 * x + y * W)
+        return made
 
     for start in range(40):
         iteration(start)
     slow_calls.clear()
     for start in range(4):
-        iteration(start)
+        made = iteration(start)
+        assert nodes()[-1].outputs_weakrefs[1]() is not None, "its memory counts as in use"
+        del made
     assert slow_calls == []
 
 
