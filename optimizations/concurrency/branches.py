@@ -24,7 +24,7 @@ from optimizations.graph.records import CapturedGraph, Node
 from optimizations.race import Race
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
 from optimizations.stack_trace import one_line
-from optimizations.torch_internals.generated_modules import source_line
+from optimizations.torch_internals.generated_modules import line_of, source_line
 
 CHAIN, BRANCHES = "chain", "branches"
 
@@ -71,7 +71,7 @@ class Branches:
         self._race: Race | None = None
         self._edges: GraphEdges | None = None
         self._order: LaunchOrder | None = None
-        self._ordered: tuple[OrderedLaunch, ...] = ()
+        self._captured: CapturedGraph | None = None
         self._times: dict[str, float] = {}
         self._decision: str | None = None
         self._reason = "it has not been replayed often enough yet"
@@ -111,7 +111,7 @@ class Branches:
         if self._order.branches > 1:  # other memory can only make launches wait for more
             launches = with_hidden_memory(log.logged, captured, pool, log.never_freed, log.inputs, log.lifetimes)
             self._order = order_launches(with_moving_inputs(log.logged, launches, log.inputs))
-        self._ordered = _ordered(self._order, captured)
+        self._captured = captured
         if self._order.branches < 2:
             self._finish(CHAIN, "each kernel needs the result of the one before it")
             return
@@ -157,8 +157,8 @@ class Branches:
         """Return the report of the graph."""
         decision: Any = self._decision or ("measuring" if self.is_racing else "waiting")
         times = self._race.median_us if self._race is not None else self._times
-        order = self._order
-        if order is None:
+        order, captured = self._order, self._captured
+        if order is None or captured is None:
             return ConcurrencyReport(decision, self._reason, kept_bytes=self._kept_bytes)
         return ConcurrencyReport(
             decision,
@@ -170,7 +170,7 @@ class Branches:
             chain_us=times.get(CHAIN),
             branches_us=times.get(BRANCHES),
             kept_bytes=self._kept_bytes,
-            order=self._ordered,
+            order=_ordered(order, captured),
         )
 
     def _use(self, alternative: str) -> bool:
@@ -240,7 +240,7 @@ def _ordered(order: LaunchOrder, captured: CapturedGraph) -> tuple[OrderedLaunch
             tuple(map(_name, captured.nodes[launch.first : launch.last + 1])),
             waits,
             launch.barrier,
-            source_line(*launch.line) if launch.line is not None else None,
+            source_line(*line_of(*launch.place)) if launch.place is not None else None,
         )
         for launch, waits in zip(order.launches, order.waits_for, strict=True)
     )

@@ -44,7 +44,7 @@ from optimizations.graph.memory import size_bytes
 from optimizations.graph.pools import used_blocks
 from optimizations.graph.read import captured_nodes
 from optimizations.stack_trace import one_line
-from optimizations.torch_internals.generated_modules import current_line
+from optimizations.torch_internals.generated_modules import current_place
 from optimizations.written_operands import tensors_in, written
 
 SWITCHED_OFF = "the option concurrency is 'off'"
@@ -312,7 +312,7 @@ class LaunchLog:
                     tuple([span for _, _, span in touched.values() if span is not None]),
                     tuple([span for _, _, span in (*written, *made.values()) if span is not None]),
                     barrier,
-                    current_line() if self._notes_memory else None,
+                    current_place() if self._notes_memory else None,
                 )
                 writes_moving = is_given_moving and any(one.is_moving for one, _, _ in written)
                 self.logged.append(

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import CodeType
 
 Span = tuple[int, int]
 """Device memory from its first address up to, but not including, its second."""
@@ -29,7 +30,7 @@ class Launch:
         first: index of its first node, in the order of capture; `count`: how many nodes it added, at least one.
         reads, writes: memory that it accesses, as address ranges on the device.
         barrier: why its memory is not exactly known; None if `reads` and `writes` are complete.
-        line: file and line of the generated code, for reports; None if unknown.
+        place: code and instruction of the generated module, for reports; None if unknown.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Launch:
     reads: tuple[Span, ...] = ()
     writes: tuple[Span, ...] = ()
     barrier: str | None = None
-    line: tuple[str, int] | None = None
+    place: tuple[CodeType, int] | None = None
 
     @property
     def last(self) -> int:

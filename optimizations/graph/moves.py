@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from struct import unpack_from
 
-from optimizations.graph.records import Capture, MemoryRange, Placeholder
+from optimizations.graph.records import WORD_BYTES, Capture, MemoryRange, Placeholder
 
 ADDRESS_SPACE = 2**64
 
@@ -23,6 +25,10 @@ class Moves:
 
     A value is the address of input i exactly when it changed by the displacement of i and points to the same place in
     i's placeholder in both captures. One past the end counts as a place: kernels are given such addresses as limits.
+
+    Attributes:
+        displacement: how far the placeholder of each input moved, in bytes.
+        moved_starts: the starts of the placeholders that moved.
 
     Raises:
         ValueError: the captures are not of the same inputs, or a placeholder has another size.
@@ -49,6 +55,7 @@ class Moves:
             self.displacement[index] = displacement
             if displacement:
                 self._moved_by[displacement].append(index)
+        self.moved_starts = frozenset(Origin(index, 0) for index in self._first if self.displacement[index])
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -90,6 +97,15 @@ class Moves:
         return (
             self._first[origin.input].memory.address + self.displacement[origin.input] + origin.delta
         ) % ADDRESS_SPACE
+
+
+def changed_items(first: bytes, second: bytes, size: int, start: int = 0) -> Iterator[int]:
+    """Yield where items of `size` bytes differ, of those that begin at `start` and are complete."""
+    items = f"<{(len(first) - start) // size}{'Q' if size == WORD_BYTES else 'I'}"
+    pairs = zip(unpack_from(items, first, start), unpack_from(items, second, start), strict=True)
+    for index, (one, other) in enumerate(pairs):
+        if one != other:
+            yield start + index * size
 
 
 def _by_input(capture: Capture) -> dict[int, Placeholder]:

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
-from optimizations.graph.moves import Moves, Origin
+from optimizations.graph.moves import Moves, Origin, changed_items
 from optimizations.graph.records import (
     WORD_BYTES,
     Capture,
@@ -271,17 +271,19 @@ class _Search:
         explained = bytearray(len(first))
         self._tensor_maps(node, parameter, first, second, explained)
         for start in (0, HALF_WORD_BYTES):
-            for offset in range(start, len(first) - WORD_BYTES + 1, WORD_BYTES):
+            for offset in changed_items(first, second, WORD_BYTES, min(start, len(first))):
                 word = slice(offset, offset + WORD_BYTES)
-                if first[word] == second[word] or any(explained[word]):
+                if any(explained[word]):
                     continue
                 values = (int.from_bytes(data[word], "little") for data in (first, second))
                 if self._word(node, UseKind.PARAMETER, parameter, offset, *values):
                     explained[word] = b"\1" * WORD_BYTES
         # Unexplained changes are recorded by half words: padding can fill one half next to a value.
-        for offset in range(0, len(first), HALF_WORD_BYTES):
+        rest = len(first) - len(first) % HALF_WORD_BYTES
+        changed = [*changed_items(first, second, HALF_WORD_BYTES), *([rest] if first[rest:] != second[rest:] else [])]
+        for offset in changed:
             half = slice(offset, offset + HALF_WORD_BYTES)
-            if first[half] == second[half] or any(explained[half]):
+            if any(explained[half]):
                 continue
             if self._is_left_over(first[half], second[half], [data[half] for data in more]):
                 continue

@@ -38,8 +38,10 @@ def read_graph(driver: Any, graph: Any) -> CapturedGraph:
     """
     handles = node_handles(driver, graph)
     position = {int(handle): index for index, handle in enumerate(handles)}
+    functions: dict[tuple[bool, int], _Function] = {}
     return CapturedGraph(
-        nodes=tuple(_read_node(driver, handle) for handle in handles), edges=_read_edges(driver, graph, position)
+        nodes=tuple(_read_node(driver, handle, functions) for handle in handles),
+        edges=_read_edges(driver, graph, position),
     )
 
 
@@ -72,11 +74,17 @@ def _read_edges(driver: Any, graph: Any, position: dict[int, int]) -> tuple[Edge
     )
 
 
-def _read_node(driver: Any, handle: Any) -> KernelNode | MemcpyNode | MemsetNode | OtherNode:
+_Function = tuple[str | None, list[tuple[int, int]]]
+"""The name of a function on the device, and the offset and size of each of its parameters, in bytes."""
+
+
+def _read_node(
+    driver: Any, handle: Any, functions: dict[tuple[bool, int], _Function]
+) -> KernelNode | MemcpyNode | MemsetNode | OtherNode:
     kind = check(driver.cuGraphNodeGetType, handle).name.removeprefix("CU_GRAPH_NODE_TYPE_")
     match kind:
         case "KERNEL":
-            return _read_kernel(driver, handle)
+            return _read_kernel(driver, handle, functions)
         case "MEMCPY":
             return _read_memcpy(driver, handle)
         case "MEMSET":
@@ -85,19 +93,24 @@ def _read_node(driver: Any, handle: Any) -> KernelNode | MemcpyNode | MemsetNode
             return OtherNode(type_name=kind)
 
 
-def _read_kernel(driver: Any, handle: Any) -> KernelNode:
+def _read_kernel(driver: Any, handle: Any, functions: dict[tuple[bool, int], _Function]) -> KernelNode:
     launch = check(driver.cuGraphKernelNodeGetParams, handle)
     by_library = not int(launch.func)
     function = launch.kern if by_library else launch.func
+    key = by_library, int(function)
+    if (found := functions.get(key)) is None:
+        get_name = driver.cuKernelGetName if by_library else driver.cuFuncGetName
+        get_info = driver.cuKernelGetParamInfo if by_library else driver.cuFuncGetParamInfo
+        found = _function_name(get_name, function), _parameter_layout(driver, get_info, function)
+        functions[key] = found
+    name, layout = found
     return KernelNode(
-        name=_function_name(driver.cuKernelGetName if by_library else driver.cuFuncGetName, function),
+        name=name,
         function=int(function),
         grid=(launch.gridDimX, launch.gridDimY, launch.gridDimZ),
         block=(launch.blockDimX, launch.blockDimY, launch.blockDimZ),
         shared_bytes=launch.sharedMemBytes,
-        parameters=_read_parameters(
-            driver, driver.cuKernelGetParamInfo if by_library else driver.cuFuncGetParamInfo, function, launch
-        ),
+        parameters=_read_parameters(layout, launch),
     )
 
 
@@ -121,8 +134,7 @@ def _parameter_layout(driver: Any, get_info: Any, function: Any) -> list[tuple[i
         layout.append((int(offset), int(size)))
 
 
-def _read_parameters(driver: Any, get_info: Any, function: Any, launch: Any) -> tuple[Parameter, ...]:
-    layout = _parameter_layout(driver, get_info, function)
+def _read_parameters(layout: list[tuple[int, int]], launch: Any) -> tuple[Parameter, ...]:
     if int(launch.kernelParams):
         pointers = ctypes.cast(int(launch.kernelParams), ctypes.POINTER(ctypes.c_void_p))
         addresses = [pointers[index] or 0 for index in range(len(layout))]

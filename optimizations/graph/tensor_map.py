@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from optimizations.graph.driver import CudaCallFailed, check
-from optimizations.graph.moves import Moves, Origin
+from optimizations.graph.moves import Moves, Origin, changed_items
 from optimizations.graph.records import WORD_BYTES
 
 TENSOR_MAP_BYTES = 128
@@ -57,11 +57,10 @@ def find_tensor_maps(
 
 def _candidates(before: bytes, after: bytes, moves: Moves) -> Iterator[Origin]:
     """Yield candidate origins: the start of every moved input, and every address that a word of the window holds."""
-    seen: set[Origin] = set()
-    for start in range(0, TENSOR_MAP_BYTES, WORD_BYTES):
-        words = (int.from_bytes(data[start : start + WORD_BYTES], "little") for data in (before, after))
+    seen = set(moves.moved_starts)
+    for offset in changed_items(before, after, WORD_BYTES):
+        words = (int.from_bytes(data[offset : offset + WORD_BYTES], "little") for data in (before, after))
         seen.update(moves.origins(*words))
-    seen.update(Origin(index, 0) for index in moves.inputs if moves.displacement[index])
     yield from sorted(seen, key=lambda origin: (origin.input, origin.delta))
 
 

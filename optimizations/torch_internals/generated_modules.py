@@ -18,8 +18,9 @@ import contextlib
 import dataclasses
 import functools
 import sys
+from bisect import bisect_right
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from optimizations import torch_internals
@@ -33,13 +34,29 @@ def loaded_modules() -> list[dict[str, Any]]:
     return [vars(module) for module in torch_internals.PyCodeCache.modules]
 
 
-def current_line() -> tuple[str, int] | None:
-    """Return file and line of the generated module that the calling thread runs now, the innermost; None where none."""
+def current_place() -> tuple[CodeType, int] | None:
+    """Return the code and instruction of the generated module that the calling thread runs now; None where none.
+
+    `line_of` has the line: Python counts the lines of a function from its start, for each launch of a long one.
+    """
     known = torch_internals.PyCodeCache.linemaps if "torch._inductor.codecache" in sys.modules else {}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename not in known:
         frame = frame.f_back
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    return None if frame is None else (frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=1)
+def _lines(code: CodeType) -> tuple[list[int], list[int | None]]:
+    """Return where the instructions of each line begin, and these lines."""
+    found = [(start, line) for start, _, line in code.co_lines()]
+    return [start for start, _ in found], [line for _, line in found]
+
+
+def line_of(code: CodeType, instruction: int) -> tuple[str, int]:
+    """Return file and line of an instruction of a function."""
+    starts, lines = _lines(code)
+    return code.co_filename, lines[bisect_right(starts, instruction) - 1] or 0
 
 
 def source_line(path: str, line: int) -> str | None:

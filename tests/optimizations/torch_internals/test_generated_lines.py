@@ -19,7 +19,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.concurrency.launch_log import LaunchLog
-from optimizations.torch_internals.generated_modules import source_line
+from optimizations.torch_internals.generated_modules import line_of, source_line
 from optimizations.torch_internals.tuning import tune_once
 
 
@@ -75,7 +75,11 @@ def test_launches_of_generated_code_have_lines_of_the_program() -> None:
             module.call([torch.ones(2, 2)])
     torch.compiler.reset()
     first = inspect.getsourcelines(program)[1]
-    found = [(one.launch.name, source_line(*one.launch.line)) for one in log.logged if one.launch.line is not None]
+    found = [
+        (one.launch.name, source_line(*line_of(*one.launch.place)))
+        for one in log.logged
+        if one.launch.place is not None
+    ]
     assert found == [
         ("aten.mm.default", f"{__file__}:{first + 1} in program"),
         ("aten.sin.default", f"{__file__}:{first + 2} in program"),
