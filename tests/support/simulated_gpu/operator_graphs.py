@@ -95,10 +95,13 @@ class CpuGraph:
         if self.launched_edges is None:
             return range(len(self.operators))
         nodes = self.nodes()
+        # A GPU gives each launch that draws random numbers its own part of them. Here they take them in turn.
+        draws = [place for place, index in enumerate(nodes) if _draws(self.operators[index][0])]
+        edges = {*self.launched_edges, *itertools.pairwise(draws)}
         drawn = random.Random(self.replays)
         left, order = set(range(len(nodes))), []
         while left:
-            waiting = {later for earlier, later in self.launched_edges if earlier in left}
+            waiting = {later for earlier, later in edges if earlier in left}
             chosen = drawn.choice(sorted(left - waiting))
             left.remove(chosen)
             order.append(chosen)
@@ -176,6 +179,10 @@ def _is_garbage(storage: torch.UntypedStorage) -> bool:
     if not storage.nbytes() or storage.nbytes() % 4:
         return True
     return bool(torch.tensor([], dtype=torch.float32).set_(storage).isnan().all())
+
+
+def _draws(operator: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
 
 
 @functools.cache
