@@ -72,11 +72,6 @@ class Mode:
         return CAPTURED[self.captures] if self.needs_gpu else "no graph"
 
     @property
-    def times_calls(self) -> bool:
-        """Return whether Encore's selection times calls of the program, which other load would disturb."""
-        return self.options.get("selection") == "measure"
-
-    @property
     def is_encores(self) -> bool:
         """Return whether Encore records the CUDA graphs."""
         return self.backend == "encore" or self.wraps_iteration

@@ -21,7 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from suite.results.schema import Record
 from suite.results.store import write_atomically
-from suite.run.supervise import Supervised, TemporaryFolder, end, end_with_parent
+from suite.run.supervise import Supervised, TemporaryFolder, end
+from suite.worker.main import end_with_parent
 
 IDLE_S = 120.0
 """Time without any use of the processor after which a process counts as hanging, or `timeout_s` where that is less."""

@@ -7,7 +7,7 @@ Note [Tuning]: all modes share one compile cache. The first mode to compile, the
 compiles and tunes its kernels while no other process works, because load would disturb Inductor's timing of
 candidates. Then the others compile concurrently and find these results in the cache. A mode tunes its remaining kernels
 under a lock, while no other warms up (`suite.worker.gpu_turns`), and the results are shared too. Then the modes settle
-concurrently, except for those where Encore's selection times calls: their processes settle alone.
+concurrently.
 
 Outputs of a mode are compared with those of other modes, bit for bit.
 """
@@ -183,7 +183,7 @@ class GroupSession:
         if do_not_fit(members):
             return  # they will be measured in smaller groups, and those that wait would start for nothing
         self._compile(members, cache)
-        self._settle(members)
+        self._send(members, Settle())
         first = self._first
         for member in members:
             if member.prepared is not None:
@@ -222,13 +222,6 @@ class GroupSession:
         for member in cold:
             if not member.failure:  # or there may be nothing in the cache
                 cache.compiled(member.mode)
-
-    def _settle(self, members: Sequence[Member]) -> None:
-        """Settle members concurrently, but members whose selection times calls one after another."""
-        self._send([member for member in members if not member.mode.times_calls], Settle())
-        for member in members:
-            if member.mode.times_calls:
-                self._send([member], Settle())
 
     def _send(self, members: Sequence[Member], command: Command) -> None:
         """Send the same command to all members that have not failed, at the same time."""

@@ -1,8 +1,8 @@
 """Exchange messages with the processes of cells over pipes. `suite.run.supervise` starts and ends them.
 
 A cell has one process, or one for each rank where the workload is split over GPUs. All ranks get their commands at the
-same time, and their answers are merged: the slowest rank's times and rank 0's counts; the answers of all ranks are also
-stored. Ranks wait for one another in collectives, so if one fails the others are killed.
+same time, and their answers are merged: the slowest rank's times and rank 0's counts.
+Ranks wait for one another in collectives, so if one fails the others are killed.
 
 `converse` returns every failure of a process (crash, hang, invalid output) as a `Failed` answer with a status, so that
 callers have only two cases: the expected answer, or `Failed`.
@@ -165,10 +165,9 @@ def end(cells: Iterable[RankedWorker], *, ask_first: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Hold an answer of a cell: merged, by rank, and the rank that failed."""
+    """Hold the merged answer of a cell's ranks, and the rank that failed."""
 
     whole: Answer
-    by_rank: tuple[Answer, ...]
     failed_rank: int = 0
 
 
@@ -233,7 +232,7 @@ def _ended(exchange: _Exchange, failed: Failed, waiting: Mapping[Worker, _Exchan
         answer = each.advance(True) if killed else None
         if isinstance(answer, Failed):
             blamed = each.rank
-        found[each.rank] = answer or Failed(status=failed.status, error=f"was ended when rank {blamed} had failed")
+        found[each.rank] = answer or failed
     return blamed, found
 
 
@@ -314,7 +313,7 @@ def _joined(cell: RankedWorker, answers: Mapping[int, Answer], failed_rank: int 
                 whole = _prepared([answer for answer in by_rank if isinstance(answer, Prepared)])
             case Measured():
                 whole = Measured(block=slowest([answer.block for answer in by_rank if isinstance(answer, Measured)]))
-    return Answered(whole, by_rank, failed_rank or 0)
+    return Answered(whole, failed_rank or 0)
 
 
 def _prepared(answers: Sequence[Prepared]) -> Prepared:

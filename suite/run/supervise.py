@@ -26,7 +26,6 @@ import selectors
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -225,18 +224,6 @@ def _is_stray(process: psutil.Process, marks: Collection[str] | None) -> bool:
     except (psutil.Error, OSError):
         return False
     return mark.startswith(RUN_MARK) if marks is None else mark in marks
-
-
-def end_with_parent() -> None:
-    """End this process and its children as soon as its parent has ended for any reason."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):

@@ -43,9 +43,6 @@ from suite.worker.protocol import (
 if TYPE_CHECKING:
     from suite.worker.live_cell import LiveCell
 
-ORPHAN_GRACE_S = 5.0
-"""Time for the current command to end by itself once the runner is gone; then the whole process group is killed."""
-
 _STATUS_OF_PHASE = {"build": Status.MODEL_FAIL_TO_LOAD, "compile": Status.COMPILE_ERROR}
 """The status of an exception, by phase; in other phases it is `run_error`."""
 
@@ -59,14 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     for descriptor in (options.read, options.write):
         os.set_inheritable(descriptor, False)  # a remaining compile worker must not keep the pipes open
     faulthandler.register(signal.SIGUSR1)  # the runner's signal when a phase takes too long
+    end_with_parent()
     with os.fdopen(options.read, "rb") as commands, os.fdopen(options.write, "wb", buffering=0) as replies:
-        stopping = threading.Event()
-        threading.Thread(target=_follow_runner, args=(commands.fileno(), stopping), daemon=True).start()
-        try:
-            server = Server(commands, replies)
-            code = server.serve()
-        finally:
-            stopping.set()
+        server = Server(commands, replies)
+        code = server.serve()
     if server.leaves_at_once:
         _leave(code)
     return code
@@ -229,20 +222,18 @@ def _summary(error: BaseException) -> str:
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
-def _follow_runner(descriptor: int, stopping: threading.Event) -> None:
-    """Wait until the runner has closed the pipe, then end this process and its children.
+def end_with_parent() -> None:
+    """End this process and its children as soon as its parent has ended for any reason.
 
-    A thread is needed because compiling takes minutes in which no command is read. After `stop`, or if the pipe's end
-    is read in time, the process ends by itself.
+    A thread is needed because compiling takes minutes in which no command is read.
     """
-    watcher = select.poll()
-    watcher.register(descriptor, 0)  # POLLHUP is always reported
-    watcher.poll()
-    if not stopping.wait(ORPHAN_GRACE_S):
-        print("the runner is gone", file=sys.stderr, flush=True)
-        if os.getpgrp() == os.getpid():
-            os.killpg(os.getpgrp(), signal.SIGKILL)
-        os._exit(1)
+    parent = os.pidfd_open(os.getppid())
+
+    def watch() -> None:
+        select.select([parent], (), ())
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

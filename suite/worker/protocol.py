@@ -88,7 +88,7 @@ class Compile(Record):
 
 
 class Settle(Record):
-    """Settle the cell. Separate from `compile`, because Encore may time calls, and such a cell settles alone."""
+    """Settle the cell, once all cells of its group have compiled."""
 
     do: Literal["settle"] = "settle"
 

@@ -104,14 +104,13 @@ def test_answers_of_all_ranks_become_one(tmp_path: Path) -> None:
         settled = ask(one, Settle())
         measured = ask(one, MEASURE)
         assert isinstance(measured.whole, Measured)
-        own = [answer.block.host_us for answer in measured.by_rank if isinstance(answer, Measured)]
-        assert own == [[100, 101, 102, 103], [90, 111, 92, 113]]
         assert measured.whole.block.host_us == [100, 111, 102, 113], "the slowest rank's, sample by sample"
         assert isinstance(ask(one, Collect(step="metrics")).whole, Collected)
     assert (tmp_path / "log.rank1").exists()
-    first, second = (answer.correctness for answer in settled.by_rank if isinstance(answer, Prepared))
-    assert first is not None and second is not None
-    wrong = second.model_copy(update={"max_relative_error": 0.3, "digests": ["other"], "deterministic": False})
+    assert isinstance(settled.whole, Prepared)
+    first = settled.whole.correctness
+    assert first is not None
+    wrong = first.model_copy(update={"max_relative_error": 0.3, "digests": ["other"], "deterministic": False})
     joined = worst([first, wrong])
     assert joined is not None
     assert (joined.max_relative_error, joined.digests, joined.deterministic) == (0.3, first.digests, False)
@@ -171,7 +170,6 @@ def test_failing_rank_ends_the_cell_though_others_wait(
     assert isinstance(answered.whole, Failed)
     assert (answered.whole.status, answered.failed_rank) == (status, 1)
     assert answered.whole.error.startswith(words)
-    assert "was ended when rank 1 had failed" in str(answered.by_rank[0])
 
 
 def test_hanging_rank_ends_the_cell_at_its_time_limit(tmp_path: Path) -> None:
@@ -181,7 +179,6 @@ def test_hanging_rank_ends_the_cell_at_its_time_limit(tmp_path: Path) -> None:
         assert one.ranks[1].exited(), "what it has launched waits on its GPU, next to the process that is timed there"
     assert isinstance(answered.whole, Failed)
     assert (answered.whole.status, answered.failed_rank) == (Status.TIMEOUT, 1)
-    assert isinstance(answered.by_rank[0], Measured), "the other one had answered"
 
 
 @pytest.mark.parametrize("action", ["hang:traced", "phases"])
@@ -207,7 +204,7 @@ def test_real_worker_writes_the_tracebacks_of_its_threads(tmp_path: Path) -> Non
         while not catches(one.pid, signal.SIGUSR1):
             assert time.monotonic() < deadline, one.log_tail()
             time.sleep(0.05)
-        while not ("in serve" in one.log_tail() and "in _follow_runner" in one.log_tail()):  # it may not be there yet
+        while not ("in serve" in one.log_tail() and "in watch" in one.log_tail()):  # it may not be there yet
             assert time.monotonic() < deadline, one.log_tail()
             time.sleep(0.05)
             one.write_tracebacks()

@@ -168,8 +168,6 @@ BUSY = """
     import subprocess, sys, time
     import suite.worker.live_cell, suite.worker.main
 
-    suite.worker.main.ORPHAN_GRACE_S = 0.3
-
     class Busy:
         def __init__(self, spec, announce):
             self.announce = announce
@@ -186,16 +184,19 @@ BUSY = """
 """
 
 
+RUNNER = "import subprocess, sys; subprocess.run(sys.argv[1:], close_fds=False, start_new_session=True)"
+
+
 def test_worker_without_its_runner_ends_with_its_children(spec, tmp_path):
-    peer = Peer(sys.executable, "-P", "-c", textwrap.dedent(BUSY), log=tmp_path / "log")
+    python = (sys.executable, "-P", "-c")
+    peer = Peer(*python, RUNNER, *python, textwrap.dedent(BUSY), log=tmp_path / "log")
     try:
         peer.send(Prepare(spec=spec()))
         first = REPLIES.validate_json(peer._replies.readline())
         assert first == Phase(name="compile")
         child = int(peer.log.read_text().split()[0])
         assert psutil.pid_exists(child)
-        peer.hang_up()
-        assert peer.process.wait(60) != 0
+        peer.process.kill()
         deadline = time.monotonic() + 10
         while _lives(child) and time.monotonic() < deadline:
             time.sleep(0.05)
