@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,25 +11,10 @@ from suite.measure.kernels import difference
 from suite.measure.modes import GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report.runs import cell_label, mode_order
 from suite.results import stats
-from suite.results.errors import EncoreError
 from suite.results.schema import Block, Cell, Grouping, Status
 
-
-class TimeKind(StrEnum):
-    """Define the compared time: host time of an iteration to completion, or its device time."""
-
-    LATENCY = "latency"
-    DEVICE = "device"
-
-
 Process = list[list[float]]
-"""Samples of a process by block."""
-
-SAMPLES: dict[TimeKind, Callable[[Block], list[float]]] = {
-    TimeKind.LATENCY: lambda block: block.host_us,
-    TimeKind.DEVICE: lambda block: block.device_us or [],
-}
-"""The times in a block, in microseconds."""
+"""Host times of a process by block, in microseconds."""
 
 
 class Kernels(StrEnum):
@@ -68,7 +52,7 @@ UNSETTLED = "unsettled"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Hold the comparison of a cell with the same row in its baseline mode.
+    """Hold the comparison of a cell's host times with those of the same row in its baseline mode.
 
     `ratio`, `verdict` and `kernels` are None if nothing can be compared; `missing` is the reason.
     `verdict` is also None if the sides may have run different kernels, or one had not `settled`: then the ratio does
@@ -78,7 +62,6 @@ class Comparison:
 
     cell: Cell
     baseline: str
-    metric: TimeKind
     ratio: stats.Ratio | None
     verdict: stats.Verdict | None
     alternating: bool
@@ -107,8 +90,8 @@ def baselines(cell: Cell) -> tuple[str, ...]:
 class Ratios(Iterable[Comparison]):
     """Compute all ratios of a run's cells, with their means and verdicts, each once.
 
-    Iteration yields each cell over each of its baselines, in all kinds of time, in the order of the cells. Values are
-    computed when they are used; a recorded time that is not positive then raises EncoreError.
+    Iteration yields each cell over each of its baselines, in the order of the cells. Values are computed when they are
+    used.
     """
 
     def __init__(self, cells: Sequence[Cell] = ()) -> None:
@@ -120,13 +103,12 @@ class Ratios(Iterable[Comparison]):
             self._rows.setdefault(cell_label(cell), {}).setdefault(cell.mode, cell)
         self.labels = tuple(self._rows)
         """Labels of rows, in the order of the cells."""
-        self._spreads: dict[tuple[str, TimeKind], stats.Spread] = {}
-        self._found: dict[tuple[int, str, TimeKind], Comparison] = {}
+        self._spreads: dict[str, stats.Spread] = {}
+        self._found: dict[tuple[int, str], Comparison] = {}
 
     def __iter__(self) -> Iterator[Comparison]:
         for cell in self.cells:
-            for baseline in baselines(cell):
-                yield from (self.against(cell, baseline, metric) for metric in TimeKind)
+            yield from (self.against(cell, baseline) for baseline in baselines(cell))
 
     def cell(self, label: str, mode: str) -> Cell | None:
         """Return the cell of a row in a mode, passed or not."""
@@ -136,26 +118,24 @@ class Ratios(Iterable[Comparison]):
         """Return the cells of a row."""
         return tuple(self._rows.get(label, {}).values())
 
-    def against(self, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY) -> Comparison:
+    def against(self, cell: Cell, mode: str) -> Comparison:
         """Compare a cell with any other mode of its row."""
-        key = (id(cell), mode, metric)
+        key = (id(cell), mode)
         if key not in self._found:
             label = cell_label(cell)
             row = self._rows[label]
-            if (label, metric) not in self._spreads:
-                self._spreads[label, metric] = spread_of(list(row.values()), metric)
-            self._found[key] = _compare_cell(cell, mode, row.get(mode), metric, self._spreads[label, metric])
+            if label not in self._spreads:
+                self._spreads[label] = spread_of(list(row.values()))
+            self._found[key] = _compare_cell(cell, mode, row.get(mode), self._spreads[label])
         return self._found[key]
 
-    def find(
-        self, label: str, mode: str, baseline: str = REFERENCE_MODE, metric: TimeKind = TimeKind.LATENCY
-    ) -> Comparison | None:
+    def find(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> Comparison | None:
         """Compare two modes of a row; None where `mode` was not run."""
         cell = self.cell(label, mode)
-        return None if cell is None else self.against(cell, baseline, metric)
+        return None if cell is None else self.against(cell, baseline)
 
     def gain(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> stats.Ratio | None:
-        """Return the ratio by latency if it compares settled modes with the same kernels; means use only these."""
+        """Return the ratio if it compares settled modes with the same kernels; means use only these."""
         item = self.find(label, mode, baseline)
         return item.ratio if item is not None and item.is_gain else None
 
@@ -179,7 +159,7 @@ class Ratios(Iterable[Comparison]):
         return self.means(labels, [(mode, baseline)]).get((mode, baseline))
 
     def verdicts(self, labels: Iterable[str], mode: str, baseline: str) -> Counter[stats.Verdict | None]:
-        """Count the verdicts on these rows by latency; None counts the ratios without one."""
+        """Count the verdicts on these rows; None counts the ratios without one."""
         items = (self.find(label, mode, baseline) for label in labels)
         return Counter(item.verdict for item in items if item is not None and item.ratio is not None)
 
@@ -189,45 +169,23 @@ def mean_text(mean: stats.Ratio) -> str:
     return f"{mean.text()} of {mean.count}"
 
 
-def spread_of(row: Sequence[Cell], metric: TimeKind) -> stats.Spread:
-    """Estimate the variance between processes from the ratios of a row's modes whose blocks alternated.
-
-    Raises:
-        EncoreError: a recorded time is not positive.
-    """
+def spread_of(row: Sequence[Cell]) -> stats.Spread:
+    """Estimate the variance between processes from the ratios of a row's modes whose blocks alternated."""
     passed = {cell.mode: cell for cell in row if cell.status is Status.PASS}
     by_process, modes = [], set()
     for cell in passed.values():
         for reference in (passed[mode] for mode in baselines(cell) if mode in passed):
-            ours, theirs, alternating = _samples(cell, reference, metric)
+            ours, theirs, alternating = _samples(cell, reference)
             if len(ours) > 1 and alternating:
-                with _naming(cell, reference, metric):
-                    by_process.append([stats.log_ratios(theirs, ours)])
+                by_process.append([stats.log_ratios(theirs, ours)])
                 modes |= {cell.mode, reference.mode}  # not with one process, or without alternation
     return stats.spread_of(by_process, len(modes))
 
 
-@contextmanager
-def _naming(cell: Cell, reference: Cell, metric: TimeKind) -> Iterator[None]:
-    """Convert an error of invalid times into one that names the cell."""
-    try:
-        yield
-    except ValueError as error:
-        raise EncoreError(
-            f"the recorded {metric} samples of {cell_label(cell)} {cell.mode} over {reference.mode} cannot be "
-            f"compared: {error}"
-        ) from error
-
-
-def ratios_by_process(cell: Cell, reference: Cell, metric: TimeKind = TimeKind.LATENCY) -> stats.LogRatios | None:
-    """Return log(time of `reference` / time of `cell`) of each process that both have; None without samples.
-
-    Raises:
-        EncoreError: a recorded time is not positive.
-    """
-    ours, theirs, _ = _samples(cell, reference, metric)
-    with _naming(cell, reference, metric):
-        return stats.log_ratios(theirs, ours) if ours else None
+def ratios_by_process(cell: Cell, reference: Cell) -> stats.LogRatios | None:
+    """Return log(time of `reference` / time of `cell`) of each process that both have; None without samples."""
+    ours, theirs, _ = _samples(cell, reference)
+    return stats.log_ratios(theirs, ours) if ours else None
 
 
 def has_settled(cell: Cell) -> bool:
@@ -236,22 +194,19 @@ def has_settled(cell: Cell) -> bool:
     return all(one is None or one.settled is not False for one in times)
 
 
-def _compare_cell(
-    cell: Cell, baseline: str, reference: Cell | None, metric: TimeKind, spread: stats.Spread
-) -> Comparison:
+def _compare_cell(cell: Cell, baseline: str, reference: Cell | None, spread: stats.Spread) -> Comparison:
     """Compare a cell with another of its row, over their common processes. `spread`: see `spread_of`."""
     missing = _missing(cell, baseline, reference)
     if missing is not None or reference is None:
-        return Comparison(cell, baseline, metric, None, None, False, missing)
-    ours, theirs, alternating = _samples(cell, reference, metric)
+        return Comparison(cell, baseline, None, None, False, missing)
+    ours, theirs, alternating = _samples(cell, reference)
     if not ours:
-        return Comparison(cell, baseline, metric, None, None, False, f"no {metric} samples")
-    with _naming(cell, reference, metric):
-        ratio = stats.speed_up(theirs, ours, spread)
+        return Comparison(cell, baseline, None, None, False, "no samples")
+    ratio = stats.speed_up(theirs, ours, spread)
     kernels = compare_kernels(cell, reference)
     settled = has_settled(cell) and has_settled(reference)
     verdict = stats.judge(ratio) if kernels in COMPARABLE and settled else None
-    return Comparison(cell, baseline, metric, ratio, verdict, alternating, None, kernels, settled)
+    return Comparison(cell, baseline, ratio, verdict, alternating, None, kernels, settled)
 
 
 def _unseen(cell: Cell, reference: Cell) -> bool:
@@ -282,7 +237,7 @@ def _missing(cell: Cell, baseline: str, reference: Cell | None) -> str | None:
     return None if reference.status is Status.PASS else f"{baseline}: {reference.status.value}"
 
 
-def _samples(cell: Cell, reference: Cell, metric: TimeKind) -> tuple[list[Process], list[Process], bool]:
+def _samples(cell: Cell, reference: Cell) -> tuple[list[Process], list[Process], bool]:
     """Return samples of both sides by process and block, and whether the blocks alternated.
 
     If so, these are the blocks that both have: a mode that ran out of memory has fewer.
@@ -295,7 +250,7 @@ def _samples(cell: Cell, reference: Cell, metric: TimeKind) -> tuple[list[Proces
         again = reference.mode in cell.baseline_blocks  # it has none there, and its row was measured at another time
         alternating = same_group and not again and cell.grouping is not Grouping.SEQUENTIAL
     blocks = _shared(cell.blocks, theirs) if alternating else (cell.blocks, theirs)
-    sides = [samples_by_process(side, metric) for side in blocks]
+    sides = [samples_by_process(side) for side in blocks]
     both = sorted(sides[0].keys() & sides[1].keys())
     return [sides[0][process] for process in both], [sides[1][process] for process in both], alternating
 
@@ -306,10 +261,10 @@ def _shared(*sides: Sequence[Block]) -> tuple[list[Block], ...]:
     return tuple([block for block in side if (block.process, block.index) in both] for side in sides)
 
 
-def samples_by_process(blocks: Sequence[Block], metric: TimeKind) -> dict[int, Process]:
+def samples_by_process(blocks: Sequence[Block]) -> dict[int, Process]:
     """Return the samples of each process that has any, in the order of its blocks."""
     found: dict[int, Process] = {}
     for block in blocks:
-        if samples := SAMPLES[metric](block):
-            found.setdefault(block.process, []).append(samples)
+        if block.host_us:
+            found.setdefault(block.process, []).append(block.host_us)
     return found

@@ -33,11 +33,7 @@ HISTORY_COLUMNS = (*_TEXTS, "processes", *_NUMBERS)
 
 
 def rows_frame(run: Run) -> pd.DataFrame:
-    """Return one line for each workload and mode of a run, in the order of its cells.
-
-    Raises:
-        EncoreError: a recorded time is not positive.
-    """
+    """Return one line for each workload and mode of a run, in the order of its cells."""
     ratios = Ratios(run.cells)
     return pd.DataFrame([_row(run, cell, ratios) for cell in run.cells])
 

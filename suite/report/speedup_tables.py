@@ -19,7 +19,6 @@ from suite.report.compare import (
     Comparison,
     Kernels,
     Ratios,
-    TimeKind,
     baselines,
     mean_text,
 )
@@ -69,7 +68,7 @@ def overview(ratios: Ratios, published: Published, baseline: str = REFERENCE_MOD
         next(name for name, mode in OVERVIEWS.items() if mode == baseline),
         f"Speed-up over {baseline}",
         f"Host time of {baseline} (median) and how many times faster each mode is, with its 95 % interval and "
-        f"verdict, and that by device time where it is another. A cell without a ratio has the reason. {KERNELS_NOTE} "
+        f"verdict. A cell without a ratio has the reason. {KERNELS_NOTE} "
         f"{_MEANS_NOTE}",
         rows,
         _group_means(ratios, published, modes, baseline),
@@ -135,28 +134,23 @@ def _verdicts_cell(ratios: Ratios, baseline: str, labels: Sequence[str]) -> str:
 
 
 def speedups(ratios: Iterable[Comparison]) -> Table:
-    """List each mode over each of its baselines, in all metrics."""
+    """List each mode over each of its baselines."""
     return make_table(
         "speedups",
         "Every mode over its baselines",
-        "latency: host time to completion; device: CUDA events around it. "
-        "low and high bound the 95 % interval; blocks: the fewest of a process. Where modes were not measured in turn, "
-        "drift is in the ratio.",
+        "Of host time to completion. low and high bound the 95 % interval; blocks: the fewest of a process. Where "
+        "modes were not measured in turn, drift is in the ratio.",
         map(_speedup_row, ratios),
     )
 
 
 def ratio_text(ratios: Ratios, label: str, mode: str, baseline: str) -> str:
-    """Write a mode's speed-up over a baseline by latency, with interval and verdict, or why there is none."""
+    """Write a mode's speed-up over a baseline, with interval and verdict, or why there is none."""
     item = ratios.find(label, mode, baseline)
     if item is None or item.ratio is None:
         return "not run" if item is None else item.missing or "no samples"
-    said = item.mark
-    device = ratios.against(item.cell, baseline, TimeKind.DEVICE)
-    if device.verdict is not None and device.verdict is not item.verdict:
-        said += f", device {device.verdict}"
     aside = "" if item.alternating else ", not alternating"
-    return f"{item.ratio.text()} {said}{aside}"
+    return f"{item.ratio.text()} {item.mark}{aside}"
 
 
 def _speedup_row(item: Comparison) -> Row:
@@ -165,7 +159,6 @@ def _speedup_row(item: Comparison) -> Row:
         "workload": cell_label(item.cell),
         "mode": item.cell.mode,
         "baseline": item.baseline,
-        "metric": item.metric.value,
         "speedup": ratio and ratio.value,
         "low": ratio and ratio.low,
         "high": ratio and ratio.high,
@@ -179,19 +172,14 @@ def _speedup_row(item: Comparison) -> Row:
 
 
 def same_program_pairs(ratios: Ratios) -> list[Comparison]:
-    """Return comparisons of passed cells of one row that are the same program, in host and device time.
-
-    Raises:
-        EncoreError: a recorded time is not positive.
-    """
+    """Return comparisons of passed cells of one row that are the same program."""
     found = []
     for cell in ratios.cells:
         for other in MODES[cell.mode].same_as if cell.mode in MODES else ():
             reference = ratios.cell(cell_label(cell), other)
             if reference is not None and cell.status is reference.status is Status.PASS and same_work(cell, reference):
-                pairs = [ratios.against(cell, other, metric) for metric in (TimeKind.LATENCY, TimeKind.DEVICE)]
-                found += [pair for pair in pairs if pair.kernels is Kernels.SAME]
-    return found
+                found.append(ratios.against(cell, other))
+    return [pair for pair in found if pair.kernels is Kernels.SAME]
 
 
 def same_work(cell: Cell, other: Cell) -> bool:
@@ -213,7 +201,7 @@ def same_program(ratios: Ratios) -> Table:
     return make_table(
         "same_program",
         "The same against the same",
-        f"False findings: {wrong} of {len(pairs)} verdicts{rate} on modes that are the same program (host and device "
-        f"time) are FAST or SLOW, {undecided} are AMBG.",
+        f"False findings: {wrong} of {len(pairs)} verdicts{rate} on modes that are the same program are FAST or "
+        f"SLOW, {undecided} are AMBG.",
         map(_speedup_row, pairs),
     )

@@ -7,9 +7,9 @@ fields are refused, so that a file of another schema version cannot be read by m
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 SCHEMA_VERSION = 2
 """Version of rows and environments. Additions are optional, so that recorded runs stay readable."""
@@ -69,6 +69,10 @@ class GpuState(Record):
     throttle_reasons: list[str]
 
 
+Us = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A measured time in microseconds."""
+
+
 class Block(Record):
     """Hold consecutive samples of one mode.
 
@@ -85,7 +89,7 @@ class Block(Record):
     core: int | None = None
     index: int
     turn: int
-    host_us: list[float]
+    host_us: list[Us]
     device_us: list[float] | None
     input_sets: list[int]
     throughput_us: float | None = None

@@ -21,12 +21,12 @@ from suite.measure.modes import (
 )
 from suite.report.cell_tables import host_median_us
 from suite.report.chart import Bar, Scale
-from suite.report.compare import TimeKind, samples_by_process
+from suite.report.compare import samples_by_process
 from suite.report.grid import NOT_MEASURED, WHISKERS, Grid, Point, Series, count_note, known, plain_mean
 from suite.report.paper.exhibit import NOT_HELD, Exhibit, Results, ratio_series
 from suite.report.runs import row_label
 from suite.results import stats
-from suite.results.errors import EncoreError, WrongUse
+from suite.results.errors import WrongUse
 from suite.results.store import describe, read_unpacked
 
 _Grid = partial(Grid, unit="speedup", scale=Scale.RATIO, shown=(1 / 8, 8))
@@ -158,17 +158,14 @@ def _rewritten(results: Results, label: str, mode: str) -> Bar:
     if why := results.state(there, mode):
         return Bar(failure=f"variant {REWRITTEN} {NOT_MEASURED}" if why == NOT_MEASURED else why)
     slow, fast = (
-        list(samples_by_process(cell.blocks, TimeKind.LATENCY).values())
+        list(samples_by_process(cell.blocks).values())
         for cell in (results.passed(label, mode), results.passed(there, mode))
         if cell is not None
     )
     count = min(len(slow), len(fast))
     if not count:
         return Bar(failure=NOT_MEASURED)
-    try:
-        ratio = stats.speed_up(slow[:count], fast[:count])
-    except ValueError as error:
-        raise EncoreError(f"the recorded samples of {label} in {mode} cannot be compared: {error}") from error
+    ratio = stats.speed_up(slow[:count], fast[:count])
     return Bar(ratio.value, ratio.interval())
 
 

@@ -42,9 +42,6 @@ class WithinRuns:
         """Return the change of a row in this mode, its baseline, the ratios over it, and why there is no change.
 
         The baseline is the first one that both runs have.
-
-        Raises:
-            EncoreError: a recorded time is not positive.
         """
         whys = []
         for baseline in BASELINES[BASELINES.index(mode) + 1 :] if mode in BASELINES else BASELINES:

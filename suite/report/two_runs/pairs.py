@@ -149,7 +149,6 @@ def compare_runs(base: Run, new: Run, threshold: float = DEFAULT_THRESHOLD) -> C
     Raises:
         WrongUse: the threshold is not a share, both runs are the same, the devices differ, or no row is in both; the
             message says what to do.
-        EncoreError: a recorded time is not positive.
     """
     if not (math.isfinite(threshold) and 0 <= threshold < 1):
         raise WrongUse(f"--threshold {threshold:g} is not a share between 0 and 1; 0.05 is 5 %")

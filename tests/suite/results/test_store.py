@@ -114,6 +114,8 @@ def test_run_in_an_unwritable_folder_is_not_resumed(
         (lambda fields: fields.update(extra=1), "field 'extra'"),
         (lambda fields: fields.update(schema_version=99), "schema version 99"),
         (lambda fields: fields["blocks"][0].update(host_us="fast"), "blocks.0.host_us"),
+        (lambda fields: fields["blocks"][0].update(host_us=[5.0, 0.0]), "blocks.0.host_us.1"),
+        (lambda fields: fields["blocks"][0].update(host_us=["Infinity"]), "blocks.0.host_us.0"),
     ],
 )
 def test_wrong_fields_are_refused_with_file_and_line(tmp_path: Path, edit: object, words: str) -> None:
