@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -26,7 +26,7 @@ from models.own_program import WrongProgram
 from models.registry import Size
 from optimizations import torch_internals
 from optimizations.torch_internals.tuning import mark_graphs
-from suite.draw.records import DrawnGraph, graphs_of
+from suite.draw.timeline import DrawnGraph, graphs_of
 from suite.measure.gpu import require_gpu
 from suite.measure.iteration import callable_for, iteration, seed_all, set_numerics
 from suite.measure.modes import LANES_MODE, MODES, PLACEMENT_MODE
@@ -114,7 +114,7 @@ def with_times(graphs: Iterable[DrawnGraph], iterations: Sequence[Sequence[Graph
     graphs = list(graphs)
     found = [times_of(graphs, work) for work in iterations]
     return [
-        graph.model_copy(update={"times_us": tuple(median(column) for column in zip(*times, strict=True))})
+        replace(graph, times_us=tuple(median(column) for column in zip(*times, strict=True)))
         if graph.concurrency.order and all(times := [one[place] for one in found])
         else graph
         for place, graph in enumerate(graphs)

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from html import escape
 
 from optimizations.report.concurrency import OrderedLaunch
-from suite.draw.records import DrawnGraph
 from suite.draw.text import printable, source, summary
-from suite.draw.timeline import Timeline
+from suite.draw.timeline import DrawnGraph, Timeline
 
 WIDTH = 1600
 LEFT, RIGHT = 70, 30

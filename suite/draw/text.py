@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from suite.draw.records import DrawnGraph
-from suite.draw.timeline import Timeline
+from suite.draw.timeline import DrawnGraph, Timeline
 from suite.measure.source_line import short_line
 
 COLUMNS = 96

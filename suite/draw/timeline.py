@@ -7,10 +7,30 @@ share the GPU and take longer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from suite.draw.records import DrawnGraph
+from optimizations.report.concurrency import ConcurrencyReport
+from optimizations.report.recordings import RecordingReport
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnGraph:
+    """Hold one CUDA graph. `times_us` are the times of its launches as a chain, where they were measured."""
+
+    title: str
+    concurrency: ConcurrencyReport
+    times_us: tuple[float, ...] | None = None
+
+
+def graphs_of(title: str, recordings: Iterable[RecordingReport]) -> list[DrawnGraph]:
+    """Return the graphs of these reports, without times."""
+    reports = list(recordings)
+    return [
+        DrawnGraph(f"{title}, graph {number} of {len(reports)} ({report.direction})", report.concurrency)
+        for number, report in enumerate(reports, start=1)
+        if report.concurrency is not None
+    ]
 
 
 @dataclass(frozen=True, slots=True)

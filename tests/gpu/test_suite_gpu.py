@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from host_tuning import Disturbance, check
 from host_tuning.gpu import Nvml
 from models.nanogpt.configurations import NAMED, SIZES
 from models.nanogpt.decoding import CompiledDecoder, Decoder, EagerDecoder, ReplayDecoder, generate
 from models.nanogpt.network import NanoGPT
-from suite.cli.main import app
-from suite.draw.records import read_graphs
+from suite.draw.measured import measured_graphs
 from suite.measure.kernels import difference
 from suite.measure.modes import MODES
 from suite.results.schema import Cell, Status
@@ -35,13 +33,8 @@ LIMIT_S = 240
 
 
 @pytest.mark.parametrize("workload", ["MMC", "DCGAN"])
-def test_graph_drawing_contains_kernel_times(tmp_path: Path, workload: str) -> None:
-    saved, drawing = tmp_path / "graphs.json", tmp_path / "graphs.svg"
-    arguments = ["draw", "graph", workload, "--size", "tiny", "--save", str(saved), "--svg", str(drawing)]
-    ran = CliRunner().invoke(app, arguments)
-    assert ran.exit_code == 0, (ran.output, ran.exception)
-    graphs = [one for one in read_graphs(saved) if one.concurrency.order]
-    assert graphs and len(list(tmp_path.glob("*.svg"))) == len(read_graphs(saved))
+def test_graph_drawing_contains_kernel_times(workload: str) -> None:
+    graphs = measured_graphs(workload, variant=None, size="tiny", seed=0, say=print)
     timed = [one for one in graphs if one.times_us is not None]
     assert timed, "no graph was found in the profile"
     assert all(us > 0 for us in timed[0].times_us or ())

@@ -1,8 +1,7 @@
-"""Graphs are placed on a time line, drawn as text and SVG, and read from files; launches get times from a profile."""
+"""Graphs are placed on a time line, and drawn as text and SVG; launches get times from a profile."""
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict
 from itertools import pairwise
@@ -17,11 +16,9 @@ from typer.testing import CliRunner
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
 from optimizations.report.recordings import RecordingReport
 from suite.cli.main import app
-from suite.draw import svg, text
+from suite.draw import measured, svg, text
 from suite.draw.measured import GraphWork, times_of, with_times, work_of_graphs
-from suite.draw.records import DrawnGraph, as_json, graphs_of, read_graphs
-from suite.draw.timeline import timeline
-from suite.results.errors import WrongUse
+from suite.draw.timeline import DrawnGraph, graphs_of, timeline
 
 SPLIT = ((), (0,), (0,), (1, 2))
 """What each of four launches waits for: two branches between a first launch and a last one."""
@@ -125,86 +122,19 @@ def test_reports_of_a_program_become_graphs() -> None:
     assert [asdict(one) for one in order] == [asdict(one) for one in found[0].concurrency.order]
 
 
-def test_saved_file_is_read_again(tmp_path: Path) -> None:
-    graphs = (drawn(), drawn(times_us=None))
-    (tmp_path / "a.json").write_text(as_json(graphs))
-    assert read_graphs(tmp_path / "a.json") == graphs
-
-
-WAITS_FOR_ITSELF = {
-    "decision": "chain",
-    "reason": "",
-    "order": [{"name": "a", "nodes": [], "waits_for": [0]}],
-}
-
-
-def changed(**values: Any) -> str:
-    saved = json.loads(as_json([drawn()]))
-    saved["graphs"][0].update(values)
-    return json.dumps(saved)
-
-
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("", "no file of graphs"),
-        ("[]", "no file of graphs"),
-        ("\ufeff{}", "no file of graphs"),
-        ('{"drawn_version": 2, "graphs": []}', "field 'drawn_version'"),
-        ('{"graphs": []}', "field 'drawn_version'"),
-        (changed(times_us=[1.0]), "1 times for 4 launches"),
-        (changed(times_us=[1.0, -1.0, 2.0, 3.0]), "greater than or equal to 0"),
-        (changed(extra=1), "field 'graphs.0.extra'"),
-        (changed(concurrency=WAITS_FOR_ITSELF), "waits for launch 0, which is not before it"),
-    ],
+    ("graphs", "files", "code"),
+    [([drawn(), drawn(times_us=None)], ["a-1.svg", "a-2.svg"], 0), ([drawn()], ["a.svg"], 0), ([], [], 1)],
 )
-def test_wrong_file_is_refused_with_the_place(tmp_path: Path, content: str, reason: str) -> None:
-    (tmp_path / "a.json").write_text(content, encoding="utf-8")
-    with pytest.raises(WrongUse) as refused:
-        read_graphs(tmp_path / "a.json")
-    assert reason in str(refused.value)
-
-
-def test_command_draws_one_file_for_each_graph(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(as_json([drawn(), drawn(times_us=None)]))
-    ran = CliRunner().invoke(
-        app, ["draw", "graph", "--from", str(tmp_path / "a.json"), "--svg", str(tmp_path / "a.svg")]
-    )
-    assert ran.exit_code == 0, ran.output
-    assert sorted(one.name for one in tmp_path.glob("*.svg")) == ["a-1.svg", "a-2.svg"]
-    assert "Longest path" in ran.output
-
-
-def test_command_saves_the_graphs_that_it_draws(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(as_json([drawn(), drawn(times_us=None)]))
-    ran = CliRunner().invoke(
-        app, ["draw", "graph", "--from", str(tmp_path / "a.json"), "--save", str(tmp_path / "b.json")]
-    )
-    assert ran.exit_code == 0, ran.output
-    assert read_graphs(tmp_path / "b.json") == (drawn(), drawn(times_us=None))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ([], "name a workload"),
-        (["MMC", "--from", "a.json"], "name a workload"),
-        (["--from", "a.json", "--variant", "current"], "--variant is for workloads"),
-    ],
-)
-def test_command_refuses_wrong_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], reason: str
+def test_command_draws_one_file_for_each_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: list[DrawnGraph], files: list[str], code: int
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("a.json").write_text(as_json([drawn()]))
-    ran = CliRunner().invoke(app, ["draw", "graph", *arguments])
-    assert isinstance(ran.exception, WrongUse)
-    assert reason in str(ran.exception)
-
-
-def test_command_exits_with_a_finding_where_nothing_is_drawn(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(as_json([]))
-    assert CliRunner().invoke(app, ["draw", "graph", "--from", str(tmp_path / "a.json")]).exit_code == 1
+    """Nothing drawn is a finding."""
+    monkeypatch.setattr(measured, "measured_graphs", lambda *arguments, **settings: graphs)
+    ran = CliRunner().invoke(app, ["draw", "graph", "MMC", "--svg", str(tmp_path / "a.svg")])
+    assert ran.exit_code == code, ran.output
+    assert sorted(one.name for one in tmp_path.glob("*.svg")) == files
+    assert ran.output.count("Longest path") == len(graphs)
 
 
 def event(category: str, name: str, start: float, length: float, correlation: int) -> dict[str, Any]:
