@@ -5,7 +5,6 @@ Commands import what they need when they run: `encore --help` must not wait for 
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -21,7 +20,15 @@ from suite.cli import micro as cli_micro
 from suite.cli import report as cli_report
 from suite.cli import run as cli_run
 from suite.cli.console import SizeOption, console, refuse_empty, say
-from suite.results.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG_USE, EncoreError, WrongUse
+from suite.results.errors import (
+    EXIT_FINDING,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_WRONG_USE,
+    WRONG_PLACE,
+    EncoreError,
+    WrongUse,
+)
 from suite.run.supervise import Interrupted, interruptible, kill_children
 
 app = typer.Typer(
@@ -55,9 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kill_children()
         sys.exit(EXIT_INTERRUPTED)
     except OSError as error:
-        say(f"encore: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
-        # Only who gives the command gives names.
-        sys.exit(EXIT_WRONG_USE if error.errno == errno.ENAMETOOLONG else EXIT_FINDING)
+        advice = WRONG_PLACE.get(error.errno or 0)
+        where = f"{error.filename}: " if error.filename else ""
+        say(f"encore: {where}{error.strerror or error}; {advice or 'what was written before is intact'}")
+        sys.exit(EXIT_WRONG_USE if advice else EXIT_FINDING)
 
 
 def _print_version(wanted: bool) -> None:

@@ -40,7 +40,7 @@ def indirection(
     from suite.micro.indirection import Bench
 
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-micro-indirection"
-    path = (new_folder(RUNS, name, "--out") if out is None else make_folder(out, "--out")) / RESULTS
+    path = (new_folder(RUNS, name) if out is None else make_folder(out)) / RESULTS
     if path.exists():
         raise WrongUse(f"--out {path.parent} holds results already ({RESULTS}); name another folder")
     samples = QUICK_SAMPLES if quick else samples

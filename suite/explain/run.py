@@ -38,11 +38,11 @@ def explain_many(
     workload's default). Closing the iterator ends running workers. `say` is called with a line every ten seconds.
 
     Raises:
-        WrongUse: a program is not of a form that `targets` describes, or `out` is not a folder and cannot be made one.
-        EncoreError: a file cannot be written.
+        WrongUse: a program is not of a form that `targets` describes.
+        OSError: a file cannot be written.
     """
     if out is not None:
-        make_folder(out, "--out")
+        make_folder(out)
     answers = ask(
         WORKER_COMMAND, targets, WorkerAnswer,
         jobs=jobs or max(1, len(os.sched_getaffinity(0))),

@@ -68,10 +68,9 @@ def build_report(
         announce: called with the name of each step that may take seconds, before it begins.
 
     Raises:
-        WrongUse: no run is given, the runs cannot be combined, `out` or `figures_dir` cannot be written to, or
-            `readme` has no such parts.
+        WrongUse: no run is given, the runs cannot be combined, or `readme` has no such parts.
         InvalidResults: a file has wrong fields.
-        EncoreError: a file cannot be written.
+        OSError: a file cannot be written.
     """
     if not runs:
         raise WrongUse("nothing to report: no run is measured yet; `encore run --quick` makes one")
@@ -83,9 +82,9 @@ def build_report(
     results = read_results(run, micro, recorded=recorded)
     made = [(exhibit, exhibit.make(results)) for exhibit in paper.EXHIBITS.values()]
     sections = [*_run_sections(results, run), *(_paper_section(exhibit, one, published) for exhibit, one in made)]
-    for folder, option in ((out, "--out"), (out / "tables", "--out"), (figures_dir, "--figures")):
+    for folder in (out, out / "tables", figures_dir):
         if folder is not None:
-            make_folder(folder, option)
+            make_folder(folder)
     smoke = tuple(dict.fromkeys(each.provenance.warning for each in sections if each.provenance.warning))
     throttled, run_id = cell_tables.throttling(run), ", ".join(provenance.run_names(run))
     warnings = [*smoke, *([throttled] if throttled else ()), *run.remarks]
@@ -203,7 +202,7 @@ def build_exhibits(
     Raises:
         WrongUse: a name is unknown, the runs cannot be combined, or have no row and nothing else is given.
         InvalidResults: a file has wrong fields.
-        EncoreError: a file cannot be written.
+        OSError: a file cannot be written.
     """
     exhibits = paper.find_exhibits(names)
     results = paper.Results(load_published())
@@ -214,8 +213,8 @@ def build_exhibits(
             raise WrongUse(f"nothing to draw: {'; '.join(run.remarks)}")
     sections = [_paper_section(exhibit, exhibit.make(results), results.published) for exhibit in exhibits]
     figures_dir = figures_dir or out / "figures"
-    make_folder(out / "tables", "--out")
-    make_folder(figures_dir, "--figures")
+    make_folder(out / "tables")
+    make_folder(figures_dir)
     shown = "\n".join(to_markdown(table, each.provenance) for each in sections for table in each.tables)
     return [*_write_tables(sections, out / "tables"), *_draw_all(sections, figures_dir)[1]], shown
 

@@ -113,7 +113,7 @@ def write_history(several: Sequence[pd.DataFrame], path: Path = HISTORY) -> None
     """Write a history file of these rows, ordered by run, workload and mode, each (run, workload, mode) once.
 
     Raises:
-        EncoreError: a file cannot be written; the old file is intact.
+        OSError: a file cannot be written; the old file is intact.
     """
     key = ["created_at", "run", "workload", "mode"]
     rows = pd.concat([one for one in several if len(one)] or list(several))

@@ -7,7 +7,6 @@ tree's version. Tests do not, because rows age with every commit.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tomllib
@@ -33,8 +32,8 @@ def update_page(page: Path, parts: Mapping[str, str]) -> None:
     """Put each text of `parts` between the comments of its name; other parts are unchanged.
 
     Raises:
-        WrongUse: the file cannot be read or replaced, or has no such pair of comments.
-        EncoreError: a file cannot be written; the file is as it was.
+        OSError: the file cannot be read or replaced; it is as it was.
+        WrongUse: it has no such pair of comments.
     """
     text = _read(page)
     for name in parts:
@@ -51,7 +50,7 @@ def generated_names(page: Path) -> tuple[str, ...]:
     """Return the names of a file's generated parts, in order.
 
     Raises:
-        WrongUse: the file cannot be read or replaced, or does not have each of them once.
+        WrongUse: the file does not have each of them once.
     """
     text = _read(page)
     names = tuple(dict.fromkeys(re.findall(r"^<!-- generated: (\S+) -->$", text, re.MULTILINE)))
@@ -94,11 +93,8 @@ def _origin_line(origin: Provenance) -> str:
 def _read(page: Path) -> str:
     try:
         text = page.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise WrongUse(f"--readme {page}: {why}; give a Markdown file with generated parts") from error
-    if not os.access(page.parent, os.W_OK | os.X_OK):
-        raise WrongUse(f"--readme {page}: its folder cannot be written to")
+    except UnicodeDecodeError as error:
+        raise WrongUse(f"--readme {page}: it is not UTF-8 text; give a Markdown file with generated parts") from error
     return text
 
 
@@ -113,12 +109,9 @@ def stale_rows(readme: Path, recorded: Path, repository: Path) -> list[str]:
     """Return a sentence for each run of the README's table that is of another version or too many commits old.
 
     Raises:
-        WrongUse: the file cannot be read, or its table names no run.
+        WrongUse: the table of the file names no run.
     """
-    try:
-        part = generated_part(readme.read_text(encoding="utf-8"), "headline")
-    except OSError as error:
-        raise WrongUse(f"cannot read {readme}: {error.strerror}; give the page with the table of speed-ups") from error
+    part = generated_part(_read(readme), "headline")
     runs = dict(_RUN.findall(part))
     if not runs:
         raise WrongUse(

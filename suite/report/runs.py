@@ -177,7 +177,7 @@ def load_runs(folders: Sequence[Path], *, leave_out: bool = False) -> Run:
         for folder in folders:
             try:
                 runs.append(load_run(folder))
-            except InvalidResults as error:
+            except (InvalidResults, OSError) as error:
                 if not leave_out:
                     raise
                 remarks.append(f"left out: {error}")

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+
 EXIT_OK = 0
 EXIT_FINDING = 1
 EXIT_WRONG_USE = 2
 EXIT_UNDECIDED = 3
 """Two runs do not decide whether one is slower than the other."""
 EXIT_INTERRUPTED = 130
+
+WRONG_PLACE = {
+    errno.ENOENT: "give one that exists",
+    errno.ENOTDIR: "a file is in the way; give a folder",
+    errno.EEXIST: "a file is in the way; give a folder",
+    errno.EISDIR: "give a file",
+    errno.ENAMETOOLONG: "give a shorter name",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "give a place that may be read and written"),
+}
+"""What to do about an `OSError` that the choice of a file or folder causes; others are no wrong use."""
 
 
 class EncoreError(Exception):

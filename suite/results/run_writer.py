@@ -24,7 +24,6 @@ from suite.results.store import (
     make_folder,
     read_run,
     write_atomically,
-    write_error,
 )
 
 LOCK = ".lock"
@@ -46,14 +45,14 @@ class RunWriter:
         """Start a run in a folder that does not exist, or is empty.
 
         Raises:
-            WrongUse: the folder is not empty, or cannot be written to.
-            EncoreError: a file cannot be written.
+            WrongUse: the folder is not empty.
+            OSError: a file cannot be written.
         """
         if (path / ENVIRONMENT).exists():
             raise WrongUse(f"{describe(path)} is a run already; give --resume {describe(path)} to go on with it")
         if path.exists() and (not path.is_dir() or any(file.name != LOCK for file in path.iterdir())):
             raise WrongUse(f"{describe(path)} is not an empty folder; name another with --out")
-        writer = cls(path, _locked(make_folder(path, "--out")))
+        writer = cls(path, _locked(make_folder(path)))
         write_atomically(path / ENVIRONMENT, environment.model_dump_json(indent=2) + "\n")
         return writer
 
@@ -65,7 +64,7 @@ class RunWriter:
             RunIsBusy: another process writes this run.
             InvalidResults: its files are not of this schema.
             WrongUse: its rows are packed.
-            EncoreError: a file cannot be written.
+            OSError: a file cannot be written.
         """
         if (path / PACKED).exists():
             raise WrongUse(f"{describe(path)} is packed; `gunzip {describe(path / PACKED)}`, then go on with it")
@@ -80,7 +79,7 @@ class RunWriter:
         """Add cells, a line each, with one write and sync, so that the file has all rows of a workload or none.
 
         Raises:
-            EncoreError: a file cannot be written; the file is as it was before.
+            OSError: a file cannot be written; the file is as it was before.
         """
         path, lines = self.path / CELLS, lines_of(cells).encode()
         with path.open("ab", buffering=0) as file:
@@ -93,7 +92,8 @@ class RunWriter:
                 os.ftruncate(file.fileno(), size)
                 if size == 0:
                     path.unlink(missing_ok=True)
-                raise write_error(path, error) from error
+                error.filename = str(path)
+                raise
 
     def close(self) -> None:
         self._lock.close()
@@ -106,15 +106,7 @@ class RunWriter:
 
 
 def _locked(run: Path) -> IO[bytes]:
-    try:
-        lock = (run / LOCK).open("ab")
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        raise WrongUse(
-            f"{describe(run)}: nothing may be written there ({error.strerror}); copy it to a writable "
-            "folder, and go on with the copy"
-        ) from error
+    lock = (run / LOCK).open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from optimizations import atomic_file
 from optimizations.uncollected import uncollected
-from suite.results.errors import EncoreError, WrongUse
+from suite.results.errors import WrongUse
 from suite.results.schema import SCHEMA_VERSION, Cell, Environment, Record
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -112,7 +112,7 @@ def read_environment(run: Path) -> Environment:
     """
     path = run / ENVIRONMENT
     try:
-        text = _content(path)
+        text = path.read_bytes()
     except FileNotFoundError:
         raise InvalidResults(f"{describe(run)} is not a run: it has no {ENVIRONMENT}") from None
     environment = _parse(Environment, text, describe(path))
@@ -144,26 +144,12 @@ def _checked_rows(path: Path, text: bytes) -> tuple[Cell, ...]:
     return tuple(cells.values())
 
 
-def _content(path: Path) -> bytes:
-    """Return the unpacked contents of a file of a run.
-
-    Raises:
-        InvalidResults: it is a folder, is damaged, or may not be read.
-        FileNotFoundError: it does not exist.
-    """
-    try:
-        return read_unpacked(path)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise InvalidResults(f"{describe(path)} cannot be read: {error.strerror}") from error
-
-
 def read_unpacked(path: Path) -> bytes:
     """Read a file, unpacked where its name ends in `.gz`.
 
     Raises:
-        OSError: it cannot be read, or is damaged.
+        OSError: it cannot be read.
+        InvalidResults: it is damaged.
     """
     content = path.read_bytes()
     if path.suffix != ".gz":
@@ -173,19 +159,17 @@ def read_unpacked(path: Path) -> bytes:
             raise EOFError("it is empty")
         return gzip.decompress(content)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise OSError(errno.EIO, f"it is damaged: {error}; restore it from where it was made") from error
+        raise InvalidResults(f"{describe(path)} is damaged: {error}; restore it from where it was made") from error
 
 
 def read_record(kind: type[_R], path: Path, what: str, advice: str) -> _R:
     """Read a file that holds one record, packed or not.
 
     Raises:
-        InvalidResults: it cannot be read, or is no `what`; the message has the place, and `advice`.
+        OSError: it cannot be read.
+        InvalidResults: it is no `what`; the message has the place, and `advice`.
     """
-    try:
-        return _parse(kind, read_unpacked(path), describe(path), f"It is no file of {what}; {advice}.")
-    except OSError as error:
-        raise InvalidResults(f"{describe(path)} cannot be read: {error.strerror}; {advice}") from error
+    return _parse(kind, read_unpacked(path), describe(path), f"It is no file of {what}; {advice}.")
 
 
 def _rows_of(run: Path) -> tuple[Path, bytes]:
@@ -194,14 +178,14 @@ def _rows_of(run: Path) -> tuple[Path, bytes]:
     if plain.exists() and packed.exists():
         raise InvalidResults(f"{describe(run)} has both {CELLS} and {PACKED}; take away the one that is not to be read")
     path = packed if packed.exists() else plain
-    return path, _content(path) if path.exists() else b""
+    return path, read_unpacked(path) if path.exists() else b""
 
 
 def list_runs(folder: Path) -> list[Path]:
     """Return folders of runs, oldest first by creation time. Runs of another schema version are left out."""
     runs = []
     for path in folder.glob(f"*/{ENVIRONMENT}"):
-        with contextlib.suppress(InvalidResults):
+        with contextlib.suppress(InvalidResults, OSError):
             runs.append((read_environment(path.parent).created_at, path.parent))
     return [run for _, run in sorted(runs)]
 
@@ -224,11 +208,8 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
         raise WrongUse("'' names no run; give a name in results/runs or results/recorded, or a folder")
     folders = (RUNS, RECORDED) if folders is None else folders
     for candidate in (*(folder / name for folder in folders), Path(name)):
-        try:
-            if (candidate / ENVIRONMENT).is_file():
-                return candidate
-        except OSError as error:  # its name is too long, or it may not be read
-            raise WrongUse(f"run {name[:80]!r}: {error.strerror}") from error
+        if (candidate / ENVIRONMENT).is_file():
+            return candidate
     known = [path.parent.name for folder in folders for path in sorted(folder.glob(f"*/{ENVIRONMENT}"))]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     newest = f"known: {', '.join(known[-5:]) or 'none yet'}"
@@ -243,33 +224,27 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
     )
 
 
-def make_folder(path: Path, option: str) -> Path:
-    """Return the folder of an option, and create it if needed.
+def make_folder(path: Path) -> Path:
+    """Return a folder that can be written to, and create it if needed.
 
     Raises:
-        WrongUse: a file with this name exists, or the folder is not writable.
+        OSError: a file with this name exists, or the folder is not writable.
     """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
-        reason = "a file is in the way" if in_the_way else error.strerror
-        raise WrongUse(f"{option} {path}: {reason}; give a folder that can be written to") from error
+    path.mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.W_OK | os.X_OK):
-        raise WrongUse(f"{option} {path}: nothing may be written there; give another folder")
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return path
 
 
-def new_folder(parent: Path, name: str, option: str) -> Path:
+def new_folder(parent: Path, name: str) -> Path:
     """Create and return a folder of this name, with a suffix "-2", "-3" and so on if it exists.
 
-    So two commands that start in the same second use separate folders. `option` is the option for another folder, for
-    the error message.
+    So two commands that start in the same second use separate folders.
 
     Raises:
-        WrongUse: `parent` is not writable, or a file with this name exists.
+        OSError: `parent` is not writable.
     """
-    make_folder(parent, option)
+    make_folder(parent)
     for number in itertools.count(1):
         path = parent / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
@@ -282,22 +257,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file atomically, and create its folder: after a crash it has the old or the new content, never a part.
 
     Raises:
-        EncoreError: the file cannot be written; the old content is intact.
-        WrongUse: a file exists in the place of the folder.
+        OSError: the file cannot be written; the old content is intact.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise WrongUse(f"{describe(path.parent)}: a file is in the way; give a folder") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         atomic_file.write_atomically(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        raise write_error(path, error) from error
-
-
-def write_error(path: Path, error: OSError) -> EncoreError:
-    """Describe an error of writing a file, such as a full disk."""
-    return EncoreError(f"cannot write {describe(path)}: {error.strerror}. What was written before is intact.")
+        error.filename = str(path)  # it may name a temporary file
+        raise
 
 
 def lines_of(cells: Iterable[Cell]) -> str:

@@ -68,7 +68,7 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
 
     Raises:
         WrongUse: a name, an option or a combination is wrong, there is no GPU, or the run to resume does not fit.
-        EncoreError: a file cannot be written.
+        OSError: a file cannot be written.
         Interrupted: Ctrl-C; the console shows how to go on.
     """
     path, plan = _chosen(request, console)
@@ -281,7 +281,7 @@ def _new_folder(request: Request, plan: RunPlan) -> Path:
         raise WrongUse(f"--tag {request.tag!r}: only letters, digits, '.', '_' and '-' can be part of a folder's name")
     device = find_gpu().info.name.removeprefix("NVIDIA ") if plan.device == "cuda" else "cpu"
     parts = (f"{datetime.now(UTC):%Y%m%d-%H%M%S}", re.sub(r"\W+", "-", device).strip("-").lower(), request.tag)
-    return store.new_folder(store.RUNS, "-".join(part for part in parts if part), "--out")
+    return store.new_folder(store.RUNS, "-".join(part for part in parts if part))
 
 
 def _listed(found: Sequence[str]) -> str:

@@ -92,7 +92,7 @@ class Runner:
         worker lives.
 
         Raises:
-            EncoreError: a file cannot be written.
+            OSError: a file cannot be written.
         """
         outcome = RunOutcome(self.writer.path, done)
         begun = self.clock()

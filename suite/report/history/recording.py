@@ -40,7 +40,7 @@ def record_run(run: Path, recorded: Path, history: Path) -> Path:
     Raises:
         WrongUse: the run is not finished, or one of its name is recorded.
         InvalidResults: a file of the run has wrong fields.
-        EncoreError: a file cannot be written.
+        OSError: a file cannot be written.
     """
     read = read_run(run)
     if not read.cells:

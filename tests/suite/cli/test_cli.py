@@ -207,15 +207,19 @@ LONG = "n" * 300
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("report", LONG), "run 'nnn.*': File name too long"),
+        (("report", LONG), "nnn.*: File name too long; give a shorter name"),
         (("report", ""), "'' names nothing"),
         (("report", "a file"), "unknown run 'a file'; this is a file, give the folder"),
-        (("report", "folders"), "folders/cells.jsonl cannot be read: Is a directory"),
-        (("compare", LONG, "named"), "run 'nnn.*File name too long"),
-        (("compare", "folders", "named"), "folders/cells.jsonl cannot be read: Is a directory"),
-        (("run", "EOS", *CPU, "--out", LONG), "File name too long: nnn"),
-        (("run", "--resume", LONG), "run 'nnn.*File name too long"),
-        (("run", "--resume", "newest", *CPU, "--out", LONG), "File name too long: nnn"),
+        (("report", "folders"), "folders/cells.jsonl: Is a directory; give a file"),
+        (("compare", LONG, "named"), "nnn.*File name too long"),
+        (("compare", "folders", "named"), "folders/cells.jsonl: Is a directory; give a file"),
+        (("run", "EOS", *CPU, "--out", LONG), "nnn.*File name too long"),
+        (("run", "--resume", LONG), "nnn.*File name too long"),
+        (
+            ("report", "--check-fresh", "--readme", "none.md"),
+            "none.md: No such file or directory; give one that exists",
+        ),
+        (("run", "--resume", "newest", *CPU, "--out", LONG), "nnn.*File name too long"),
     ],
 )
 def test_unreadable_file_is_wrong_use(
@@ -244,7 +248,7 @@ def test_unwritable_folder_is_an_error_without_a_traceback(fake: Fake) -> None:
     ):
         done = fake(*command)
         assert done.returncode == 2, (command, done.stderr)
-        assert "a file is in the way; give" in done.stderr
+        assert "file: " in done.stderr and "; a file is in the way; give a folder" in done.stderr
         assert "Traceback" not in done.stderr
     assert not (run / "report").exists()
 

@@ -13,7 +13,7 @@ import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell
 
 from suite.results import store
-from suite.results.errors import EXIT_FINDING, EXIT_WRONG_USE, EncoreError, WrongUse
+from suite.results.errors import EXIT_WRONG_USE, WrongUse
 from suite.results.run_writer import RunIsBusy, RunWriter
 from suite.results.schema import Cell, Environment, Status
 from suite.results.store import InvalidResults, find_run, read_run, write_atomically
@@ -88,7 +88,7 @@ def test_damaged_packed_rows_are_reported(tmp_path: Path, kept_bytes: int, then:
     whole = gzip.compress((path / store.CELLS).read_bytes())
     (path / store.CELLS).unlink()
     (path / store.PACKED).write_bytes(whole[:kept_bytes] + then)
-    with pytest.raises(InvalidResults, match=r"cells\.jsonl\.gz cannot be read: it is damaged: "):
+    with pytest.raises(InvalidResults, match=r"cells\.jsonl\.gz is damaged: "):
         read_run(path)
 
 
@@ -102,7 +102,7 @@ def test_run_in_an_unwritable_folder_is_not_resumed(
         raise OSError(number, os.strerror(number), str(self))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(WrongUse, match=r"nothing may be written there .*go on with the copy"):
+    with pytest.raises(OSError, match=str(path)):
         RunWriter.reopen(path)
 
 
@@ -174,9 +174,8 @@ def test_full_disk_leaves_the_file_unchanged(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", write)
-    with writer, pytest.raises(EncoreError, match=r"No space left.*intact") as caught:
+    with writer, pytest.raises(OSError, match=r"No space left.*cells\.jsonl"):
         writer.append(cell("EOS", "graph"))
-    assert caught.value.exit_code == EXIT_FINDING
     assert (path / store.CELLS).read_bytes() == before
 
 
@@ -188,7 +187,7 @@ def test_failed_atomic_write_leaves_the_old_content(tmp_path: Path, monkeypatch:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(EncoreError, match="cannot write"):
+    with pytest.raises(OSError, match=f"No space left.*{path}"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
@@ -197,7 +196,7 @@ def test_failed_atomic_write_leaves_the_old_content(tmp_path: Path, monkeypatch:
 def test_file_where_a_folder_should_be_is_wrong_use(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file" / "result.json", tmp_path / "file" / "below" / "result.json"):
-        with pytest.raises(WrongUse, match="a file is in the way; give a folder"):
+        with pytest.raises((FileExistsError, NotADirectoryError)):
             write_atomically(path, "new")
     assert (tmp_path / "file").read_text() == "mine"
 
