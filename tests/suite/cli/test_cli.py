@@ -217,7 +217,7 @@ LONG = "n" * 300
         (("run", "--resume", LONG), "nnn.*File name too long"),
         (
             ("report", "--check-fresh", "--readme", "none.md"),
-            "none.md: No such file or directory; give one that exists",
+            "none.md: No such file or directory; give one",
         ),
         (("run", "--resume", "newest", *CPU, "--out", LONG), "nnn.*File name too long"),
     ],

@@ -92,20 +92,6 @@ def test_damaged_packed_rows_are_reported(tmp_path: Path, kept_bytes: int, then:
         read_run(path)
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_run_in_an_unwritable_folder_is_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    path = make_run(tmp_path / "run", cell("EOS", "compile"))
-
-    def refuse(self: Path, *arguments: object) -> object:
-        raise OSError(number, os.strerror(number), str(self))
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(OSError, match=str(path)):
-        RunWriter.reopen(path)
-
-
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
