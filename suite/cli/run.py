@@ -101,7 +101,6 @@ def run(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: a new one in results/runs.")
     ] = None,
-    tag: Annotated[str | None, typer.Option(help="Word to add to the run's name.")] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Only show what would be measured, and for how long. Needs no GPU."),
@@ -138,7 +137,6 @@ def run(
         budget_s=parse_duration(budget, "--budget") if budget is not None else None,
         timeout_s=parse_duration(timeout, "--timeout"),
         out=out,
-        tag=tag,
         tp=parse_degrees(tp) if tp is not None else None,
     )
     if dry_run:

@@ -9,9 +9,9 @@ The kernel of the indirection microbenchmark. It reads so little that only repla
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -28,7 +28,6 @@ from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import GRANULE_BYTES, buffer_bytes, displace
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
-from suite.measure.gpu import gpu_reader
 from suite.micro.records import INPUT_BYTES, MEASURED, MeasuredPoint, Series, Variant
 from suite.results.errors import EncoreError
 
@@ -43,13 +42,8 @@ class WrongResult(EncoreError):
     """Report that a variant computed something else than the kernels do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Hold a variant, ready to be called with a list of inputs. Bytes are of one replay whose inputs all moved."""
-
-    run: Callable[[list[torch.Tensor]], None]
-    copied_bytes: int
-    pointer_bytes: int
+Replay = Callable[[list[torch.Tensor]], None]
+"""A variant, ready to be called with a list of inputs."""
 
 
 class Bench:
@@ -58,8 +52,6 @@ class Bench:
     def __init__(self, device: int, *, samples: int) -> None:
         self._device = torch.device("cuda", device)
         self._samples = samples
-        properties = torch.cuda.get_device_properties(self._device)
-        self._read_gpu = gpu_reader(f"GPU-{properties.uuid}")
         self._tools = device_tools(device)
 
     def close(self) -> None:
@@ -72,19 +64,10 @@ class Bench:
         Raises:
             WrongResult: a variant computes something else.
         """
-        before = self._read_gpu()
         with torch.cuda.device(self._device):
             series = self._measure(count)
         torch.cuda.empty_cache()
-        return MeasuredPoint(
-            sweep="inputs",
-            inputs=count,
-            input_bytes=INPUT_BYTES,
-            nodes=count,
-            series=series,
-            gpu_before=before,
-            gpu_after=self._read_gpu(),
-        )
+        return MeasuredPoint(sweep="inputs", inputs=count, series=series)
 
     def _measure(self, count: int) -> list[Series]:
         sets = [
@@ -94,24 +77,16 @@ class Bench:
         outputs = torch.zeros(count, ELEMENTS, device=self._device)
         placeholders = [torch.empty_like(one) for one in sets[0]]
         ready: dict[Variant, Replay] = {}
-        unavailable: dict[Variant, str] = {}
         for variant in MEASURED:
             made = self._variant(variant, placeholders, outputs)
             if isinstance(made, str):
-                unavailable[variant] = made
+                print(f"{variant} cannot be had with {count} inputs: {made}", file=sys.stderr)
             else:
                 self._check(variant, made, sets, outputs)
                 ready[variant] = made
         samples = self._time(ready, sets)
         return [
-            Series(
-                variant=variant,
-                moved=moved,
-                host_us=samples.get((variant, moved), []),
-                copied_bytes=ready[variant].copied_bytes if variant in ready else 0,
-                pointer_bytes=ready[variant].pointer_bytes if variant in ready and moved else 0,
-                unavailable=unavailable.get(variant),
-            )
+            Series(variant=variant, moved=moved, host_us=samples.get((variant, moved), []))
             for variant in MEASURED
             for moved in (True, False)
         ]
@@ -121,8 +96,7 @@ class Bench:
         graph = self._capture(placeholders, outputs)
         if variant == "copy":
             graph.instantiate()
-            copied = len(placeholders) * INPUT_BYTES
-            return Replay(_copying(graph, placeholders), copied_bytes=copied, pointer_bytes=0)
+            return _copying(graph, placeholders)
         driver = self._tools.driver
         raw = driver.CUgraph(graph.raw_cuda_graph())
         memory = {index: memory_of(one) for index, one in enumerate(placeholders)}
@@ -143,10 +117,10 @@ class Bench:
         graph.instantiate()
         applied.instantiated(driver.CUgraphExec(graph.raw_cuda_graph_exec()), self._tools.stream())
         addresses = {index: one.address for index, one in memory.items()}
-        pointers = applied.point(addresses)
+        applied.point(addresses)
         tracked = [TrackedInput(one.input, one.alignment_bytes, addresses[one.input]) for one in plan.inputs]
         tracker = AddressTracker(tracked, list(addresses.values()), applied, MemoryRanges(()), _never_copied)
-        return Replay(_following(graph, tracker), copied_bytes=0, pointer_bytes=pointers)
+        return _following(graph, tracker)
 
     def _capture(self, inputs: Sequence[torch.Tensor], outputs: torch.Tensor) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -161,7 +135,7 @@ class Bench:
     ) -> None:
         for inputs in (*sets, sets[0]):
             outputs.zero_()
-            replay.run(inputs)
+            replay(inputs)
             expected = torch.stack([2 * inputs[node % len(inputs)][:ELEMENTS] for node in range(len(outputs))])
             if not torch.equal(outputs, expected):
                 raise WrongResult(f"variant {variant} computes something else than its kernels do; nothing was timed")
@@ -185,14 +159,14 @@ class Bench:
             inputs = sets[number % len(sets)]
             torch.cuda.synchronize()
             start = time.perf_counter_ns()
-            replay.run(inputs)
+            replay(inputs)
             torch.cuda.synchronize()
             if number >= 0:
                 taken.append((time.perf_counter_ns() - start) / 1000)
         return taken
 
 
-def _copying(graph: torch.cuda.CUDAGraph, placeholders: list[torch.Tensor]) -> Callable[[list[torch.Tensor]], None]:
+def _copying(graph: torch.cuda.CUDAGraph, placeholders: list[torch.Tensor]) -> Replay:
     copy = torch_internals.foreach_copy_
 
     def run(inputs: list[torch.Tensor]) -> None:
@@ -217,7 +191,7 @@ def _never_copied(values: Mapping[int, torch.Tensor]) -> None:
     raise AssertionError(f"input {min(values)} is aligned and lies outside of the graph's memory")
 
 
-def _following(graph: torch.cuda.CUDAGraph, tracker: AddressTracker) -> Callable[[list[torch.Tensor]], None]:
+def _following(graph: torch.cuda.CUDAGraph, tracker: AddressTracker) -> Replay:
     def run(inputs: list[torch.Tensor]) -> None:
         tracker.follow(inputs)
         graph.replay()

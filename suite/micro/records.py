@@ -1,6 +1,6 @@
 """Define records of the indirection microbenchmark, as they are written to disk.
 
-What the indirection microbenchmark varies. Pure, without torch.
+What the indirection microbenchmark varies. Pure, without torch. Older files have further fields, which are left out.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from suite.results.schema import Environment, GpuState, Record
+from pydantic import ConfigDict
+
+from suite.results.schema import Environment, Record
 from suite.results.store import read_record
 
 MICRO_SCHEMA_VERSION: Literal[1] = 1
@@ -17,29 +19,24 @@ MICRO_SCHEMA_VERSION: Literal[1] = 1
 class Series(Record):
     """Hold one variant at one point: time of each replay on the host to its completion, every sample.
 
-    `moved`: the addresses of inputs changed since the last replay. `unavailable` is the reason for missing samples.
-    `pointer_bytes` and `copied_bytes` are those of one replay.
+    `moved`: the addresses of inputs changed since the last replay.
     """
+
+    model_config = ConfigDict(extra="ignore")
 
     variant: Variant
     moved: bool
     host_us: list[float]
-    copied_bytes: int
-    pointer_bytes: int
-    unavailable: str | None = None
 
 
 class MeasuredPoint(Record):
     """Hold a point and its variants, measured in alternating rounds."""
 
+    model_config = ConfigDict(extra="ignore")
+
     sweep: Sweep
     inputs: int
-    input_bytes: int
-    nodes: int
     series: list[Series]
-    gpu_before: GpuState | None
-    gpu_after: GpuState | None
-    skipped: str | None = None
 
 
 class MicroRun(Record):

@@ -57,7 +57,6 @@ class Request:
     budget_s: float | None = None
     timeout_s: float = 600.0
     out: Path | None = None
-    tag: str | None = None
     tp: Sequence[int] | None = None
     starts: bool = True
     """True if anything is measured: what is only planned needs no GPU."""
@@ -274,14 +273,12 @@ def _require_device(plan: RunPlan) -> None:
 
 
 def _new_folder(request: Request, plan: RunPlan) -> Path:
-    """Return `--out`, or a new folder named by time, device and tag."""
+    """Return `--out`, or a new folder named by time and device."""
     if request.out is not None:
         return request.out
-    if request.tag is not None and not re.fullmatch(r"[\w.-]+", request.tag):
-        raise WrongUse(f"--tag {request.tag!r}: only letters, digits, '.', '_' and '-' can be part of a folder's name")
     device = find_gpu().info.name.removeprefix("NVIDIA ") if plan.device == "cuda" else "cpu"
-    parts = (f"{datetime.now(UTC):%Y%m%d-%H%M%S}", re.sub(r"\W+", "-", device).strip("-").lower(), request.tag)
-    return store.new_folder(store.RUNS, "-".join(part for part in parts if part))
+    name = re.sub(r"\W+", "-", device).strip("-").lower()
+    return store.new_folder(store.RUNS, f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{name}")
 
 
 def _listed(found: Sequence[str]) -> str:

@@ -134,7 +134,6 @@ def test_env_shows_the_record_of_a_run() -> None:
         (("run", "EOS", "--set", "all"), ("--set all", "EOS")),
         (("explain", "--set", "graze"), ("'graze'", "grace")),
         (("explain", "EOS", "--set", "grace"), ("--set", "--all")),
-        (("run", "--device", "cpu", "--tag", "a/b"), ("--tag 'a/b'", "letters")),
         (("run", "--resume", "no-such-run"), ("'no-such-run'", "results/runs")),
         (("run", "--resume", "x", "--out", "y"), ("--resume", "--out")),
         (("run", "--retry-failed"), ("--retry-failed", "--resume")),
@@ -248,7 +247,7 @@ def test_unwritable_folder_is_an_error_without_a_traceback(fake: Fake) -> None:
     ):
         done = fake(*command)
         assert done.returncode == 2, (command, done.stderr)
-        assert "file: " in done.stderr and "; a file is in the way; give a folder" in done.stderr
+        assert "/file" in done.stderr and "; a file is in the way; give a folder" in done.stderr
         assert "Traceback" not in done.stderr
     assert not (run / "report").exists()
 

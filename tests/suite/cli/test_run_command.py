@@ -23,10 +23,10 @@ from suite.results.store import read_run
 
 
 def test_run_leaves_rows_logs_and_a_summary(fake: Fake) -> None:
-    done = fake("run", "eos", "ST", *CPU, "--tag", "first")
+    done = fake("run", "eos", "ST", *CPU)
     assert done.returncode == 0, done.stderr
     run = fake.only_run()
-    assert re.fullmatch(r"\d{8}-\d{6}-cpu-first", run.name)
+    assert re.fullmatch(r"\d{8}-\d{6}-cpu", run.name)
     recorded = read_run(run)
     assert [(c.workload, c.mode) for c in recorded.cells] == [
         ("EOS", "eager"),

@@ -34,19 +34,11 @@ def run_of(*measured: MeasuredPoint) -> MicroRun:
 
 def measured_at(count: int) -> MeasuredPoint:
     series = [
-        Series(
-            variant=variant,
-            moved=moved,
-            host_us=[] if variant == "ptx" else [5.0 + place, 7.0 + place, 100.0],
-            copied_bytes=64 if variant == "copy" else 0,
-            pointer_bytes=0 if variant == "copy" else 8,
-            unavailable="no PTX" if variant == "ptx" else None,
-        )
+        Series(variant=variant, moved=moved, host_us=[] if variant == "ptx" else [5.0 + place, 7.0 + place, 100.0])
         for place, variant in enumerate(VARIANTS)
         for moved in (True, False)
     ]
-    fields = {"sweep": "inputs", "inputs": count, "input_bytes": 64, "nodes": count}
-    return MeasuredPoint(**fields, series=series, gpu_before=None, gpu_after=None)
+    return MeasuredPoint(sweep="inputs", inputs=count, series=series)
 
 
 EVERYTHING = run_of(*map(measured_at, counts()))
