@@ -93,7 +93,6 @@ BACKEND_OF_SUITE: dict[str, tuple[str, str]] = {
     "report.recordings": ("suite", REPORTED),
     "stack_trace": ("suite", REPORTED),
     "torch_internals": ("suite", PRIVATE_NAMES),
-    "torch_internals.autograd_graph": ("suite/explain", PRIVATE_NAMES),
     "torch_internals.outcome": ("suite", PRIVATE_NAMES),
     "torch_internals.tuning": ("suite", PRIVATE_NAMES),
     "placement": ("suite/explain", "explain shows what the backend's own analysis finds"),

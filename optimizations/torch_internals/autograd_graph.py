@@ -47,12 +47,6 @@ def is_of_leaf(node: Any) -> bool:
     return not node.next_functions and hasattr(node, "variable")
 
 
-def results(node: Any) -> Sequence[Any]:
-    """Return `shape`, `dtype` and `device` of each result that an autograd node was recorded for."""
-    described: Sequence[Any] = node._input_metadata
-    return described
-
-
 def _reached(nodes: Iterable[Any], since: int = 0) -> Iterator[Any]:
     """Yield these autograd nodes and all that their gradients reach, but none beyond a node from before `since`."""
     seen: set[Any] = {None}

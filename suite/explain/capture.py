@@ -23,7 +23,7 @@ from optimizations import torch_internals
 from optimizations.placement import Placement, place
 from optimizations.stack_trace import Frame
 from suite.explain.build import Program
-from suite.explain.lowering import LoweredPair, LoweringFailed, lower
+from suite.explain.lowering import LoweringFailed, lower
 from suite.explain.pretended_gpu import pretended_gpu
 from suite.explain.records import TO_THE_END, FxGraph, GraphBreak, Lowering, NonStaticInput
 from suite.measure.encore_report import with_short_paths
@@ -34,16 +34,9 @@ from suite.measure.source_line import line_of_frame, short_path
 SETTINGS: Mapping[str, Mapping[str, Any]] = {name: MODES[name].options for name in (GRAPH_MODE, "graph-unpartitioned")}
 """Inductor options of each lowering, by the mode that uses them; the first are stock PyTorch's."""
 
-_TRAINING_LIMIT = (
-    "training: backward graphs are lowered as if every output gets a gradient; what runs between forward and backward, "
-    "such as the loss, and the optimizer are not seen"
-)
-_STEP_LIMIT = (
-    "the step: backward graphs are lowered as if every output gets a gradient, and every parameter has one afterwards"
-)
 _GRADIENTS_LIMIT = (
-    "the call differentiates: graphs are seen, lowered without autograd; backward graphs, and what is kept for them, "
-    "are not"
+    "gradients: graphs are lowered without autograd; backward graphs, what is kept for them, and what a workload does "
+    "outside of its module (loss, optimizer) are not seen"
 )
 _BREAK_LIMIT = "what runs between FX graphs, and in functions that Dynamo leaves to Python, is not counted"
 _NO_DRIVER = ("CUDA driver", "NVIDIA driver", "No CUDA GPUs")
@@ -102,7 +95,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     Without settings nothing is lowered: graphs, CPU values, copies and breaks are found, which is quick.
     Call it in a process that is used for nothing else, because of `pretended_gpu`.
     """
-    found, stock = TracedCall(), next(iter(settings), "")
+    found = TracedCall()
     torch_internals.reset_dynamo()
     reasons = torch_internals.dynamo_utils.graph_break_reasons
     with (
@@ -114,7 +107,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
         program.surroundings(),
     ):
         cut: Exception | None = None
-        call = torch.compile(program.module, backend=_backend(found, settings, training=program.training))
+        call = torch.compile(program.module, backend=_backend(found, settings))
         try:
             call(*program.args, **program.kwargs)
         except UnknownValue as error:
@@ -139,16 +132,8 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     )
     if found.breaks:
         found.limits.append(_BREAK_LIMIT)
-    if program.differentiates:
+    if program.differentiates or (program.training and (not program.is_step or found.differentiated)):
         found.limits.append(_GRADIENTS_LIMIT)
-    if program.is_step and not found.differentiated and found.failure is None:
-        # A call without a backward counts as inference, although the program might train.
-        found.graphs = [
-            graph.model_copy(update={"backward": [], "stock_captures": _captures_all(graph.of(stock))})
-            for graph in found.graphs
-        ]
-    elif program.training:
-        found.limits.append(_STEP_LIMIT if program.is_step else _TRAINING_LIMIT)
     found.limits.append(_ONE_CALL_LIMIT)
     return found
 
@@ -195,15 +180,13 @@ def _gradients_of_inputs(
     return tuple(torch.empty_like(each, requires_grad=create_graph) for each in inputs)
 
 
-def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, training: bool) -> Callable[..., Any]:
+def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
     stock = next(iter(settings), "")
 
     def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        # Code that runs without gradients, such as an optimizer, has no backward graph in training either.
-        trains = training and torch.is_grad_enabled()
         with torch.no_grad():
             placement = place(graph_module, example_inputs)
-            lowered, failures = _lowered(graph_module, example_inputs, placement, settings, training=trains)
+            lowered, failures = _lowered(graph_module, example_inputs, placement, settings)
             # Only now, because Dynamo may have to trace the frame again, and then this graph does not count.
             index = len(found.graphs)
             found.note_modules(graph_module)
@@ -211,7 +194,7 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, tr
         report = placement.report
         if report.device is None and not report.cpu_nodes_before and _has_cpu_values(graph_module):
             found.limits.append(f"graph {index}: where its values live is not known: {report.untouched}")
-        found.limits.extend(_limits(index, lowered, lowered.get(stock), failures))
+        found.limits.extend(_limits(index, lowered.get(stock), failures))
         found.calls.append(0)
 
         def run(*args: Any) -> Any:
@@ -228,15 +211,13 @@ def _lowered(
     example_inputs: Sequence[Any],
     placement: Placement,
     settings: Mapping[str, Mapping[str, Any]],
-    *,
-    training: bool,
-) -> tuple[dict[str, LoweredPair], dict[str, str]]:
+) -> tuple[dict[str, Lowering], dict[str, str]]:
     """Lower a graph under each setting, and after placement under the options of stock CUDA graphs.
 
     Return the outcomes by setting, and the reasons for those that are missing. A graph that placement leaves untouched
     has stock's outcome.
     """
-    lowered: dict[str, LoweredPair] = {}
+    lowered: dict[str, Lowering] = {}
     failures: dict[str, str] = {}
     for name in (*settings, PLACEMENT_MODE) if settings else ():
         module, inputs = graph_module, example_inputs
@@ -247,7 +228,7 @@ def _lowered(
             module, inputs = placement.graph_module, placement.example_inputs(example_inputs)
         options = settings.get(name, MODES[GRAPH_MODE].options)
         try:
-            lowered[name] = lower(module, inputs, options=options, training=training)
+            lowered[name] = lower(module, inputs, options=options)
         except LoweringFailed as error:
             failures[name] = str(error)
     return lowered, failures
@@ -257,29 +238,26 @@ def _graph(
     graph_module: torch.fx.GraphModule,
     index: int,
     placement: Placement,
-    lowered: Mapping[str, LoweredPair],
-    stock: LoweredPair | None,
+    lowered: Mapping[str, Lowering],
+    stock: Lowering | None,
 ) -> FxGraph:
     """Return the record of Dynamo's graph number `index`. `stock` is the outcome under stock's settings."""
     nodes = list(graph_module.graph.nodes)
     inputs = [_input(node) for node in nodes if _is_non_static_input(node)]
-    captures = _captures_all([one for one in (stock.forward, stock.backward) if one] if stock else [])
     return FxGraph(
         index=index,
         operations=sum(node.op.startswith("call_") for node in nodes),
         placement=with_short_paths(json.loads(json.dumps(asdict(placement.report)))),  # type: ignore[arg-type]
         non_static_inputs=inputs,
         non_static_input_bytes=sum(entry.input_bytes or 0 for entry in inputs),
-        stock_captures=None if captures and stock and stock.no_backward is not None else captures,
+        stock_captures=None if stock is None else _captures_all(stock),
         lowerings=[
-            _named(name, pair.forward, bool(placement.report.staged) and name == PLACEMENT_MODE)
-            for name, pair in lowered.items()
+            _named(name, one, bool(placement.report.staged) and name == PLACEMENT_MODE) for name, one in lowered.items()
         ],
-        backward=[_named(name, pair.backward) for name, pair in lowered.items() if pair.backward is not None],
     )
 
 
-def _named(setting: str, lowering: Lowering, staging_copies: int = 0) -> Lowering:
+def _named(setting: str, lowering: Lowering, staging_copies: int) -> Lowering:
     copies = lowering.host_to_device_copies + staging_copies
     return lowering.model_copy(update={"setting": setting, "host_to_device_copies": copies})
 
@@ -306,30 +284,20 @@ def _input(node: torch.fx.Node) -> NonStaticInput:
     )
 
 
-def _limits(
-    index: int, lowered: Mapping[str, LoweredPair], stock: LoweredPair | None, failures: Mapping[str, str]
-) -> Iterator[str]:
+def _limits(index: int, stock: Lowering | None, failures: Mapping[str, str]) -> Iterator[str]:
     """Yield sentences on what is not known of graph number `index`."""
-    backward = f"the backward of graph {index}"
-    for which, one in ((f"graph {index}", stock.forward), (backward, stock.backward)) if stock else ():
-        for line in one.takes_cpu_tensors if one else ():
-            yield f"{which}: a CUDA graph would take a CPU tensor, and whether it can be recorded is not known: {line}"
+    for line in stock.takes_cpu_tensors if stock else ():
+        yield (
+            f"graph {index}: a CUDA graph would take a CPU tensor, and whether it can be recorded is not known: {line}"
+        )
     for name, why in failures.items():
         yield f"graph {index} was not lowered for {name}: {why}"
-    missing: dict[str, list[str]] = {}
-    for name, pair in lowered.items():
-        if pair.no_backward is not None:
-            missing.setdefault(pair.no_backward, []).append(name)
-    for why, names in missing.items():
-        yield f"{backward} was not lowered for {', '.join(names)}: {why}"
 
 
-def _captures_all(lowerings: Sequence[Lowering]) -> bool | None:
-    """Return whether all kernels of these are in CUDA graphs; None if it is unknown, or if there are none."""
-    if any(one.takes_cpu_tensors for one in lowerings):
-        return None
-    left = sum(one.kernels_outside + one.cpu_kernels for one in lowerings)
-    return left == 0 if left + sum(one.kernels_in_graphs for one in lowerings) else None
+def _captures_all(lowering: Lowering) -> bool | None:
+    """Return whether all kernels are in CUDA graphs; None if it is unknown, or if there are none."""
+    left = lowering.kernels_outside + lowering.cpu_kernels
+    return left == 0 if left + lowering.kernels_in_graphs and not lowering.takes_cpu_tensors else None
 
 
 def user_place(error: BaseException) -> str | None:

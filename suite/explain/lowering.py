@@ -5,10 +5,8 @@ and code generation run unchanged. Replaced are the last step (loading the gener
 (recording CUDA graphs), which here only notes the partitions to record. The outcome contains the generated source, in
 which `generated_code` counts kernels.
 
-Note [Backward graphs]. `torch.compile` lowers a backward when it is first called, which needs a GPU. AOTAutograd can
-lower it together with its forward (`force_non_lazy_backward_lowering`). For this it differentiates while it traces, and
-PyTorch's engine queries the driver for streams; `gradients` replaces the engine. Every output that can have a gradient
-is assumed to have one, as in a real backward.
+Graphs are lowered without autograd: AOTAutograd differentiates while it traces a backward, and PyTorch's engine queries
+the driver for streams.
 """
 
 from __future__ import annotations
@@ -16,17 +14,15 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.report import CompiledGraph
 from optimizations.torch_internals import outcome
 from suite.explain.generated_code import Body, read_module
-from suite.explain.gradients import without_engine
 from suite.explain.records import Lowering
 from suite.measure.source_line import Reasons, line_of_frame
 
@@ -39,69 +35,32 @@ FIXED_OPTIONS: Mapping[str, Any] = {
 """Inductor settings that every offline lowering needs; none of them changes the generated code."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoweredPair:
-    """Hold a forward and its backward. `no_backward` is the reason for a missing backward."""
-
-    forward: Lowering
-    backward: Lowering | None = None
-    no_backward: str | None = None
-
-
 class LoweringFailed(Exception):
     """Report that Inductor could not lower the graph offline, with the first line of Inductor's message."""
 
 
-def lower(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any], training: bool
-) -> LoweredPair:
-    """Lower a graph as Dynamo passes it to a backend, without changing it.
+def lower(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any]) -> Lowering:
+    """Lower a graph as Dynamo passes it to a backend, without changing it, while gradients are disabled.
 
     Args:
         graph_module: the FX graph, with its fake inputs in `example_inputs`.
         options: Inductor settings as given to `torch.compile(options=...)`.
-        training: its backward is lowered, too, if it has one: Note [Backward graphs]. If it cannot be differentiated,
-            the forward is lowered without autograd.
 
     Raises:
-        LoweringFailed: Inductor raised an error in the forward.
+        LoweringFailed: Inductor raised an error.
         Exception: Dynamo's signal to trace the frame again, which must propagate to Dynamo.
     """
-    forward, backward = _Seen(), _Seen()
-    if not training:
-        _run(forward, backward, graph_module, example_inputs, options)
-        return LoweredPair(forward.lowered())
-    try:
-        with (
-            torch.enable_grad(),
-            torch_internals.functorch_config.patch(force_non_lazy_backward_lowering=True),
-        ):
-            _run(forward, backward, graph_module, example_inputs, options)
-    except LoweringFailed as error:
-        if forward.complete:
-            return LoweredPair(forward.lowered(), no_backward=str(error))
-        return replace(lower(graph_module, example_inputs, options=options, training=False), no_backward=str(error))
-    return LoweredPair(forward.lowered(), backward.lowered() if backward.complete else None)
-
-
-def _run(
-    forward: _Seen,
-    backward: _Seen,
-    graph_module: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    options: Mapping[str, Any],
-) -> None:
+    seen = _Seen()
     work = _copied(graph_module)
     settings = {**FIXED_OPTIONS, **options}
     with (
         torch_internals.inductor_config.patch(settings),
         torch_internals.functorch_config.patch(enable_autograd_cache=False),
-        # AOTAutograd's backwards use it, and so do gradients in the program itself (`torch.func.grad`).
-        without_engine(),
+        torch_internals.replaced("engine_run_backward", seen.differentiate),
         # Inductor queries the C++ compiler for its version and vector instructions; none need be installed.
         torch_internals.replaced("get_cpp_compiler", lambda: "g++"),
         torch_internals.replaced("valid_vec_isa_list", list),
-        _observed(forward, backward),
+        _observed(seen),
     ):
         try:
             torch_internals.compile_fx.compile_fx(work, list(example_inputs))
@@ -110,45 +69,46 @@ def _run(
         except Exception as error:
             first_line = str(error).strip().partition("\n")[0]
             raise LoweringFailed(f"{type(error).__name__}: {first_line}") from error
+    if seen.differentiates:
+        raise LoweringFailed("gradients inside of a graph, as of torch.func.grad, are not computed without a GPU")
+    return seen.lowered()
 
 
 @contextlib.contextmanager
-def _observed(forward: _Seen, backward: _Seen) -> Iterator[None]:
-    """Replace Inductor's loading of modules and recording of graphs, and store the outcome of forward and backward."""
-
-    def of(is_backward: bool) -> _Seen:
-        return backward if is_backward else forward
-
-    def note(graph: CompiledGraph, _: Any) -> None:
-        seen = of(graph.direction == "backward")
-        seen.complete = True
-        seen.reasons.add_graph(graph)
-
-    def record(model: Callable[..., Any], *arguments: Any, is_backward: bool = False, **settings: Any) -> Any:
-        return of(is_backward).record(model, *arguments, **settings)
-
+def _observed(seen: _Seen) -> Iterator[None]:
+    """Replace Inductor's loading of modules and recording of graphs, and store the outcome."""
     with (
-        torch_internals.replaced(
-            "compile_to_module_lines", lambda graph, code: of(graph.is_backward).load(graph, code)
-        ),
-        torch_internals.replaced("cudagraphify", record),
-        # It notifies the manager of CUDA graphs, which does not exist here, of a backward outside of graphs.
-        torch_internals.replaced("maybe_handle_backward_generation", lambda *_: None),
-        outcome.watched(note),
+        torch_internals.replaced("compile_to_module_lines", lambda graph, code: seen.load(graph, code)),  # a method
+        torch_internals.replaced("cudagraphify", seen.record),
+        outcome.watched(lambda graph, _: seen.reasons.add_graph(graph)),
     ):
         yield
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Collect the outcome of one graph. `complete`: Inductor has finished it."""
+    """Collect the outcome of one graph."""
 
     sources: list[str] = field(default_factory=list)
     reasons: Reasons = field(default_factory=Reasons)
     recorded: list[int] = field(default_factory=list)
     takes_cpu_tensors: dict[str, None] = field(default_factory=dict)
-    complete: bool = False
+    differentiates: bool = False
     _partition: int = -1
+
+    def differentiate(
+        self,
+        outputs: Any,
+        gradients: Any,
+        retain: bool,
+        create: bool,
+        inputs: Sequence[torch.Tensor],
+        *_: Any,
+        **__: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return tensors in place of gradients. An error here would leave `torch.func` in the middle of a transform."""
+        self.differentiates = True
+        return tuple(torch.empty_like(each) for each in inputs)
 
     def load(self, graph: Any, wrapper_code: Any) -> Any:
         """Store the generated source, and return a module that cannot be called."""

@@ -51,10 +51,7 @@ class Lowering(Record):
 
 
 class FxGraph(Record):
-    """Hold one FX graph of the model, in the order Dynamo made them, with what the backend's placement finds in it.
-
-    `backward`: the lowerings of its backward graph, in a program that trains.
-    """
+    """Hold one FX graph of the model, in the order Dynamo made them, with what the backend's placement finds in it."""
 
     index: int
     operations: int
@@ -62,10 +59,9 @@ class FxGraph(Record):
     non_static_inputs: list[NonStaticInput]
     non_static_input_bytes: int
     stock_captures: bool | None = None
-    """True if stock CUDA graphs (default settings) would capture all its kernels: those of its backward and those that
-    run on the CPU are included. None if it is unknown, or if it has no kernel."""
+    """True if stock CUDA graphs (default settings) would capture all its kernels, those that run on the CPU included.
+    None if it is unknown, or if it has no kernel."""
     lowerings: list[Lowering] = Field(default_factory=list)
-    backward: list[Lowering] = Field(default_factory=list)
 
     @property
     def cpu_nodes(self) -> list[CpuNode]:
@@ -88,10 +84,7 @@ class GraphBreak(Record):
 
 
 class Explanation(Record):
-    """Hold the explanation of one model. If the analysis failed, `error` is set, and the rest may be empty.
-
-    `commit` is the git commit of Encore, and `dirty` whether its code was changed since.
-    """
+    """Hold the explanation of one model. If the analysis failed, `error` is set, and the rest may be empty."""
 
     schema_version: int
     target: str
@@ -100,8 +93,6 @@ class Explanation(Record):
     task: str
     batch: int | None
     torch: str
-    commit: str | None = None
-    dirty: bool | None = None
     graphs: list[FxGraph]
     breaks: list[GraphBreak]
     limits: list[str]

@@ -14,10 +14,8 @@ from importlib.metadata import version
 from models import registry
 from models.registry import Size, UnknownWorkload, Workload, is_program, is_sourced
 from suite.explain.records import Explanation
-from suite.measure.checkout import git_state
 from suite.results.errors import WrongUse
 from suite.results.schema import EXPLANATION_VERSION
-from suite.results.store import REPOSITORY
 from suite.run.matrix import require_program_name, require_whole, select_workloads
 
 
@@ -79,7 +77,6 @@ def _workload(name: str, variant: str | None) -> list[tuple[Workload, str]]:
 def unexplained(target: Target, error: str | None) -> Explanation:
     """Return an empty explanation of `target`."""
     workload = None if target.is_program else registry.planned(target.name)
-    commit, dirty = git_state(REPOSITORY)
     return Explanation(
         schema_version=EXPLANATION_VERSION,
         target=target.name,
@@ -88,8 +85,6 @@ def unexplained(target: Target, error: str | None) -> Explanation:
         task="inference" if workload is None else workload.task,
         batch=None if workload is None else workload.batch,
         torch=version("torch"),
-        commit=commit,
-        dirty=dirty,
         graphs=[],
         breaks=[],
         limits=[],

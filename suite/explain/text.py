@@ -29,9 +29,9 @@ def summary(explanation: Explanation) -> str:
     if explanation.error is not None and not explanation.graphs:
         return f"failed: {explanation.error.splitlines()[0]}"
     stock = [one for graph in explanation.graphs for one in graph.of(GRAPH_MODE)]
-    backward = [one for graph in explanation.graphs for one in graph.backward if one.setting == GRAPH_MODE]
     lowered = bool(stock) and len(stock) == len(explanation.graphs)
-    captured = _captured(stock) + (f" and {_captured(backward)} of the backward" if backward else "")
+    inside = sum(lowering.kernels_in_graphs for lowering in stock)
+    total = inside + sum(lowering.kernels_outside for lowering in stock)
     reports = [graph.placement for graph in explanation.graphs]
     nodes = sum(len(one.cpu_nodes_before) for one in reports)
     nodes_after = sum(len(one.cpu_nodes_after) for one in reports)
@@ -40,7 +40,7 @@ def summary(explanation: Explanation) -> str:
         f"{_count(len(explanation.graphs), 'FX graph')}",
         f"{_count(nodes, 'CPU node')} ({nodes_after} after placement)",
         f"{_count(copies, 'host-to-device copy', 'host-to-device copies')} per call ({copies_after} after placement)",
-        f"stock captures {captured}" if lowered else "not lowered as stock would",
+        f"stock captures {inside} of {total} kernels" if lowered else "not lowered as stock would",
     ]
     seen = f"; {explanation.seen}" if (explanation.seen or TO_THE_END) != TO_THE_END else ""
     return ", ".join(parts) + seen + ("; failed midway" if explanation.error is not None else "")
@@ -49,12 +49,6 @@ def summary(explanation: Explanation) -> str:
 def _copies(copies: Iterable[Sequence[Copy]]) -> int:
     """Count host-to-device copies; scalars are passed by value."""
     return sum(copy.kind != "scalar" for of_graph in copies for copy in of_graph)
-
-
-def _captured(lowerings: Sequence[Lowering]) -> str:
-    inside = sum(lowering.kernels_in_graphs for lowering in lowerings)
-    total = inside + sum(lowering.kernels_outside for lowering in lowerings)
-    return f"{inside} of {total} kernels"
 
 
 def _parts(explanation: Explanation) -> Iterator[RenderableType]:
@@ -113,20 +107,17 @@ def _graph(graph: FxGraph) -> Iterator[RenderableType]:
         yield from (_indented(Text(line)) for line in graph.placement.lines())
     yield from _table(
         ("setting", "CUDA graphs", "kernels in", "kernels out", "CPU kernels", "copies (blocking)", "because"),
-        [
-            *(_lowering_row(lowering) for lowering in graph.lowerings),
-            *(_lowering_row(lowering, ", backward") for lowering in graph.backward),
-        ],
+        [_lowering_row(lowering) for lowering in graph.lowerings],
     )
 
 
-def _lowering_row(lowering: Lowering, direction: str = "") -> tuple[object, ...]:
+def _lowering_row(lowering: Lowering) -> tuple[object, ...]:
     reasons = []
     for each in lowering.not_captured:
         times = f" x{each.count}" if each.count > 1 else ""
         reasons.append(f"{each.reason}{times}" + (f" at {each.source_line}" if each.source_line else ""))
     return (
-        f"{lowering.setting}{direction}",
+        lowering.setting,
         lowering.partitions,
         lowering.kernels_in_graphs,
         lowering.kernels_outside,

@@ -6,7 +6,6 @@ starts workers with CUDA_DEVICE_ORDER=PCI_BUS_ID, and both use the same order.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -52,8 +51,6 @@ def find_gpu() -> Gpu:
             name=_text(pynvml.nvmlDeviceGetName(handle)),
             compute_capability=f"{major}.{minor}",
             memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-            multiprocessors=_multiprocessors(handle, (major, minor)),
-            uuid_sha256=hashlib.sha256(_text(pynvml.nvmlDeviceGetUUID(handle)).encode()).hexdigest(),
         )
         return Gpu(info, _text(pynvml.nvmlSystemGetDriverVersion()), pynvml.nvmlDeviceGetCount())
 
@@ -113,14 +110,6 @@ def _handle(variables: Mapping[str, str]) -> Any:
         return pynvml.nvmlDeviceGetHandleByUUID(first)
     except pynvml.NVMLError as error:
         raise NoGpu(f"no NVIDIA GPU: there is no device {first!r} ({error}). {_INSTEAD}") from error
-
-
-def _multiprocessors(handle: Any, compute_capability: tuple[int, int]) -> int:
-    try:
-        return int(pynvml.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount)
-    except pynvml.NVMLError:  # not a GPU that can be split; cores per multiprocessor are fixed by the architecture
-        per_multiprocessor = 64 if compute_capability <= (8, 0) else 128
-        return int(pynvml.nvmlDeviceGetNumGpuCores(handle)) // per_multiprocessor
 
 
 def _text(value: str | bytes) -> str:

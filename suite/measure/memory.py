@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
 
 import torch
 
 from optimizations import torch_internals
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """Hold the largest numbers of bytes since `restart_peak`: allocated to tensors, and reserved from the driver."""
-
-    allocated_bytes: int
-    reserved_bytes: int
 
 
 def release(device: torch.device) -> None:
@@ -48,8 +39,11 @@ def restart_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak(device: torch.device) -> Peak | None:
-    """Return the peaks since `restart_peak`; None on a CPU, whose memory PyTorch does not count."""
+def peak(device: torch.device) -> tuple[int, int] | None:
+    """Return the largest numbers of bytes since `restart_peak`: allocated to tensors, and reserved from the driver.
+
+    Return None on a CPU, whose memory PyTorch does not count.
+    """
     if device.type != "cuda":
         return None
-    return Peak(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+    return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)

@@ -121,8 +121,7 @@ def facts(environment: Environment) -> dict[str, str]:
     count = f"{environment.gpu_count} x " if environment.gpu_count > 1 else ""
     switch = {None: None, True: "on", False: "off"}
     known: dict[str, object] = {
-        "GPU": gpu
-        and f"{count}{gpu.name}, compute capability {gpu.compute_capability}, {gpu.multiprocessors} multiprocessors",
+        "GPU": gpu and f"{count}{gpu.name}, compute capability {gpu.compute_capability}",
         "GPU memory": gpu and format_bytes(gpu.memory_bytes),
         "driver": environment.driver,
         "PyTorch": environment.torch,

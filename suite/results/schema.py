@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 SCHEMA_VERSION = 2
 """Version of rows and environments. Additions are optional, so that recorded runs stay readable."""
 
-EXPLANATION_VERSION = 2
+EXPLANATION_VERSION = 3
 """Version of the files of `encore explain`."""
 
 
@@ -380,11 +380,13 @@ class Cell(Record):
 
 
 class GpuInfo(Record):
+    """Describe a GPU. Older runs also have its multiprocessors, and a digest of its UUID."""
+
     name: str
     compute_capability: str
     memory_bytes: int
-    multiprocessors: int
-    uuid_sha256: str
+    multiprocessors: int | None = None
+    uuid_sha256: str | None = None
 
 
 class CpuInfo(Record):

@@ -7,7 +7,7 @@ be compared. The command itself imports neither torch nor the program.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -153,19 +153,14 @@ def _examined(question: Question) -> Examined:
         return Examined(problem=f"{name}: {step} failed: {type(error).__name__}: {error}{place}")
 
 
-def _distance(one: object, other: object) -> float:
-    """Return the largest relative difference of two results; infinite where names, shapes or dtypes differ."""
-    import torch
+def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """Return the largest relative difference of two results; infinite where names, shapes or integers differ."""
+    from suite.measure.compare import relative_error
 
-    assert isinstance(one, dict) and isinstance(other, dict)
-    if {name: tensor.shape for name, tensor in one.items()} != {name: tensor.shape for name, tensor in other.items()}:
+    if one.keys() != other.keys():
         return float("inf")
-    largest = 0.0
-    for name, tensor in one.items():
-        first, second = tensor.to(torch.float64), other[name].to(torch.float64)
-        difference = float((first - second).norm())
-        largest = max(largest, difference / max(float(first.norm()), 1e-30) if difference else 0.0)
-    return largest
+    pairs = ((tensor, other[name]) for name, tensor in one.items())
+    return max(relative_error(second, first, device=first.device) for first, second in pairs)
 
 
 def _place(error: Exception) -> str:

@@ -102,12 +102,8 @@ class MeasuredOnce:
         replay_peak = peak(self._device)
         if replay_peak is None or self._compilation.compile_peak is None:
             return None
-        return Memory(
-            compile_peak_allocated_bytes=self._compilation.compile_peak.allocated_bytes,
-            compile_peak_reserved_bytes=self._compilation.compile_peak.reserved_bytes,
-            replay_peak_allocated_bytes=replay_peak.allocated_bytes,
-            replay_peak_reserved_bytes=replay_peak.reserved_bytes,
-        )
+        peaks = (*self._compilation.compile_peak, *replay_peak)
+        return Memory(**dict(zip(Memory.model_fields, peaks, strict=True)))
 
     def _placeholder_copies(self) -> CopyCount:
         self._iterate(BEFORE)  # or the inputs might be where they were, and no pointer be written

@@ -6,7 +6,6 @@ any of the programs.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -17,10 +16,7 @@ import torch
 
 from models.own_program import load
 from suite.explain.build import build_program
-from suite.explain.capture import SETTINGS, capture
-
-FAILS_BACKWARD = "/fails_backward"
-"""Ends the name of a program that is lowered where Inductor fails at each backward."""
+from suite.explain.capture import capture
 
 
 def main(answer: Path, names: list[str]) -> None:
@@ -29,24 +25,14 @@ def main(answer: Path, names: list[str]) -> None:
 
 
 def _capture(name: str) -> dict[str, Any]:
-    function = name.removesuffix(FAILS_BACKWARD)
-    program = build_program(load(f"{explain_programs.__name__}:{function}"))
-    program = dataclasses.replace(program, training=function in explain_programs.TRAINED)
-    more = {"post_grad_custom_post_pass": _fail_at_backward} if function != name else {}
-    found = capture(program, {setting: {**options, **more} for setting, options in SETTINGS.items()})
+    found = capture(build_program(load(f"{explain_programs.__name__}:{name}")))
     return {
         "graphs": [graph.model_dump(mode="json") for graph in found.graphs],
         "breaks": [each.model_dump(mode="json") for each in found.breaks],
         "limits": found.limits,
         "failure": None if found.failure is None else repr(found.failure),
         "sources": {one.setting: one.source for graph in found.graphs for one in graph.lowerings},
-        "backward_sources": {one.setting: one.source for graph in found.graphs for one in graph.backward},
     }
-
-
-def _fail_at_backward(graph: torch.fx.Graph) -> None:
-    if any(node.name.startswith("tangents") for node in graph.nodes):
-        raise NotImplementedError("a backward that Inductor cannot lower")
 
 
 if __name__ == "__main__":

@@ -163,84 +163,9 @@ class DeviceConstant(nn.Module):
         return x * torch.tensor([0.25] * WIDTH, device=x.device) + torch.full((WIDTH,), 2.0, device=x.device)
 
 
-def layer_norm() -> Made:
-    """Return so many rows that one kernel of the backward reduces along rows and columns at once."""
-    return nn.LayerNorm(WIDTH), (torch.randn(2**17, WIDTH, requires_grad=True),)
-
-
-@torch.library.custom_op("encore_explain::turned", mutates_args=())
-def turned(gradient: Tensor) -> Tensor:
-    return -gradient
-
-
-@turned.register_fake
-def _(gradient: Tensor) -> Tensor:
-    return torch.empty_like(gradient)
-
-
-class TurnedGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return turned(gradient)  # in the backward
-
-
-class Turned(WithLayer):
-    def forward(self, x: Tensor) -> Tensor:
-        return TurnedGradient.apply(self.linear(x))
-
-
-class ScaledGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(scale)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (scale,) = ctx.saved_tensors
-        return gradient * scale.to(gradient.device), None
-
-
-class Scaled(WithLayer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = torch.ones(8, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ScaledGradient.apply(self.linear(x), self.scale)
-
-
-def sparse_gradient() -> Made:
-    """The forward can be captured, the backward cannot."""
-    return nn.Embedding(16, WIDTH, sparse=True), (torch.tensor([1, 2, 2]),)
-
-
 class GradientInForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.func.grad(lambda y: y.sin().sum())(x)  # its cosine
-
-
-class NoGradientOf(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.new_zeros(gradient.shape[0] + 1)  # of another shape than x
-
-
-class Undifferentiable(WithLayer):
-    def forward(self, x: Tensor) -> Tensor:
-        return NoGradientOf.apply(self.linear(x))
-
-
-TRAINED = ("layer_norm", "operator_in_backward", "copy_in_backward", "sparse_gradient", "no_backward")
-"""Programs whose backward is of interest."""
 
 
 class WithExampleInputs(WithLayer):
@@ -302,10 +227,7 @@ constructor_chain = of(ConstructorChain)
 weight_read_by_host = of(WeightReadByHost)
 mutated_input = of(MutatedInput)
 device_constant = of(DeviceConstant)
-operator_in_backward = of(Turned)
-copy_in_backward = of(Scaled)
 gradient_in_forward = of(GradientInForward)
-no_backward = of(Undifferentiable)
 repeats = of(Repeats)
 raises = of(Raises)
 attention_bf16 = functools.partial(_attention, torch.bfloat16)

@@ -49,7 +49,6 @@ class Seen:
         self.limits: list[str] = answer["limits"]
         self.failure: str | None = answer["failure"]
         self.source: str = answer["sources"].get("graph", "")
-        self.backward_source: str = answer["backward_sources"].get("graph", "")
 
     @property
     def graph(self) -> FxGraph:
@@ -67,10 +66,6 @@ class Seen:
 
     def lowering(self, setting: str) -> Lowering:
         (lowering,) = (each for each in self.graph.lowerings if each.setting == setting)
-        return lowering
-
-    def backward(self, setting: str) -> Lowering:
-        (lowering,) = (each for each in self.graph.backward if each.setting == setting)
         return lowering
 
 

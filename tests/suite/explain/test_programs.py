@@ -33,6 +33,7 @@ NAMES = (
     "attention_fp32",
     "attention_fp64",
     "device_constant",
+    "gradient_in_forward",
     "raises",
     "repeats",
 )
@@ -108,6 +109,11 @@ def test_staged_argument__comes_with_each_call(seen: Seen) -> None:
     assert (copy.kind, copy.blocking, copy.copied_bytes) == ("copy", True, BATCH * WIDTH * FLOAT_BYTES)
     assert seen.graph.non_static_inputs == []
     assert seen.stock.blocking_copies == 1
+
+
+def test_gradient_in_forward__is_not_lowered(seen: Seen) -> None:
+    assert (seen.failure, seen.graph.lowerings, seen.graph.stock_captures) == (None, [], None)
+    assert any(limit.startswith("graph 0 was not lowered for graph: gradients inside") for limit in seen.limits)
 
 
 def test_cpu_output__is_listed_after_its_operands(seen: Seen) -> None:

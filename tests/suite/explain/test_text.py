@@ -86,20 +86,6 @@ def test_scalars_are_no_copies_and_placement_is_counted() -> None:
     assert "copied to device: 2 (1 blocking) before" in printed(changed)
 
 
-def trained() -> Explanation:
-    (graph,) = explanation().graphs
-    (lowering,) = graph.lowerings
-    changes = {"kernels_in_graphs": 8, "kernels_outside": 0, "not_captured": []}
-    backward = lowering.model_copy(update=changes)
-    return explanation().model_copy(update={"graphs": [graph.model_copy(update={"backward": [backward]})]})
-
-
-def test_backward_is_counted_separately_and_marked() -> None:
-    assert summary(trained()).endswith("stock captures 5 of 6 kernels and 8 of 8 kernels of the backward")
-    (row,) = (line for line in printed(trained()).splitlines() if "graph, backward" in line)
-    assert row.split()[2:6] == ["2", "8", "0", "3"]
-
-
 def test_text_contains_every_finding() -> None:
     text = printed(explanation(error="Trouble: [here]"))
     for part in (

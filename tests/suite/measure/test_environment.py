@@ -30,7 +30,6 @@ def test_first_gpu_is_described_by_nvml(nvml: FakeNvml) -> None:
         "9.0",
         141 * 2**30,
     )
-    assert found.info.multiprocessors == 132
     assert (found.driver, found.count) == ("580.10", 2)
     assert "GPU-first" not in found.info.model_dump_json()
     assert nvml.open == 0
@@ -138,7 +137,7 @@ def test_cpu_is_read_from_linux(tmp_path: Path) -> None:
 def test_environments_are_compared_by_relevant_fields() -> None:
     here = synthetic()
     assert here.gpu is not None
-    other_card = here.gpu.model_copy(update={"uuid_sha256": "1" * 64})
+    other_card = here.gpu.model_copy(update={"multiprocessors": 131})
     same = here.model_copy(update={"run_id": "other", "created_at": "later", "command_line": [], "gpu": other_card})
     assert differences(here, same) == []
     other_model = here.gpu.model_copy(update={"name": "NVIDIA H100"})
@@ -176,5 +175,4 @@ def test_nvml_describes_the_gpu_that_torch_uses() -> None:
     found = require_gpu().info
     assert found.name == seen.name
     assert found.compute_capability == f"{seen.major}.{seen.minor}"
-    assert found.multiprocessors == seen.multi_processor_count
     assert found.memory_bytes == pytest.approx(seen.total_memory, rel=0.05)

@@ -21,7 +21,7 @@ def test_peaks_count_from_their_restart(monkeypatch):
     allocator["peak"] = 5000
     memory.restart_peak(device)
     allocator["peak"] = 300
-    assert memory.peak(device) == memory.Peak(300, 600)
+    assert memory.peak(device) == (300, 600)
     allocator["peak"] = 5000
     memory.restart_peak(device)
-    assert memory.peak(device) == memory.Peak(100, 200)
+    assert memory.peak(device) == (100, 200)

