@@ -70,11 +70,10 @@ def require_seed(seed: int) -> None:
 
 
 class RunPlan(RunSettings):
-    """Hold the `settings` of `environment.json`: the settings, and the names of what is run (a shard's share)."""
+    """Hold the `settings` of `environment.json`: the settings, and the names of what is run."""
 
     workloads: list[str]
     modes: list[str]
-    shard: str | None = None
 
     @property
     def settings(self) -> RunSettings:

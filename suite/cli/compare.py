@@ -24,7 +24,7 @@ def parse_share(text: str, option: str) -> float:
 
 
 def compare(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="A run, by name or folder; shards separated by commas.")],
+    base: Annotated[str, typer.Argument(metavar="BASE", help="A run, by name or folder; parts separated by commas.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="What to compare with it.")],
     threshold: Annotated[
         str,

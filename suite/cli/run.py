@@ -91,9 +91,6 @@ def run(
             "--retry-failed", help="With --resume: run failed cells again; not what has passed and lacked memory later."
         ),
     ] = False,
-    shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Run part I of N of the workloads; each takes about as long.")
-    ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Start no workload that may not end within TIME, such as 9m.")
     ] = None,
@@ -131,7 +128,6 @@ def run(
         workload_set=workload_set,
         pattern=filter,
         modes=None if modes is None else [each for name in modes.split(",") if (each := name.strip())],
-        shard=shard,
         resume=resume,
         retry_failed=retry_failed,
         budget_s=parse_duration(budget, "--budget") if budget is not None else None,

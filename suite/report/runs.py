@@ -11,7 +11,7 @@ are named, usually together with few others. Such a run does not replace an olde
 most tables show those modes. It has a separate report.
 
 Note [At the same time]: workloads on one host disturb each other's host times, most of all those of mode `compile`,
-which uses the host most. Shards of one run may be on the GPUs of one host. Rows do not record the host, so shards on
+which uses the host most. Runs of one report may be on the GPUs of one host. Rows do not record the host, so runs on
 several hosts are named as well. Rows since 2026-11-26 also have the load of other programs
 (`suite.results.schema.HostUse`).
 """
@@ -244,7 +244,7 @@ def _captures_and_lacks(new: Set[str], old: Set[str]) -> bool:
 
 def _check_together(runs: Sequence[Run]) -> None:
     """Refuse runs whose rows may not be in one table."""
-    # Two shards may have started in the same second, so runs are equal only if their whole records are.
+    # Two runs may have started in the same second, so runs are equal only if their whole records are.
     pairs = itertools.combinations(runs, 2)
     if again := next((new for old, new in pairs if old.environment == new.environment), None):
         raise WrongUse(f"run {_called(again)} is given twice; name each run once")

@@ -28,7 +28,7 @@ from suite.run.matrix import matching, select_modes_for, select_workloads, split
 from suite.run.own_program import examine_programs, name_programs
 from suite.run.process import WORKER_COMMAND
 from suite.run.runner import Job, Runner, RunOutcome, plan_jobs
-from suite.run.schedule import estimated_seconds, parse_shard, shard_of, usual_seconds
+from suite.run.schedule import estimated_seconds
 from suite.run.supervise import Interrupted
 from suite.settings import Preset, RunPlan, RunSettings, recorded_plan, setting_differences
 from suite.worker.compile_cache import user_cache
@@ -51,7 +51,6 @@ class Request:
     workload_set: str | None = None
     pattern: str | None = None
     modes: Sequence[str] | None = None
-    shard: str | None = None
     resume: str | None = None
     retry_failed: bool = False
     budget_s: float | None = None
@@ -149,17 +148,13 @@ def _new_plan(request: Request, console: Console) -> RunPlan:
         names = split_names(names, request.tp, request.workload_set)
     chosen = request.workload_set or (None if names else DEFAULT_SET)
     workloads = matching(select_workloads(names, settings.variant, chosen), request.pattern)
-    acronyms = [workload.acronym for workload, _ in workloads]
-    if request.shard:
-        acronyms = _part(request.shard, workloads, settings)
     modes = request.modes
     if modes is None and request.preset.modes is not None:
         modes = [name for name in request.preset.modes if settings.device == "cuda" or not MODES[name].needs_gpu]
     plan = RunPlan(
         **settings.model_dump(),
-        workloads=acronyms,
+        workloads=[workload.acronym for workload, _ in workloads],
         modes=[mode.name for mode in select_modes_for(settings.device, modes)],
-        shard=request.shard,
     )
     if request.starts:
         _require_device(plan)
@@ -174,22 +169,6 @@ def _examine(request: Request, names: Sequence[str], settings: RunSettings, cons
         if settings.device == "cuda":
             require_gpu()
         examine_programs(programs, settings.device, settings.seed, lambda text: console.print(text, markup=False))
-
-
-def _part(shard: str, workloads: Sequence[Job], settings: RunSettings) -> list[str]:
-    """Return the acronyms of the workloads of a shard, written as "2/3"."""
-    index, count = parse_shard(shard)
-    seconds = {
-        workload.acronym: usual_seconds(workload.acronym, workload.task, size=settings.size, device=settings.device)
-        for workload, _ in workloads
-    }
-    part = shard_of(seconds, index, count)
-    if not part:
-        raise WrongUse(
-            f"--shard {shard} is empty: of {len(seconds)} ({', '.join(seconds)}), part {index} has none; give "
-            f"--shard I/N with an N of at most {len(seconds)}"
-        )
-    return part
 
 
 def planned_jobs(request: Request, console: Console) -> tuple[list[Job], list[str], dict[str, float]]:
@@ -216,7 +195,7 @@ def _estimates_s(jobs: Sequence[Job], plan: RunPlan) -> dict[str, float]:
 
 def _resumed_plan(request: Request, recorded: RecordedRun, console: Console) -> RunPlan:
     """Return the plan of a run to go on with, if this request and machine fit it."""
-    if request.workloads or request.modes or any((request.workload_set, request.pattern, request.tp, request.shard)):
+    if request.workloads or request.modes or any((request.workload_set, request.pattern, request.tp)):
         raise WrongUse("--resume RUN goes on with the run's own workloads and modes; name none, or start a new run")
     plan = recorded_plan(recorded.environment)
     if request.starts:

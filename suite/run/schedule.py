@@ -1,19 +1,17 @@
-"""Plan groups, blocks, shards and time limits from plain values, before any process starts.
+"""Plan groups, blocks and time limits from plain values, before any process starts.
 
-The module has the times of all workloads on an H200, by which shards and budgets are planned.
+The module has the times of all workloads on an H200, by which budgets are planned.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE, Mode
-from suite.results.errors import WrongUse
 from suite.settings import RunSettings
 
 _T = TypeVar("_T")
@@ -95,47 +93,10 @@ def halves(modes: Sequence[Mode]) -> list[list[Mode]]:
     return [[*shared, *others[:middle]], [*shared, *others[middle:]]]
 
 
-def shard_of(seconds: Mapping[str, float], index: int, count: int) -> list[str]:
-    """Return the workloads of part `index` (from 1) of `count`, in the order of `seconds`, which has all with times.
-
-    In order of decreasing time, each workload is assigned to the part with the least total time. Ties are resolved
-    by name, so that parts do not depend on the order of the arguments. The longest part takes at most 4/3 of its
-    time in an optimal division (Graham, 1969).
-    """
-    sums_s = [0.0] * min(count, len(seconds))
-    own = set()
-    for name in sorted(seconds, key=lambda name: (-seconds[name], name)):
-        least = sums_s.index(min(sums_s))
-        sums_s[least] += seconds[name]
-        if least == index - 1:
-            own.add(name)
-    return [name for name in seconds if name in own]
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """Return index and count of the shard written as "2/3".
-
-    Raises:
-        WrongUse: it is not i/n with 1 <= i <= n.
-    """
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise WrongUse(f"--shard {text!r} is not a shard: write i/n with i from 1 to n, for example 2/3")
-    return int(match[1]), int(match[2])
-
-
-def usual_seconds(workload: str, task: str, *, size: str, device: str) -> float:
-    """Return seconds of a workload in all modes: recorded on an H200, or assumed by size and task.
-
-    They do not depend on the machine.
-    """
-    recorded = RECORDED_S.get(workload) if (size, device) == ("full", "cuda") else None
-    return DEFAULT_ESTIMATE_S[size, task] if recorded is None else recorded
-
-
 def estimated_seconds(workload: str, task: str, *, size: str, device: str, modes: int) -> float:
-    """Return an upper estimate of the seconds of this workload in so many modes."""
-    usual_s = usual_seconds(workload, task, size=size, device=device)
+    """Return an upper estimate of the seconds of this workload in so many modes: recorded on an H200, or assumed."""
+    recorded = RECORDED_S.get(workload) if (size, device) == ("full", "cuda") else None
+    usual_s = DEFAULT_ESTIMATE_S[size, task] if recorded is None else recorded
     return ESTIMATE_MARGIN * usual_s * max(1.0, modes / RECORDED_MODES)
 
 
@@ -184,7 +145,7 @@ RECORDED_S: Mapping[str, int] = {
 compilation; eight modes (DMLM-16 and ECML: ten, with `step` and `callables`), three processes each, `--measure-s 3`. Of
 the newest recorded run in which all modes were timed: DR-I of 20261127-083937-h200-dr-i, and DMLM-16, ECML and LLAMA-G
 of 20261127-083937-h200, with four GPUs of a host used at the same time; all others of 20261127-013319-h200, with eight.
-That is what shards of one host take. DR-I was measured in pairs, and ECML and DMLM-16 in halves. A GPU alone on its
+DR-I was measured in pairs, and ECML and DMLM-16 in halves. A GPU alone on its
 host needs less: earlier runs with none to three others took 0.6 of the seconds of the eight on average, 0.4 (DCGAN) to
 0.9 (TEFD). So there `--budget` may postpone a workload that would have fitted, but starts none that does not fit.
 `tests/suite/run/test_schedule.py` compares these values with the rows."""

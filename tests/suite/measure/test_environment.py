@@ -107,7 +107,7 @@ def test_record_names_neither_machine_nor_user_nor_paths(collected: Environment)
 
 @pytest.mark.parametrize(
     ("argument", "shown"),
-    [("--out=/data/me/run", "--out=run"), ("/data/me/run", "run"), ("~/run", "run"), ("--shard=1/2", "--shard=1/2")],
+    [("--out=/data/me/run", "--out=run"), ("/data/me/run", "run"), ("~/run", "run"), ("--tp=1,2", "--tp=1,2")],
 )
 def test_paths_on_the_command_line_keep_their_last_part(argument: str, shown: str) -> None:
     assert without_folder(argument) == shown

@@ -182,9 +182,9 @@ def test_run_given_twice_is_refused(tmp_path):
         load_runs([run, made_at(tmp_path, "b", 2, [cell()]), run])
 
 
-def test_shards_of_the_same_second_are_not_one_run(tmp_path):
+def test_runs_of_the_same_second_are_not_one_run(tmp_path):
     one, other = (
-        made_at(tmp_path / name, "same", 1, [cell(workload)], settings={"shard": name})
+        made_at(tmp_path / name, "same", 1, [cell(workload)], settings={"tag": name})
         for name, workload in (("a", "EOS"), ("b", "ST"))
     )
     assert load_runs([one, other]).labels == ("EOS", "ST")

@@ -1,9 +1,8 @@
-"""Shards, halves, blocks, durations, settings and estimates: plain values in, plain values out."""
+"""Halves, blocks, durations, settings and estimates: plain values in, plain values out."""
 
 from __future__ import annotations
 
 import itertools
-import random
 from collections import Counter
 from datetime import datetime
 
@@ -32,10 +31,7 @@ from suite.run.schedule import (
     halves,
     least_blocks,
     orders,
-    parse_shard,
     sampling_for,
-    shard_of,
-    usual_seconds,
 )
 from suite.settings import QUICK, RunSettings, format_duration, parse_duration
 from suite.worker.protocol import core_for
@@ -83,33 +79,6 @@ def test_modes_of_a_block_share_a_core_and_blocks_rotate_it() -> None:
     assert core_for(0, [7]) is core_for(0, []) is None
 
 
-SECONDS = st.dictionaries(st.text("ABCDEFGH-", min_size=1, max_size=4), st.integers(1, 1200), max_size=30)
-
-
-@given(seconds=SECONDS, count=st.integers(1, 35), order=st.randoms(use_true_random=False))
-def test_every_workload_is_in_one_shard_in_any_order(
-    seconds: dict[str, float], count: int, order: random.Random
-) -> None:
-    shards = [shard_of(seconds, index, count) for index in range(1, count + 1)]
-    assert sorted(name for shard in shards for name in shard) == sorted(seconds)
-    assert all(shard == [name for name in seconds if name in shard] for shard in shards)
-    assert sum(map(bool, shards)) == min(count, len(seconds)), "none is empty while there are workloads"
-    names = order.sample(list(seconds), len(seconds))
-    elsewhere = {name: seconds[name] for name in names}
-    assert [sorted(shard_of(elsewhere, index, count)) for index in range(1, count + 1)] == [*map(sorted, shards)]
-
-
-@given(seconds=st.lists(st.integers(1, 1200), min_size=1, max_size=7), count=st.integers(1, 4))
-def test_longest_shard_is_at_most_a_third_over_the_optimum(seconds: list[int], count: int) -> None:
-    named = {f"W{number}": float(each) for number, each in enumerate(seconds)}
-    longest = max(sum(named[name] for name in shard_of(named, index, count)) for index in range(1, count + 1))
-    best = min(
-        max(sum(each for each, shard in zip(seconds, chosen, strict=True) if shard == one) for one in range(count))
-        for chosen in itertools.product(range(count), repeat=len(seconds))
-    )
-    assert longest <= best * 4 / 3
-
-
 def seconds_by_recorded_rows() -> dict[str, float]:
     """Return each workload's seconds in the newest recorded run on H200s in which all of its modes were timed.
 
@@ -132,7 +101,7 @@ def seconds_by_recorded_rows() -> dict[str, float]:
     return found
 
 
-def test_shard_seconds_come_from_the_newest_recorded_rows() -> None:
+def test_estimates_come_from_the_newest_recorded_rows() -> None:
     recorded = seconds_by_recorded_rows()
     assert recorded.keys() == RECORDED_S.keys()
     off = {
@@ -144,16 +113,19 @@ def test_shard_seconds_come_from_the_newest_recorded_rows() -> None:
     assert len(select_modes_for("cuda", None)) == RECORDED_MODES + 1, "and `lanes`"
 
 
-def test_unrecorded_workloads_count_by_size_and_task() -> None:
-    assert usual_seconds("TEFD", "training", size="full", device="cuda") == RECORDED_S["TEFD"]
-    for name, size, device in (("TEFD", "tiny", "cuda"), ("TEFD", "full", "cpu"), ("NEW", "full", "cuda")):
-        assert usual_seconds(name, "training", size=size, device=device) == DEFAULT_ESTIMATE_S[size, "training"]
-
-
-@pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "1", "a/b", "1/3/5", "-1/3", ""])
-def test_invalid_shard_is_refused(text: str) -> None:
-    with pytest.raises(WrongUse, match="--shard"):
-        parse_shard(text)
+@pytest.mark.parametrize(
+    ("name", "size", "device", "usual_s"),
+    [
+        ("TEFD", "full", "cuda", RECORDED_S["TEFD"]),
+        *(
+            (*row, DEFAULT_ESTIMATE_S[row[1], "training"])
+            for row in (("TEFD", "tiny", "cuda"), ("TEFD", "full", "cpu"), ("NEW", "full", "cuda"))
+        ),
+    ],
+)
+def test_unrecorded_workloads_count_by_size_and_task(name: str, size: str, device: str, usual_s: float) -> None:
+    found = estimated_seconds(name, "training", size=size, device=device, modes=1)
+    assert found == ESTIMATE_MARGIN * usual_s
 
 
 def modes(*wanted: str) -> list[Mode]:
