@@ -190,7 +190,6 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "RestartAnalysis": "torch._dynamo.exc:RestartAnalysis",
         "attention_math": "torch:ops.aten._scaled_dot_product_attention_math",
         "efficient_attention": "torch:ops.aten._scaled_dot_product_efficient_attention",
-        "flash_attention": "torch:ops.aten._scaled_dot_product_flash_attention",
         "avoid_device_init": "torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init",
         "compile_to_module_lines": "torch._inductor.graph:GraphLowering._compile_to_module_lines",
         "cuda_lazy_init": "torch.cuda:_lazy_init",
