@@ -87,9 +87,7 @@ def run(
     ] = None,
     retry_failed: Annotated[
         bool,
-        typer.Option(
-            "--retry-failed", help="With --resume: run failed cells again; not what has passed and lacked memory later."
-        ),
+        typer.Option("--retry-failed", help="With --resume: run failed cells again."),
     ] = False,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Start no workload that may not end within TIME, such as 9m.")

@@ -128,7 +128,7 @@ _OUTLINE = (
     ("compile", "Compile time", ("compile_times",)),
     ("start", "Start", ("start",)),
     *((metric.name, metric.title, (metric.name,)) for metric in metrics()),
-    ("failed", "Cells without a result", ("failed", "shortages")),
+    ("failed", "Cells without a result", ("failed",)),
     ("trust", "Correctness", ("same_program", "correctness")),
 )
 """Sections of a run: anchor, title, and tables. The first has the figures."""

@@ -1,4 +1,4 @@
-"""Make tables of each cell's measurements, and of missing samples and failures.
+"""Make tables of each cell's measurements, and of failures.
 
 A failed cell has a row in every table of measurements, with only its status.
 """
@@ -202,18 +202,6 @@ TABLES: dict[str, RunTable] = {
         "Not captured, and why",
         "Inductor's own reason and the user's source line, per graph mode.",
         lambda cell: (reason.model_dump() for reason in cell.at("metrics.graphs.not_captured") or ()),
-        only_passed=False,
-    ),
-    "shortages": RunTable(
-        "Missing after samples",
-        "Memory was short; what was measured before stands. phase prepare: the process was not measured, and none "
-        "after it. measure: it dropped out while it was timed; ratios are over the blocks that both modes have. "
-        "metrics: coverage, copies and kernels are missing, as far as they were not known before. Where samples are "
-        "of kernels that were not checked, ratios between compiled modes have no verdict.",
-        lambda cell: (
-            {"of": one.mode, "process": one.process + 1, "phase": one.phase, "error": one.error}
-            for one in cell.shortages
-        ),
         only_passed=False,
     ),
 }

@@ -29,7 +29,7 @@ class Kernels(StrEnum):
     RETUNED = "tuned otherwise"
     """A kernel of both has different launch configurations, or the sides use different library kernels."""
     UNSEEN = "kernels not seen"
-    """The kernels of a process with samples were not recorded, for lack of memory or because the run is on a CPU."""
+    """The kernels were not recorded, because the run is on a CPU."""
 
 
 COMPARABLE = (Kernels.EAGER, Kernels.SAME, Kernels.GENERATED)
@@ -209,13 +209,6 @@ def _compare_cell(cell: Cell, baseline: str, reference: Cell | None, spread: sta
     return Comparison(cell, baseline, ratio, verdict, alternating, None, kernels, settled)
 
 
-def _unseen(cell: Cell, reference: Cell) -> bool:
-    """Return whether the kernels of a process with samples were not recorded."""
-    modes = (cell.mode, reference.mode)
-    shortages = [*cell.shortages, *reference.shortages]
-    return any(one.mode in modes and one.phase != "prepare" for one in shortages)
-
-
 def compare_kernels(cell: Cell, reference: Cell) -> Kernels:
     """Return whether both ran the same kernels, according to their rows."""
     if any(side.mode in MODES and MODES[side.mode].backend is None for side in (cell, reference)):
@@ -223,7 +216,7 @@ def compare_kernels(cell: Cell, reference: Cell) -> Kernels:
     if cell.other_kernels or reference.other_kernels:
         return Kernels.RETUNED
     ours, theirs = (side.at("metrics.kernels") for side in (cell, reference))
-    if not ours or not theirs or _unseen(cell, reference):
+    if not ours or not theirs:
         return Kernels.UNSEEN
     found = difference(ours, theirs)
     return Kernels.RETUNED if found.retuned else Kernels.GENERATED if found.generated else Kernels.SAME
@@ -238,10 +231,7 @@ def _missing(cell: Cell, baseline: str, reference: Cell | None) -> str | None:
 
 
 def _samples(cell: Cell, reference: Cell) -> tuple[list[Process], list[Process], bool]:
-    """Return samples of both sides by process and block, and whether the blocks alternated.
-
-    If so, these are the blocks that both have: a mode that ran out of memory has fewer.
-    """
+    """Return samples of both sides by process and block, and whether the blocks alternated."""
     if theirs := cell.baseline_blocks.get(reference.mode):
         alternating = True
     else:
@@ -249,16 +239,9 @@ def _samples(cell: Cell, reference: Cell) -> tuple[list[Process], list[Process],
         same_group = (cell.grouping, cell.group) == (reference.grouping, reference.group)
         again = reference.mode in cell.baseline_blocks  # it has none there, and its row was measured at another time
         alternating = same_group and not again and cell.grouping is not Grouping.SEQUENTIAL
-    blocks = _shared(cell.blocks, theirs) if alternating else (cell.blocks, theirs)
-    sides = [samples_by_process(side) for side in blocks]
+    sides = [samples_by_process(side) for side in (cell.blocks, theirs)]
     both = sorted(sides[0].keys() & sides[1].keys())
     return [sides[0][process] for process in both], [sides[1][process] for process in both], alternating
-
-
-def _shared(*sides: Sequence[Block]) -> tuple[list[Block], ...]:
-    """Return the blocks that all sides have."""
-    both = set.intersection(*({(block.process, block.index) for block in side} for side in sides))
-    return tuple([block for block in side if (block.process, block.index) in both] for side in sides)
 
 
 def samples_by_process(blocks: Sequence[Block]) -> dict[int, Process]:

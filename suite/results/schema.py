@@ -7,7 +7,7 @@ fields are refused, so that a file of another schema version cannot be read by m
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -283,24 +283,6 @@ class LaterProcess(Record):
     """The chosen variants of functions, in rows of Encore 0.1."""
 
 
-class Shortage(Record):
-    """Describe the missing parts of a row with samples, and the reason. The samples are valid.
-
-    `phase` is the first missing part. "prepare": the process, which has no block, and later ones. "measure": some of
-    its blocks, or its kernels, and later processes. Older rows also have "metrics": the metrics of a cell. The only
-    value of `reason` is a lack of memory.
-    """
-
-    mode: str
-    process: int
-    phase: Literal["prepare", "measure", "metrics"]
-    error: str
-    reason: Literal["memory"] = "memory"
-
-    def __str__(self) -> str:
-        return f"process {self.process + 1} lacked memory in phase {self.phase!r}: {self.error}"
-
-
 class HostUse(Record):
     """Describe other programs' load of the host while blocks of a mode were measured: mean number of busy CPU cores.
 
@@ -347,13 +329,13 @@ class Cell(Record):
     """Blocks of baselines that alternated with this cell's and are not in the baselines' rows, in `halves` and
     `pairs`."""
     processes: int = 1
-    """Number of processes that have blocks."""
+    """Number of processes that have blocks. A process after the first that lacks memory is left out."""
     other_kernels: list[int] = []
     """Processes whose kernels differ from those of the first, in this mode or in one of `baseline_blocks`."""
     later: list[LaterProcess] = []
     """The mode's own processes after the first."""
-    shortages: list[Shortage] = []
-    """Shortages of a row that has samples, in this mode or in one of `baseline_blocks`."""
+    shortages: list[JsonValue] = []
+    """The processes that were left out for lack of memory, in older rows."""
     others: HostUse | None = None
     """Other programs on the host meanwhile; not recorded in older rows."""
     tp: int | None = None

@@ -20,7 +20,6 @@ from suite.results.schema import (
     HostUse,
     LaterProcess,
     Metrics,
-    Shortage,
     Status,
 )
 from suite.run.process import RankedWorker
@@ -55,6 +54,11 @@ class Member:
         return self.failure is not None and self.failure.status is Status.OOM
 
     @property
+    def is_left_out(self) -> bool:
+        """Return whether the row goes without this process: see Note [Short of memory] in `suite.run.runner`."""
+        return self.process > 0 and self.out_of_memory
+
+    @property
     def kernels(self) -> dict[str, int] | None:
         return self.metrics.kernels if self.metrics else None
 
@@ -73,12 +77,11 @@ def cell_of(
     A mode fails if one of its processes fails. A later process that ran out of memory is left out: see Note [Short of
     memory] in `suite.run.runner`.
     """
+    processes, guests = ([one for one in side if not one.is_left_out] for side in (processes, guests))
     first = processes[0]
-    short = [one for one in processes[1:] if one.out_of_memory]
-    member = next((one for one in processes if one.failure and one not in short), first)
+    member = next((one for one in processes if one.failure), first)
     failure = member.failure
     prepared = first.prepared
-    begun = [one for one in processes if one.blocks or one not in short]
     log_tail = without_paths(member.worker.ranks[member.failed_rank].log_tail()) if failure else None
     baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
     retuned = _retuned(processes)
@@ -115,7 +118,7 @@ def cell_of(
             name: [block for guest in baselines if guest.mode.name == name for block in guest.blocks]
             for name in dict.fromkeys(guest.mode.name for guest in baselines)
         },
-        processes=len(begun),
+        processes=len(processes),
         other_kernels=sorted(retuned.keys() | _retuned(baselines).keys()),
         later=[
             LaterProcess(
@@ -123,17 +126,7 @@ def cell_of(
                 compile=one.prepared.compile if one.prepared else None,
                 retuned=retuned.get(one.process, []),
             )
-            for one in begun[1:]
-        ],
-        shortages=[
-            Shortage(
-                mode=one.mode.name,
-                process=one.process,
-                phase="measure" if one.blocks else "prepare",
-                error=without_paths(one.failure.error),
-            )
-            for one in short
-            if one.failure is not None
+            for one in processes[1:]
         ],
         others=max((one.others for one in processes if one.others), key=lambda use: use.cpu_cores or 0.0, default=None),
         tp=workload.tp,

@@ -8,8 +8,8 @@ another. A mode has one row, from the first group it was measured in; rows of a 
 baselines had there. Rows are written when their workload is complete.
 
 Note [Short of memory]: a mode that runs out of memory before it has a block is measured again in a smaller group. If a
-later process does not fit, its mode gets no further processes: the row passes, and reports it
-(`suite.results.schema.Shortage`). Any other lack of memory is the status `oom`.
+later process does not fit, its mode gets no further processes, and the row is of those before it. Any other lack of
+memory is the status `oom`.
 """
 
 from __future__ import annotations
@@ -156,8 +156,7 @@ def outcome_line(cell: Cell) -> str:
     words = f"{cell.workload} {cell.mode}: {cell.status} in {format_duration(cell.wall_s)}"
     if cell.status is not Status.PASS:
         words = f"{words}: {cell.first_error_line}"
-    short = (f"{'' if one.mode == cell.mode else f'{one.mode}, '}{one}" for one in cell.shortages)
-    return "; ".join((words, *short))
+    return words
 
 
 def add_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: dict[str, Cell]) -> None:
@@ -195,6 +194,10 @@ def measure_group(
                         processes[member.mode.name].append(member)
                     measure_blocks(session, alive)
                     session.collect(alive, whole=[m for m in alive if not process and m.mode.name not in have_rows])
+            for member in alive:
+                if member.is_left_out:
+                    name = f"{session.workload.acronym} {member.mode.name}"
+                    session.bench.say(f"{name}: process {process + 1} does not fit into memory, and is left out")
             if not process and len(modes) > 1 and lacked_memory(alive):
                 return {}
     guests = [member for name, members in processes.items() if name in have_rows for member in members]

@@ -38,8 +38,6 @@ NAMED = (
           ("tests/suite/report/test_compare.py",)),
     Named("suite/run/group.py", "return  # they will be measured in smaller groups", "pass  # they will be measured in",
           ("tests/suite/run/test_runner.py",)),
-    Named("suite/report/compare.py", "_shared(cell.blocks, theirs) if alternating else", "",
-          ("tests/suite/report/test_compare.py",)),
     Named("suite/results/stats.py", "TRIMMED = (0.1, 0.5)", "TRIMMED = (0.1, 0.9)",
           ("tests/suite/results/test_stats.py",)),
     Named("suite/results/stats.py", "MINIMUM_PROCESSES = 3", "MINIMUM_PROCESSES = 1",

@@ -9,7 +9,7 @@ from suite.report import compare
 from suite.report.compare import Kernels
 from suite.report.runs import Run
 from suite.results import stats
-from suite.results.schema import Grouping, Shortage, Status
+from suite.results.schema import Grouping, Status
 
 
 def run_of(*cells):
@@ -151,49 +151,6 @@ def test_row_replaces_a_baseline_without_samples():
     )
     item = only(compare.Ratios(run.cells), "graph", "compile")
     assert (item.ratio.value, item.alternating) == (pytest.approx(2), False)
-
-
-def short_of_memory(mode, phase):
-    return [Shortage(mode=mode, process=1, phase=phase, error="CUDA out of memory")]
-
-
-def test_sequential_modes_are_compared_over_common_blocks():
-    """One ran out of memory in its third block, in all processes; later blocks of the others are in no ratio."""
-    ours, theirs = steady([50, 50], shortages=short_of_memory("graph", "measure")), steady([100, 100, 400, 400, 400])
-    item = only(
-        compare.Ratios(run_of(cell(mode="compile", **theirs), cell(mode="graph", **ours)).cells), "graph", "compile"
-    )
-    assert (item.ratio.value, item.ratio.processes, item.alternating) == (pytest.approx(2), 3, True)
-    apart = steady([100, 100, 400, 400, 400], grouping=Grouping.SEQUENTIAL)
-    ours["grouping"] = Grouping.SEQUENTIAL
-    item = only(
-        compare.Ratios(run_of(cell(mode="compile", **apart), cell(mode="graph", **ours)).cells), "graph", "compile"
-    )
-    assert item.ratio.value > 2.1, "blocks of one index have nothing in common there"
-
-
-@pytest.mark.parametrize("short", ["compile", "graph", "next to graph"])
-@pytest.mark.parametrize(
-    ("phase", "kernels", "verdict"),
-    [
-        ("prepare", Kernels.SAME, stats.Verdict.FAST),
-        ("measure", Kernels.UNSEEN, None),
-        ("metrics", Kernels.UNSEEN, None),
-    ],
-)
-def test_unprofiled_process_leaves_its_ratios_without_verdict(
-    short: str, phase: str, kernels: Kernels, verdict: stats.Verdict | None
-) -> None:
-    known = metrics().model_copy(update={"kernels": {"triton_poi_fused 4x1x1 64x1x1": 1}})
-    changes: dict[str, dict[str, object]] = {"compile": {}, "graph": {}}
-    changes[short.split()[-1]]["shortages"] = short_of_memory("compile" if "next to" in short else short, phase)
-    cells = (
-        cell(mode=mode, metrics=known, **steady([us, us, us, us]), **changes[mode])
-        for mode, us in (("compile", 100), ("graph", 50))
-    )
-    item = only(compare.Ratios(run_of(*cells).cells), "graph", "compile")
-    assert (item.kernels, item.verdict, item.is_gain) == (kernels, verdict, verdict is not None)
-    assert item.ratio.value == pytest.approx(2), "the samples stand"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from suite.report.table import make_table, to_markdown
 from suite.results.schema import (
     Cell,
     HostUse,
-    Shortage,
     Status,
 )
 
@@ -178,18 +177,3 @@ def test_markdown_escapes_what_would_break_a_table_or_be_html():
     lines = to_markdown(table, provenance.of_run(run)).splitlines()
     assert lines[0] == "### A &lt;b>"
     assert lines[-1] == "| a\\|b &lt;script> | \N{EN DASH} |"
-
-
-def test_values_missing_for_lack_of_memory_are_listed():
-    short = [
-        Shortage(mode="graph", process=0, phase="metrics", error="no memory"),
-        Shortage(mode="compile", process=1, phase="measure", error="none left"),
-    ]
-    made = table_of(
-        "shortages", Run(environment(), (cell("EOS", "compile"), cell("EOS", "graph", shortages=short)), ())
-    )
-    names = ("workload", "mode", "of", "process", "phase", "error")
-    assert [tuple(row[name] for name in names) for row in rows(made)] == [
-        ("EOS", "graph", "graph", 1, "metrics", "no memory"),
-        ("EOS", "graph", "compile", 2, "measure", "none left"),
-    ]

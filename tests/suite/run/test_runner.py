@@ -19,7 +19,7 @@ import suite.run.schedule
 from suite.measure.modes import MODES, Mode
 from suite.results import store
 from suite.results.errors import EncoreError
-from suite.results.schema import Grouping, Shortage, Status
+from suite.results.schema import Grouping, Status
 from suite.results.store import read_run
 from suite.run.runner import outcome_line, plan_jobs
 
@@ -352,14 +352,3 @@ def test_cold_caches_are_removed_and_warm_ones_kept(bench: Bench, monkeypatch: p
 def test_outcome_is_one_line() -> None:
     assert outcome_line(a_cell("EOS", "compile", wall_s=3.0)) == "EOS compile: pass in 3s"
     assert outcome_line(failed_cell("EOS", "graph", Status.OOM, error="a\nb")) == "EOS graph: oom in 10s: a"
-
-
-def test_outcome_names_the_phase_that_lacked_memory() -> None:
-    short = [
-        Shortage(mode="graph", process=0, phase="metrics", error="no memory"),
-        Shortage(mode="compile", process=1, phase="measure", error="none left"),
-    ]
-    assert outcome_line(a_cell("EOS", "graph", wall_s=3.0, shortages=short)) == (
-        "EOS graph: pass in 3s; process 1 lacked memory in phase 'metrics': no memory; "
-        "compile, process 2 lacked memory in phase 'measure': none left"
-    )
