@@ -15,14 +15,6 @@ from suite.results.errors import WrongUse
 
 Captures = Literal["graphs", "step", "callables", "by hand"]
 
-CAPTURED: dict[Captures, str] = {
-    "graphs": "each torch.compile graph",
-    "callables": "forward and backward",
-    "step": "whole iteration",
-    "by hand": "what users capture themselves",
-}
-"""Descriptions of the captured part of a program, the smallest part first."""
-
 
 @dataclass(frozen=True, slots=True)
 class Mode:
@@ -65,11 +57,6 @@ class Mode:
     def wraps_iteration(self) -> bool:
         """Return whether Encore captures the iteration, or the module with its loss."""
         return self.captures in ("step", "callables")
-
-    @property
-    def captured(self) -> str:
-        """Return a description of the captured part."""
-        return CAPTURED[self.captures] if self.needs_gpu else "no graph"
 
     @property
     def is_encores(self) -> bool:

@@ -12,7 +12,7 @@ from suite.measure.metrics import metrics
 from suite.micro.records import read_micro_run
 from suite.report import cell_tables, charts, conclusion, paper, provenance, speedup_tables
 from suite.report.chart import Chart, draw, to_png, to_svg
-from suite.report.markdown_pages import generated_names, paper_part, update_page
+from suite.report.markdown_pages import paper_part, update_page
 from suite.report.page import Page, PageFigure, Section, render
 from suite.report.paper.costs import read_programs
 from suite.report.paper.speedups import read_proof
@@ -77,11 +77,14 @@ def build_report(
     announce(f"reading {len(runs)} runs")
     published = load_published()
     run = load_runs(runs, leave_out=recorded)
-    names = () if readme is None else _names_to_renew(readme, published)
     announce("comparing modes")
     results = read_results(run, micro, recorded=recorded)
     made = [(exhibit, exhibit.make(results)) for exhibit in paper.EXHIBITS.values()]
     sections = [*_run_sections(results, run), *(_paper_section(exhibit, one, published) for exhibit, one in made)]
+    if readme is not None:
+        headlines = [headline_part(one, s.provenance) for s in sections for one in s.tables if one.name == HEADLINE]
+        papers = {name: paper_part([pair for pair in made if pair[0].source == name]) for name in published.sources}
+        update_page(readme, {HEADLINE: headlines[0], **papers})
     for folder in (out, out / "tables", figures_dir):
         if folder is not None:
             make_folder(folder)
@@ -103,11 +106,6 @@ def build_report(
     tables = _write_tables(sections, out / "tables")
     html = out / "report.html"
     write_atomically(html, render(page, published.sources.values()))
-    if readme is not None:
-        headlines = [headline_part(one, s.provenance) for s in sections for one in s.tables if one.name == HEADLINE]
-        papers = {name: [pair for pair in made if pair[0].source == name] for name in names if name != HEADLINE}
-        parts = dict.fromkeys(names, headlines[0]) | {name: paper_part(own) for name, own in papers.items()}
-        update_page(readme, parts)
     return Report(html, tables, written, len(run.cells), "; ".join((*smoke, *run.remarks)) or None)
 
 
@@ -217,19 +215,6 @@ def build_exhibits(
     make_folder(figures_dir)
     shown = "\n".join(to_markdown(table, each.provenance) for each in sections for table in each.tables)
     return [*_write_tables(sections, out / "tables"), *_draw_all(sections, figures_dir)[1]], shown
-
-
-def _names_to_renew(readme: Path, published: Published) -> tuple[str, ...]:
-    """Return the names of the generated parts of a file that a report of runs updates.
-
-    Raises:
-        WrongUse: the file has no such part, or a part twice.
-    """
-    names = tuple(name for name in generated_names(readme) if name == HEADLINE or name in published.sources)
-    if not names:
-        known = ", ".join((HEADLINE, *published.sources))
-        raise WrongUse(f"--readme {readme} has no generated part; write `<!-- generated: NAME -->`, NAME of: {known}")
-    return names
 
 
 def headline_part(table: Table, origin: Provenance) -> str:

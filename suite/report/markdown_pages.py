@@ -29,14 +29,18 @@ _PART = re.compile(
 
 
 def update_page(page: Path, parts: Mapping[str, str]) -> None:
-    """Put each text of `parts` between the comments of its name; other parts are unchanged.
+    """Put each text of `parts` between the comments of its name, where the page has them; other parts are unchanged.
 
     Raises:
         OSError: the file cannot be read or replaced; it is as it was.
-        WrongUse: it has no such pair of comments.
+        WrongUse: it has none of them, or one of them not once.
     """
     text = _read(page)
-    for name in parts:
+    names = [name for name in re.findall(r"^<!-- generated: (\S+) -->$", text, re.MULTILINE) if name in parts]
+    if not names:
+        known = ", ".join(parts)
+        raise WrongUse(f"--readme {page} has no generated part; write `<!-- generated: NAME -->`, NAME of: {known}")
+    for name in names:
         generated_part(text, name, f"--readme {page}: ")
 
     def renewed(found: re.Match[str]) -> str:
@@ -44,19 +48,6 @@ def update_page(page: Path, parts: Mapping[str, str]) -> None:
         return found[0] if content is None else f"{found['begin']}\n{content.strip()}\n\n{found['end']}"
 
     write_atomically(page, _PART.sub(renewed, text))
-
-
-def generated_names(page: Path) -> tuple[str, ...]:
-    """Return the names of a file's generated parts, in order.
-
-    Raises:
-        WrongUse: the file does not have each of them once.
-    """
-    text = _read(page)
-    names = tuple(dict.fromkeys(re.findall(r"^<!-- generated: (\S+) -->$", text, re.MULTILINE)))
-    for name in names:
-        generated_part(text, name, f"--readme {page}: ")
-    return names
 
 
 def generated_part(text: str, name: str, where: str = "") -> str:

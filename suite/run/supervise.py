@@ -105,10 +105,6 @@ class Supervised:
         info = self._exit_info()
         return info is not None and info.si_code != os.CLD_EXITED
 
-    def wait(self, seconds: float) -> None:
-        """Wait until the process has ended, at most so long."""
-        await_exit([self], seconds)
-
     def exit_description(self) -> str:
         """Return how the process ended, in words. The process stays a zombie, so that its group keeps its number."""
         info = self._exit_info()
