@@ -9,11 +9,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.cli import compare as cli_compare
 from suite.cli import draw
 from suite.cli import history as cli_history
 from suite.cli import micro as cli_micro
@@ -31,6 +30,12 @@ from suite.results.errors import (
 )
 from suite.run.supervise import Interrupted, interruptible, kill_children
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from models.registry import Workload
+    from suite.measure.modes import Mode
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -42,7 +47,7 @@ app = typer.Typer(
 app.add_typer(cli_micro.app, name="micro")
 app.add_typer(draw.app, name="draw")
 app.command("compare", epilog="Example: encore compare 20260101-120000-h200 20260102-120000-h200 --threshold 5%")(
-    cli_compare.compare
+    cli_history.compare
 )
 app.command("record", epilog="Example: encore record 20260102-120000-h200")(cli_history.record)
 app.command("history", epilog="Example: encore history --mode encore --over compile")(cli_history.history)
@@ -51,7 +56,7 @@ app.command("history", epilog="Example: encore history --mode encore --over comp
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 fine, 1 a finding or a failed row, 2 wrong use, 3 nothing decided, 130 interrupted."""
     try:
-        with interruptible(to_the_end=True):
+        with interruptible():
             refuse_empty(sys.argv[1:] if arguments is None else arguments)
             app(arguments, prog_name="encore")
     except EncoreError as error:
@@ -92,14 +97,38 @@ def list_command(
 ) -> None:
     """List workloads and modes."""
     from models import registry
-    from suite.cli import listing
     from suite.measure.modes import MODES
 
     both = workloads == modes
     chosen = list(registry.workloads().values()) if workloads or both else []
     chosen_modes = list(MODES.values()) if modes or both else []
-    for table in listing.tables(chosen, chosen_modes):
+    for table in listed_tables(chosen, chosen_modes):
         console().print(table, "")
+
+
+def listed_tables(workloads: Sequence[Workload], modes: Sequence[Mode]) -> list[RenderableType]:
+    """Return what `encore list` prints: a table for each kind, then what is special about some workloads."""
+    from rich.table import Table
+    from rich.text import Text
+
+    listed: list[RenderableType] = []
+    if workloads:
+        table = Table("workload", "model", "suite", "task", "batch", "dtypes", "variants", "sets", box=None)
+        for workload in workloads:
+            several = (", ".join(workload.variants), ", ".join(workload.sets))
+            plain = (workload.acronym, workload.name, workload.suite, workload.task, str(workload.batch))
+            table.add_row(*plain, workload.dtype_policy, *several)
+        listed.append(table)
+    if modes:
+        table = Table("mode", "what it is", "compared with", box=None)
+        for mode in modes:
+            table.add_row(mode.name, mode.summary, ", ".join(mode.baselines) or "-")
+        listed.append(table)
+    notes = [f"{workload.acronym}: {workload.notes}" for workload in workloads if workload.notes]
+    split = [f"{each.acronym} (batch {each.sharding.batch})" for each in workloads if each.sharding is not None]
+    if split:
+        notes.append(f"`encore run --tp N,N` splits over GPUs: {', '.join(split)}")
+    return [*listed, Text("\n".join(notes))] if notes else listed
 
 
 app.command("run", epilog="Example: encore run ALNET EOS --modes compile,graph --processes 3")(cli_run.run)
@@ -113,9 +142,9 @@ def explain(
     targets: Annotated[
         list[str] | None, typer.Argument(help="Workloads, or programs as module:callable.", show_default=False)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every workload in every variant, a line each.")] = False,
     workload_set: Annotated[
-        str | None, typer.Option("--set", metavar="SET", help="The same for the workloads of a set, such as grace.")
+        str | None,
+        typer.Option("--set", metavar="SET", help="A set in every variant, a line each: grace or all."),
     ] = None,
     variant: Annotated[str | None, typer.Option(help="Variant of the workloads.")] = None,
     size: SizeOption = "full",
@@ -128,9 +157,8 @@ def explain(
     from suite.explain.text import render, summary
     from suite.settings import parse_duration
 
-    if (everything or workload_set is not None) == bool(targets):
-        raise WrongUse("name what to explain (`encore list --workloads` shows the workloads), or give --all or --set")
-    everything = everything or workload_set is not None
+    if (workload_set is not None) == bool(targets):
+        raise WrongUse("name what to explain (`encore list --workloads` shows the workloads), or give --set")
     timeout_s = parse_duration(timeout, "--timeout")
     wanted = find_targets(targets or (), variant=variant, size=size, workload_set=workload_set)
     explanations = []
@@ -140,7 +168,7 @@ def explain(
         with closing(explain_many(wanted, out=out, timeout_s=timeout_s, say=say)) as explained:
             for number, (target, explanation) in enumerate(explained, start=1):
                 explanations.append(explanation)
-                if everything:
+                if workload_set is not None:
                     print(f"{number} of {len(wanted)}: {target.label}: {summary(explanation)}", flush=True)
                 else:
                     console().print(render(explanation))
@@ -157,10 +185,15 @@ def env(
     ] = False,
 ) -> None:
     """Show what a run records of this machine."""
-    from suite.cli import listing
+    from rich.table import Table
+
     from suite.measure import environment, gpu
+    from suite.report.provenance import facts
 
     if require_gpu:
         print(gpu.require_gpu().info.name)
         return
-    console().print(listing.environment_table(environment.collect("none", ("encore", *sys.argv[1:]), {})))
+    table = Table(box=None, show_header=False)
+    for name, value in facts(environment.collect("none", ("encore", *sys.argv[1:]), {})).items():
+        table.add_row(name, value)
+    console().print(table)

@@ -26,7 +26,7 @@ from suite.explain.build import Program
 from suite.explain.lowering import LoweringFailed, lower
 from suite.explain.pretended_gpu import pretended_gpu
 from suite.explain.records import TO_THE_END, FxGraph, GraphBreak, Lowering, NonStaticInput
-from suite.measure.encore_report import with_short_paths
+from suite.measure.graphs import with_short_paths
 from suite.measure.known_values import UnknownValue
 from suite.measure.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
 from suite.measure.source_line import line_of_frame, short_path

@@ -21,7 +21,7 @@ LEAST_COMPUTE_CAPABILITY = (7, 0)
 """Least compute capability that the GPU back end of PyTorch's compiler (Triton) supports."""
 
 _INSTEAD = (
-    "Without one: `encore explain --all` analyses the workloads' capture obstacles, and `encore run --device cpu "
+    "Without one: `encore explain --set all` analyses the workloads' capture obstacles, and `encore run --device cpu "
     "--size tiny` tries the machinery in small."
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from optimizations.byte_units import format_bytes
-from suite.measure.checkout import shown_code
+from suite.measure.environment import shown_code
 from suite.report.runs import FULL_SIZE, Run
 from suite.results.schema import Environment
 

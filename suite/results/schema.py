@@ -391,7 +391,7 @@ class Environment(Record):
     git_commit: str | None
     git_dirty: bool | None
     code: str | None = None
-    """An id of the code that ran, committed or not: see `suite.measure.checkout.code_id`. Older runs have none, or
+    """An id of the code that ran, committed or not: see `suite.measure.environment.code_id`. Older runs have none, or
     git's id of the tree."""
     python: str
     platform: str

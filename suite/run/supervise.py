@@ -250,19 +250,15 @@ class Interrupted(BaseException):
 
 
 @contextmanager
-def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
-    """Raise `Interrupted` for the first of `SIGNALS`, and ignore later ones while workers are ended.
+def interruptible() -> Iterator[None]:
+    """Raise `Interrupted` for the first of `SIGNALS`, and ignore later ones until the program has ended.
 
-    A signal that was ignored from the start (nohup) stays ignored. `to_the_end`: after the first signal, ignore later
-    ones until the program has ended; the exit code reports the signal.
+    A signal that was ignored from the start (nohup) stays ignored.
     """
-    came = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
+        while before:
+            signal.signal(before.popitem()[0], signal.SIG_IGN)
         raise Interrupted(signal.Signals(number).name)
 
     before = {each: old for each in SIGNALS if (old := signal.getsignal(each)) is not signal.SIG_IGN}
@@ -272,5 +268,4 @@ def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
         yield
     finally:
         for each, handler in before.items():
-            if not (came and to_the_end):
-                signal.signal(each, handler)
+            signal.signal(each, handler)

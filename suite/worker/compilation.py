@@ -16,8 +16,7 @@ import optimizations
 from models.parts import CapturedByHand
 from optimizations.torch_internals.tuning import mark_graphs
 from suite.measure.compile_times import restart_timers, timer_seconds
-from suite.measure.encore_report import graphs_wait_for_memory
-from suite.measure.graphs import GraphLog
+from suite.measure.graphs import GraphLog, graphs_wait_for_memory
 from suite.measure.iteration import Iterate, callable_for, iteration, seed_all
 from suite.measure.memory import peak, release, release_workspaces, restart_peak
 from suite.measure.modes import Mode

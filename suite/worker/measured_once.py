@@ -11,8 +11,7 @@ import os
 
 from suite.measure import copies
 from suite.measure.copies import CopyCount
-from suite.measure.encore_report import encore_report
-from suite.measure.graphs import recorded_graphs
+from suite.measure.graphs import encore_report, recorded_graphs
 from suite.measure.memory import peak, restart_peak
 from suite.measure.metrics import PreparedCell, metrics
 from suite.measure.profiling import BEFORE, kernels_of, load_profiler, profile_iterations

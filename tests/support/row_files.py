@@ -36,7 +36,7 @@ def facts(device: str) -> dict[str, Any]:
     """Return the name of the device, and the versions of code, PyTorch and Python."""
     import torch
 
-    from suite.measure.checkout import git_state
+    from suite.measure.environment import git_state
     from suite.results.store import REPOSITORY
 
     commit, dirty = git_state(REPOSITORY)

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from optimizations import torch_internals
 from suite.cli.main import app
-from suite.measure.checkout import shown_code
-from suite.measure.environment import collect
+from suite.measure.environment import collect, shown_code
 from suite.measure.modes import MODES
 from suite.results import store
 from suite.results.errors import WrongUse
@@ -130,7 +129,7 @@ def test_env_shows_the_record_of_a_run() -> None:
         (("run", "--set", "graze"), ("'graze'", "grace", "pygraph", "all")),
         (("run", "EOS", "--set", "all"), ("--set all", "EOS")),
         (("explain", "--set", "graze"), ("'graze'", "grace")),
-        (("explain", "EOS", "--set", "grace"), ("--set", "--all")),
+        (("explain", "EOS", "--set", "grace"), ("name what to explain", "--set")),
         (("run", "--resume", "no-such-run"), ("'no-such-run'", "results/runs")),
         (("run", "--resume", "x", "--out", "y"), ("--resume", "--out")),
         (("run", "--retry-failed"), ("--retry-failed", "--resume")),
@@ -170,7 +169,7 @@ def test_gpu_command_without_a_gpu_is_one_clear_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "no NVIDIA GPU" in done.stderr
-    assert "encore explain --all" in done.stderr
+    assert "encore explain --set all" in done.stderr
     assert not (tmp_path / "run").exists()
     assert encore("env", "--require-gpu").returncode == 2
 

@@ -15,7 +15,7 @@ import pytest
 from fixtures.fake_command import CPU, Fake, wait_for
 from fixtures.fake_runs import living, recorded_pids
 
-from suite.measure.checkout import code_id
+from suite.measure.environment import code_id
 from suite.results import store
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Status

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.measure.checkout import code_id, git_state, shown_code
+from suite.measure.environment import code_id, git_state, shown_code
 
 
 @pytest.fixture(autouse=True)

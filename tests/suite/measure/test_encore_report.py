@@ -14,7 +14,7 @@ from optimizations.report import ENTRIES, CompiledGraph, Copy, Entry, Left, Plac
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
 from optimizations.report.recordings import CountedCalls, KeptResults, RecordingReport, ReplayedInput, SelectionReport
 from optimizations.stack_trace import Frame
-from suite.measure.encore_report import encore_report
+from suite.measure.graphs import encore_report
 from suite.measure.source_line import line_of_frame, short_line, short_path
 from suite.results.schema import Metrics
 

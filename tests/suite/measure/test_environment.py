@@ -13,8 +13,7 @@ import pytest
 from fixtures.fake_nvml import FakeNvml, nvml
 from fixtures.synthetic_results import environment as synthetic
 
-from suite.measure.checkout import code_id
-from suite.measure.environment import collect, cpu_info, differences, without_folder, without_paths
+from suite.measure.environment import code_id, collect, cpu_info, differences, without_folder, without_paths
 from suite.measure.gpu import NoGpu, find_gpu, require_gpu
 from suite.results.errors import EXIT_WRONG_USE
 from suite.results.schema import Environment
@@ -55,7 +54,7 @@ def test_hidden_or_unknown_gpu_is_no_gpu(nvml: FakeNvml, monkeypatch: pytest.Mon
 
 def test_old_gpu_is_refused_with_a_remedy(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with pytest.raises(NoGpu, match=r"compute capability 6\.1.*7\.0.*encore explain --all") as caught:
+    with pytest.raises(NoGpu, match=r"compute capability 6\.1.*7\.0.*encore explain --set all") as caught:
         require_gpu()
     assert caught.value.exit_code == EXIT_WRONG_USE
     assert "\n" not in str(caught.value)

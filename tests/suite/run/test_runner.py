@@ -17,7 +17,6 @@ import suite.run.group
 import suite.run.schedule
 from suite.measure.modes import MODES, Mode
 from suite.results import store
-from suite.results.errors import EncoreError
 from suite.results.schema import Grouping, Status
 from suite.results.store import read_run
 from suite.run.runner import outcome_line, plan_jobs
@@ -324,7 +323,7 @@ def test_full_disk_ends_the_run_with_whole_lines(bench: Bench, monkeypatch: pyte
         return real_write(descriptor, data)
 
     monkeypatch.setattr(os, "write", write)
-    with pytest.raises(EncoreError, match="No space left"):
+    with pytest.raises(OSError, match="No space left"):
         bench.run(workloads=workloads, modes=FOUR[:1])
     monkeypatch.undo()
     assert [cell.workload for cell in read_run(bench.path).cells] == ["ONE"]

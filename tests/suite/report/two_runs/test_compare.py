@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fixtures.synthetic_results import GPU, block, cell, environment, failed_cell, write_run
 
-from suite.cli.compare import parse_share
+from suite.cli.history import parse_share
 from suite.cli.main import main
 from suite.measure.kernels import kernel_key
 from suite.report.runs import load_runs
