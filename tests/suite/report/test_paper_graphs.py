@@ -8,7 +8,7 @@ import pytest
 from fixtures.synthetic_results import cell, metrics, selection_record
 
 from suite.report.chart import Chart, LineChart, draw
-from suite.report.selected import judged_groups
+from suite.report.paper.counts import judged_groups
 from suite.results.schema import Cell
 from tests.suite.report.test_paper import made, results, row
 
