@@ -64,6 +64,6 @@ def load_published(path: Path = PUBLISHED_PATH) -> Published:
     """Read the published numbers.
 
     Raises:
-        InvalidResults: the file is missing or has wrong fields.
+        InvalidResults: the file has wrong fields.
     """
     return read_record(Published, path, "published numbers", "the file belongs to the repository")

@@ -36,9 +36,7 @@ def test_speedups_are_next_to_the_same_comparison(published, workload, mode, bas
     assert published.speedup("grace", workload, mode, baseline) == speedup
 
 
-def test_wrong_fields_and_a_missing_file_are_refused(tmp_path):
-    with pytest.raises(EncoreError, match="belongs to the repository"):
-        load_published(tmp_path / "none.json")
+def test_wrong_fields_are_refused(tmp_path):
     changed = json.loads(PUBLISHED_PATH.read_text()) | {"surprise": 1}
     wrong = tmp_path / "published.json"
     wrong.write_text(json.dumps(changed))
