@@ -46,7 +46,7 @@ app = typer.Typer(
 
 app.add_typer(cli_micro.app, name="micro")
 app.add_typer(draw.app, name="draw")
-app.command("compare", epilog="Example: encore compare 20260101-120000-h200 20260102-120000-h200 --threshold 5%")(
+app.command("compare", epilog="Example: encore compare 20260101-120000-h200 20260102-120000-h200 --threshold 0.05")(
     cli_history.compare
 )
 app.command("record", epilog="Example: encore record 20260102-120000-h200")(cli_history.record)

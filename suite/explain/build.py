@@ -35,11 +35,10 @@ class Program:
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    training: bool = False
+    with_gradients: bool = False
+    """True if the call trains or differentiates, so that it needs gradients enabled."""
     surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = field(default=contextlib.nullcontext)
     """The context of the call: autocast, if the workload uses it."""
-    differentiates: bool = False
-    """True if the call differentiates by itself, so that it needs gradients enabled."""
     is_step: bool = False
     """True if the call is a whole training step, with backward and optimizer."""
 
@@ -67,9 +66,8 @@ def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Pr
         module,
         args,
         kwargs,
-        workload.task == "training",
+        workload.enables_gradients,
         surroundings=instance.autocast,
-        differentiates=workload.gradients_in_inference,
     )
 
 
@@ -91,7 +89,9 @@ def build_program(make: Callable[[], Made]) -> Program:
                 torch_internals.pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("cuda"), value)
                 for value in (args, kwargs)
             )
-    return Program(mode, module, args, kwargs, training=made.is_step or made.loss is not None, is_step=made.is_step)
+    return Program(
+        mode, module, args, kwargs, with_gradients=made.is_step or made.loss is not None, is_step=made.is_step
+    )
 
 
 def _on_gpu(module: nn.Module) -> nn.Module:

@@ -102,7 +102,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
         pretended_gpu() as assumed,
         _functions_left_to_python(found.breaks),
         torch_internals.replaced("engine_run_backward", functools.partial(_gradients_of_inputs, program, found)),
-        torch.set_grad_enabled(program.differentiates or program.training),
+        torch.set_grad_enabled(program.with_gradients),
         program.mode,
         program.surroundings(),
     ):
@@ -132,7 +132,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     )
     if found.breaks:
         found.limits.append(_BREAK_LIMIT)
-    if program.differentiates or (program.training and (not program.is_step or found.differentiated)):
+    if program.with_gradients and (not program.is_step or found.differentiated):
         found.limits.append(_GRADIENTS_LIMIT)
     found.limits.append(_ONE_CALL_LIMIT)
     return found

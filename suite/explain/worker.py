@@ -19,17 +19,17 @@ from suite.run.asked import answer
 
 def explain(target: Target) -> WorkerAnswer:
     """Explain `target` in this process, which should be used for nothing else afterwards."""
-    training = False
+    trains = False
     try:
         program = _build(target)
         found = capture(program)
-        training = program.training and (not program.is_step or found.differentiated)
+        trains = target.is_program and program.with_gradients and (not program.is_step or found.differentiated)
     except (WrongUse, WrongProgram) as error:
         return WorkerAnswer(wrong_use=str(error))
     except Exception as failure:
         found = TracedCall(failure=failure)
     made = {"graphs": found.graphs, "breaks": found.breaks, "limits": found.limits, "seen": found.seen}
-    if training:
+    if trains:
         made["task"] = "training"
     described = None if found.failure is None else _describe(found.failure)
     return WorkerAnswer(explanation=unexplained(target, described).model_copy(update=made))

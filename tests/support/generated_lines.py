@@ -5,7 +5,6 @@ Run as a script in its own process, as `pretended_gpu` requires. Lines have Indu
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import sys
@@ -52,12 +51,11 @@ def main(answer: Path) -> None:
 
     def noting(seen: lowering._Seen, graph: Any, code: Any) -> Any:
         lines = [(number, node.stack_trace) for number, node in code.line_map]
-        modules.append({"text": code.value, "lines": lines, "is_backward": bool(graph.is_backward)})
+        modules.append({"text": code.value, "lines": lines})
         return load_nothing(seen, graph, code)
 
     lowering._Seen.load = noting  # type: ignore[method-assign]
-    program = dataclasses.replace(build_program(load("generated_lines:towers")), training=True)
-    found = capture(program, {GRAPH_MODE: SETTINGS[GRAPH_MODE]})
+    found = capture(build_program(load("generated_lines:towers")), {GRAPH_MODE: SETTINGS[GRAPH_MODE]})
     assert found.failure is None, found.failure
     answer.write_text(json.dumps(modules))
 

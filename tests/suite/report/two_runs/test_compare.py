@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from fixtures.synthetic_results import GPU, block, cell, environment, failed_cell, write_run
 
-from suite.cli.history import parse_share
 from suite.cli.main import main
 from suite.measure.kernels import kernel_key
 from suite.report.runs import load_runs
@@ -327,24 +326,14 @@ def test_command_exits_with_its_decision(tmp_path: Path, capsys: pytest.CaptureF
     assert code == 1
     assert out.index("differs: driver: 580.0 in BASE, 600 in NEW") < out.index("Rows")
     assert "1 regression beyond 5%: EOS placement" in out and "only in BASE" in out
-    code, out, _ = encore(capsys, base, worse, "--threshold", "40%")
+    code, out, _ = encore(capsys, base, worse, "--threshold", "0.4")
     assert code == 0 and "no regression beyond 40%" in out
     wrong: Sequence[Sequence[str]] = (
-        (base, base), (base, "nowhere"), (base, worse, "--threshold", "lots"), (base, worse, "--markdown"), (base,),
-    )  # fmt: skip
+        *((base, worse, "--threshold", share) for share in ("lots", "5", "nan", "-1")),
+        *((base, base), (base, "nowhere"), (base, worse, "--markdown"), (base,)),
+    )
     for arguments in wrong:
         assert encore(capsys, *arguments)[0] == EXIT_WRONG_USE, arguments
     alone = str(write_run(tmp_path / "c", [cell("EOS", "placement")], environment(run_id="c")))
     code, out, _ = encore(capsys, base, alone)
     assert code == EXIT_UNDECIDED and "--modes compile,graph,MODE" in out and "nothing can be decided" in out
-
-
-@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("12.5 %", 0.125), ("0", 0.0)])
-def test_threshold_is_a_share_or_percent(text: str, share: float) -> None:
-    assert parse_share(text, "--threshold") == pytest.approx(share)
-
-
-@pytest.mark.parametrize("text", ["", "5", "100%", "-5%", "nan", "1e-3", "\N{ARABIC-INDIC DIGIT FIVE}%"])
-def test_invalid_threshold_is_refused(text: str) -> None:
-    with pytest.raises(WrongUse, match="--threshold"):
-        parse_share(text, "--threshold")
