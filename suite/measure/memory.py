@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import gc
+from typing import NamedTuple
 
 import torch
 
 from optimizations import torch_internals
+
+
+class Peak(NamedTuple):
+    """Hold the largest numbers of bytes since `restart_peak`: allocated to tensors, and reserved from the driver."""
+
+    allocated_bytes: int
+    reserved_bytes: int
 
 
 def release(device: torch.device) -> None:
@@ -39,11 +47,8 @@ def restart_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak(device: torch.device) -> tuple[int, int] | None:
-    """Return the largest numbers of bytes since `restart_peak`: allocated to tensors, and reserved from the driver.
-
-    Return None on a CPU, whose memory PyTorch does not count.
-    """
+def peak(device: torch.device) -> Peak | None:
+    """Return the peaks since `restart_peak`; None on a CPU, whose memory PyTorch does not count."""
     if device.type != "cuda":
         return None
-    return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return Peak(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))

@@ -18,7 +18,7 @@ from optimizations.torch_internals.tuning import mark_graphs
 from suite.measure.compile_times import restart_timers, timer_seconds
 from suite.measure.graphs import GraphLog, graphs_wait_for_memory
 from suite.measure.iteration import Iterate, callable_for, iteration, seed_all
-from suite.measure.memory import peak, release, release_workspaces, restart_peak
+from suite.measure.memory import Peak, peak, release, release_workspaces, restart_peak
 from suite.measure.modes import Mode
 from suite.measure.profiling import KernelSources
 from suite.results.schema import CALLS_OF_START, CompileConditions, CompileTimes
@@ -54,7 +54,7 @@ class Compilation:
         self._announce = announce
         self.mode = mode
         self.graphs = GraphLog(wants_cuda_graphs=mode.uses_cuda_graphs)
-        self.compile_peak: tuple[int, int] | None = None
+        self.compile_peak: Peak | None = None
         self.sources = KernelSources()
         self.captured: CapturedIteration | None = None
         self.iterate: Iterate
