@@ -240,43 +240,6 @@ def _storages(observation: Observation, name: str) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("target", "operands", "method"),
-    [
-        ("add_", (torch.ones(3), 1), True),
-        (operator.iadd, (torch.ones(3), torch.ones(3)), False),
-        (operator.setitem, (torch.ones(3), 0, 2.0), False),
-        ("copy_", (torch.ones(3), torch.zeros(3)), True),
-        ("unsqueeze_", (torch.ones(3), 0), True),
-        (torch.nn.init.ones_, (torch.ones(3),), False),
-        (torch.ops.aten.relu_.default, (torch.ones(3),), False),
-    ],
-)
-def test_writes_are_found_in_every_call_form(target: Any, operands: tuple[Any, ...], method: bool) -> None:
-    observation, effects = _observed(target, *operands, method=method)
-    assert effects.writes == _storages(observation, "input_0")
-
-
-@pytest.mark.parametrize(
-    ("target", "operands", "method", "aliases"),
-    [
-        ("view", (torch.ones(4), 2, 2), True, True),
-        ("reshape", (torch.ones(4), 2, 2), True, True),
-        ("reshape", (torch.ones(2, 2).t(), -1), True, False),
-        ("contiguous", (torch.ones(4),), True, True),
-        ("float", (torch.ones(4),), True, True),
-        ("double", (torch.ones(4),), True, False),
-        ("clone", (torch.ones(4),), True, False),
-        (operator.getitem, (torch.ones(4), slice(0, 2)), False, True),
-        (operator.getitem, (torch.ones(4), [0, 1]), False, False),
-        (torch.nn.functional.dropout, (torch.ones(4), 0.5, False), False, True),
-    ],
-)
-def test_aliases_are_found_by_running(target: Any, operands: tuple[Any, ...], method: bool, aliases: bool) -> None:
-    observation, _ = _observed(target, *operands, method=method)
-    assert observation.share_memory("call", "input_0") is aliases
-
-
-@pytest.mark.parametrize(
     ("target", "operands", "random"),
     [
         (torch.rand, (3,), True),
