@@ -156,7 +156,9 @@ class Results:
         cached = node.cached_tensor_outputs
         self.storages[:] = [None if tensor is None else tensor.untyped_storage() for tensor in cached]
         rearranged()
-        of_the_call = {one.output for one in self.returned.found if one.is_input}
+        # Copied inputs are made, too: later outputs may be views of them, or the same tensor.
+        fixed = {place for place, static in enumerate(node.static_output_tensors) if static is not None}
+        of_the_call = {one.output for one in self.returned.found if one.is_input} & fixed
         of_the_call.update(place for place, _ in (*self._repeated, *self._passed_on))
         for_callers: list[int] = []
         with_saved: list[int] = []

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kinds.world import World, kind
+from kinds.world import STEPS, World, kind
 
 ORDER = (1, 1, 2)
 """The beam that each beam goes on from."""
@@ -122,3 +122,23 @@ def inputs_written_over_and_over(world: World) -> None:
         found = run(x, y)
         kept = [*kept[-2:], found[2]]
         world.note(found, x, y, kept)
+
+
+class _Indexed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("keys", torch.zeros(1, 8, 4))
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        self.keys[:, positions] = self.linear(x)
+        return torch.softmax(x @ self.keys.transpose(1, 2), -1) @ self.keys
+
+
+@kind(gradients=False)
+def caches_written_at_a_tensor_of_positions(world: World) -> None:
+    """Of several graphs the first returns its arguments, and views of them, to those after it."""
+    net = world.module(_Indexed())
+    run = world.compile(net)
+    for step in range(2 * STEPS):
+        world.note(run(world.values(step, 1, 1, 4), world.moved(torch.tensor([step % 8]))), net.keys)

@@ -50,6 +50,7 @@ def test_program_computes_eagers_results(request: pytest.FixtureRequest, name: s
         "inputs_written_over_and_over",
         "complex_inputs_of_which_a_part_is_written",
         "caches_that_grow",
+        "caches_written_at_a_tensor_of_positions",
         "backwards_with_given_gradients",
         "saved_tensors_packed_once",
         "parameters_swapped_and_converted",
