@@ -293,7 +293,7 @@ def rate_changed_in_the_step(model: nn.Module) -> Any:
     return scheduled(model, change)
 
 
-@refused("reads from an iterator, source")
+@refused("reads from an iterator or a random generator, source")
 def iterator(train: Step) -> Step:
     source: Iterator[int] = itertools.cycle([1, 2])
     return lambda batch: train(batch) * next(source)
@@ -496,14 +496,14 @@ def leaves_a_layer_frozen(model: Any, train: Step) -> Any:
     return step, {"between": lambda index: model.requires_grad_() and None}
 
 
-@refused("draws random numbers on the host (draws)")
+@refused("reads from an iterator or a random generator, draws")
 def generator_of_its_own_on_the_host(train: Step) -> Step:
     """It decides a branch that is rarely taken."""
     draws = random.Random(5)
     return lambda batch: train(batch) * 2 if draws.random() < 1e-9 else train(batch)
 
 
-@refused("draws random numbers on the host (RandomState)", line=False)
+@refused("draws random numbers on the host (numpy.random)", line=False)
 def function_of_numpys_own_generator(train: Step) -> Step:
     """Keeps itself: a function of a compiled class, whose module no other class has."""
     rand = numpy.random.rand

@@ -90,7 +90,7 @@ class Variant:
         observer.in_region = False  # autocast's cached casts are cleared before each run
         observer.before_write = before_write
         observer.as_captured = self.as_captured
-        random, snapshot = RandomStates(device, state), state.snapshot()
+        random, snapshot = RandomStates(device), state.snapshot()
         with around, observed(observer, state):
             yield observer
         found = observer.refusals  # the callable may catch exceptions
@@ -252,7 +252,7 @@ def putting_back(device: Device, variants: Sequence[Variant]) -> Iterator[Callab
     Yield a function to call with each tensor that is about to be written, so that only written ones are copied.
     """
     states = [one.state for one in variants]
-    outset, random = [state.snapshot() for state in states], RandomStates(device, *states)
+    outset, random = [state.snapshot() for state in states], RandomStates(device)
     tensors = {id(one): one for state in states for one in state.tensors.values()}.values()
     # Inner tensors of wrapper subclasses are in this list themselves.
     plain = [tensor for tensor in tensors if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__]

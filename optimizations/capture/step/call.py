@@ -188,11 +188,11 @@ def refused_sources(state: HostState) -> Refusal | None:
 
 
 def refused_iterators(state: HostState, is_named: Callable[[str], bool]) -> Iterator[Refusal]:
-    """Yield a refusal for each iterator that code names: its value changes on every call."""
+    """Yield a refusal for each iterator or random generator that code names: its value changes on every call."""
     for path in filter(is_named, state.iterators):
         yield Refusal(
-            f"reads from an iterator, {path}",
-            "call next() before it and pass its value as an argument",
+            f"reads from an iterator or a random generator, {path}",
+            "call it before the step and pass its value as an argument",
             line_with(state.code, path),
         )
 

@@ -74,4 +74,4 @@ def do_all(actions: list[Callable[[], Any]]) -> None:
 
 def undoing(device: Device, call: Call) -> list[Callable[[], Any]]:
     """Return actions that restore the current gradients and states of random generators."""
-    return [functools.partial(put, call.parameters, [*call.before]), RandomStates(device, call.state).restore]
+    return [functools.partial(put, call.parameters, [*call.before]), RandomStates(device).restore]

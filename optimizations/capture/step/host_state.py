@@ -153,9 +153,8 @@ class HostState:
 
     Attributes:
         tensors, modules, optimizers: by path.
-        iterators: paths of objects that `next` changes.
+        iterators: paths of objects that each read changes: iterators, and generators of random numbers.
         static_loaders: those of them that are static loaders.
-        generators: random generators, by path.
         code: code objects of the program's own functions that the step reaches.
         compiled: whether a module or function is compiled. `compiled_code` has the code objects of such functions.
     """
@@ -166,7 +165,6 @@ class HostState:
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     iterators: list[str] = field(default_factory=list)
     static_loaders: set[str] = field(default_factory=set)
-    generators: dict[str, Any] = field(default_factory=dict)
     code: list[types.CodeType] = field(default_factory=list)
     compiled_code: list[types.CodeType] = field(default_factory=list)
     compiled: bool = False

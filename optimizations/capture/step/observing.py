@@ -66,7 +66,7 @@ def observe(
     """
     state = call.state
     observer = new_observer(device, call, call.tensors, rates, forbid=False, as_captured=as_captured)
-    random, settings = RandomStates(device, state), ambient()
+    random, settings = RandomStates(device), ambient()
     arguments = dict(zip(call.labels, call.tensors, strict=False))
     marks = TensorMarks({**state.tensors, **call.named_gradients(), **arguments})
     there = {storage(one) for one in call.before if one is not None}  # the call may replace their memory

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from optimizations.capture.device import Device
-from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.source_lines import line_with
 from optimizations.report.steps import Refusal
@@ -27,25 +26,23 @@ RESEEDS = Refusal(
 
 
 class RandomStates:
-    """Record the states of PyTorch's, Python's and NumPy's generators, and of the last two's in `states`."""
+    """Record the states of the default generators of PyTorch, Python and NumPy."""
 
-    def __init__(self, device: Device, *states: HostState) -> None:
+    def __init__(self, device: Device) -> None:
         self._device, self._before = device, device.random_states()
-        own = {name: one for state in states for name, one in state.generators.items()}
-        self._refused = [(one, one.get_state()) for one in own.values() if isinstance(one, torch.Generator)]
-        # The functions of these modules are bound methods of their generators.
-        on_host = {name: one for name, one in own.items() if not isinstance(one, torch.Generator)}
-        on_host["random"] = random.getstate.__self__  # type: ignore[attr-defined]
+        of_host: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+            "random": (random.getstate, random.setstate)
+        }
         if (numpy := sys.modules.get("numpy")) is not None:
-            on_host["numpy.random"] = numpy.random.get_state.__self__
+            of_host["numpy.random"] = numpy.random.get_state, numpy.random.set_state
         if device.has_own_random:  # else the CPU simulates the GPU
-            on_host["torch's CPU generator"] = torch.default_generator
-        self._on_host = [(name, one, _state(one)) for name, one in on_host.items()]
+            of_host["torch's CPU generator"] = torch.get_rng_state, torch.set_rng_state
+        self._on_host = [(name, read, write, read()) for name, (read, write) in of_host.items()]
         self._on_gpu = device.default_generator().get_state()
 
     def drawn_on_host(self) -> list[str]:
         """Return the program's names of the generators of the host whose state changed."""
-        return [name for name, generator, state in self._on_host if not _equal(_state(generator), state)]
+        return [name for name, read, _, state in self._on_host if not _equal(read(), state)]
 
     def drawn_on_gpu(self, observer: Observer) -> bool:
         """Return whether the call drew random numbers on the GPU."""
@@ -66,9 +63,9 @@ class RandomStates:
     def restore(self) -> None:
         """Restore the recorded states."""
         self._device.restore_random_states(self._before)
-        for _, generator, state in [*self._on_host, *(("", *one) for one in self._refused)]:
-            if not _equal(_state(generator), state):
-                _restore(generator, state)
+        for _, read, write, state in self._on_host:
+            if not _equal(read(), state):
+                write(state)
 
 
 def drawn_on_the_host(generator: str, code: Sequence[types.CodeType], what: str = "step") -> Refusal:
@@ -81,28 +78,8 @@ def drawn_on_the_host(generator: str, code: Sequence[types.CodeType], what: str 
     )
 
 
-def _state(generator: Any) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    bits = getattr(generator, "bit_generator", None)
-    return bits.state if bits is not None else generator.get_state(legacy=False)
-
-
-def _restore(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif (bits := getattr(generator, "bit_generator", None)) is not None:
-        bits.state = state
-    else:
-        generator.set_state(state)
-
-
 def _equal(one: Any, other: Any) -> bool:
-    """Return whether two states are equal. They may contain arrays, tensors, dicts and tuples."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    """Return whether two states are equal. They may contain arrays, tensors and tuples."""
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
     if hasattr(one, "tolist"):

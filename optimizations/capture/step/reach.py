@@ -138,8 +138,6 @@ class _Walk:
         state = self.state
         if isinstance(value, torch.Tensor):
             yield from self._of_tensor(path, value)
-        elif _is_generator(value):
-            self._add(state.generators, path, value)
         elif isinstance(value, torch.nn.Module):
             yield from self._of_module(path, value)
         elif isinstance(value, torch.optim.Optimizer):
@@ -162,7 +160,7 @@ class _Walk:
                 yield from self._of_object(path, value, depth)
             if len(value) <= LONG:
                 yield from found
-        elif isinstance(value, Iterator):
+        elif isinstance(value, Iterator) or _draws(value):
             state.iterators.append(path)
             if isinstance(value, StaticLoader):
                 state.static_loaders.add(path)
@@ -288,10 +286,8 @@ def is_own(name: str) -> bool:
     return name in _OWN or "_hooks" in name or name.startswith("_warned")
 
 
-def _is_generator(value: Any) -> bool:
+def _draws(value: Any) -> bool:
     """Return whether an object draws random numbers."""
-    if isinstance(value, torch.Generator):
-        return True
     numpy = sys.modules.get("numpy")
-    of_numpy = numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState))
-    return of_numpy or (isinstance(value, random.Random) and not isinstance(value, random.SystemRandom))
+    of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
+    return isinstance(value, (torch.Generator, random.Random, *of_numpy)) and not isinstance(value, random.SystemRandom)

@@ -98,7 +98,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
         (),
         r"changes the `\.grad` of a parameter",
     ),
-    "a generator of its own": (Draws, (), "draws random numbers from a generator of its own"),
+    "a generator of its own": (Draws, (), "reads from an iterator or a random generator, callable 1.noise"),
     "a generator is seeded": (lambda: seeds, (), "seeds a generator of random numbers, or sets its state"),
     "random numbers drawn again": (lambda: draws_again, (), "keeps the GPU's random state"),
     "a sparse gradient": (lambda: Sparse(), (), "computes a sparse gradient"),
@@ -234,7 +234,7 @@ def test_result_of_a_tensor_subclass_is_refused() -> None:
 
 def test_iterator_is_refused_before_it_is_advanced() -> None:
     numbers = itertools.cycle([1.0, 1.0, 1.0, 1.0, 2.0])
-    with pytest.raises(StepRefused, match="callable 1 reads from an iterator, numbers"):
+    with pytest.raises(StepRefused, match="callable 1 reads from an iterator or a random generator, numbers"):
         graphed(lambda x: x * next(numbers), [(torch.ones(3, requires_grad=True),)])
     assert [next(numbers) for _ in range(5)] == [1.0, 1.0, 1.0, 1.0, 2.0]
 

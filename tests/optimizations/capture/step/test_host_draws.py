@@ -19,14 +19,10 @@ from optimizations.capture.step.graphed_step import GraphedStep
 
 Step = Callable[[dict[str, torch.Tensor]], Any]
 
-OWN_PYTHON, OWN_NUMPY = random.Random(3), numpy.random.default_rng(3)
-
 DRAWS: dict[str, tuple[Callable[[], Any], str]] = {
     "a tensor of rank 0": (lambda: torch.rand([]), "torch's CPU generator"),
     "Python": (lambda: random.random(), "random"),
     "NumPy": (lambda: numpy.random.rand(), "numpy.random"),
-    "a generator of Python": (lambda: OWN_PYTHON.random(), "OWN_PYTHON"),
-    "a generator of NumPy": (lambda: OWN_NUMPY.random(), "OWN_NUMPY"),
 }
 
 
