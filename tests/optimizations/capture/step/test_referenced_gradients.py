@@ -82,7 +82,7 @@ def test_gradients_and_references_to_them_equal_eager(zero: str, change: Callabl
             if index % 3 == 0:
                 change(training)
 
-    assert assert_as_eager(program).replays >= (6 if change is replaced else 1)
+    assert assert_as_eager(program).replays >= {replaced: 6, moved: 5, set_elsewhere: 5}.get(change, 1)
 
 
 BEHIND = "set to None behind"
@@ -118,34 +118,11 @@ def buffers_in_turn(training: Alike, index: int) -> None:
     training.put(training.buffers[index % 2])
 
 
-def another_buffer_later(training: Alike, index: int) -> None:
-    training.put(training.buffers[index > 6])
-
-
-def parts_of_both(training: Alike, index: int) -> None:
-    training.put(training.buffers[0])
-    found = training.gradients()
-    if index > 6:
-        training.put(training.buffers[1])
-        for parameter, gradient in list(zip(training.model.parameters(), found, strict=True))[::2]:
-            parameter.grad = gradient
-
-
 def new_ones_for_parts(training: Alike, index: int) -> None:
     training.put(training.buffers[0])
     if index > 6:
         for parameter in training.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-
-
-def parts_that_overlap_others(training: Alike, index: int) -> None:
-    """Each lies somewhat behind where it lay."""
-    found = [one.clone() for one in training.gradients()]
-    training.put(training.buffers[0][32 * (index % 3 if index > 6 else 0) :])
-    if found:
-        training.buffers[0].zero_()
-    for one, value in zip(training.gradients(), found, strict=False):
-        one.copy_(value)
 
 
 def exchanged_in_pairs(training: Alike, index: int) -> None:
@@ -154,24 +131,7 @@ def exchanged_in_pairs(training: Alike, index: int) -> None:
         one.weight.grad, other.weight.grad = other.weight.grad, one.weight.grad  # type: ignore[union-attr]
 
 
-def exchanged_for_a_new_one(training: Alike, index: int) -> None:
-    first, second = training.model[0].weight, training.model[1].weight
-    if index > 6 and second.grad is not None:
-        first.grad, second.grad = second.grad, torch.zeros_like(second)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        buffers_in_turn,
-        another_buffer_later,
-        parts_of_both,
-        parts_that_overlap_others,
-        new_ones_for_parts,
-        exchanged_in_pairs,
-        exchanged_for_a_new_one,
-    ],
-)
+@pytest.mark.parametrize("change", [buffers_in_turn, new_ones_for_parts, exchanged_in_pairs])
 @pytest.mark.parametrize("zero", [*ZERO, BEHIND])
 @pytest.mark.parametrize("signatures", [1, 2])
 def test_launch_does_not_write_referenced_gradients(
@@ -242,6 +202,26 @@ def test_referenced_gradient_is_unchanged_until_released(hold: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs some of its calls without a CUDA graph")
+@pytest.mark.parametrize("is_freed", [False, True])
+def test_other_recording_keeps_referenced_gradient(is_freed: bool) -> None:
+    """A graph of the same pool may write where the gradients of a later one lie, also after that one was freed."""
+    mine = Training("set to None")
+    step = GraphedStep(mine.step, device=CpuDevice())
+    for size in (6, 6, 6, 6, 7, 7, 7, 7):
+        step(*batches("cpu", 1, size)[0])
+    later, _ = recordings = list(step._recorder.recordings.tried)
+    assert [one.replays for one in recordings] == [2, 1] and len({one.pool for one in recordings}) == 1
+    kept, then = mine.gradients()[1], mine.gradients()[1].clone()
+    if is_freed:
+        step._recorder.recordings.drop([later])
+        del later
+    recordings.clear()
+    for _ in range(2):
+        step(*batches("cpu", 1, 6)[0])
+        assert torch.equal(kept, then)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs some of its calls without a CUDA graph")
 def test_referenced_gradient_among_many_is_found_at_once() -> None:
     """Storages of many gradients are counted in turn, and the tensors before each launch."""
     mine = Training("set to None")
@@ -290,45 +270,3 @@ def test_sparse_gradient_from_before_is_named_in_the_refusal() -> None:
             graphed(torch.tensor([index, 1]))
     gradient = table.weight.grad
     assert gradient is not None and gradient.to_dense()[4].abs().sum() > 0
-
-
-def exchanged_in_turn(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [*gradients[1:], gradients[0]]
-
-
-def two_the_same_view(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [gradients[0], gradients[0].detach(), gradients[2]]
-
-
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("change", [exchanged_in_turn, two_the_same_view])
-@pytest.mark.parametrize("zero", ["set to zero", "added to"])
-def test_newly_shared_gradients_equal_eagers(
-    zero: str, change: Callable[[list[torch.Tensor]], list[torch.Tensor]], shared: bool
-) -> None:
-    """As many share one as before, but others; or two lie in one memory."""
-
-    def program(graph: Graph) -> Iterator[torch.Tensor]:
-        weights: list[Any] = [torch.nn.Parameter(torch.full((3,), index + 1.0)) for index in range(3)]
-        for one in weights:
-            one.grad = torch.zeros(3)
-        if shared:
-            weights[1].grad = weights[0].grad
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            if zero == "set to zero":
-                for one in weights:
-                    one.grad.zero_()
-            loss = torch.stack([(one * x).square().sum() for one in weights]).sum()
-            loss.backward()
-            return loss.detach()
-
-        call = graph(step)
-        for index in range(16):
-            if index == 8:
-                for one, gradient in zip(weights, change([one.grad for one in weights]), strict=True):
-                    one.grad = gradient
-            yield call(torch.full((3,), index + 1.0))
-            yield from (one.grad for one in weights)
-
-    assert_as_eager(program)
