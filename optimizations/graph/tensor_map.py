@@ -43,16 +43,36 @@ def find_tensor_maps(
     offset = 0
     while offset + TENSOR_MAP_BYTES <= len(first):
         before, after = (data[offset : offset + TENSOR_MAP_BYTES] for data in (first, second))
-        proven = []
-        if before != after:
-            proven = [
-                origin
-                for origin in _candidates(before, after, moves)
-                if replace(before, moves.second_address(origin)) == after
-            ]
+        proven = _proven(before, after, moves, replace) if before != after else []
         found += [(offset, origin) for origin in proven]
         offset += TENSOR_MAP_BYTES if proven else TENSOR_MAP_ALIGNMENT
     return tuple(found)
+
+
+def _proven(before: bytes, after: bytes, moves: Moves, replace: ReplaceAddress) -> list[Origin]:
+    """Return the origins for which one window of 128 bytes is proven to be a tensor map.
+
+    Most windows are no tensor map, or one over the graph's own memory. Bytes that the driver refuses with an aligned
+    address are no tensor map, whatever the address. Where the driver wrote the address as a word, the second capture
+    has the only address at that place that can be proven.
+    """
+    proven: list[Origin] = []
+    possible: int | None = None
+    for origin in _candidates(before, after, moves):
+        address = moves.second_address(origin)
+        if possible not in (None, address):
+            continue
+        replaced = replace(before, address)
+        if replaced == after:
+            proven.append(origin)
+        elif replaced is None and address % TENSOR_MAP_ALIGNMENT == 0:
+            return []
+        elif replaced is not None and possible is None:
+            word = address.to_bytes(WORD_BYTES, "little")
+            places = [start for start in range(0, TENSOR_MAP_BYTES, WORD_BYTES) if replaced[start:].startswith(word)]
+            if len(places) == 1 and not before[places[0] :].startswith(word):
+                possible = int.from_bytes(after[places[0] : places[0] + WORD_BYTES], "little")
+    return proven
 
 
 def _candidates(before: bytes, after: bytes, moves: Moves) -> Iterator[Origin]:

@@ -235,8 +235,10 @@ class GraphedFunction:
             run, self._generated, self._options, self._direction, self._code, device_index, replace_call
         )
         made.callers_get = self.callers_get
-        # Functions for other sizes compare the same parameters.
-        made.geometry = next((one.geometry for one in list(self._functions.values()) if one.geometry is not None), None)
+        # Functions for other sizes compare the same parameters, and their kernels wait for each other in the same way.
+        others = list(self._functions.values())
+        made.geometry = next((one.geometry for one in others if one.geometry is not None), None)
+        made.chain = next((one.chain for one in others if one.chain is not None), None)
         self._report(made)
         if key in self._measured:
             made.decide(*self._measured[key])

@@ -38,6 +38,25 @@ MOVES = Moves(capture(FIRST), capture(SECOND))
 
 
 @pytest.mark.parametrize(
+    ("first", "second"),
+    [(b"\1" * 128, b"\2" * 128), (make_tensor_map(0x7F00_0000_0000), make_tensor_map(0x7F01_0000_0000))],
+    ids=["no map", "map over other memory"],
+)
+def test_window_without_an_input_is_tried_once(first: bytes, second: bytes) -> None:
+    """However many inputs moved: each trial is a call of the driver, and products have a window for each operand."""
+    tried: list[int] = []
+
+    def replace(window: bytes, address: int) -> bytes | None:
+        tried.append(address)
+        return replace_address(window, address)
+
+    addresses = tuple(range(0x7F12_3400_0000, 0x7F12_3500_0000, 0x10_0000))
+    moves = Moves(capture(addresses), capture(tuple(0x1_0000_0000 + 2 * one for one in addresses)))
+    assert find_tensor_maps(first, second, moves, replace) == ()
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize(
     ("make", "replace"), [(make_tensor_map, replace_address), (make_hidden_map, replace_hidden_address)]
 )
 @given(
