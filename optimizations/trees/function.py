@@ -11,6 +11,7 @@ from typing import Any
 
 from optimizations import torch_internals
 from optimizations.calls.turns import run_under
+from optimizations.concurrency.launch_log import SWITCHED_OFF
 from optimizations.graph.plan import Choice
 from optimizations.in_place.budget import most_calls_between
 from optimizations.in_place.generated import GeneratedCode
@@ -91,7 +92,7 @@ class RecordableFunction:
         self.copies_inputs = False
         self.not_followed: str | None = None
         self.records_on_inputs = options.indirection != Choice.PRELUDE and options.selection != "measure"
-        self.chain: str | None = None
+        self.chain = SWITCHED_OFF if options.concurrency == "off" else None
         self.is_retired = False
         self.decision: Decision | None = None
         self.why = ""

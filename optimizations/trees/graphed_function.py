@@ -238,7 +238,7 @@ class GraphedFunction:
         # Functions for other sizes compare the same parameters, and their kernels wait for each other in the same way.
         others = list(self._functions.values())
         made.geometry = next((one.geometry for one in others if one.geometry is not None), None)
-        made.chain = next((one.chain for one in others if one.chain is not None), None)
+        made.chain = made.chain or next((one.chain for one in others if one.chain is not None), None)
         self._report(made)
         if key in self._measured:
             made.decide(*self._measured[key])

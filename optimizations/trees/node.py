@@ -24,14 +24,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.concurrency.branches import Branches
-from optimizations.concurrency.launch_log import (
-    HAS_COLLECTIVES,
-    IS_A_CHAIN,
-    SWITCHED_OFF,
-    LaunchLog,
-    log_of_capture,
-    noted,
-)
+from optimizations.concurrency.launch_log import HAS_COLLECTIVES, IS_A_CHAIN, LaunchLog, log_of_capture, noted
 from optimizations.graph.device import DeviceTools
 from optimizations.graph.memory import MemoryRanges, storage_of
 from optimizations.graph.pools import in_order, pool_memory
@@ -227,8 +220,6 @@ class EncoreNode(CUDAGraphNode):
 
     def _launch_log(self, inputs: Sequence[Any]) -> LaunchLog | str:
         """Return a log for the capture's launches, or why they stay a chain."""
-        if self.options.concurrency == "off":
-            return SWITCHED_OFF
         if self.code.collective:
             return HAS_COLLECTIVES
         if self.function.chain is not None:
