@@ -189,7 +189,7 @@ class _Lives:
 
     def __init__(self, lifetimes: Iterable[Lifetime]) -> None:
         self._of: dict[Span, list[Lifetime]] = {}
-        for one in sorted(lifetimes, key=lambda one: one.first):
+        for one in sorted(lifetimes, key=lambda one: (one.first, one.last)):  # the last one that began counts
             self._of.setdefault(one.span, []).append(one)
         self._spans = sorted(self._of)
 
