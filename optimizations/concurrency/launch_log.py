@@ -563,6 +563,10 @@ def _operators_mode() -> Any:
             super().__init__()
             self._log = log
 
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            return True  # otherwise compiled code would be compiled anew because of the mode
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             keywords = kwargs or {}
             return self._log.operator(func, args, keywords, lambda: func(*args, **keywords))

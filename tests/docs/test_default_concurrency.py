@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 SAID = {
     "README.md": ("side by side**: on request, independent", "side by side**: independent"),
     "docs/capture.md": ('| `concurrency` | `"off"` |', '| `concurrency` | `"auto"` |'),
+    "docs/callables.md": ('| `concurrency` | `"off"` |', '| `concurrency` | `"auto"` |'),
     "docs/concurrency.md": ('# the default is "off"', '# the default is "auto"'),
     "CHANGELOG.md": ('off unless `options={"concurrency": "auto"}`', 'on unless `options={"concurrency": "off"}`'),
 }

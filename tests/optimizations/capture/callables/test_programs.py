@@ -104,6 +104,16 @@ def test_code_compiled_around_graphed_layers_compiles_them() -> None:
     assert not any(one.replays for one in call.report())
 
 
+@pytest.mark.parametrize("concurrency", ["off", "auto"])
+def test_compiled_code_in_a_callable_is_not_compiled_anew(concurrency: str) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), backend="aot_eager")
+    call = graphed(lambda x: compiled(x), batches(1, requires_grad=True), concurrency=concurrency)
+    for x in batches(3, requires_grad=True):
+        call[0](x).sum().backward()
+    assert [one.replays for one in call.report()] == [3, 3]
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated")
 @pytest.mark.parametrize("within", [False, True])
 def test_trace_of_a_graphed_module_contains_the_module(within: bool) -> None:
