@@ -29,7 +29,7 @@ SIZES, FIRST_SIZES = 40, 4
 
 @pytest.mark.alone
 @pytest.mark.parametrize("concurrency", ["off", "auto"])
-def test_recording_takes_at_most_a_tenth_longer_than_stocks(concurrency: str) -> None:
+def test_recording_takes_at_most_a_quarter_longer_than_stocks(concurrency: str) -> None:
     """Each size of a dynamic program is warmed up in its first call, and recorded in its second.
 
     Its kernels are a chain, so the launches of the first recording alone are noted.
@@ -57,7 +57,7 @@ def test_recording_takes_at_most_a_tenth_longer_than_stocks(concurrency: str) ->
     assert len(optimizations.recordings()) == SIZES
     encore, stock = (statistics.median(took[name]) for name in ("encore", "stock"))
     print(f"a recording takes {encore * 1e3:.2f} ms, one of stock's {stock * 1e3:.2f} ms")
-    assert encore <= 1.1 * stock
+    assert encore <= 1.25 * stock
 
 
 ROUNDS = 80

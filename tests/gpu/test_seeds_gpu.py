@@ -212,6 +212,7 @@ def graphs_are_dropped(drop: Callable[[], Any]) -> Pair:
     pair.steps()
     results = pair.forwards(10)
     forgotten.append(replays())  # `reset` forgets reports
+    forgotten_reasons.update(reasons())
     drop()
     pair.backwards(results, 10)
     return pair
@@ -220,9 +221,16 @@ def graphs_are_dropped(drop: Callable[[], Any]) -> Pair:
 forgotten: list[int] = []
 """Replays of recordings whose reports a way had forgotten."""
 
+forgotten_reasons: dict[str, int] = {}
+"""Calls without a graph of these reports, by reason."""
+
 
 def replays() -> int:
     return sum(one.replays for one in optimizations.recordings())
+
+
+def reasons() -> dict[str, int]:
+    return {one.reason: one.calls for report in optimizations.report() for one in report.uncaptured}
 
 
 def inside_a_function() -> Pair:
@@ -398,23 +406,31 @@ ON_THE_HOST = ("forward_has_no_graph", "forward_never_has_a_graph", "forward_was
 """Ways in which a backward runs without a graph because its seeds lie on the host."""
 
 
+def run_way(way: str, is_taken: Callable[[Any], bool]) -> Any:
+    """Run a way, and once more if a result was held.
+
+    A thread of autograd may release a result after the backward has returned. Then the next call has no graph.
+    """
+    found = run_script(Path(__file__), way)
+    if not is_taken(found) and KEPT in found["reasons"]:
+        found = run_script(Path(__file__), way)
+    return found
+
+
 @pytest.mark.parametrize("way", MOVED)
 def test_uncaptured_backward_reads_its_seeds(way: str) -> None:
     """The program compares its results with eager's."""
-    found = run_script(Path(__file__), way)
-    if not found["moved"] and KEPT in found["reasons"]:
-        # A thread of autograd may release a result after the backward has returned. Then the next forward has no graph.
-        found = run_script(Path(__file__), way)
+    found = run_way(way, lambda found: found["moved"] > 0)
     assert found["moved"] > 0, f"the way was not taken: {found}"
     assert found["replays"] > 0, f"the forward had no graph: {found}"
 
 
 @pytest.mark.parametrize("way", OTHERS)
 def test_backward_of_an_uncaptured_forward_is_not_captured(way: str) -> None:
-    found = run_script(Path(__file__), way)
+    found = run_way(way, lambda found: way not in ON_THE_HOST or FORWARD_UNCAPTURED in found["reasons"])
     assert found["replays"] > 0 or way in WITHOUT_REPLAYS
     if way in ON_THE_HOST:
-        assert found["reasons"][FORWARD_UNCAPTURED] > 0
+        assert found["reasons"].get(FORWARD_UNCAPTURED, 0) > 0, f"the way was not taken: {found}"
 
 
 def main(way: str) -> None:
@@ -437,9 +453,8 @@ def main(way: str) -> None:
         if way != "accumulation":
             pair.steps(3, begin=20)  # the program goes on
     torch.cuda.synchronize()
-    reasons = {one.reason: one.calls for report in optimizations.report() for one in report.uncaptured}
     found = {"moved": moved_by_the_way, "compared": pair.compared, "replays": replays() + sum(forgotten)}
-    print(json.dumps({**found, "reasons": reasons}))
+    print(json.dumps({**found, "reasons": {**forgotten_reasons, **reasons()}}))
 
 
 if __name__ == "__main__":
