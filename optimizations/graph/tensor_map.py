@@ -52,9 +52,8 @@ def find_tensor_maps(
 def _proven(before: bytes, after: bytes, moves: Moves, replace: ReplaceAddress) -> list[Origin]:
     """Return the origins for which one window of 128 bytes is proven to be a tensor map.
 
-    Most windows are no tensor map, or one over the graph's own memory. Bytes that the driver refuses with an aligned
-    address are no tensor map, whatever the address. Where the driver wrote the address as a word, the second capture
-    has the only address at that place that can be proven.
+    Most windows are no tensor map, or one over the graph's own memory. Where the driver wrote the address as a word,
+    the second capture has the only address at that place that can be proven.
     """
     proven: list[Origin] = []
     possible: int | None = None
@@ -65,8 +64,6 @@ def _proven(before: bytes, after: bytes, moves: Moves, replace: ReplaceAddress) 
         replaced = replace(before, address)
         if replaced == after:
             proven.append(origin)
-        elif replaced is None and address % TENSOR_MAP_ALIGNMENT == 0:
-            return []
         elif replaced is not None and possible is None:
             word = address.to_bytes(WORD_BYTES, "little")
             places = [start for start in range(0, TENSOR_MAP_BYTES, WORD_BYTES) if replaced[start:].startswith(word)]
