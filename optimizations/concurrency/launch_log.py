@@ -565,7 +565,7 @@ def _operators_mode() -> Any:
 
         @classmethod
         def ignore_compile_internals(cls) -> bool:
-            return True  # otherwise compiled code would be compiled anew because of the mode
+            return True  # otherwise guards of compiled code would fail under the mode
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             keywords = kwargs or {}

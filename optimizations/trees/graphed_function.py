@@ -365,7 +365,7 @@ class EncoreMaker:
 
 
 def release_recordings() -> None:
-    """Free every graph, memory pool, placeholder and kernel of Encore's own. Functions record again when called."""
+    """Free all of Encore's graphs, memory pools, placeholders and kernels. Functions record again when called."""
     containers.free_all()
     unload_kernels()
 

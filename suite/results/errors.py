@@ -19,7 +19,7 @@ WRONG_PLACE = {
     errno.ENAMETOOLONG: "give a shorter name",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "give a place that may be read and written"),
 }
-"""What to do about an `OSError` that the choice of a file or folder causes; others are no wrong use."""
+"""Advice for each `OSError` that the choice of a file or folder causes. Others are no wrong use."""
 
 
 class EncoreError(Exception):

@@ -137,7 +137,7 @@ class _Indexed(nn.Module):
 
 @kind(gradients=False)
 def caches_written_at_a_tensor_of_positions(world: World) -> None:
-    """Of several graphs the first returns its arguments, and views of them, to those after it."""
+    """The first of several graphs returns its arguments, and views of them, to the later ones."""
     net = world.module(_Indexed())
     run = world.compile(net)
     for step in range(2 * STEPS):

@@ -16,15 +16,6 @@ Note [Words that are left over]. The code that launches a kernel may leave a par
 uninitialized, with an old address in it. So the tensors count that operators and Inductor's kernels were given. Only if
 other code added nodes, any node parameter that is an address in a gradient makes it count as needed.
 
-Note [Gradients that the program references]. A tensor that a call
-leaves in a `.grad` and did not allocate, such as a view of a flat buffer, belongs to the program. Eager writes it as
-well.
-
-Note [Words that are left over]. The code that launches a kernel may leave a part of the parameter buffer
-uninitialized, with an old address in it. Kernels of operators read the operators' arguments only (Note [What an
-operator was given] in `launches`). So their leftover words are ignored if the origin of every node is known. If not,
-such a word makes the gradient count as needed.
-
 Note [Gradients that the program references]. A launch writes gradients to their recorded addresses, whatever `.grad`
 is now. The program may see that memory if it stored `.grad` in a list, or made a view of it. So the references to these
 tensors and to their storages are counted before a launch. All recordings refer to a gradient through one shared object
@@ -144,11 +135,11 @@ class _Owned:
 
 
 _owned: weakref.WeakValueDictionary[int, _Owned] = weakref.WeakValueDictionary()
-"""What refers to each gradient, by the gradient's id."""
+"""The references to each gradient, by its id."""
 
 
 def own(gradients: Iterable[torch.Tensor | None]) -> dict[int, _Owned]:
-    """Return what refers to each of these plain tensors, by their ids."""
+    """Return the references to each of these plain tensors, by their ids."""
     by_id = {id(one): one for one in gradients if one is not None}
     found = {key: _owned.get(key) for key in by_id}
     sharing = Counter(by_id[key].untyped_storage()._cdata for key, known in found.items() if known is None)
@@ -190,7 +181,7 @@ def _counts_when(is_bound: bool) -> tuple[int, int, int]:
 
 
 def _of_grad(parameter: torch.Tensor) -> _Owned:
-    """Return what refers to the `.grad` of a parameter. A variable of the caller that does so would be counted."""
+    """Return the references to the `.grad` of a parameter. A variable of the caller that holds it would be counted."""
     (found,) = own([_get(parameter)]).values()
     return found
 

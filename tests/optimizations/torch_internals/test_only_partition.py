@@ -110,7 +110,7 @@ def test_partition_gets_the_indices_of_returned_results(tmp_path: Path, count: i
     maker.forward_returns(count)
     assert partition.callers_get == set(range(count))
     maker.forward_returns(count + 1)
-    assert partition.callers_get == set(range(count)), "each forward is told once"
+    assert partition.callers_get == set(range(count)), "each forward is reported once"
 
 
 class Model(nn.Module):

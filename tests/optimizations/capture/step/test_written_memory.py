@@ -444,7 +444,7 @@ READ: dict[str, Change] = {
     "t_": lambda made: made.weight.grad.t_(),
     "requires_grad_": lambda made: made.weight.grad.requires_grad_(),
 }
-"""Of a gradient that the graph reads. One that it made is only counted, and may be reached by nothing but `.grad`."""
+"""For a gradient that the graph reads. Of one that it made, references are counted: only `.grad` may hold it."""
 GRADIENTS: dict[str, Change] = {
     **READ,
     "elsewhere, transposed": lambda made: setattr(made.weight.grad, "data", torch.full((16, 16), 0.1).t()),
