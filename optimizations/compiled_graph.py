@@ -155,8 +155,11 @@ def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Any:
         stock = not triton.cudagraphs or not triton.cudagraph_trees
     if settings.indirection == "off" or stock:
         return None
+    from optimizations.graph.prelude_check import build_early
     from optimizations.trees.graphed_function import EncoreMaker
 
+    if torch.cuda.is_initialized():
+        build_early()
     return EncoreMaker(settings, entry.functions.append)
 
 

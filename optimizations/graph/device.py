@@ -1,8 +1,13 @@
-"""Provide the driver, and the kernels of Encore, of one GPU."""
+"""Provide the driver, and the kernels of Encore, of one GPU.
+
+A kernel is built once in a process. To build all takes some tenths of a second, so a thread of its own does this while
+Inductor compiles the first function (`prelude_check.build_early`).
+"""
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,6 +23,27 @@ TENSOR_MAP_CAPABILITY = (9, 0)
 
 BuildKernel = Callable[..., bytes]
 """A function that returns the cubin of a kernel of Encore for a target (`sm_90`)."""
+
+_CUBINS: dict[tuple[Any, ...], bytes] = {}
+_BUILDING = threading.Lock()
+
+
+def cubin(build: BuildKernel, target: str, *arguments: Any) -> bytes:
+    """Return what `build` returns for a target and these arguments. It is called once, whatever thread asks first.
+
+    Raises:
+        KernelUnavailable: it cannot be built; the next call tries again.
+    """
+    key = build, target, *arguments
+    with _BUILDING:
+        if key not in _CUBINS:
+            _CUBINS[key] = build(target, *arguments)
+        return _CUBINS[key]
+
+
+def target_of(device: torch.device | int) -> str:
+    """Return the target of kernels for a GPU, such as `sm_90`."""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
 class DeviceTools:
@@ -35,9 +61,9 @@ class DeviceTools:
     def __init__(self, driver: Any, device: torch.device, against_prelude: Callable[[DeviceTools], str | None]) -> None:
         self.driver = driver
         self.device = device
-        capability = torch.cuda.get_device_capability(device)
-        self.replace_address = driver_replace_address(driver) if capability >= TENSOR_MAP_CAPABILITY else None
-        self._target = "sm_{}{}".format(*capability)
+        has_tensor_maps = torch.cuda.get_device_capability(device) >= TENSOR_MAP_CAPABILITY
+        self.replace_address = driver_replace_address(driver) if has_tensor_maps else None
+        self._target = target_of(device)
         self._modules: list[Any] = []
         self._functions: dict[tuple[Any, ...], Any] = {}
         self._against_prelude = against_prelude
@@ -56,7 +82,8 @@ class DeviceTools:
         """
         key = (build, name, *arguments)
         if key not in self._functions:
-            self._modules.append(check(self.driver.cuModuleLoadData, build(self._target, *arguments)))
+            image = cubin(build, self._target, *arguments)
+            self._modules.append(check(self.driver.cuModuleLoadData, image))
             self._functions[key] = check(self.driver.cuModuleGetFunction, self._modules[-1], name.encode())
         return self._functions[key]
 

@@ -1,11 +1,18 @@
-"""Compute how each placeholder moved between two captures, and find the inputs that explain a changed value."""
+"""Compute how each placeholder moved between two captures, and find the inputs that explain a changed value.
+
+Most values of a graph are equal in both captures, or addresses in the graph's own memory. `Moves.unsettled` finds the
+few others, and compares all parameters at once: value by value it would take many times as long as a recording.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import unpack_from
+from typing import Any
+
+import numpy as np
 
 from optimizations.graph.records import WORD_BYTES, Capture, MemoryRange, Placeholder
 
@@ -88,6 +95,41 @@ class Moves:
         """Return whether the values are addresses in the graph's own memory in both captures."""
         return _in_any(first_value, self._owned[0]) and _in_any(second_value, self._owned[1])
 
+    def unsettled(self, pairs: Sequence[tuple[bytes, bytes]]) -> dict[int, list[int]]:
+        """Return the aligned words that changed, and not from one address in the graph's own memory to another.
+
+        An address that moved like an input is returned, too.
+
+        Args:
+            pairs: the bytes of one kernel parameter in the first and the second capture, of the same length.
+
+        Returns:
+            The positions of pairs with such words, ascending, and the byte offsets of the words.
+        """
+        if not pairs:
+            return {}
+        words = [-(-len(first) // WORD_BYTES) for first, _ in pairs]
+        # The last bytes of a word are filled up so that it is no address.
+        first, second = (
+            np.frombuffer(
+                b"".join(
+                    pair[place].ljust(count * WORD_BYTES, b"\xff") for pair, count in zip(pairs, words, strict=True)
+                ),
+                dtype="<u8",
+            )
+            for place in (0, 1)
+        )
+        places = np.flatnonzero(first != second)
+        before, after = first[places], second[places]
+        moved_by = np.array(list(self._moved_by), dtype=np.uint64)
+        settled = _are_in(before, self._owned[0]) & _are_in(after, self._owned[1]) & ~np.isin(after - before, moved_by)
+        starts = np.cumsum([0, *words])
+        found: dict[int, list[int]] = defaultdict(list)
+        for place in places[~settled].tolist():
+            position = int(np.searchsorted(starts, place, side="right")) - 1
+            found[position].append((place - int(starts[position])) * WORD_BYTES)
+        return found
+
     def first_address(self, origin: Origin) -> int:
         """Return the address of `origin` in the first capture."""
         return self._first[origin.input].memory.address + origin.delta
@@ -114,3 +156,13 @@ def _by_input(capture: Capture) -> dict[int, Placeholder]:
 
 def _in_any(address: int, ranges: tuple[MemoryRange, ...]) -> bool:
     return any(address in memory for memory in ranges)
+
+
+def _are_in(
+    words: np.ndarray[Any, np.dtype[np.uint64]], ranges: tuple[MemoryRange, ...]
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return for each word whether it is an address in one of the ranges."""
+    found = np.zeros(len(words), dtype=np.bool_)
+    for start, end in (one.span for one in ranges):
+        found |= (words >= np.uint64(start)) & (words < np.uint64(end))
+    return found

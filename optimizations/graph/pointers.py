@@ -170,10 +170,34 @@ def find_pointer_uses(
             reason = Reason(ReasonCode.GRAPHS_DIFFER, f"the captures are not of the same work: {found}")
             return Analysis(tuple(InputVerdict(index, (), (reason,)) for index in moves.inputs), ())
     search = _Search(moves, replace_address, [_place(first, second, capture) for capture in more])
-    every = zip(*(capture.graph.nodes for capture in (first, second, *more)), strict=True)
-    for index, nodes in enumerate(every):
+    changed = list(_changed_parameters(first, second))
+    for position, words in moves.unsettled([(one.first, one.second) for one in changed]).items():
+        one = changed[position]
+        again = [capture.graph.nodes[one.node] for capture in more]
+        further_bytes = [node.parameters[one.index].data for node in again if isinstance(node, KernelNode)]
+        search.parameter(one, words, further_bytes)
+    for index, nodes in enumerate(zip(first.graph.nodes, second.graph.nodes, strict=True)):
         search.visit(index, *nodes)
     return search.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """Hold a kernel parameter that differs in the two captures: parameter `index` of node `node`."""
+
+    node: int
+    index: int
+    first: bytes
+    second: bytes
+    kernel: str | None
+
+
+def _changed_parameters(first: Capture, second: Capture) -> Iterator[_Changed]:
+    for node, (one, other) in enumerate(zip(first.graph.nodes, second.graph.nodes, strict=True)):
+        if isinstance(one, KernelNode) and isinstance(other, KernelNode):
+            for index, (before, after) in enumerate(zip(one.parameters, other.parameters, strict=True)):
+                if before.data != after.data:
+                    yield _Changed(node, index, before.data, after.data, one.name)
 
 
 _Visited = KernelNode | MemcpyNode | MemsetNode | OtherNode
@@ -232,13 +256,9 @@ class _Search:
         self._unexplained: dict[UnexplainedWord, str] = {}
         self._changed_halves: list[_ChangedHalf] = []
 
-    def visit(self, node: int, first: _Visited, second: _Visited, *more: _Visited) -> None:
-        """Search one node in all captures; `more` have their placeholders at `places`."""
+    def visit(self, node: int, first: _Visited, second: _Visited) -> None:
+        """Search a node that is no kernel."""
         match first, second:
-            case KernelNode(), KernelNode():
-                for index, (one, other) in enumerate(zip(first.parameters, second.parameters, strict=True)):
-                    again = [found.parameters[index].data for found in more if isinstance(found, KernelNode)]
-                    self._parameter(node, index, one.data, other.data, again, first.name)
             case MemcpyNode(), MemcpyNode():
                 self._memcpy_end(node, UseKind.MEMCPY_SOURCE, first.source, second.source)
                 self._memcpy_end(node, UseKind.MEMCPY_DESTINATION, first.destination, second.destination)
@@ -257,19 +277,13 @@ class _Search:
         if first != second and not self._word(node, kind, 0, 0, first, second):
             self._doubt(node, 0, 0, first, second)
 
-    def _parameter(
-        self,
-        node: int,
-        parameter: int,
-        first: bytes,
-        second: bytes,
-        more: Sequence[bytes],
-        kernel: str | None,
-    ) -> None:
-        if first == second:
-            return
+    def parameter(self, one: _Changed, unsettled: Sequence[int], more: Sequence[bytes]) -> None:
+        """Search the unsettled words of a kernel parameter; `more` are its bytes in the further captures."""
+        node, parameter, first, second = one.node, one.index, one.first, one.second
         explained = bytearray(len(first))
-        self._tensor_maps(node, parameter, first, second, explained)
+        for offset in set(changed_items(first, second, WORD_BYTES)).difference(unsettled):
+            explained[offset : offset + WORD_BYTES] = b"\1" * WORD_BYTES
+        self._tensor_maps(node, parameter, first, second, explained, unsettled)
         for start in (0, HALF_WORD_BYTES):
             for offset in changed_items(first, second, WORD_BYTES, min(start, len(first))):
                 word = slice(offset, offset + WORD_BYTES)
@@ -290,7 +304,7 @@ class _Search:
             start = offset - offset % WORD_BYTES
             word = slice(start, start + WORD_BYTES)
             self._changed_halves.append(
-                _ChangedHalf(node, parameter, start, first[half], second[half], first[word], second[word], kernel)
+                _ChangedHalf(node, parameter, start, first[half], second[half], first[word], second[word], one.kernel)
             )
 
     def _is_left_over(self, first: bytes, second: bytes, more: Sequence[bytes]) -> bool:
@@ -305,10 +319,12 @@ class _Search:
             for place, half in zip(self._places, more, strict=True)
         )
 
-    def _tensor_maps(self, node: int, parameter: int, first: bytes, second: bytes, explained: bytearray) -> None:
+    def _tensor_maps(
+        self, node: int, parameter: int, first: bytes, second: bytes, explained: bytearray, unsettled: Sequence[int]
+    ) -> None:
         if self._replace_address is None or len(first) < TENSOR_MAP_BYTES:
             return
-        for offset, origin in find_tensor_maps(first, second, self._moves, self._replace_address):
+        for offset, origin in find_tensor_maps(first, second, unsettled, self._moves, self._replace_address):
             explained[offset : offset + TENSOR_MAP_BYTES] = b"\1" * TENSOR_MAP_BYTES
             self._uses[origin.input].append(
                 PointerUse(node, parameter, offset, origin.input, origin.delta, UseKind.TENSOR_MAP)

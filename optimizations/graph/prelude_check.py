@@ -6,17 +6,21 @@ number to one address is updated to write it to another address.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
 from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from optimizations.graph.applied import AppliedPlan
-from optimizations.graph.device import DeviceTools
+from optimizations.graph.device import DeviceTools, cubin, target_of
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.graph.plan import Available, Choice, make_plan
 from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse
+from optimizations.graph.prelude import build_prelude
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import WORD_BYTES, CapturedGraph, KernelNode
 from optimizations.graph.table import CAPACITIES, KERNEL_NAME, build_table_kernel
@@ -38,6 +42,20 @@ def device_tools(index: int) -> DeviceTools:
     if index not in _DEVICES:
         _DEVICES[index] = DeviceTools(driver, torch.device("cuda", index), against_prelude)
     return _DEVICES[index]
+
+
+@functools.cache
+def build_early() -> None:
+    """Build Encore's kernels for the current GPU in a thread, once a process. A failure shows when one is used."""
+    target = target_of(torch.cuda.current_device())
+
+    def build() -> None:
+        with contextlib.suppress(RuntimeError):
+            for capacity in CAPACITIES:
+                cubin(build_table_kernel, target, capacity)
+            cubin(build_prelude, target)
+
+    threading.Thread(target=build, name="encore-kernels").start()
 
 
 def unload_kernels() -> None:

@@ -9,7 +9,7 @@ address by its counterpart in the second capture turns the first capture's bytes
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from optimizations.graph.driver import CudaCallFailed, check
@@ -28,12 +28,14 @@ class AddressRefused(RuntimeError):
 
 
 def find_tensor_maps(
-    first: bytes, second: bytes, moves: Moves, replace: ReplaceAddress
+    first: bytes, second: bytes, unsettled: Sequence[int], moves: Moves, replace: ReplaceAddress
 ) -> tuple[tuple[int, Origin], ...]:
     """Return the proven tensor maps over moved inputs in one kernel parameter: where each begins, and its address.
 
     Args:
         first, second: the parameter's bytes in the two captures, of the same length.
+        unsettled: the offsets of words that are not in the graph's own memory (`Moves.unsettled`). A map over an input
+            changes such a word.
         moves: the inputs' placeholders in both captures.
         replace: `cuTensorMapReplaceAddress`, or a fake in tests.
 
@@ -43,7 +45,8 @@ def find_tensor_maps(
     offset = 0
     while offset + TENSOR_MAP_BYTES <= len(first):
         before, after = (data[offset : offset + TENSOR_MAP_BYTES] for data in (first, second))
-        proven = _proven(before, after, moves, replace) if before != after else []
+        is_open = any(offset <= word < offset + TENSOR_MAP_BYTES for word in unsettled)
+        proven = _proven(before, after, moves, replace) if is_open else []
         found += [(offset, origin) for origin in proven]
         offset += TENSOR_MAP_BYTES if proven else TENSOR_MAP_ALIGNMENT
     return tuple(found)

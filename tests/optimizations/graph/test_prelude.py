@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import cuda.pathfinder
 import pytest
+import torch
 from cuda.bindings import driver as real
 from hypothesis import given
 from hypothesis import strategies as st
 from nvidia_tools import disassemble, entry_points
 from simulated_gpu.driver import SimulatedDriver, SimulatedTools
 
-from optimizations.graph import prelude
+from optimizations.graph import device, prelude, prelude_check
 from optimizations.graph.driver import CudaCallFailed, KernelUnavailable, compile_cubin
 from optimizations.graph.plan import Slot
 from optimizations.graph.prelude import (
@@ -25,6 +27,7 @@ from optimizations.graph.prelude import (
     pack_tables,
 )
 from optimizations.graph.prelude_check import failed_prelude
+from optimizations.graph.table import CAPACITIES
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
@@ -72,6 +75,32 @@ def test_tables_contain_what_the_kernel_reads(nodes: list[tuple[int, list[Parame
         (handle, [(u.buffer_offset, u.slot.offset_bytes, 8 if u.slot.tensor_map is None else 128) for u in updates])
         for handle, updates in nodes
     ]
+
+
+def test_kernels_are_built_once_and_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+
+    def build(target: str, *arguments: Any) -> bytes:
+        built.append((target, *arguments))
+        if not arguments:
+            raise KernelUnavailable("no linker")
+        return b"cubin"
+
+    monkeypatch.setattr(prelude_check, "build_prelude", build)
+    monkeypatch.setattr(prelude_check, "build_table_kernel", build)
+    monkeypatch.setattr(prelude_check, "target_of", lambda device: "sm_1")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(device, "_CUBINS", {})
+    before = set(threading.enumerate())
+    for _ in range(2):
+        prelude_check.build_early.__wrapped__()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    tables = [("sm_1", capacity) for capacity in CAPACITIES]
+    assert [device.cubin(build, *one) for one in tables] == [b"cubin"] * len(tables)
+    assert sorted(one for one in built if one[1:]) == tables
+    with pytest.raises(KernelUnavailable, match="no linker"):
+        device.cubin(build, "sm_1")
 
 
 def test_unknown_target_fails_with_the_compilers_message() -> None:
