@@ -21,7 +21,7 @@ from optimizations.options import Options
 from optimizations.placement import Feeds, Placement, place, untouched
 from optimizations.report import ENTRIES, BindingReport, CompiledGraph, Entry
 from optimizations.stack_trace import one_line
-from optimizations.torch_internals.cpu_results import corrected, settings_for
+from optimizations.torch_internals.cpu_results import corrected, marked
 from optimizations.torch_internals.left_out import left_out_with_its_operator, with_operators_left_out
 from optimizations.torch_internals.outcome import watched
 from optimizations.torch_internals.saved_conjugates import saving_without_flags
@@ -46,7 +46,7 @@ def compile_graph(
     graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Options, inductor: dict[str, Any]
 ) -> Callable[..., Any]:
     """Compile one FX graph of Dynamo: placement, then Inductor with these settings and Encore's CUDA graphs."""
-    inductor = with_operators_left_out(inductor)
+    inductor = marked(with_operators_left_out(inductor))
     placement = _placed(graph_module, example_inputs, settings)
     try:
         return _compiled(graph_module, example_inputs, placement, settings, inductor)
@@ -72,7 +72,6 @@ def _compiled(
 ) -> Callable[..., Any]:
     """Return what Dynamo calls in place of the graph, which is compiled as it was placed."""
     inputs = placement.example_inputs(example_inputs)
-    inductor = settings_for(placement.graph_module, inputs, inductor)
     entry = Entry(placement.report)
     maker = _maker(settings, inductor, entry)
 

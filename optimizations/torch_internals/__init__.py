@@ -117,7 +117,6 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "plain_guard_node": "torch._dynamo.guards:GuardManagerType.GUARD_MANAGER",
         "RootGuardManager": "torch._C._dynamo.guards:RootGuardManager",
         "TensorGuards": "torch._C._dynamo.guards:TensorGuards",
-        "dispatch_keys": "torch:_C._dispatch_keys",
     },
     "bind the parameters of modules": {
         "GraphArg": "torch._dynamo.variables.builder:GraphArg",

@@ -13,7 +13,7 @@ there and copied back.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,15 +25,11 @@ SETTING = "aot_inductor.metadata"
 """A setting of Inductor's that is part of the key of its cache and changes nothing but what AOTInductor packages."""
 
 _MARK = {"encore": "CPU results stay, 1"}
-"""Marks graphs that are compiled with the corrected pass. Inductor's cache separates them from stock's graphs."""
+"""Marks Encore's graphs, which are compiled with the corrected pass. Inductor's cache separates them from stock's."""
 
 
-def settings_for(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return Inductor's settings for a graph of Dynamo. One with values on the CPU and elsewhere gets the mark."""
-    values = [node.meta.get("example_value") for node in graph_module.graph.nodes if node.op != "output"]
-    tensors = [one for one in torch_internals.pytree.tree_leaves([*inputs, *values]) if isinstance(one, torch.Tensor)]
-    if len({one.device.type == "cpu" for one in tensors}) < 2:
-        return settings
+def marked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Inductor's settings for a graph, with the mark."""
     theirs = settings.get(SETTING, torch_internals.inductor_config.aot_inductor.metadata)
     return {**settings, SETTING: {**theirs, **_MARK}}
 

@@ -1,4 +1,7 @@
-"""Check type, shape, strides and dtype of tensors that persist between calls.
+"""Check in C++ whether tensors have the metadata that others had, and whether those that persist have their geometry.
+
+Metadata are type, shape, strides, dtype, device, `requires_grad` and dispatch keys, which autocast and inference mode
+change. The checks are those of Dynamo's guards. Geometry is shape, strides and dtype alone.
 
 Note [Geometry at an unchanged address]. After `tensor.t_()`, `resize_` or `tensor.data = tensor.data.t()` a tensor is
 the same object at the same address with the same bytes. Dynamo's guards may skip it: if a module's dictionary was not
@@ -15,9 +18,47 @@ from typing import Any
 
 import torch
 
-from optimizations.torch_internals.tensor_guard import MetadataChecks
+from optimizations import torch_internals
 
+Check = Callable[[Sequence[Any]], bool]
 Geometry = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+CHECKS_KEPT = 4
+"""Comparisons that are kept for the same tensors. They also compare what programs switch on and off between calls:
+autocast, and inference mode, which changes dispatch keys."""
+
+
+def same_metadata(tensors: Sequence[torch.Tensor]) -> Check:
+    """Return a function that checks whether tensors have the metadata of these, in the same order.
+
+    It returns False where one tensor stands at two places.
+    """
+    check: Callable[..., bool] = torch_internals.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+    ).check
+    count = len(tensors)
+    return lambda given: len(given) == count and check(*given)
+
+
+def same_gradients(
+    parameters: Sequence[torch.Tensor], expected: Sequence[int | None]
+) -> Callable[[tuple[torch.Tensor, ...]], bool]:
+    """Return a function that checks whether each parameter of a tuple has the very `.grad` that is expected, by id.
+
+    Where None is expected, any but None is right. Metadata is not compared. The caller keeps what is expected alive.
+    """
+    tree, plain = torch_internals.RootGuardManager(), torch_internals.plain_guard_node
+    for index, (parameter, key) in enumerate(zip(parameters, expected, strict=True)):
+        node = tree.tuple_getitem_manager(index, f"parameter {index}", parameter, plain)
+        gradient = node.grad_manager("grad", parameter, plain)
+        if key is None:
+            gradient.add_not_none_guard(("grad",), None)
+        else:
+            gradient.add_id_match_guard(key, ("grad",), None)
+    check: Callable[[tuple[torch.Tensor, ...]], bool] = tree.check
+    return check
 
 
 def picker(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
@@ -58,7 +99,7 @@ class FixedGeometry:
         self.indices = tuple(index for index in indices if _has_geometry(inputs[index]))
         self._pick = picker(self.indices)
         self._wanted = [geometry_of(inputs[index]) for index in self.indices]
-        self._checks = MetadataChecks()
+        self._checks: list[Check] = []  # the latest first
 
     def is_of(self, inputs: Sequence[Any], indices: Sequence[int]) -> bool:
         """Return whether it may serve for other calls in which these indices are compared, as of these inputs."""
@@ -94,7 +135,8 @@ class FixedGeometry:
     def _found_in_python(self, tensors: tuple[Any, ...]) -> bool:
         if any(_geometry_or_none(one) != wanted for one, wanted in zip(tensors, self._wanted, strict=True)):
             return False
-        self._checks.add(tensors)
+        if len(set(map(id, tensors))) == len(tensors):
+            self._checks = [same_metadata(tensors), *self._checks[: CHECKS_KEPT - 1]]
         return True
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from optimizations import torch_internals
@@ -15,7 +14,7 @@ def apart_from_the_program(do: Callable[[], T]) -> T:
     """Call `do` without the program's modes, transforms and inference mode, and outside of other operators.
 
     No mode sees its operators. Leaving inference mode brings back autograd also where an operator's kernel is without.
-    Hooks of saved tensors stay: what autograd would save belongs into `in_a_new_thread`.
+    Hooks of saved tensors stay.
 
     Note [Guards and interrupts]. Settings of a thread are switched by guards in C that stand in a `with` statement
     themselves, or in a `try` whose `finally` puts them back. A signal is handled after a call and when a function of
@@ -28,14 +27,3 @@ def apart_from_the_program(do: Callable[[], T]) -> T:
             return do()
         with torch_internals.clear_functorch_levels(), torch_internals.disable_current_modes():
             return do()
-
-
-def in_a_new_thread(probe: Callable[[], T]) -> T:
-    """Call a probe without any of the program's thread-local settings, and return its result.
-
-    Modes, hooks of saved tensors, grad mode and autocast belong to a thread. A tensor that a probe has autograd save
-    would otherwise reach the program's hooks: activation checkpointing counts the tensors that it is given, and raises
-    where a forward and its recomputation differ.
-    """
-    with ThreadPoolExecutor(max_workers=1) as threads:
-        return threads.submit(probe).result()

@@ -15,7 +15,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.torch_internals.geometry import picker
-from optimizations.torch_internals.thread_state import in_a_new_thread
+from optimizations.torch_internals.thread_state import apart_from_the_program
 
 Reference = tuple[list[Any], int, list[Any], list[Any]]
 """A reference to a result of a recording: a list of stock's references, the position in it, and lists with stock's
@@ -134,5 +134,5 @@ def _references_to_storage() -> int:
 _storage_use_count = torch_internals.storage_use_count
 _UNUSED = _references([object()], 0)
 """The reference count of an object that only a list references, in this Python version."""
-_UNUSED_STORAGE = in_a_new_thread(_references_to_storage)
+_UNUSED_STORAGE = apart_from_the_program(_references_to_storage)
 """The same for the Python object of a tensor's storage, which C++ references as well."""

@@ -81,7 +81,7 @@ def test_compile_path_loads_nothing_of_steps() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200, check=False)
     assert ran.returncode == 0, ran.stderr
     loaded = {part for name in ran.stdout.split() for part in name.split(".")}
-    assert {"identity_guard", "tensor_guard", "fast_path"} <= loaded
+    assert {"identity_guard", "geometry", "fast_path"} <= loaded
     assert not loaded & OF_STEPS
 
 

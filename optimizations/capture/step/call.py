@@ -21,7 +21,7 @@ from optimizations.capture.step.observer import storage
 from optimizations.capture.step.source_lines import line_with
 from optimizations.capture.step.surroundings import ambient
 from optimizations.report.steps import Refusal
-from optimizations.torch_internals.tensor_guard import same_if_distinct, same_metadata
+from optimizations.torch_internals.geometry import same_metadata
 
 DDP_WARM_UP = 11
 """Calls that DistributedDataParallel needs before a capture: it rebuilds its buckets and times itself until then
@@ -46,7 +46,7 @@ class Arguments:
         only = args[0] if len(args) == 1 and not kwargs and type(args[0]) is dict else {}
         self._keys = list(only) if only and all(isinstance(one, torch.Tensor) for one in only.values()) else None
         self._aliases = alias_pattern(tensors)
-        self.distinct = len(set(self._aliases)) == len(tensors)
+        self._distinct = sorted(set(self._aliases))
         self.renew(tensors)
 
     def renew(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -54,8 +54,8 @@ class Arguments:
 
         `tensors` are of a call with the same signature: the check in C++ includes settings such as autocast.
         """
-        same = same_if_distinct if self.distinct else same_metadata
-        self._same_metadata, self._settings = same(tensors), ambient()
+        self._same_metadata = same_metadata([tensors[index] for index in self._distinct])
+        self._settings = ambient()
 
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """Return the values at the places of tensors; None if the structure differs."""
@@ -68,10 +68,10 @@ class Arguments:
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """Return the tensors of a call that has the recording's signature; None if it may have a different one."""
-        found = self._taken(args, kwargs)
-        if found is None or not self._same_metadata(tuple(found)):
-            return None
-        if not self.distinct and alias_pattern(found) != self._aliases:
+        found = compared = self._taken(args, kwargs)
+        if found is not None and len(self._distinct) < len(self._aliases):
+            compared = [found[index] for index in self._distinct] if alias_pattern(found) == self._aliases else None
+        if compared is None or not self._same_metadata(compared):
             return None
         return found if ambient() == self._settings else None
 

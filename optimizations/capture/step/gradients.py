@@ -56,8 +56,7 @@ from optimizations.capture.step.tensor_marks import Metadata, metadata_of
 from optimizations.graph.memory import memory_of, size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.report.steps import Refusal, StepRefused
-from optimizations.torch_internals.geometry import is_lazy_view
-from optimizations.torch_internals.tensor_guard import same_gradients
+from optimizations.torch_internals.geometry import is_lazy_view, same_gradients
 
 TURNS = 8
 """With many gradients, all but Python's references to each are counted once in this number of launches."""

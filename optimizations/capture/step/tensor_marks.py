@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from optimizations.capture.signature import tensor_key
-from optimizations.torch_internals.tensor_guard import same_if_distinct
+from optimizations.torch_internals.geometry import same_metadata
 
 TensorMetadata = tuple[object, ...]
 
@@ -29,14 +29,14 @@ class Metadata:
 
     def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
         self._before = list(map(metadata_of, tensors))
-        self._same = same_if_distinct(tensors)
+        self._same = same_metadata(tensors)
 
     def same(self, tensors: tuple[torch.Tensor, ...]) -> bool:
         """Return whether these tensors, in the same order, have that metadata."""
         if not self._same(tensors):
             if list(map(metadata_of, tensors)) != self._before:
                 return False
-            self._same = same_if_distinct(tensors)  # its check also compares settings such as autocast
+            self._same = same_metadata(tensors)  # its check also compares settings such as autocast
         return True
 
 

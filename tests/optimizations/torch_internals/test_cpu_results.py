@@ -75,30 +75,10 @@ def test_results_are_on_the_programs_devices(name: str) -> None:
     assert copied_to_gpu(graph_module) == moved
 
 
-def graph_module_of(*devices_of_inputs: str) -> torch.fx.GraphModule:
-    mode, graph = FakeTensorMode(), torch.fx.Graph()
-    nodes = [graph.placeholder(f"input_{place}") for place in range(len(devices_of_inputs))]
-    for node, device in zip(nodes, devices_of_inputs, strict=True):
-        node.meta["example_value"] = FakeTensor(mode, torch.empty((), device="meta"), torch.device(device))
-    graph.output((nodes[0],))
-    return torch.fx.GraphModule({}, graph)
-
-
-@pytest.mark.parametrize(
-    ("on", "marked"), [(("cpu",), False), (("cuda:0",), False), (("cuda:0", "cpu"), True)], ids=str
-)
-def test_graph_with_cpu_and_gpu_values_is_marked(on: tuple[str, ...], marked: bool) -> None:
-    settings = {"triton.cudagraphs": True}
-    found = cpu_results.settings_for(graph_module_of(*on), (), settings)
-    assert (found is not settings) == marked
-    assert found["triton.cudagraphs"]
-
-
 def test_mark_is_added_to_metadata_of_the_program() -> None:
-    graph_module = graph_module_of("cuda:0", "cpu")
     for settings, patches in (({cpu_results.SETTING: {"a": "b"}}, {}), ({}, {cpu_results.SETTING: {"a": "b"}})):
         with torch_internals.inductor_config.patch(patches):
-            found = cpu_results.settings_for(graph_module, (), settings)[cpu_results.SETTING]
+            found = cpu_results.marked(settings)[cpu_results.SETTING]
         assert found == {"a": "b", **cpu_results._MARK}
 
 
@@ -110,7 +90,7 @@ def test_inductor_runs_the_corrected_pass_for_marked_graphs(marked: bool, monkey
     mover = cpu_results.corrected_mover()
     monkeypatch.setattr(mover, "__call__", lambda self, graph: found.append(self.allow_inputs))
     settings: dict[str, Any] = {"triton.cudagraphs": True, "fx_graph_cache": True}
-    marked_settings = cpu_results.settings_for(graph_module_of("cuda:0", "cpu"), (), settings)
+    marked_settings = cpu_results.marked(settings)
 
     def inner(*arguments: Any, **given: Any) -> Any:
         with torch_internals.Replacing({"move_constructors_to_gpu": cpu_results.corrected}):
