@@ -8,30 +8,27 @@ every other pair the device runs later than the host; all results are kept, some
 the end. Where Encore differs from eager, stock's compiler without CUDA graphs is compared too: a program that differs
 there as well differs by arithmetic, and does not count.
 
-Workers are processes (`tests.judges.pool`): a program that loses the CUDA context, or ends its process, costs its
-worker, and is reported if stock's compiler survives it. Exit code 1 if any program differs.
+Workers are processes (`tests/support/worker_pool.py`): a program that loses the CUDA context, or ends its process,
+costs its worker, and is reported if stock's compiler survives it. Exit code 1 if any program differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from tests.judges.pool import Pool
-from tests.support.forced_branches import concurrency, force_if_asked
-from tests.support.json_worker import channel
+from forced_branches import concurrency, force_if_asked
+from worker_pool import Pool, serve
 
 from .compare import _generator, _write
 from .programs import CALLS, Built, Program, build, draw, text
@@ -39,9 +36,6 @@ from .sources import INPUTS, Input, memory_and_view, view_of
 
 STEPS = 14
 """Calls of each program: warm-up, recording, second capture, trials and replays."""
-
-CONTEXT_LOST = 17
-"""Exit code of a worker that cannot go on."""
 
 PAIR = 2
 """Programs that take turns."""
@@ -236,35 +230,30 @@ def _given(entry: Input, step: int) -> torch.Tensor:
 
 
 def work(seed: int) -> int:
-    """Compare pairs whose numbers come as lines of JSON, and answer with rows, as `tests.judges.pool` has it."""
+    """Compare pairs whose numbers come from a pool, and answer with rows."""
     import optimizations
     from optimizations.in_place import budget
 
     budget.MOST_WORK, budget.FEWEST_REPLAYS = 1e9, 1
-    force_if_asked()
     torch.set_num_threads(1)
-    say = channel()
-    say({"ready": True})
-    for line in sys.stdin:
-        command = json.loads(line)
-        number, compiler = int(command["task"]), command["compilers"][0]
+
+    def rows(task: str, compilers: Sequence[str], say: Callable[[Any], None]) -> Iterator[dict[str, Any]]:
+        number, compiler = int(task), compilers[0]
         say({"begin": compiler})
-        status, what = compare(seed, number) if compiler == ENCORE else _stock(seed, number)
-        say({"row": {"task": command["task"], "compiler": compiler, "status": status, "what": what}})
-        say({"done": True})
+        if compiler == STOCK:  # Encore lost this pair; stock's compiler may end the process, too
+            outcome(pair(seed, number), lambda model: torch.compile(model))
+        status, what = compare(seed, number) if compiler == ENCORE else ("lost", None)
+        yield {"task": task, "compiler": compiler, "status": status, "what": what}
+
+    def after() -> None:
         try:
             torch.cuda.synchronize()
-        except RuntimeError:
-            return CONTEXT_LOST  # by a program that is wrong in eager mode, too
+        except RuntimeError:  # the context is lost by a program that is wrong in eager mode, too
+            sys.exit(1)
         optimizations.reset()
         torch.compiler.reset()
-    return 0
 
-
-def _stock(seed: int, number: int) -> tuple[str, None]:
-    """Run a pair that Encore lost under stock's compiler. Does not return if that ends the process, too."""
-    outcome(pair(seed, number), lambda model: torch.compile(model))
-    return "lost", None
+    return serve(force_if_asked, rows, after)
 
 
 def main() -> int:
@@ -314,9 +303,9 @@ def run(seed: int, seconds: float, jobs: int, worker: Sequence[str] = WORKER) ->
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     every = [(str(number), (ENCORE, STOCK)) for number in range(MOST_PAIRS)]
-    deadline = time.monotonic() + seconds
     # Without processes that compile: they would hold the pipe of a worker that ended.
-    pool = Pool(every, str(seed), jobs, deadline, PAIR_S, LOG, tell, {"TORCHINDUCTOR_COMPILE_THREADS": "1"}, worker)
+    settings = {"log": LOG, "timeout_s": PAIR_S, "environment": {"TORCHINDUCTOR_COMPILE_THREADS": "1"}}
+    pool = Pool((*worker, str(seed)), every, tell, size=jobs, deadline=time.monotonic() + seconds, **settings)
     with contextlib.suppress(KeyboardInterrupt):
         pool.run()
     for task, what in lost.items():

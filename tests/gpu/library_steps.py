@@ -16,11 +16,10 @@ process that ended; 2 wrong use; 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,86 +30,70 @@ sys.path[:0] = [str(SOURCES), str(SOURCES.parent / "support"), str(SOURCES.paren
 
 from library_programs.compare import BAD, row  # noqa: E402
 from library_programs.record import programs  # noqa: E402
-from row_files import read_rows  # noqa: E402
-
-from tests.judges.pool import Pool  # noqa: E402
-from tests.support.json_worker import channel  # noqa: E402
+from row_files import RowFile  # noqa: E402
+from worker_pool import Pool, serve  # noqa: E402
 
 INTERRUPTED = 130
 ENDED = "ended the process"
-NO_DEADLINE = 1e9
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
+    if given.worker:
+        return _work(given.worker, given.check_every)
     if given.list:
         print("\n".join(sorted(programs())))
         return 0
-    if given.table:
-        return _table(_rows(given.table, parser))
-    if given.worker:
-        return _work(given.worker, given.check_every)
-    names = _chosen(given.only, parser)
-    if given.out is None or not given.out.parent.is_dir():
-        parser.error("--out needs a file in a folder that exists")
-    if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("PyTorch finds no NVIDIA GPU here; `--device cpu` runs the programs with a stand-in for one")
-    part, parts = _part(given.part, parser)
-    done = {one["name"] for one in _rows(given.out, parser)} if given.out.exists() else set()
-    to_do = [name for name in names[part::parts] if name not in done]
-    with given.out.open("a") as out:
-
-        def tell(found: dict[str, Any]) -> None:
-            out.write(json.dumps(found) + "\n")
-            out.flush()
-            print(f"{found['name']}: {found['verdict']}, {found.get('replays', 0)} replays", flush=True)
-
+    path = given.table or given.out
+    if path is None or not path.parent.is_dir() or (given.table and not path.exists()):
+        parser.error("--out needs a file in a folder that exists, --table a file")
+    try:
+        rows = RowFile(path, lambda row: {"name", "verdict"} <= row.keys())
+    except (OSError, ValueError) as error:
+        parser.error(f"{path} cannot be read as rows: {error}")
+    if not given.table:
+        if given.device == "cuda" and not torch.cuda.is_available():
+            parser.error("PyTorch finds no NVIDIA GPU here; `--device cpu` runs the programs with a stand-in for one")
+        (part, parts), done = given.part, {one["name"] for one in rows.rows}
         try:
-            run(to_do, given.out.with_suffix(".log"), tell, given)
+            run([name for name in _chosen(given.only, parser)[part::parts] if name not in done], rows, given)
         except KeyboardInterrupt:
             return INTERRUPTED
-    return _table(_rows(given.out, parser))
+    return _table(rows.rows)
 
 
-def run(
-    names: Sequence[str],
-    log: Path,
-    tell: Callable[[dict[str, Any]], None],
-    given: argparse.Namespace,
-    worker: Sequence[str] | None = None,
-) -> None:
-    """Tell a row of each program. One that ends its process, or takes too long, has one that says so."""
+def run(names: Sequence[str], rows: RowFile, given: argparse.Namespace, worker: Sequence[str] = ()) -> None:
+    """Add a row of each program. One that ends its process, or takes too long, has one that says so."""
 
-    def row_of(found: dict[str, Any]) -> None:
-        ended = found.get("wrong") or found.get("skipped")
-        tell({"name": found["task"], "verdict": ENDED, "code": ended} if ended else found)
+    def tell(found: dict[str, Any]) -> None:
+        if ended := found.get("wrong") or found.get("skipped"):
+            found = {"name": found["task"], "verdict": ENDED, "code": ended}
+        rows.add(found)
+        print(f"{found['name']}: {found['verdict']}, {found.get('replays', 0)} replays", flush=True)
 
     audits = [] if given.check_every is None else ["--check-every", str(given.check_every)]
+    command = worker or (__file__, "--worker", given.device, *audits)
+    log = given.out.with_suffix(".log")
     jobs = [(name, ("step",)) for name in names]
-    command = worker or (__file__, *audits, "--worker")
-    Pool(jobs, given.device, given.jobs, NO_DEADLINE, given.timeout, log, row_of, {}, command).run()
+    Pool(command, jobs, tell, size=given.jobs, log=log, timeout_s=given.timeout).run()
 
 
-def _work(device: str, check_every: int | str | None = None) -> int:
-    """Answer the names of programs with rows, as `tests.judges.pool` has it."""
-    say = channel()
-    if device == "cuda":
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    else:
-        torch.set_num_threads(1)
-    made = programs()
-    say({"ready": True})
-    for line in sys.stdin:
-        name = json.loads(line)["task"]
-        say({"begin": "step"})
+def _work(device: str, check_every: int | str | None) -> int:
+    def prepare() -> None:
+        if device == "cuda":
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        else:
+            torch.set_num_threads(1)
+        programs()
+
+    def rows(name: str, parts: Sequence[str], say: Any) -> Iterator[dict[str, Any]]:
+        say({"begin": parts[0]})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            say({"row": row(name, made[name], device, check_every)})
-        say({"done": True})
-        if device == "cuda":
-            torch.cuda.empty_cache()
-    return 0
+            yield row(name, programs()[name], device, check_every)
+
+    return serve(prepare, rows, torch.cuda.empty_cache if device == "cuda" else lambda: None)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> int:
@@ -124,13 +107,6 @@ def _table(rows: Sequence[dict[str, Any]]) -> int:
     return 1 if bad else 0
 
 
-def _rows(file: Path, parser: argparse.ArgumentParser) -> list[dict[str, Any]]:
-    try:
-        return read_rows(file, lambda row: {"name", "verdict"} <= row.keys())
-    except (OSError, ValueError) as error:
-        parser.error(f"{file} cannot be read as rows: {error}")
-
-
 def _chosen(only: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     known = sorted(programs())
     for part in only:
@@ -139,10 +115,10 @@ def _chosen(only: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     return [name for name in known if not only or any(part in name for part in only)]
 
 
-def _part(text: str, parser: argparse.ArgumentParser) -> tuple[int, int]:
+def _part(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
     if not (part.isdigit() and parts.isdigit() and int(part) < int(parts)):
-        parser.error(f"--part {text}: write I/N, I from 0 to N - 1")
+        raise argparse.ArgumentTypeError(f"{text}: write I/N, I from 0 to N - 1")
     return int(part), int(parts)
 
 
@@ -150,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="rows are added to this file")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="programs with this in their names")
-    parser.add_argument("--part", default="0/1", metavar="I/N", help="every N-th program, beginning at I")
+    parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="every N-th program, beginning at I")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--timeout", type=float, default=150.0, metavar="S", help="seconds for each program (150)")
     parser.add_argument(

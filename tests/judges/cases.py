@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -15,8 +14,9 @@ from torch.utils import _pytree as pytree
 
 from .databases import Task, entries
 
-CALLS = int(os.environ.get("ENCORE_JUDGE_CALLS", "6"))
-"""Calls of each sample."""
+CALLS = {"cuda": 16, "cpu": 6}
+"""Calls of each sample, by device: after eight Encore may examine a graph's inputs; before the last it has replaced the
+graph."""
 
 SEEDS = 6
 """Calls with values of their own; later ones have the same again."""
@@ -72,11 +72,11 @@ def _operator_case(entry: Any, task: Task, device: str, misaligned: Sequence[int
         return iter(entry.sample_inputs(device, dtype, requires_grad=gradients))
 
     place = _place(task, drawn)
-    samples = [_nth(drawn, seed, place) for seed in range(min(CALLS, SEEDS))]
+    samples = [_nth(drawn, seed, place) for seed in range(min(CALLS[device], SEEDS))]
     first = samples[0]
     if task.variant == "inplace" and first.broadcasts_input:
         raise NoSample("the result is larger than the input")
-    nests = _alike([(sample.input, tuple(sample.args), dict(sample.kwargs)) for sample in samples])
+    nests = _alike([(one.input, tuple(one.args), dict(one.kwargs)) for one in samples], CALLS[device])
     function = entry.get_inplace() if task.variant == "inplace" else entry.op
     finish = first.output_process_fn_grad if gradients else _as_it_is
     uninitialized = entry.name in UNINITIALIZED
@@ -110,11 +110,12 @@ def _module_case(info: Any, task: Task, device: str, misaligned: Sequence[int]) 
         return iter(info.module_inputs_func(info, device, dtype, requires_grad=True, training=True))
 
     place = _place(task, drawn)
-    samples = [_nth(drawn, seed, place) for seed in range(min(CALLS, SEEDS))]
+    samples = [_nth(drawn, seed, place) for seed in range(min(CALLS[device], SEEDS))]
     if samples[0].forward_input is None:
         raise NoSample("nothing is passed to the module")
     made = samples[0].constructor_input
-    nests = _alike([(None, tuple(one.forward_input.args), dict(one.forward_input.kwargs)) for one in samples])
+    nests = [(None, tuple(one.forward_input.args), dict(one.forward_input.kwargs)) for one in samples]
+    nests = _alike(nests, CALLS[device])
 
     def run(session: Session) -> None:
         seed_all(0)
@@ -149,7 +150,7 @@ def _optimizer_case(info: Any, task: Task, device: str) -> Case:
         optimizer = info.optim_cls(parameters, **{name: copied(value) for name, value in settings.items()})
         step = session.compile(optimizer.step)
         kept = []
-        for number in range(CALLS):
+        for number in range(CALLS[device]):
             for parameter in parameters:
                 parameter.grad = torch.randn_like(parameter)
                 kept.append(parameter.grad)
@@ -205,7 +206,7 @@ def _nth(drawn: Callable[[], Iterator[Any]], seed: int, place: int) -> Any:
     return found
 
 
-def _alike(nests: list[Any]) -> list[Any]:
+def _alike(nests: list[Any], calls: int) -> list[Any]:
     """Return a nest for each call: the first one in place of those whose tensors differ in more than their values.
 
     Everything else of a nest, such as numbers and flags, is the first one's, so that nothing is compiled again.
@@ -222,7 +223,7 @@ def _alike(nests: list[Any]) -> list[Any]:
         else:
             nest = nests[0]
         alike.append(nest)
-    return [alike[call % len(alike)] for call in range(CALLS)]
+    return [alike[call % len(alike)] for call in range(calls)]
 
 
 def _geometry(value: Any) -> Any:

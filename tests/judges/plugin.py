@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 import torch
+from worker_pool import GONE
 
 from . import trial
-from .worker import GONE, prepare
+from .worker import prepare
 
 COMPILER = os.environ.get("ENCORE_JUDGE_COMPILER", "compile")
 ROWS = os.environ.get("ENCORE_JUDGE_ROWS")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import ROW_FILES
+from row_files import read_rows
 
 Row = Mapping[str, Any]
 PLAIN = "compile"
@@ -15,7 +15,11 @@ PLAIN = "compile"
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file. Raises ValueError if a line is no row."""
-    return ROW_FILES.read_rows(path, lambda row: "run" in row or {"task", "compiler"} <= row.keys())
+    return read_rows(path, is_row)
+
+
+def is_row(row: Row) -> bool:
+    return "run" in row or {"task", "compiler"} <= row.keys()
 
 
 def by_task(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:

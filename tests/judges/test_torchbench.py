@@ -1,4 +1,4 @@
-"""Test what TorchBench's judge starts, and the rows and the text that it makes of the suite's runs."""
+"""Test the rows and the text that are made of the suite's runs of TorchBench's models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from fixtures.synthetic_results import cell, failed_cell, metrics, write_run
 
 from judges import torchbench
+from judges.__main__ import main
 from suite.results.schema import HostUse, Status
 
 QUIET, BUSY = (HostUse(cpu_cores=cores, gpus_at_work=0, gpu_processes=0) for cores in (0.1, 5.0))
@@ -22,6 +23,7 @@ def rows_of(tmp_path: Path) -> dict[tuple[str, str], dict[str, Any]]:
         cell("torchbench:one", "encore", 50.0, metrics=kernels),
         cell("torchbench:two", "compile", 10.0, metrics=kernels),
         failed_cell("torchbench:two", "encore", Status.FAIL_ACCURACY, "other values\nin detail"),
+        failed_cell("torchbench:three", "compile", Status.MODEL_FAIL_TO_LOAD, "ModuleNotFoundError: no such module"),
     ]
     timed = [
         cell("torchbench:one", "eager", 300.0, others=QUIET),
@@ -30,20 +32,20 @@ def rows_of(tmp_path: Path) -> dict[tuple[str, str], dict[str, Any]]:
         cell("torchbench:one", "encore", 40.0, metrics=kernels, others=QUIET),
     ]
     out = tmp_path / "out"
-    write_run(out / "part1", part)
+    write_run(out / "part", part)
     write_run(out / "run", timed)
-    assert torchbench.write_rows(out) == 1, "one fails under Encore and passes under plain compile"
+    assert main(["torchbench", str(out)]) == 1, "one fails under Encore and passes under plain compile"
     first, *rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
     assert first["run"]["device"] == "SYNTHETIC GPU"
     assert "torchbench|two: fail_accuracy: other values" in (out / "summary.txt").read_text()
-    return {(row["task"], row["compiler"]): row for row in rows}
+    return {(row["task"], row["compiler"]): row for row in rows if "task" in row}
 
 
 def test_rows_have_results_kernels_and_times(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     assert rows.keys() == {
         ("torchbench|one", "compile"), ("torchbench|one", "stock"), ("torchbench|one", "encore"),
-        ("torchbench|two", "compile"), ("torchbench|two", "encore"),
+        ("torchbench|two", "compile"), ("torchbench|two", "encore"), ("torchbench|three", "eager"),
     }  # fmt: skip
     one = rows["torchbench|one", "encore"]
     assert one["passed"] and (one["kernels"], one["generated"]) == (4, 3)
@@ -51,6 +53,7 @@ def test_rows_have_results_kernels_and_times(tmp_path: Path) -> None:
     assert one["others_cores"] == 0.1 and rows["torchbench|one", "stock"]["others_cores"] == 5.0
     two = rows["torchbench|two", "encore"]
     assert not two["passed"] and two["wrong"] == "fail_accuracy: other values"
+    assert rows["torchbench|three", "eager"]["skipped"].startswith("model_fail_to_load: ModuleNotFoundError")
 
 
 def test_brief_has_kernels_graphs_and_times_of_each_model(tmp_path: Path) -> None:
@@ -58,16 +61,3 @@ def test_brief_has_kernels_graphs_and_times_of_each_model(tmp_path: Path) -> Non
     assert "one 4/75/" in brief and "up to 5.0 cores: one 1." in brief
     for name in ("Stock's graphs", "Encore"):
         assert f"{name}: 1 of 1 timed are faster than plain compile by the interval of blocks, slower none." in brief
-
-
-def test_model_that_cannot_be_imported_is_a_row(tmp_path: Path) -> None:
-    models = tmp_path / "torchbenchmark" / "models"
-    models.mkdir(parents=True)
-    (models / "alexnet.py").write_text("")
-    (models / "dlrm.py").write_text("import a_package_that_is_not_there")
-    missing = torchbench.not_importable(tmp_path, ["alexnet-train", "dlrm"])
-    assert missing == {"dlrm": "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"}
-    (tmp_path / torchbench.LEFT_OUT_FILE).write_text(json.dumps(missing))
-    assert torchbench.write_rows(tmp_path) == 1, "nothing was judged"
-    (row,) = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
-    assert row["task"] == "torchbench|dlrm" and row["skipped"].startswith("it cannot be imported: ModuleNotFound")

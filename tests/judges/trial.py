@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from forced_branches import concurrency
 from torch.utils import _pytree as pytree
+from worker_pool import DeviceGone
 
 from optimizations import torch_internals
 
-from . import FORCED_BRANCHES
 from .cases import Case, seed_all
 
 COMPILERS: Mapping[str, Mapping[str, Any]] = {
     "compile": {},
     "stock": {"mode": "reduce-overhead"},
-    "encore": {"backend": "encore", "options": {"selection": "off", "concurrency": FORCED_BRANCHES.concurrency()}},
+    "encore": {"backend": "encore", "options": {"selection": "off", "concurrency": concurrency()}},
 }
 """Keywords of `torch.compile`. With Encore's rules functions of few kernels, which most samples are, would run without
 a graph."""
@@ -28,10 +29,6 @@ INDUCTOR = {"fallback_random": True}
 """Random numbers are eager's."""
 
 MESSAGE_CHARACTERS = 400
-
-
-class DeviceGone(Exception):
-    """The device can no longer be used by this process."""
 
 
 @dataclass(frozen=True)
@@ -144,36 +141,41 @@ def counted_replays() -> Iterator[Callable[[], int]]:
         yield lambda: count
 
 
-@contextlib.contextmanager
-def compiled_by(compiler: str) -> Iterator[Callable[[Any], Any]]:
-    """Provide `torch.compile` with a compiler's keywords; what it made is gone afterwards."""
-    _reset()
-    try:
-        with torch_internals.inductor_config.patch(INDUCTOR):
-            yield lambda target: torch.compile(target, **COMPILERS[compiler])
-    finally:
-        _reset()
-
-
-def _reset() -> None:
-    import optimizations
-
-    torch_internals.reset_dynamo()
-    optimizations.reset()
-
-
 def difference(found: Outcome, expected: Outcome, rtol: float | None, atol: float | None) -> str | None:
     """Return how an outcome differs from eager's beyond the tolerances; None if it does not."""
+
+    def unlike(mine: Leaf, theirs: Leaf) -> str | None:
+        try:
+            _compare(mine, theirs, rtol, atol)
+        except (AssertionError, TypeError, ValueError, RuntimeError) as error:
+            return described(error)
+        return None
+
+    return _first(found, expected, unlike)
+
+
+def unlike_bits(found: Outcome, expected: Outcome) -> str | None:
+    """Return the first value that is not the same bit for bit, with the same strides; None if all are."""
+
+    def unlike(mine: Leaf, theirs: Leaf) -> str | None:
+        if mine.facts != theirs.facts:
+            return f"{mine.facts}, not {theirs.facts}"
+        is_other = isinstance(mine.value, torch.Tensor) and not _same_bits(mine.value, theirs.value)
+        return "other bits" if is_other else None
+
+    return _first(found, expected, unlike)
+
+
+def _first(found: Outcome, expected: Outcome, unlike: Callable[[Leaf, Leaf], str | None]) -> str | None:
+    """Return the first difference of two outcomes, with its place."""
     if found.error or expected.error:
         return None if found.error == expected.error else found.error or f"no error, but eager has {expected.error}"
     for number, (one, other) in enumerate(zip(found.calls, expected.calls, strict=True)):
         if len(one) != len(other):
             return f"call {number}: {len(one)} values, eager {len(other)}"
         for place, (mine, theirs) in enumerate(zip(one, other, strict=True)):
-            try:
-                _compare(mine, theirs, rtol, atol)
-            except (AssertionError, TypeError, ValueError, RuntimeError) as error:
-                return f"call {number}, value {place}: {described(error)}"
+            if (what := unlike(mine, theirs)) is not None:
+                return f"call {number}, value {place}: {what}"
     return None
 
 
@@ -184,19 +186,6 @@ def _compare(mine: Leaf, theirs: Leaf, rtol: float | None, atol: float | None) -
         torch.testing.assert_close(mine.value, theirs.value, rtol=rtol, atol=atol, equal_nan=True)
     elif isinstance(mine.value, (str, tuple, torch.dtype, torch.Size)) or mine.value is None:
         assert mine.value == theirs.value, f"{mine.value!r}, not {theirs.value!r}"
-
-
-def unlike_bits(found: Outcome, expected: Outcome) -> str | None:
-    """Return the first value that is not the same bit for bit, with the same strides; None if all are."""
-    if found.error or expected.error:
-        return None if found.error == expected.error else found.error or "no error"
-    for number, (one, other) in enumerate(zip(found.calls, expected.calls, strict=True)):
-        for place, (mine, theirs) in enumerate(zip(one, other, strict=True)):
-            if mine.facts != theirs.facts:
-                return f"call {number}, value {place}: {mine.facts}, not {theirs.facts}"
-            if isinstance(mine.value, torch.Tensor) and not _same_bits(mine.value, theirs.value):
-                return f"call {number}, value {place}: other bits"
-    return None
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

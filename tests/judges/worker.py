@@ -1,50 +1,38 @@
-"""Runs samples that come as JSON lines and answers with rows: `python -m tests.judges.worker DEVICE`.
+"""Runs samples that come as lines of JSON and answers with rows: `python -m tests.judges.worker DEVICE`.
 
-DEVICE is `cuda` or `simulated`. A line before each compiler names the one that a crash is due to.
+DEVICE is `cuda` or `simulated`, the device of the other tests, which needs no GPU and no C++ compiler.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from forced_branches import force_if_asked
+from worker_pool import DeviceGone, serve
 
-from . import FORCED_BRANCHES, JSON_WORKER, trial
+from optimizations import torch_internals
+
+from . import trial
 from .cases import NoSample, case
 from .databases import Task, entries, tolerances
 
-GONE = 17
-"""Exit code of a worker that lost its device."""
 
-
-def main(arguments: Sequence[str]) -> int:
-    device = arguments[0]
-    say = JSON_WORKER.channel()
+def main(device: str) -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    prepare()
-    say({"ready": True})
-    for line in sys.stdin:
-        command = json.loads(line)
-        try:
-            for row in judged(Task.parse(command["task"]), command["compilers"], device, say):
-                say({"row": row})
-        except trial.DeviceGone as error:
-            say({"gone": str(error)})
-            return GONE
-        say({"done": True})
-        if device != "simulated":
-            torch.cuda.empty_cache()  # other workers need memory, too
-    return 0
+    # Other workers need memory, too.
+    after = torch.cuda.empty_cache if device == "cuda" else lambda: None
+    return serve(prepare, lambda key, compilers, say: judged(Task.parse(key), compilers, device, say), after)
 
 
 def prepare() -> None:
     """Make the backend known where the project is not installed."""
-    FORCED_BRANCHES.force_if_asked()
+    force_if_asked()
     if "encore" not in torch._dynamo.list_backends(exclude_tags=()):
         from optimizations.backend import encore
 
@@ -56,6 +44,7 @@ def judged(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each compiler, or a single one with the reason why the sample is not judged."""
     where = "cpu" if device == "simulated" else device
+    unjudged = {"task": task.key, "compiler": "eager"}
     say({"begin": "eager"})
     try:
         program = case(task, where)
@@ -63,28 +52,29 @@ def judged(
         if expected.error:  # such as: the offset in memory must be divisible by 2
             program = case(task, where, misaligned=())
             expected = trial.run(program, where, trial.eager, lambda: 0)
-    except trial.DeviceGone:
+    except DeviceGone:
         raise
     except NoSample as reason:
-        yield {"task": task.key, "compiler": "eager", "skipped": str(reason)}
+        yield {**unjudged, "skipped": str(reason)}
         return
     except Exception as error:
         if trial.is_lost(error):
-            raise trial.DeviceGone(trial.described(error)) from None
-        yield {"task": task.key, "compiler": "eager", "skipped": f"no sample: {trial.described(error)}"}
+            raise DeviceGone(trial.described(error)) from None
+        yield {**unjudged, "skipped": f"no sample: {trial.described(error)}"}
         return
     again = trial.run(program, where, trial.eager, lambda: 0)
     bounds = tolerances(entries(task.database)[task.name], getattr(torch, task.dtype), torch.device(where).type)
     reason = expected.error or trial.difference(again, expected, *bounds)
     if reason:
         words = "eager raises" if expected.error else "eager differs from itself"
-        yield {"task": task.key, "compiler": "eager", "skipped": f"{words}: {reason}"}
+        yield {**unjudged, "skipped": f"{words}: {reason}"}
         return
     plain = None
     repeats = trial.unlike_bits(again, expected) is None
     for compiler in compilers:
         say({"begin": compiler})
-        found = _outcome(program, compiler, device)
+        with (on_gpu if device == "cuda" else on_simulated)(compiler) as (compile_, replays):
+            found = trial.run(program, where, compile_, replays)
         row: dict[str, Any] = {"task": task.key, "compiler": compiler}
         wrong = trial.difference(found, expected, *bounds)
         row.update(passed=wrong is None, replays=found.replays, seconds=round(found.seconds, 3))
@@ -99,18 +89,49 @@ def judged(
         yield row
 
 
-def _outcome(program: Any, compiler: str, device: str) -> trial.Outcome:
-    if device != "simulated":
-        with trial.counted_replays() as replays, trial.compiled_by(compiler) as compile_:
-            return trial.run(program, device, compile_, replays)
-    from . import simulated
+Compiling = tuple[Callable[[Any], Any], Callable[[], int]]
+"""`torch.compile` with a compiler's keywords, and the number of graphs that this process has launched."""
 
-    if compiler == "compile":
-        with simulated.plain() as compile_:
-            return trial.run(program, "cpu", compile_, lambda: 0)
-    with simulated.encore(trial.COMPILERS[compiler]) as (compile_, replays):
-        return trial.run(program, "cpu", compile_, replays)
+
+@contextlib.contextmanager
+def on_gpu(compiler: str) -> Iterator[Compiling]:
+    """Provide a compiler; what it made is gone afterwards."""
+    _reset()
+    try:
+        with trial.counted_replays() as replays, torch_internals.inductor_config.patch(trial.INDUCTOR):
+            yield lambda target: torch.compile(target, **trial.COMPILERS[compiler]), replays
+    finally:
+        _reset()
+
+
+def _reset() -> None:
+    import optimizations
+
+    torch_internals.reset_dynamo()
+    optimizations.reset()
+
+
+@contextlib.contextmanager
+def on_simulated(compiler: str) -> Iterator[Compiling]:
+    """Provide plain compile, or Encore, with the settings of the simulated device."""
+    import pytest
+    from simulated_gpu.compiler import INDUCTOR, simulated
+
+    patch = pytest.MonkeyPatch()
+    try:
+        if compiler == "compile":
+            torch_internals.reset_dynamo()
+            with torch_internals.fresh_cache(), torch_internals.inductor_config.patch(INDUCTOR):
+                yield torch.compile, lambda: 0
+            torch_internals.reset_dynamo()
+        else:
+            playing = simulated(patch)
+            world = next(playing)
+            yield lambda target: torch.compile(target, **trial.COMPILERS[compiler]), lambda: world.cuda.replays
+            next(playing, None)
+    finally:
+        patch.undo()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1]))

@@ -6,7 +6,7 @@ import gzip
 import importlib.metadata
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,40 @@ def read_rows(path: Path, is_row: Callable[[dict[str, Any]], bool]) -> list[dict
             raise ValueError(f"{path.name}, line {number} is no row of this script: {error}") from error
         found.append(row)
     return found
+
+
+class RowFile:
+    """The rows of a file, and those that are added to it, each at once. Without a path rows are only kept."""
+
+    def __init__(self, path: Path | None, is_row: Callable[[dict[str, Any]], bool]) -> None:
+        self.path, self._is_row = path, is_row
+        self.rows: list[dict[str, Any]] = []
+        self.read()
+
+    def read(self) -> None:
+        """Read the file, if it is there, and cut off a last line that is not complete."""
+        if self.path is not None and self.path.exists():
+            self.rows = read_rows(self.path, self._is_row)
+            if not self.path.read_bytes().endswith(b"\n"):
+                self.replace(self.rows)
+
+    def replace(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Let the file have these rows alone."""
+        self.rows = list(rows)
+        if self.path is not None:
+            self.path.write_text("".join(map(_line, self.rows)), "utf-8")
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as out:
+                out.write(_line(row))
+
+
+def _line(row: dict[str, Any]) -> str:
+    """Return a row as JSON. An infinite number is a string, for JSON has no such number; `float` reads it back."""
+    valid = {name: "Infinity" if value == float("inf") else value for name, value in row.items()}
+    return json.dumps(valid) + "\n"
 
 
 def facts(device: str) -> dict[str, Any]:

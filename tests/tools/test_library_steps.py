@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from row_files import RowFile
 from step_parts import Program, batches, loss_of, network
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
@@ -56,8 +56,9 @@ def test_existing_rows_are_not_run_again(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_program_that_ends_its_process_has_a_row(tmp_path: Path) -> None:
-    given = library_steps._parser().parse_args(["--device", "cpu", "--timeout", "20"])
-    rows = list[dict[str, Any]]()
-    library_steps.run(["fine", "crash step"], tmp_path / "log", rows.append, given, worker=("-c", WORKER))
-    assert [one.get("verdict") for one in rows] == [None, library_steps.ENDED]
-    assert rows[1]["name"] == "crash step" and "exit code 3" in rows[1]["code"]
+    out = tmp_path / "rows.jsonl"
+    given = library_steps._parser().parse_args(["--device", "cpu", "--timeout", "20", "--out", str(out)])
+    rows = RowFile(None, lambda row: True)
+    library_steps.run(["fine", "crash step"], rows, given, worker=("-c", WORKER))
+    assert [one.get("verdict") for one in rows.rows] == ["equal", library_steps.ENDED]
+    assert rows.rows[1]["name"] == "crash step" and "exit code 3" in rows.rows[1]["code"]
