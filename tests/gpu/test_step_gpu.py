@@ -226,9 +226,11 @@ def test_distributed_data_parallel_is_recorded_late(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_launch_overhead_is_within_its_limit() -> None:
+    """The host of a GPU may be half as fast as another's, so eager's time for the same step is the measure."""
     model = network("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
-    step = unaudited(plain(model, optimizer, lambda loss: loss))
+    eager = plain(model, optimizer, lambda loss: loss)
+    step = unaudited(eager)
     calls = batches("cuda", 3)
     for index in range(8):
         step(*calls[index % 3])
@@ -248,9 +250,13 @@ def test_launch_overhead_is_within_its_limit() -> None:
     whole = median_us(lambda: step(*next(turns)))  # each call's batch lies elsewhere than the one before
     same = median_us(lambda: step(*calls[0]))
     launch = median_us(recording.graph.replay)
-    print(f"host time of a call {whole:.1f} us ({same:.1f} us with one batch), of its launch {launch:.1f} us")
     assert step.report().replays == 5 + 2 * 300
-    assert whole - launch <= 80  # no Python loop
+    without = median_us(lambda: eager(*calls[0]))
+    print(
+        f"host time of a call {whole:.1f} us ({same:.1f} us with one batch), of its launch {launch:.1f} us, "
+        f"of the step in eager {without:.1f} us"
+    )
+    assert whole - launch <= 0.2 * without  # no Python loop
 
 
 @pytest.mark.alone
