@@ -133,7 +133,7 @@ class Device:
 
     def pool_bytes(self, pool: Any) -> int:
         """Return the bytes of memory that a pool holds."""
-        return sum(memory.size_bytes for memory in pool_memory(pool))
+        return sum(memory.size_bytes for memory in self.pool_ranges(pool))
 
     def free_bytes(self) -> int | None:
         """Return the memory that an uncaptured call may allocate; None if unknown."""
@@ -213,16 +213,6 @@ class Device:
     def default_generator(self) -> torch.Generator:
         """Return the default random generator of the device."""
         return torch.cuda.default_generators[self.index]
-
-    def random_states(self) -> list[Any]:
-        """Return the state of the device's default generator, to be restored later."""
-        return [torch.cuda.get_rng_state(self.index)]
-
-    def restore_random_states(self, states: list[Any]) -> None:
-        # Setting even the same state makes the next recurrent layer of cuDNN draw its dropout from another seed.
-        """Restore states from `random_states`."""
-        if not torch.equal(states[0], torch.cuda.get_rng_state(self.index)):
-            torch.cuda.set_rng_state(states[0], self.index)
 
     def give_back(self) -> None:
         """Free cached memory: a step that is replayed allocates only its results."""

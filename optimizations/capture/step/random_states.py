@@ -29,7 +29,8 @@ class RandomStates:
     """Record the states of the default generators of PyTorch, Python and NumPy."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self._before = device, device.random_states()
+        self._generator = device.default_generator()
+        self._before = self._generator.get_state()
         of_host: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
             "random": (random.getstate, random.setstate)
         }
@@ -38,7 +39,6 @@ class RandomStates:
         if device.has_own_random:  # else the CPU simulates the GPU
             of_host["torch's CPU generator"] = torch.get_rng_state, torch.set_rng_state
         self._on_host = [(name, read, write, read()) for name, (read, write) in of_host.items()]
-        self._on_gpu = device.default_generator().get_state()
 
     def drawn_on_host(self) -> list[str]:
         """Return the program's names of the generators of the host whose state changed."""
@@ -46,7 +46,7 @@ class RandomStates:
 
     def drawn_on_gpu(self, observer: Observer) -> bool:
         """Return whether the call drew random numbers on the GPU."""
-        return observer.draws or not all(map(torch.equal, self._before, self._device.random_states()))
+        return observer.draws or not torch.equal(self._before, self._generator.get_state())
 
     def refusals(self, observer: Observer) -> list[Refusal]:
         """Return a refusal of a call that drew on the GPU, if a launch would draw different numbers.
@@ -56,13 +56,15 @@ class RandomStates:
         """
         if observer.queries_random_state:
             return [CHECKPOINT_DRAWS]
-        before, now = self._on_gpu, self._device.default_generator().get_state()
+        before, now = self._before, self._generator.get_state()
         reseeds = not torch.equal(now[:8], before[:8]) or (observer.draws_by_default and torch.equal(now, before))
         return [RESEEDS] if reseeds else []
 
     def restore(self) -> None:
         """Restore the recorded states."""
-        self._device.restore_random_states(self._before)
+        # Setting even the same state makes the next recurrent layer of cuDNN draw its dropout from another seed.
+        if not torch.equal(self._before, self._generator.get_state()):
+            self._generator.set_state(self._before)
         for _, read, write, state in self._on_host:
             if not _equal(read(), state):
                 write(state)

@@ -7,6 +7,7 @@ import gc
 import random
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from optimizations.calls.turns import wait_for_stream
 from optimizations.capture import device, side_stream
 from optimizations.capture.device import Device
 from optimizations.capture.side_stream import ATTEMPTS, SideStreams
+from optimizations.capture.step.random_states import RandomStates
 
 
 def products(simulated: Workspaces, streams: SideStreams) -> list[Block]:
@@ -105,15 +107,16 @@ def test_launch_waits_for_the_previous_one_on_another_stream(
 def test_unused_random_numbers_are_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch takes any state that is set for a seed, by which recurrent layers of cuDNN begin their dropout anew."""
     state, put_back = torch.arange(16, dtype=torch.uint8), []
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda index: state.clone())
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda found, index: put_back.append((found.tolist(), index)))
-    found = Device(1)
-    before = found.random_states()
-    found.restore_random_states(before)
+    generator = SimpleNamespace(
+        get_state=lambda: state.clone(), set_state=lambda found: put_back.append(found.tolist())
+    )
+    monkeypatch.setattr(torch.cuda, "default_generators", (None, generator))
+    before = RandomStates(Device(1))
+    before.restore()
     assert put_back == []
     state += 1
-    found.restore_random_states(before)
-    assert put_back == [(list(range(16)), 1)]
+    before.restore()
+    assert put_back == [list(range(16))]
 
 
 def test_each_thread_that_launches_has_a_context(workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,12 +303,6 @@ class CpuDevice(Device):
     def default_generator(self) -> torch.Generator:
         return torch.default_generator
 
-    def random_states(self) -> list[Any]:
-        return [torch.random.get_rng_state()]
-
-    def restore_random_states(self, states: list[Any]) -> None:
-        torch.random.set_rng_state(states[0])
-
     def give_back(self) -> None:
         assert not self.capture_now
         self.given_back += 1
@@ -346,12 +340,6 @@ class CpuDeviceWithHost(CpuDevice):
 
     def default_generator(self) -> torch.Generator:
         return self.own
-
-    def random_states(self) -> list[Any]:
-        return [self.own.get_state()]
-
-    def restore_random_states(self, states: list[Any]) -> None:
-        self.own.set_state(states[0])
 
 
 class _Host(TorchDispatchMode):

@@ -46,11 +46,15 @@ class Stage(nn.Module):
             self.amax.zero_()
 
 
-ORDERS: dict[str, list[int]] = {
-    "one micro-batch": [1, 2, -2, -1],
-    "all forwards first": [1, 1, 1, 2, 2, 2, -2, -2, -2, -1, -1, -1],
+SCHEDULES = {
+    "GPipe": [1, 1, 1, 2, 2, 2, -2, -2, -2, -1, -1, -1],
     "1F1B": [1, 1, 2, -2, -1, 1, 2, -2, -1, 2, -2, -1],
+    "interleaved": [1, 1, 2, 2, 1, -2, 2, -1, -2, -1, -2, -1],
+    "one at a time": [1, 2, -2, -1] * 3,
 }
+
+
+ITERATIONS = 4
 
 
 def follow(
@@ -85,7 +89,7 @@ def follow(
 
 
 def steps(
-    call: Sequence[Any], stages: list[Stage], order: list[int], *, flags: bool = False, iterations: int = 3
+    call: Sequence[Any], stages: list[Stage], order: list[int], *, flags: bool = False, iterations: int = ITERATIONS
 ) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(4)
     optimizer = torch.optim.SGD([p for stage in stages for p in stage.parameters()], lr=0.05)
@@ -108,58 +112,24 @@ def graphed(stages: list[Stage], order: list[int] | None = None, **options: Any)
     return GraphedCallables(stages, [(sample,), (between,)], order=order, **options)
 
 
-class Scaling(nn.Module):
-    """Scales by a number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.scale = nn.Linear(6, 6), 1.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = self.linear(x) * self.scale
-        return hidden.relu()
-
-
-CHANGES: dict[str, Callable[[Scaling], Any]] = {
-    "a parameter is exchanged": lambda module: setattr(module.linear, "weight", nn.Parameter(torch.ones(6, 6))),
-    "a number is another": lambda module: setattr(module, "scale", 2.0),
-    "a module is another": lambda module: setattr(module, "linear", nn.Linear(6, 6)),
-}
-
-
-@pytest.mark.parametrize("name", sorted(CHANGES))
-def test_calls_run_uncaptured_after_an_unrecorded_change(name: str) -> None:
-    module = Scaling()
-    call = GraphedCallables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
-    call[0](torch.randn(5, 6)).sum().backward()
-    assert call.calls_without_graph == 0
-    CHANGES[name](module)
-    x = torch.randn(5, 6)
-    expected = (module.linear(x) * module.scale).relu()
-    with pytest.warns(UserWarning, match="callable 1 runs without its graphs: it uses other"):
-        result = call[0](x)
-    assert torch.equal(result, expected) and call.calls_without_graph == 1
-    result.sum().backward()
-
-
-@pytest.mark.parametrize("outputs", ["static", "copied"])
-@pytest.mark.parametrize("name", sorted(ORDERS))
-def test_pipeline_in_its_order_equals_eager(name: str, outputs: Any) -> None:
-    order = ORDERS[name]
+@pytest.mark.filterwarnings("ignore:callable . runs without its graphs. a result of an earlier call")
+@pytest.mark.parametrize("how", ["first iteration", "flags", "static", "copied"])
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_schedule_equals_eager(name: str, how: Any) -> None:
+    """The order is given with samples, or found in the first iteration, with and without keyword flags."""
+    order, flags = SCHEDULES[name], how == "flags"
+    plain = [Stage(1), Stage(2)]
+    expected = steps(plain, plain, order, flags=flags)
     stages = [Stage(1), Stage(2)]
-    expected = steps(stages, stages, order)
-    stages = [Stage(1), Stage(2)]
-    torch.manual_seed(100)
     before = [tensor.clone() for stage in stages for tensor in stage.buffers()]
-    call = graphed(stages, order, outputs=outputs)
-    after = [tensor for stage in stages for tensor in stage.buffers()]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))  # warm-up left no trace
-    found = steps(call, stages, order)
-    assert len(found) == len(expected)
-    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
-        assert torch.equal(mine, theirs), index
-    assert call.calls_without_graph <= 1, "a variable of the loop held a view of a result"
-    assert sum(one.replays for one in call.report()) + 2 * call.calls_without_graph == 3 * len(order)
+    with_samples = how in ("static", "copied")
+    group = graphed(stages, order, outputs=how) if with_samples else GraphedCallables(stages, device=CpuDevice())
+    assert same([tensor for stage in stages for tensor in stage.buffers()], before), "warm-up left no trace"
+    assert same(steps(group, stages, order, flags=flags), expected)
+    reports, replayed = group.report(), ITERATIONS - (not with_samples)
+    assert sum(one.replays for one in reports) + 2 * group.calls_without_graph == replayed * len(order)
+    assert group.calls_without_graph <= 4, "variables of the loop hold views of results"
+    assert {(one.callable, one.variant) for one in reports} == {(1, 0), (2, 0), *([(1, 1), (2, 1)] if flags else [])}
 
 
 HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -248,6 +218,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"device": None},
         "the sample arguments are on no GPU; put them, and the modules",
     ),
+    "a module twice": ({"callables": [nn.ReLU()] * 2}, "callable 2 is callable 1 again: give each once"),
     "a number as callable": ({"callables": [3]}, "graph_callables needs modules and functions, not int"),
     "a list of layers": (
         {"callables": [nn.ModuleList()]},
@@ -306,43 +277,64 @@ def test_irrelevant_setting_keeps_the_graphs() -> None:
     assert group.calls_without_graph == 0
 
 
-def called_with_a_keyword(module: nn.Module, x: torch.Tensor) -> Any:
-    return module(input=x)
+class Scaling(nn.Module):
+    """Scales by a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(3, 3), 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.linear(x) * self.scale
+        return hidden.relu()
 
 
-def in_evaluation(module: nn.Module, x: torch.Tensor) -> Any:
+def in_evaluation(module: Any, x: torch.Tensor) -> Any:
     module.eval()
     found = module(x)
     module.train()
     return found
 
 
-def under_autocast(module: nn.Module, x: torch.Tensor) -> Any:
+def under_autocast(module: Any, x: torch.Tensor) -> Any:
     with torch.autocast("cpu", enabled=False, dtype=torch.float16):
         return module(x)
 
 
-UNSERVED: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], str]] = {
+def after(change: Callable[[Any], object]) -> Callable[[Any, torch.Tensor], Any]:
+    def use(module: Any, x: torch.Tensor) -> Any:
+        change(module)
+        return module(x)
+
+    return use
+
+
+OTHERS = "it uses other tensors or numbers, or another mode (train, eval)"
+UNSERVED: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
     "a size": (lambda module, x: module(x[:1]), "shapes"),
     "strides": (lambda module, x: module(x.t().contiguous().t()), "strides"),
     "a gradient": (lambda module, x: module(x.requires_grad_()), "requires_grad"),
-    "a keyword": (called_with_a_keyword, "what is passed by keyword"),
-    "another mode": (in_evaluation, r"another mode (train, eval)"),
+    "a keyword": (lambda module, x: module(x=x), "what is passed by keyword"),
+    "another mode": (in_evaluation, OTHERS),
     "a setting": (under_autocast, "settings differ from those of the capture"),
+    "a parameter": (after(lambda module: setattr(module.linear, "weight", nn.Parameter(torch.ones(3, 3)))), OTHERS),
+    "a number": (after(lambda module: setattr(module, "scale", 2.0)), OTHERS),
+    "a module": (after(lambda module: setattr(module, "linear", nn.Linear(3, 3))), OTHERS),
 }
 
 
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
 @pytest.mark.parametrize("name", sorted(UNSERVED))
 def test_report_gives_reasons_of_calls_without_graph(name: str) -> None:
     use, words = UNSERVED[name]
-    module = nn.Linear(3, 3)
+    module = Scaling()
     call = GraphedCallables([module], [torch.randn(2, 3)], device=CpuDevice())
+    module(torch.randn(2, 3)).sum().backward()
     for _ in range(2):
         x = torch.randn(2, 3)
         found = use(module, x)
-        assert torch.equal(found, nn.functional.linear(x, module.weight, module.bias)[: len(found)])
+        assert torch.equal(found, (module.linear(x) * module.scale).relu()[: len(found)])
         found.sum().backward()
-    module(torch.randn(2, 3)).sum().backward()
     forward, backward = call.report()
     assert [words in reason for reason in forward.without_graph] == [True]
     assert list(forward.without_graph.values()) == [2] and call.calls_without_graph == 2

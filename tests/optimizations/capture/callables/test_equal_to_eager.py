@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import collections
 import functools
+import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from callable_parts import (
     graphed,
     same,
 )
+from simulated_gpu.operators import CpuDeviceWithHost
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
@@ -44,6 +46,7 @@ class Program:
     samples: Callable[[Sequence[Any]], Sequence[Any]] = lambda made: [tuple(batches(1)) for _ in made]
     without: int = 0
     order: Sequence[int] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     is_replayed: bool = True
 
 
@@ -353,6 +356,21 @@ def penalty(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return slope.square().sum()
 
 
+def with_own_leaf(x: torch.Tensor) -> torch.Tensor:
+    """Compute the gradient of a leaf of its own."""
+    own = x.detach().requires_grad_()
+    (own * own).sum().backward()
+    assert own.grad is not None and own.is_leaf
+    return x * own.grad
+
+
+def with_hooks_of_arguments(x: torch.Tensor) -> torch.Tensor:
+    view = x.view_as(x)
+    view.register_hook(lambda gradient: gradient * 5)
+    x.register_hook(torch.neg)
+    return view * 2
+
+
 def referenced_weakly() -> list[Any]:
     """Return a function whose weight is not among the state that Encore reaches."""
     weight = nn.Parameter(torch.randn(3))
@@ -405,6 +423,26 @@ def checkpointed_around(made: Sequence[Any], reentrant: bool) -> Iterator[Any]:
         result = checkpoint(lambda x: functional.gelu(made[0](x)), x, use_reentrant=reentrant)
         result.square().sum().backward()
         yield from (result.detach(), x.grad)
+
+
+class Dropping(nn.Module):
+    """LayerDrop at rate 0, which draws on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if torch.rand([]) >= 0 <= random.random():
+                x = layer(x).tanh()
+        return x
+
+
+def dropping(made: Sequence[Any]) -> Iterator[Any]:
+    """The numbers of the captures were put back, and launches draw none."""
+    yield torch.tensor([*torch.rand(2), random.random()])
+    yield from train(made)
 
 
 class Holder:
@@ -516,6 +554,10 @@ PROGRAMS: dict[str, Program] = {
         samples=lambda made: [(x := torch.randn(2, 3, requires_grad=True), x, {"value": x})],
     ),
     "a weight that is not reached": Program(make=referenced_weakly, run=unreached),
+    **{
+        one.__name__: Program(make=functools.partial(list, [one]), run=train_inputs, samples=with_gradients)
+        for one in (with_own_leaf, with_hooks_of_arguments)
+    },
     "leaves that it makes": Program(make=lambda: closing_over(penalty, 3, 1), run=scalars),
     **{
         f"gradients in memory of others: {name}": Program(
@@ -546,6 +588,9 @@ PROGRAMS: dict[str, Program] = {
         )
         for make in (parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal)
     },
+    "harmless draws on the host": Program(
+        make=lambda: [Dropping()], run=dropping, options={"host_draws": "unused", "device": CpuDeviceWithHost()}
+    ),
     "nothing returned": Program(make=lambda: [Buffered(returns=False)], run=lambda made: map(made[0], batches())),
     "a number in an object": Program(
         make=lambda: [lambda x, held: x * held.scale],
@@ -577,10 +622,11 @@ def test_program_equals_eager(name: str) -> None:
     program, found = PROGRAMS[name], []
     for graphs in (False, True):
         torch.manual_seed(0)
-        called = made = program.make()
-        if graphs:
-            called = group = graphed(made, program.samples(made), order=program.order)
+        called, samples = (made := program.make()), program.samples(made)
+        random.seed(1)
         torch.manual_seed(1)
+        if graphs:  # numbers that captures draw are put back
+            called = group = graphed(made, samples, order=program.order, **program.options)
         found.append([*program.run(called), *state_of(made)])
     assert same(*found)
     assert group.calls_without_graph == program.without

@@ -8,37 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from callable_parts import same
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.callables.order import MOST_SIGNATURES
 from optimizations.capture.step.observer import StepRefused
-from tests.optimizations.capture.callables.test_callables import Stage, steps
-
-SCHEDULES = {
-    "GPipe": [1, 1, 1, 2, 2, 2, -2, -2, -2, -1, -1, -1],
-    "1F1B": [1, 1, 2, -2, -1, 1, 2, -2, -1, 2, -2, -1],
-    "interleaved": [1, 1, 2, 2, 1, -2, 2, -1, -2, -1, -2, -1],
-    "one at a time": [1, 2, -2, -1] * 3,
-}
-
-
-@pytest.mark.filterwarnings("ignore:callable . runs without its graphs. a result of an earlier call")
-@pytest.mark.parametrize("flags", [False, True], ids=["", "flags"])
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_first_iteration_records_the_order(name: str, flags: bool) -> None:
-    order = SCHEDULES[name]
-    plain = [Stage(1), Stage(2)]
-    expected = steps(plain, plain, order, flags=flags, iterations=4)
-    stages = [Stage(1), Stage(2)]
-    group = GraphedCallables(stages, device=CpuDevice())
-    assert same(steps(group, stages, order, flags=flags, iterations=4), expected)
-    reports = group.report()
-    assert sum(one.replays for one in reports) + 2 * group.calls_without_graph == 3 * len(order)
-    assert group.calls_without_graph <= 4, "variables of the loop hold views of results"
-    assert {(one.callable, one.variant) for one in reports} == {(1, 0), (2, 0), *([(1, 1), (2, 1)] if flags else [])}
+from tests.optimizations.capture.callables.test_callables import SCHEDULES, Stage, steps
 
 
 def places(group: GraphedCallables) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ import copy
 import functools
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -125,29 +124,6 @@ def test_trace_of_a_graphed_module_contains_the_module(within: bool) -> None:
     for x in batches(3):
         assert torch.equal(traced(x), plain(module, x).relu() if within else plain(module, x))
     assert [one.replays for one in call.report()] == [1, 1]
-
-
-AROUND: dict[str, Callable[[], Any]] = {
-    "another dtype of autocast": lambda: torch.autocast("cpu", dtype=torch.float16),
-    "no autocast": lambda: torch.autocast("cpu", enabled=False),
-    "deterministic": lambda: mock.patch.object(torch, "are_deterministic_algorithms_enabled", lambda: True),
-}
-
-
-@pytest.mark.parametrize("name", sorted(AROUND))
-def test_settings_around_a_call_are_part_of_its_key(name: str) -> None:
-    module = nn.Linear(4, 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        call = graphed(module, [torch.randn(2, 4)])
-        x = torch.randn(2, 4)
-        module(x).float().sum().backward()
-        assert call.calls_without_graph == 0
-        with AROUND[name]():
-            found = module(x)
-            assert torch.equal(found, plain(module, x))
-            assert found.dtype == plain(module, x).dtype
-        found.float().sum().backward()
-        assert call.calls_without_graph >= (name != "deterministic")
 
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
