@@ -3,14 +3,16 @@
 All analysis works on these records, so that it runs, and is tested, without a GPU. `read` fills them from a `CUgraph`.
 They can be saved as JSON (bytes as hex): a capture made on one machine is test data on another.
 
-Records are immutable and validated when they are built or loaded: an edge to a missing node, a parameter whose bytes do
-not match its size, or an unknown field raises at once.
+Records are immutable, and validated when they are built or loaded: an edge to a missing node, a parameter whose bytes
+do not match its size, or an unknown field raises at once. Parameters and edges, of which a graph has thousands, are no
+models: their numbers are only checked when they are loaded.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -60,20 +62,19 @@ class Placeholder(_Record):
     memory: MemoryRange
 
 
-class Parameter(_Record):
+@dataclass(frozen=True, slots=True)
+class Parameter:
     """Hold one kernel parameter: its offset in the device-side parameter buffer, and its bytes as captured."""
 
     offset: Uint32
     size: Uint32
     data: bytes
 
-    @model_validator(mode="after")
-    def _data_has_size(self) -> Self:
+    def __post_init__(self) -> None:
         if len(self.data) != self.size:
             raise ValueError(
                 f"parameter at offset {self.offset} has {len(self.data)} bytes of data but size {self.size}"
             )
-        return self
 
 
 class KernelNode(_Record):
@@ -145,7 +146,8 @@ class OtherNode(_Record):
 Node = Annotated[KernelNode | MemcpyNode | MemsetNode | OtherNode, Field(discriminator="kind")]
 
 
-class Edge(_Record):
+@dataclass(frozen=True, slots=True)
+class Edge:
     """Describe that `target` waits for `source` (indices in one graph).
 
     Ports and type are 0 except for programmatic launches.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from fake_tensor_map import make_tensor_map, replace_address
@@ -65,9 +66,7 @@ def write(node: Node, uses: Sequence[PointerUse], address: Mapping[int, int]) ->
 
 
 def from_buffer(node: KernelNode, content: bytearray) -> KernelNode:
-    parameters = tuple(
-        one.model_copy(update={"data": bytes(content[one.offset : one.offset + one.size])}) for one in node.parameters
-    )
+    parameters = tuple(replace(one, data=bytes(content[one.offset : one.offset + one.size])) for one in node.parameters)
     return node.model_copy(update={"parameters": parameters})
 
 

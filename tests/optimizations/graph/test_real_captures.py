@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -257,5 +258,5 @@ def put(node: Node, place: Place, value: int) -> Node:
     parameters = list(node.parameters)
     data = parameters[place[1]].data
     data = data[: place[2]] + value.to_bytes(8, "little") + data[place[2] + 8 :]
-    parameters[place[1]] = parameters[place[1]].model_copy(update={"data": data})
+    parameters[place[1]] = replace(parameters[place[1]], data=data)
     return node.model_copy(update={"parameters": tuple(parameters)})
