@@ -30,7 +30,7 @@ sys.path[:0] = [str(SOURCES), str(SOURCES.parent / "support"), str(SOURCES.paren
 
 from library_programs.compare import BAD, row  # noqa: E402
 from library_programs.record import programs  # noqa: E402
-from row_files import RowFile  # noqa: E402
+from row_files import RowFile, read_rows  # noqa: E402
 from worker_pool import Pool, serve  # noqa: E402
 
 INTERRUPTED = 130
@@ -45,22 +45,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.list:
         print("\n".join(sorted(programs())))
         return 0
-    path = given.table or given.out
-    if path is None or not path.parent.is_dir() or (given.table and not path.exists()):
-        parser.error("--out needs a file in a folder that exists, --table a file")
     try:
-        rows = RowFile(path, lambda row: {"name", "verdict"} <= row.keys())
+        if given.table:
+            return _table(read_rows(given.table, is_row))
+        if given.out is None or not given.out.parent.is_dir():
+            parser.error("--out needs a file in a folder that exists")
+        rows = RowFile(given.out, is_row)
     except (OSError, ValueError) as error:
-        parser.error(f"{path} cannot be read as rows: {error}")
-    if not given.table:
-        if given.device == "cuda" and not torch.cuda.is_available():
-            parser.error("PyTorch finds no NVIDIA GPU here; `--device cpu` runs the programs with a stand-in for one")
-        (part, parts), done = given.part, {one["name"] for one in rows.rows}
-        try:
-            run([name for name in _chosen(given.only, parser)[part::parts] if name not in done], rows, given)
-        except KeyboardInterrupt:
-            return INTERRUPTED
+        parser.error(f"{given.table or given.out} cannot be read as rows: {error}")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch finds no NVIDIA GPU here; `--device cpu` runs the programs with a stand-in for one")
+    (part, parts), done = given.part, {one["name"] for one in rows.rows}
+    try:
+        run([name for name in _chosen(given.only, parser)[part::parts] if name not in done], rows, given)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return _table(rows.rows)
+
+
+def is_row(row: dict[str, Any]) -> bool:
+    return {"name", "verdict"} <= row.keys()
 
 
 def run(names: Sequence[str], rows: RowFile, given: argparse.Namespace, worker: Sequence[str] = ()) -> None:

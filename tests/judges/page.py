@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from row_files import read_rows
+
 from . import rows as rows_of
 from . import torchbench
 
@@ -56,7 +58,7 @@ def with_programs(page: str, folder: Path = RECORDED.parent / "programs-h200") -
     from real_programs import floor
     from real_programs import rows as programs
 
-    processes = floor.by_process(programs.read(file) for file in sorted(folder.glob("*.jsonl.gz")))
+    processes = floor.by_process(read_rows(file, programs.is_row) for file in sorted(folder.glob("*.jsonl.gz")))
     where = dict.fromkeys(_place(row) for rows in processes for row in rows if "device" in row)
     return _put(page, "programs", "\n\n".join([*floor.brief(processes), "\n".join(where)]))
 

@@ -33,7 +33,10 @@ def read_rows(path: Path, is_row: Callable[[dict[str, Any]], bool]) -> list[dict
 
 
 class RowFile:
-    """The rows of a file, and those that are added to it, each at once. Without a path rows are only kept."""
+    """The rows of a file that is not packed, and those that are added to it, each at once.
+
+    Without a path rows are only kept.
+    """
 
     def __init__(self, path: Path | None, is_row: Callable[[dict[str, Any]], bool]) -> None:
         self.path, self._is_row = path, is_row

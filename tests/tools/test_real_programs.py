@@ -6,12 +6,12 @@ import importlib.util
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from row_files import read_rows
 
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU_TESTS))
@@ -199,15 +199,14 @@ def test_program_is_slow_by_its_interval_over_processes():
     ],
 )
 def test_process_without_an_answer_says_why(tmp_path: Path, code: str, status: str, words: str):
-    from real_programs.conduct import Ended, Plan, Process
+    from real_programs.conduct import Process
 
-    worker = (sys.executable, "-c", code)
-    plan = Plan(("encore",), "cpu", True, jobs=1, alive=1, timeout_s=2.0, budget_s=60.0, turn_s=0.01, worker=worker)
-    process = Process(PROGRAMS["side_stream"], "encore", plan, tmp_path, tmp_path)
-    with pytest.raises(Ended) as ended:
-        process.prepare(2.0, threading.Lock(), threading.Event())
+    process = Process(PROGRAMS["side_stream"], "encore", tmp_path)
+    process.start("cpu", "tiny", tmp_path, (sys.executable, "-c", code))
+    process.ask("prepared", 2.0)
     process.kill()
-    assert ended.value.status == status and words in str(ended.value)
+    assert process.failure is not None
+    assert process.failure[0] == status and words in process.failure[1]
 
 
 # --- the command
@@ -224,7 +223,7 @@ def test_script_compares_and_times_real_programs(tmp_path: Path):
     names = "side_stream" + ("" if importlib.util.find_spec("diffusers") else ",diffusers_pipeline")
     done = script("--device", "cpu", "--tiny", "--only", names, "--out", str(out), "--jobs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = {(row["program"], row["mode"]): row for row in rows_of.read(out)}
+    rows = {(row["program"], row["mode"]): row for row in read_rows(out, rows_of.is_row)}
     assert len(rows) == 2 * len(names.split(","))
     compiled = rows["side_stream", "aot_eager"]
     assert (compiled["status"], compiled["verdict"], compiled["size"]) == ("ok", "right", "tiny")

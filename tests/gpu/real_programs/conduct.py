@@ -7,6 +7,7 @@ stock is through with the same program, and they share a folder of compiled kern
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import statistics
@@ -14,9 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from suite.measure.environment import without_paths
 from tests.support.json_worker import JsonWorker, NoAnswer
 
 SOURCES = Path(__file__).resolve().parents[1]
-REPOSITORY = SOURCES.parents[1]
 TURNS = 9
 SLOW_TURN_S = 2.0
 """A mode whose turn took longer has no second one."""
@@ -37,94 +36,42 @@ END_S = 60.0
 OUT_OF_TIME = "the budget ran out"
 LOG_BYTES = 3000
 WORKER = (sys.executable, "-m", "real_programs.worker")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Settings of a run. `jobs`: processes that compile at a time; `alive`: programs of a wave; times in seconds.
-
-    `settle_s`: what a program may take until nothing is pending, which it does before its first turn.
-    """
-
-    modes: tuple[str, ...]
-    device: str
-    tiny: bool
-    jobs: int
-    alive: int
-    timeout_s: float
-    budget_s: float
-    turn_s: float
-    settle_s: float = 4.8
-    worker: tuple[str, ...] = WORKER
-
-
-class Ended(Exception):
-    """A process that gave no answer; `status` is what its row says."""
-
-    def __init__(self, status: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
+VARIABLES = {
+    # A pool of compiler processes in each of many processes would be too many for any machine.
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "OMP_NUM_THREADS": "2",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 class Process:
-    """A worker and what it said. It ends with all that it started."""
+    """A worker and what it said. `failure`: the status that its row has, and why; nothing is asked after it."""
 
-    def __init__(self, program: Program, mode: str, plan: Plan, folder: Path, cache: Path) -> None:
-        self.program, self.mode, self.plan = program, mode, plan
+    def __init__(self, program: Program, mode: str, folder: Path) -> None:
+        self.program, self.mode = program, mode
         self.results = folder / f"{program.name}.{mode}.safetensors"
-        self.prepared: dict[str, Any] = {}
-        self.rounds: list[list[list[float]]] = []
-        self.ended: dict[str, Any] = {}
-        self.failure: Ended | None = None
+        self.said: dict[str, Any] = {}
+        self.turns: list[list[list[float]]] = []
+        self.failure: tuple[str, str] | None = None
         self._log = folder / f"{program.name}.{mode}.log"
-        self._cache = cache / program.name
         self._worker: JsonWorker | None = None
 
-    def prepare(self, timeout_s: float, starting: threading.Lock, stopped: threading.Event) -> None:
-        """Start, unless the run is `stopped`, and wait until the compared calls are through."""
+    def start(self, device: str, size: str, cache: Path, command: Sequence[str] = WORKER) -> None:
+        path = [str(SOURCES), str(SOURCES.parents[1]), os.environ.get("PYTHONPATH")]
+        folders = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
         environment = {
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(SOURCES), str(REPOSITORY), os.environ.get("PYTHONPATH")])),
-            "TORCHINDUCTOR_CACHE_DIR": str(self._cache / "inductor"),
-            "TRITON_CACHE_DIR": str(self._cache / "triton"),
-            # A pool of compiler processes in each of many processes would be too many for any machine.
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "OMP_NUM_THREADS": "2",
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
+            **VARIABLES,
+            **{name: str(cache / self.program.name / folder) for name, folder in folders.items()},
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
         }
-        size = "tiny" if self.plan.tiny else "full"
-        arguments = (self.program.name, self.mode, self.plan.device, size, str(self.results))
-        with starting:  # all that were started when the run is stopped are ended
-            if stopped.is_set():
-                raise Ended("not_run", "interrupted")
-            self._worker = JsonWorker([*self.plan.worker, *arguments], self._log, environment)
-        self.prepared = self._answer("prepared", timeout_s)
+        arguments = (self.program.name, self.mode, device, size, str(self.results))
+        self._worker = JsonWorker([*command, *arguments], self._log, environment)
 
-    def time(self, seconds: float, timeout_s: float) -> None:
-        """One turn."""
-        self.rounds.append(self._answer("rounds", timeout_s, {"time": seconds})["rounds"])
-
-    def settle(self, seconds: float, timeout_s: float) -> None:
-        """Let it run on until nothing is pending, with nothing else on the GPU."""
-        self.prepared |= self._answer("settled", timeout_s, {"settle": seconds})
-
-    def attempt(self, act: Callable[[Process], None]) -> None:
-        """Do something, unless it failed before. Note a failure."""
-        if not self.failure:
-            try:
-                act(self)
-            except Ended as failure:
-                self.failure = failure
-
-    def end(self) -> None:
-        self.ended = self._answer("ended", END_S, {"end": True})
-
-    def kill(self) -> None:
-        """End the process in any state."""
-        if self._worker is not None:
-            self._worker.kill()
-
-    def _answer(self, wanted: str, timeout_s: float, command: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def ask(self, wanted: str, timeout_s: float, command: Mapping[str, Any] | None = None) -> None:
+        """Send a command, if any, and keep the answer; note a failure."""
+        if self.failure:
+            return
         assert self._worker
         try:
             if command is not None:
@@ -132,165 +79,152 @@ class Process:
                     self._worker.send(command)
             answer = self._worker.answer(max(timeout_s, 0.1))
         except NoAnswer as error:
-            if error.late:
-                raise Ended("timed_out", f"no answer ({wanted}) within {timeout_s:.1f} s; {self._tail()}") from None
-            raise Ended("crashed", f"its process ended: {error}; {self._tail()}") from None
-        if wanted not in answer:
-            status = "skipped" if "skipped" in answer else "error"
-            raise Ended(status, without_paths(str(answer.get(status, answer)))[:500])
-        return answer
+            what = f"no answer ({wanted}) within {timeout_s:.1f} s" if error.late else f"its process ended: {error}"
+            self.failure = "timed_out" if error.late else "crashed", f"{what}; {self._tail()}"
+        else:
+            if wanted in answer:
+                self.said |= answer
+            else:
+                status = "skipped" if "skipped" in answer else "error"
+                self.failure = status, without_paths(str(answer.get(status, answer)))[:500]
+
+    def time(self, seconds: float, timeout_s: float) -> None:
+        """Let it have one turn."""
+        self.ask("rounds", timeout_s, {"time": seconds})
+        if not self.failure:
+            self.turns.append(self.said["rounds"])
+
+    def kill(self) -> None:
+        """End the process in any state."""
+        if self._worker is not None:
+            self._worker.kill()
 
     def _tail(self) -> str:
-        try:
-            lines = self._log.read_bytes()[-LOG_BYTES:].decode(errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
+        lines = self._log.read_bytes()[-LOG_BYTES:].decode(errors="replace").strip().splitlines()
         return f"last line of its log: {without_paths(lines[-1])[:300]!r}" if lines else "its log is empty"
 
 
-@dataclass
+Group = Mapping[str, Process]
+"""The processes of a program, by mode."""
+
+
 class Conductor:
-    """`tell` is given each row when its program is through, `say` each remark on progress.
+    """`tell` is given each row when its program is through. `given` are the arguments of the script.
 
     `cache` has compiled kernels: all modes and processes of a program run the same.
     """
 
-    plan: Plan
-    common: Mapping[str, Any]
-    tell: Callable[[dict[str, Any]], None]
-    say: Callable[[str], None]
-    cache: Path
-    _begun: float = field(default_factory=time.monotonic)
-    _stopped: threading.Event = field(default_factory=threading.Event)
-    _starting: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(
+        self,
+        given: argparse.Namespace,
+        common: Mapping[str, Any],
+        tell: Callable[[dict[str, Any]], None],
+        cache: Path,
+        deadline: float,
+    ) -> None:
+        self._given, self._common, self._tell, self._cache, self._deadline = given, common, tell, cache, deadline
+        self._starting = threading.Lock()
+        self._stopped = False
 
     def run(self, programs: Sequence[Program]) -> None:
-        with tempfile.TemporaryDirectory(prefix="encore-programs-") as name:
-            for first in range(0, len(programs), self.plan.alive):
-                wave = programs[first : first + self.plan.alive]
-                if self._left() <= 0:
-                    for program in wave:
-                        self._tell_not_run(program)
-                    continue
-                self._wave(wave, Path(name))
+        with tempfile.TemporaryDirectory(prefix="encore-programs-") as folder:
+            for first in range(0, len(programs), self._given.alive):
+                wave = programs[first : first + self._given.alive]
+                groups = [{mode: Process(one, mode, Path(folder)) for mode in self._given.modes} for one in wave]
+                try:
+                    self._prepare_all(groups)
+                    for group in groups:
+                        self._time(group)
+                        for row in self._rows(group):
+                            self._tell(row)
+                finally:
+                    for process in (process for group in groups for process in group.values()):
+                        process.kill()
 
     def _left(self) -> float:
-        return self.plan.budget_s - (time.monotonic() - self._begun)
+        return self._deadline - time.monotonic()
 
-    def _wave(self, wave: Sequence[Program], folder: Path) -> None:
-        groups = [
-            {mode: Process(program, mode, self.plan, folder, self.cache) for mode in self.plan.modes}
-            for program in wave
-        ]
-        pool = ThreadPoolExecutor(self.plan.jobs)
+    def _prepare_all(self, groups: Sequence[Group]) -> None:
+        """Start all processes, several at a time, and wait until their calls that are compared are through."""
+        pool = ThreadPoolExecutor(self._given.jobs)
+        # Eager and stock of all programs first: Encore waits for them anyway.
+        ordered = sorted((mode not in (BASE, STOCK), n, mode) for n in range(len(groups)) for mode in groups[n])
+        started = dict[tuple[int, str], Future[None]]()
         try:
-            # Eager and stock of all programs first: Encore waits for them anyway.
-            ordered = sorted((mode not in (BASE, STOCK), n, mode) for n in range(len(groups)) for mode in groups[n])
-            reserved_s, started = TIMING_S * len(wave), dict[tuple[int, str], Future[None]]()
             for is_later, n, mode in ordered:
                 stock = started.get((n, STOCK)) if is_later else None
-                started[n, mode] = pool.submit(self._prepare, groups[n][mode], stock, reserved_s)
+                started[n, mode] = pool.submit(self._prepare, groups[n][mode], stock, TIMING_S * len(groups))
             for one in started.values():
                 one.result()
-            self.say(f"{len(wave)} programs are compared; timing them ({self._left():.0f} s are left)")
-            for group in groups:
-                self._time(group)
-                for row in self._rows(group):
-                    self.tell(row)
         except BaseException:
-            with self._starting:
-                self._stopped.set()
+            with self._starting:  # all that were started by now are ended
+                self._stopped = True
             raise
         finally:
-            for process in [process for group in groups for process in group.values()]:
-                process.kill()
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+        text = f"{len(groups)} programs are compared; timing them ({self._left():.0f} s are left)"
+        print(text, file=sys.stderr, flush=True)
 
     def _prepare(self, process: Process, stock: Future[None] | None, reserved_s: float) -> None:
         if stock is not None:
             with contextlib.suppress(CancelledError):
                 stock.exception()
-        try:
-            if self._left() <= reserved_s:
-                raise Ended("not_run", OUT_OF_TIME)
-            process.prepare(min(self.plan.timeout_s, self._left() - reserved_s), self._starting, self._stopped)
-        except Ended as failure:
-            process.failure = failure
+        left = self._left() - reserved_s
+        with self._starting:
+            if left <= 0 or self._stopped:
+                process.failure = "not_run", "interrupted" if self._stopped else OUT_OF_TIME
+            else:
+                process.start(self._given.device, self._size, self._cache)
+        process.ask("prepared", min(self._given.timeout, left))
+        if process.failure:
             process.kill()
 
-    def _time(self, group: Mapping[str, Process]) -> None:
+    @property
+    def _size(self) -> str:
+        return "tiny" if self._given.tiny else "full"
+
+    def _time(self, group: Group) -> None:
         """Turns of all modes, then their last answers. A mode that fails leaves; the others go on."""
         slow: set[str] = set()
-        if self._left() <= 0:
-            for process in group.values():
-                process.failure = process.failure or Ended("not_run", f"compared, but not timed: {OUT_OF_TIME}")
         for process in group.values():
-            process.attempt(lambda one: one.settle(self.plan.settle_s, self.plan.timeout_s))
+            if self._left() <= 0:
+                process.failure = process.failure or ("not_run", f"compared, but not timed: {OUT_OF_TIME}")
+            process.ask("settled", self._given.timeout, {"settle": self._given.settle})
         for turn in range(TURNS):
-            seconds = self.plan.turn_s if turn else self.plan.turn_s / 2
-            for mode, process in group.items():
-                if mode in slow:
-                    continue
+            for mode in (one for one in group if one not in slow):
                 begun = time.monotonic()
-                process.attempt(lambda one: one.time(seconds, self.plan.timeout_s))  # noqa: B023, called at once
+                group[mode].time(self._given.turn if turn else self._given.turn / 2, self._given.timeout)
                 if time.monotonic() - begun > SLOW_TURN_S or self._left() <= 0:
                     slow.add(mode)
         for process in group.values():
-            process.attempt(Process.end)
+            process.ask("ended", END_S, {"end": True})
             process.kill()
 
-    def _rows(self, group: Mapping[str, Process]) -> list[dict[str, Any]]:
-        base, stock, rows = group.get(BASE), group.get(STOCK), {}
+    def _rows(self, group: Group) -> Iterator[dict[str, Any]]:
+        """Yield a row for each process, compared with eager's and stock's results."""
+        rows: dict[str, dict[str, Any]] = {}
         for mode, process in group.items():
-            row = self._row(process)
-            if row["status"] == "ok":
-                for key, reference in (("eager", base), ("stock", stock)):
-                    if reference and reference is not process and not reference.failure:
-                        self._compare(row, key, process, reference)
-            rows[mode] = row
-        return [
-            row if mode in (BASE, STOCK) else judged(row, group[mode].program.tolerance, rows.get(STOCK))
-            for mode, row in rows.items()
-        ]
+            row = rows[mode] = self._row(process)
+            for key, reference in (("eager", group.get(BASE)), ("stock", group.get(STOCK))):
+                if reference in (None, process) or process.failure or reference.failure:
+                    continue
+                found = difference(process.results, reference.results)
+                row |= {f"error_over_{key}": found.error, f"bits_of_{key}": found.bits}
+                row |= {"worst": found.where} if key == BASE else {}
+        for mode, row in rows.items():
+            yield row if mode in (BASE, STOCK) else judged(row, group[mode].program.tolerance, rows.get(STOCK))
 
     def _row(self, process: Process) -> dict[str, Any]:
         program = process.program
-        row: dict[str, Any] = {
-            "program": program.name,
-            "mode": process.mode,
-            "family": program.family,
-            "what": program.summary,
-            "size": "tiny" if self.plan.tiny else "full",
-            **self.common,
-            "status": "ok",
-            "reason": None,
-            "verdict": None,
-        }
+        row = {"program": program.name, "mode": process.mode, "family": program.family, "what": program.summary}
+        row |= {"size": self._size, **self._common, "status": "ok", "reason": None, "verdict": None}
         if process.failure:
-            return {**row, "status": process.failure.status, "reason": str(process.failure)}
-        rounds = [times for turn in process.rounds for times in turn]
-        return {
-            **row,
-            "device": process.prepared["device"],
-            "first_rounds_s": process.prepared["first_rounds_s"],
-            "settled": process.prepared["settled"],
-            "rounds_before_timing": process.prepared["rounds"],
+            return row | dict(zip(("status", "reason"), process.failure, strict=True))
+        rounds = [times for turn in process.turns for times in turn]
+        return row | {
+            **{name: value for name, value in process.said.items() if name not in ("prepared", "rounds", "ended")},
             "calls_per_round": program.calls,
             "issue_us": 1e6 * statistics.median(issue for issue, _ in rounds),
             "whole_us": 1e6 * statistics.median(whole for _, whole in rounds),
-            "turns_us": [1e6 * statistics.median(whole for _, whole in turn) for turn in process.rounds],
-            **{key: value for key, value in process.ended.items() if key != "ended"},
+            "turns_us": [1e6 * statistics.median(whole for _, whole in turn) for turn in process.turns],
         }
-
-    def _compare(self, row: dict[str, Any], key: str, process: Process, reference: Process) -> None:
-        found = difference(process.results, reference.results)
-        row[f"error_over_{key}"] = found.error
-        row[f"bits_of_{key}"] = found.bits
-        if key == BASE:
-            row["worst"] = found.where
-
-    def _tell_not_run(self, program: Program) -> None:
-        for mode in self.plan.modes:
-            process = Process(program, mode, self.plan, Path(), self.cache)
-            process.failure = Ended("not_run", OUT_OF_TIME)
-            self.tell(self._row(process))

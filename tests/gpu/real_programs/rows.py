@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-
-from tests.support.row_files import read_rows
 
 Row = Mapping[str, Any]
 
@@ -39,9 +37,8 @@ def judged(row: dict[str, Any], tolerance: float, stock: Row | None) -> dict[str
     return row
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file. Raises ValueError naming the line that is no row."""
-    return read_rows(path, lambda row: {"program", "mode", "status"} <= row.keys())
+def is_row(row: Row) -> bool:
+    return {"program", "mode", "status"} <= row.keys()
 
 
 def findings(rows: Iterable[Row]) -> list[str]:
@@ -73,86 +70,77 @@ def ratio(row: Row | None, reference: Row | None) -> float | None:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as text, a line per program, and below it what holds for all of them."""
-    by_key = {(row["program"], row["mode"]): row for row in rows}
-    programs = list(dict.fromkeys(row["program"] for row in rows))
+    by_program: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_program.setdefault(row["program"], {})[row["mode"]] = row
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     ours = [mode for mode in modes if mode not in OTHERS]
     lines = [["program", *(f"{mode} us" for mode in modes)]]
     for mode in ours:
         lines[0] += [f"{mode}/stock", f"{mode}/eager", "verdict", "stock's bits", "captures (timed)", "kept", "memory"]
-    for program in programs:
-        got = {mode: by_key.get((program, mode)) for mode in modes}
-        line = [program, *(_time(got[mode]) for mode in modes)]
+    for program, of in by_program.items():
+        lines.append([program, *(_time(of.get(mode)) for mode in modes)])
         for mode in ours:
-            row, stock = got[mode], got.get(STOCK)
-            told = (row or {}).get("encore") or {}
-            line += [
-                _number(ratio(row, stock)),
-                _number(ratio(row, got.get(BASE))),
-                (row or {}).get("verdict") or "-",
-                {True: "yes", False: "no"}.get((row or {}).get("bits_of_stock"), "-"),
-                f"{row['captures']} ({row['captures_while_timed']})" if row and row["status"] == "ok" else "-",
-                str(told.get("kept_results", "-")),
-                "/".join(_number(_memory_ratio(row, stock, phase)) for phase in PHASES),
-            ]
-        lines.append(line)
-    return "\n".join([*_drawn(lines), "", *_summary(by_key, programs, ours), *_remarks(rows)])
-
-
-def _drawn(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of text whose cells stand below each other."""
+            lines[-1] += _cells(of.get(mode, {"status": "-"}), of.get(STOCK), of.get(BASE))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    remarks = [
+        f"{row['program']}, {row['mode']}: {row['status']}: {row['reason']}" for row in rows if row.get("reason")
+    ]
+    return "\n".join([*text, "", *(line for mode in ours for line in _summary(by_program, mode)), *remarks])
 
 
-def _summary(by_key: Mapping[tuple[str, str], Row], programs: Sequence[str], ours: Sequence[str]) -> list[str]:
+def _cells(row: Row, stock: Row | None, base: Row | None) -> list[str]:
+    """Return what a program's line says of one of our modes."""
+    captures = f"{row['captures']} ({row['captures_while_timed']})" if row["status"] == "ok" else "-"
+    return [
+        _number(ratio(row, stock)),
+        _number(ratio(row, base)),
+        row.get("verdict") or "-",
+        {True: "yes", False: "no"}.get(row.get("bits_of_stock"), "-"),
+        captures,
+        str((row.get("encore") or {}).get("kept_results", "-")),
+        "/".join(_number(_memory_ratio(row, stock, phase)) for phase in PHASES),
+    ]
+
+
+def _summary(by_program: Mapping[str, Mapping[str, Row]], mode: str) -> list[str]:
+    """Return lines that say of a mode how fast it is, what memory it takes, and how right it is."""
+
+    def known(of: Callable[[Row, Row], float | None]) -> dict[str, float]:
+        pairs = {name: (rows.get(mode), rows.get(STOCK)) for name, rows in by_program.items()}
+        return {name: value for name, (row, stock) in pairs.items() if row and stock and (value := of(row, stock))}
+
     lines = []
-    for mode in ours:
-        ratios = {program: ratio(by_key.get((program, mode)), by_key.get((program, STOCK))) for program in programs}
-        known = {program: value for program, value in ratios.items() if value is not None}
-        if known:
-            low = min(known, key=lambda program: known[program])
-            lines.append(
-                f"{mode}: {statistics.geometric_mean(known.values()):.2f} times as fast as stock in the geometric mean "
-                f"of {len(known)} programs; lowest {known[low]:.2f} ({low}); "
-                f"below 0.95: {sum(value < 0.95 for value in known.values())}"
-            )
-        for phase, words in PHASES.items():
-            memory = {
-                program: value
-                for program in programs
-                if (value := _memory_ratio(by_key.get((program, mode)), by_key.get((program, STOCK)), phase))
-            }
-            if memory:
-                high = max(memory, key=lambda program: memory[program])
-                lines.append(
-                    f"{mode}: peak memory reserved {words} {statistics.geometric_mean(memory.values()):.2f} times "
-                    f"stock's in the geometric mean; highest {memory[high]:.2f} ({high})"
-                )
-        only = [
-            program
-            for program in programs
-            if (by_key.get((program, mode)) or {"status": ""})["status"] == "ok"
-            and (by_key.get((program, STOCK)) or {"status": "ok"})["status"] not in ("ok", "not_run")
-        ]
-        if only:
-            lines.append(f"{mode} runs what stock does not: {', '.join(only)}")
-        verdicts = [row.get("verdict") for (_, its), row in by_key.items() if its == mode and row.get("verdict")]
-        counts = ", ".join(
-            f"{verdicts.count(verdict)} {verdict}" for verdict in ("right", "as stock", "wrong") if verdict in verdicts
+    if speeds := known(ratio):
+        low = min(speeds, key=speeds.__getitem__)
+        lines.append(
+            f"{mode}: {statistics.geometric_mean(speeds.values()):.2f} times as fast as stock in the geometric mean "
+            f"of {len(speeds)} programs; lowest {speeds[low]:.2f} ({low}); "
+            f"below 0.95: {sum(value < 0.95 for value in speeds.values())}"
         )
-        lines.append(f"{mode}: {counts or 'nothing to judge'}")
-    return lines
+    for phase, words in PHASES.items():
+        if memory := known(lambda row, stock: _memory_ratio(row, stock, phase)):  # noqa: B023, called at once
+            high = max(memory, key=memory.__getitem__)
+            lines.append(
+                f"{mode}: peak memory reserved {words} {statistics.geometric_mean(memory.values()):.2f} times "
+                f"stock's in the geometric mean; highest {memory[high]:.2f} ({high})"
+            )
+    alone = [
+        name
+        for name, rows in by_program.items()
+        if rows.get(mode, {}).get("status") == "ok"
+        and rows.get(STOCK, {"status": "ok"})["status"] not in ("ok", "not_run")
+    ]
+    if alone:
+        lines.append(f"{mode} runs what stock does not: {', '.join(alone)}")
+    verdicts = Counter(rows.get(mode, {}).get("verdict") for rows in by_program.values())
+    counts = [f"{verdicts[verdict]} {verdict}" for verdict in ("right", "as stock", "wrong") if verdicts[verdict]]
+    return [*lines, f"{mode}: {', '.join(counts) or 'nothing to judge'}"]
 
 
-def _remarks(rows: Sequence[Row]) -> list[str]:
-    return [f"{row['program']}, {row['mode']}: {row['status']}: {row['reason']}" for row in rows if row.get("reason")]
-
-
-def _memory_ratio(row: Row | None, stock: Row | None, phase: str) -> float | None:
-    if row is None or stock is None or row["status"] != "ok" or stock["status"] != "ok":
-        return None
-    if phase not in row or phase not in stock:
+def _memory_ratio(row: Row, stock: Row | None, phase: str) -> float | None:
+    if stock is None or row["status"] != "ok" or stock["status"] != "ok" or not {phase} <= row.keys() & stock.keys():
         return None
     here, there = (each[phase]["reserved_bytes"] for each in (row, stock))
     return here / there if here and there else None

@@ -65,15 +65,15 @@ def _run(program: Program, setting: Setting, results: Path, say: Say) -> Mapping
         if number in (0, COMPARED_ROUNDS - 1):
             seen[f"round {number}"] = outcome
     seen["final"] = _read(body.final())
-    recording = meter.peak()
+    recording = learning = meter.peak()
     first_s = time.perf_counter() - begun
     _save(seen, results)
     gc.collect()
-    say({"prepared": True, "first_rounds_s": first_s, **meter.device()})
+    device = torch.cuda.get_device_name() if meter.cuda else "cpu"
+    say({"prepared": True, "first_rounds_s": first_s, "device": device})
 
     meter.restart()
-    number, learning = COMPARED_ROUNDS, recording
-    captured_before = captures()
+    number, captured_before = COMPARED_ROUNDS, captures()
     for line in sys.stdin:
         command = json.loads(line)
         if "end" in command:
@@ -85,7 +85,7 @@ def _run(program: Program, setting: Setting, results: Path, say: Say) -> Mapping
                 _timed(program, body, number, 0.0, meter)
                 number, settled = number + 1, _settled()
             learning = meter.peak()
-            say({"settled": settled, "rounds": number})
+            say({"settled": settled, "rounds_before_timing": number})
             meter.restart()
             captured_before = captures()
             continue
@@ -147,28 +147,23 @@ class _Meter:
     def __init__(self, setting: Setting) -> None:
         import torch
 
-        self._cuda = torch.cuda if setting.device.type == "cuda" else None
+        self.cuda = torch.cuda if setting.device.type == "cuda" else None
 
     def synchronize(self) -> None:
-        if self._cuda:
-            self._cuda.synchronize()
+        if self.cuda:
+            self.cuda.synchronize()
 
     def restart(self) -> None:
         self.synchronize()
-        if self._cuda:
-            self._cuda.reset_peak_memory_stats()
+        if self.cuda:
+            self.cuda.reset_peak_memory_stats()
 
     def peak(self) -> dict[str, int | None]:
         self.synchronize()
-        if not self._cuda:
-            return {"allocated_bytes": None, "reserved_bytes": None}
-        return {
-            "allocated_bytes": self._cuda.max_memory_allocated(),
-            "reserved_bytes": self._cuda.max_memory_reserved(),
-        }
-
-    def device(self) -> dict[str, str]:
-        return {"device": self._cuda.get_device_name() if self._cuda else "cpu"}
+        allocated, reserved = (
+            (self.cuda.max_memory_allocated(), self.cuda.max_memory_reserved()) if self.cuda else (None, None)
+        )
+        return {"allocated_bytes": allocated, "reserved_bytes": reserved}
 
 
 def _count_captures() -> Callable[[], int]:
@@ -201,22 +196,17 @@ def _encore() -> dict[str, Any] | None:
 
     graphs = optimizations.report()
     recordings = [recording for graph in graphs for recording in graph.recordings]
-    kept = [one for graph in graphs for one in graph.kept]
     told: dict[str, Any] = {"recordings": len(recordings)}
-    bytes_copied = "copied_bytes", "total_copied_bytes"
-    for name in ("replays", "steady_replays", "moves", *bytes_copied):
+    for name in ("replays", "steady_replays", "moves", "copied_bytes", "total_copied_bytes"):
         told[name] = sum(getattr(recording, name) for recording in recordings)
-    for name, field in (("stages", "stage"), ("waiting", "waiting"), ("off", "off")):
-        told[name] = dict(Counter(value for one in recordings if (value := getattr(one, field))))
-    told["kept_results"] = sum(len(one.outputs) for one in kept)
-    told["kept_copied_bytes"] = sum(one.copied_bytes for one in kept)
+    for name in ("stage", "waiting", "off"):
+        told[name] = dict(Counter(value for one in recordings if (value := getattr(one, name))))
+    told["kept_results"] = sum(len(one.outputs) for graph in graphs for one in graph.kept)
     told["selection"] = [dataclasses.asdict(one) for graph in graphs for one in graph.selection]
     for name in ("uncaptured", "slow_calls"):
-        calls: Counter[str] = Counter()
-        for graph in graphs:
-            for one in getattr(graph, name):
-                calls[one.reason] += one.calls
-        told[name] = dict(calls)
+        told[name] = {}
+        for one in (one for graph in graphs for one in getattr(graph, name)):
+            told[name][one.reason] = told[name].get(one.reason, 0) + one.calls
     return told
 
 
