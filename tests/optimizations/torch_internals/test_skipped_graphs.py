@@ -81,24 +81,6 @@ def stock_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(INDUCTOR, "graph_partition", True)
 
 
-def test_unsafe_operator_runs_between_graphs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    stock_partitions(monkeypatch)
-    world: CompiledOnCpu = request.getfixturevalue("world")
-    call = torch.compile(around, backend="encore", options={"selection": "off"})
-    CALLS.clear()
-    with torch.no_grad():
-        for step in range(12):
-            torch.compiler.cudagraph_mark_step_begin()
-            x = torch.full((4,), float(step))
-            torch.testing.assert_close(call(x), (x * 2 + 1) * 3)
-    assert len(CALLS) == 12, "the operator is called in each call, and in none more"
-    assert len(world.functions) == 2
-    assert world.cuda.replays >= 16
-    (report,) = optimizations.report()
-    reasons = [one.reason for graph in report.compiled for one in graph.left_out]
-    assert reasons == ["CUDAGraph-unsafe custom ops"]
-
-
 def decomposed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     left, values, right = torch.linalg.svd(x * 2)
     return (left * values) @ right + 1, values * 3
@@ -113,38 +95,40 @@ def eigenvalues_alone(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize(
-    ("program", "operator", "trained"),
+    ("program", "reason", "trained"),
     [
-        (decomposed, "_linalg_svd", False),
-        (eigenvalues, "_linalg_eigh", False),
-        (eigenvalues, "_linalg_eigh", True),
-        (eigenvalues_alone, "_linalg_eigh", False),
+        (around, "CUDAGraph-unsafe custom ops", False),
+        (decomposed, "custom partition op: aten::_linalg_svd.default", False),
+        (eigenvalues, "custom partition op: aten::_linalg_eigh.default", False),
+        (eigenvalues, "custom partition op: aten::_linalg_eigh.default", True),
+        (eigenvalues_alone, "custom partition op: aten::_linalg_eigh.default", False),
     ],
 )
-def test_factorization_runs_between_graphs(
+def test_operator_runs_between_graphs(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
-    program: Callable[[torch.Tensor], tuple[torch.Tensor, ...]],
-    operator: str,
+    program: Callable[[torch.Tensor], Any],
+    reason: str,
     trained: bool,
 ) -> None:
-    """Its capture would fail. What takes its results out of a tuple is not captured either."""
+    """The capture of a factorization would fail. What takes its results out of a tuple is not captured either."""
     stock_partitions(monkeypatch)
     monkeypatch.setitem(INDUCTOR, "custom_should_partition_ops", ["aten::tan"])
     world: CompiledOnCpu = request.getfixturevalue("world")
     call = torch.compile(program, backend="encore", options={"selection": "off"})
+    CALLS.clear()
     for step in range(12):
         torch.compiler.cudagraph_mark_step_begin()
         x = (torch.arange(16.0).reshape(4, 4) / (8 + step)).sin().requires_grad_(trained)
         torch.testing.assert_close(call(x), program(x))
         if trained:
             torch.testing.assert_close(*(torch.autograd.grad(run(x)[0].sum(), x) for run in (call, program)))
+    assert len(CALLS) == (24 if program is around else 0), "the operator is called in each call, and in none more"
     (report,) = optimizations.report()
-    left_out = [(one.reason, one.count) for graph in report.compiled for one in graph.left_out]
-    assert left_out == [(f"custom partition op: aten::{operator}.default", 1)]
+    assert [(one.reason, one.count) for graph in report.compiled for one in graph.left_out] == [(reason, 1)]
     assert not report.uncaptured
     assert len(world.functions) == (3 if trained else 2)
-    assert all(one.captures for one in world.functions)
+    assert all(one.captures for one in world.functions) and world.cuda.replays >= 16
 
 
 def test_factorization_is_never_captured(compiled_on_cpu: CompiledOnCpu) -> None:

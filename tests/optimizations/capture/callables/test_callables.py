@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from optimizations.capture.callables import graph_callables as module
 from optimizations.capture.callables import slot as launches
 from optimizations.capture.callables.graph_callables import GraphedCallables
+from optimizations.report.steps import WrongOrder
 from tests.optimizations.capture.step.test_replaying import counted
 
 
@@ -46,12 +48,13 @@ class Stage(nn.Module):
             self.amax.zero_()
 
 
-SCHEDULES = {
-    "GPipe": [1, 1, 1, 2, 2, 2, -2, -2, -2, -1, -1, -1],
-    "1F1B": [1, 1, 2, -2, -1, 1, 2, -2, -1, 2, -2, -1],
-    "interleaved": [1, 1, 2, 2, 1, -2, 2, -1, -2, -1, -2, -1],
-    "one at a time": [1, 2, -2, -1] * 3,
+SCHEDULES: dict[str, tuple[list[int], list[int]]] = {
+    "GPipe": ([1, 1, 1, 2, 2, 2, -2, -2, -2, -1, -1, -1], [3, 3]),
+    "1F1B": ([1, 1, 2, -2, -1, 1, 2, -2, -1, 2, -2, -1], [2, 1]),
+    "interleaved": ([1, 1, 2, 2, 1, -2, 2, -1, -2, -1, -2, -1], [3, 2]),
+    "one at a time": ([1, 2, -2, -1] * 3, [1, 1]),
 }
+"""Schedules of two stages, and how many micro-batches of each stage are live at one time."""
 
 
 ITERATIONS = 4
@@ -117,7 +120,7 @@ def graphed(stages: list[Stage], order: list[int] | None = None, **options: Any)
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_schedule_equals_eager(name: str, how: Any) -> None:
     """The order is given with samples, or found in the first iteration, with and without keyword flags."""
-    order, flags = SCHEDULES[name], how == "flags"
+    (order, live), flags = SCHEDULES[name], how == "flags"
     plain = [Stage(1), Stage(2)]
     expected = steps(plain, plain, order, flags=flags)
     stages = [Stage(1), Stage(2)]
@@ -130,6 +133,8 @@ def test_schedule_equals_eager(name: str, how: Any) -> None:
     assert sum(one.replays for one in reports) + 2 * group.calls_without_graph == replayed * len(order)
     assert group.calls_without_graph <= 4, "variables of the loop hold views of results"
     assert {(one.callable, one.variant) for one in reports} == {(1, 0), (2, 0), *([(1, 1), (2, 1)] if flags else [])}
+    pairs = Counter(one.callable for one in reports if one.direction == "forward" and one.variant == 0)
+    assert flags or [pairs[1], pairs[2]] == live
 
 
 HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -209,7 +214,8 @@ def test_keyword_arguments_are_inputs_too() -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a number as order": ({"order": 5}, r"order=5 has to be a list of whole numbers, such as \[1, 1, 2"),
-    "a fraction in the order": ({"order": [1, -1.5]}, r"order\[1\] is -1.5: entries are whole numbers"),
+    "an order without samples": ({"sample_args": None, "order": [1, -1]}, "need sample_args"),
+    "keywords without samples": ({"sample_args": None, "sample_kwargs": [{}]}, "need sample_args"),
     "one dict for all": ({"sample_kwargs": {"scale": 2}}, "sample_kwargs has to be a list with a dict of keyword"),
     "a tensor as samples": ({"sample_args": torch.ones(3)}, "sample_args has to be a list with a tuple of arguments"),
     "too few samples": ({"sample_args": [(torch.ones(3),)] * 2}, "sample_args has 2 entries for 1 callables"),
@@ -234,6 +240,22 @@ def test_wrong_argument_structure_names_the_expected_one(name: str) -> None:
         GraphedCallables(
             **{"callables": nn.Linear(3, 3), "sample_args": [(torch.randn(3),)], "device": CpuDevice(), **given}
         )
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ([1, 3, -3, -1], r"order\[1\] is 3, but callables go from 1 to 2"),
+        ([1, -1, -1, 2, -2], r"order\[2\] is -1, but no forward of callable 1 is without backward"),
+        ([1, -1], "the order does not run callable 2"),
+        ([1, 1, 2, -2, -1], "callable 1 has 2 forwards and 1 backwards; each forward needs one"),
+        ([1, 0, 2], r"order\[1\] is 0"),
+        *(([1, wrong], rf"order\[1\] is {wrong!r}: entries are whole numbers") for wrong in (True, -1.5, "1", None)),
+    ],
+)
+def test_impossible_order_is_refused(order: list[Any], words: str) -> None:
+    with pytest.raises(WrongOrder, match=words):
+        GraphedCallables([nn.ReLU(), nn.ReLU()], [torch.ones(3)], order=order, device=CpuDevice())
 
 
 def test_known_call_needs_no_signature_and_one_gradient_copy(

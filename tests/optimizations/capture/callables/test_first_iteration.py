@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -14,22 +13,10 @@ from torch import nn
 from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.callables.order import MOST_SIGNATURES
 from optimizations.capture.step.observer import StepRefused
-from tests.optimizations.capture.callables.test_callables import SCHEDULES, Stage, steps
 
 
 def places(group: GraphedCallables) -> list[tuple[int, int]]:
     return [(one.callable, one.index) for one in group.report() if one.direction == "forward"]
-
-
-def test_as_many_graphs_are_made_as_are_live_at_once() -> None:
-    for order, expected in (
-        (SCHEDULES["1F1B"], [(1, 0), (1, 1), (2, 0)]),
-        (SCHEDULES["one at a time"], [(1, 0), (2, 0)]),
-    ):
-        stages = [Stage(1), Stage(2)]
-        group = GraphedCallables(stages, device=CpuDevice())
-        steps(group, stages, order, iterations=2)
-        assert sorted(places(group)) == expected
 
 
 def one_call(module: nn.Module, x: torch.Tensor) -> None:
@@ -140,12 +127,6 @@ def test_first_calls_set_up_is_finished_before_the_capture() -> None:
         one_call(module, x)
         optimizer.step()
     assert group.report()[0].replays == 4
-
-
-@pytest.mark.parametrize("given", [{"order": [1, -1]}, {"sample_kwargs": [{}]}])
-def test_order_needs_samples(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="need sample_args"):
-        GraphedCallables(nn.Linear(3, 3), device=CpuDevice(), **given)
 
 
 def test_validation_is_excluded_from_the_first_iteration() -> None:
