@@ -14,7 +14,7 @@ from optimizations.selection import Selection
 Concurrency = Literal["off", "auto"]
 """The values of the option `concurrency`."""
 
-CONCURRENCY: Concurrency = "off"
+CONCURRENCY: Concurrency = "auto"
 """Its default, for compiled graphs, steps and callables. `tests/docs/test_default_concurrency.py` names the pages that
 say it."""
 

@@ -136,13 +136,13 @@ MODES: dict[str, Mode] = {
         ),
         Mode(
             "encore",
-            "as lean, and each graph only where it pays, by rules",
+            "as lanes, and each graph only where it pays, by rules",
             baselines=("compile", "graph", "lean"),
             backend="encore",
             options={"indirection": "auto"},
             uses_cuda_graphs=True,
             bitwise_with=("lean", "indirection", "placement", "graph", "graph-unpartitioned", "compile"),
-            same_as=("lean",),
+            same_as=("lanes",),
             colour="#0072B2",
         ),
         Mode(
