@@ -26,22 +26,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 SOURCES = Path(__file__).resolve().parent
-sys.path[:0] = [str(SOURCES), str(SOURCES.parents[1])]
+sys.path[:0] = [str(SOURCES), str(SOURCES.parent / "support"), str(SOURCES.parents[1])]
 
-from tests.support import row_files  # noqa: E402
+from row_files import RowFile, facts, read_rows  # noqa: E402
+from worker_pool import Pool, serve  # noqa: E402
 
 DELAYED = ("MMC", "DALLE2", "TKE", "ST", "XLNET-I", "DCGAN", "LP", "DR-T")
 """Workloads whose kernels are delayed, where --delays names no others."""
@@ -56,7 +55,6 @@ LONGEST_S = 400.0
 """Most time for one process."""
 INTERRUPTED, TIME_IS_OVER = 130, 3
 CACHE = Path(tempfile.gettempdir()) / "encore-concurrency-proof"
-OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,139 +213,83 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def work(phase: str, chosen: Chosen, row: Path, lock: Path, *, delays: bool) -> int:
-    """Be the process for one workload: write its row."""
-    if phase == "measure":
-        found = measure(chosen, lock, delays=delays)
-    else:
-        found = {"reserved_bytes": reserved_bytes(Workload(chosen, branches=phase == "branches"))}
-    row.write_text(json.dumps(found), encoding="utf-8")
-    return 0
+def work(cache: Path, delayed: Sequence[str]) -> int:
+    """Be the process for one workload in one phase: answer with its row."""
+
+    def rows(name: str, phases: Sequence[str], say: Callable[[Any], None]) -> Iterator[dict[str, Any]]:
+        (phase,), (chosen,), begun = phases, chosen_workloads([name]), time.monotonic()
+        say({"begin": phase})
+        try:
+            if phase == "measure":
+                found = measure(chosen, cache / "gpu.lock", delays=name in delayed)
+            else:
+                found = {"reserved_bytes": reserved_bytes(Workload(chosen, branches=phase == "branches"))}
+            row = {"status": "ok", **found}
+        except Exception as error:
+            traceback.print_exc()
+            row = {"status": "failed", "error": f"{type(error).__name__}: {error}"[:300]}
+        yield {"task": name, "compiler": phase, "seconds": time.monotonic() - begun, **row}
+
+    return serve(lambda: None, rows, lambda: None)
 
 
 # In the process that starts the others
 
 
-@dataclass
-class Running:
-    """A process at work."""
+def run(
+    wanted: Sequence[Chosen],
+    rows: RowFile,
+    command: Sequence[str],
+    *,
+    cache: Path,
+    jobs: int,
+    deadline: float,
+    facts: Mapping[str, Any],
+) -> bool:
+    """Prepare and measure workloads, each as soon as it is prepared; False if time was over."""
+    named = {one.name: one for one in wanted}
+    unprepared = missing(rows.rows, "prepare", wanted)
+    left = [(one.name, (phase,)) for phase in PHASES[1:] for one in missing(rows.rows, phase, wanted)]
+    left = [(name, phases) for name, phases in left if named[name] not in unprepared]
 
-    phase: str
-    chosen: Chosen
-    process: subprocess.Popen[bytes]
-    row: Path
-    log: Path
-    begun: float
+    def tell(found: dict[str, Any]) -> None:
+        name, phase = found.pop("task"), found.pop("compiler")
+        if ended := found.get("wrong") or found.get("skipped"):
+            found = {"seconds": 0.0, "status": "failed", "error": ended}
+        rows.add({"phase": phase, "workload": str(named[name]), **found, "run": facts})
+        print(f"{phase} {named[name]}: {found['status']}, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
+        if phase == "prepare" and found["status"] == "ok":
+            pool.jobs.extendleft((name, (phase,)) for phase in reversed(PHASES[1:]))
 
-
-class Proof:
-    """Runs the phases. `start` begins a process and is replaced in tests."""
-
-    def __init__(
-        self,
-        out: Path,
-        cache: Path,
-        jobs: int,
-        deadline: float,
-        start: Callable[[str, Chosen, Path], Running] | None = None,
-    ) -> None:
-        self._out = out
-        self._cache = cache
-        self._jobs = jobs
-        self._deadline = deadline
-        self._start = start or self._started
-        self.delays: Sequence[str] = DELAYED
-        self.facts: Mapping[str, Any] = {}
-        self.rows = read_rows(out)
-
-    def missing(self, phase: str, wanted: Sequence[Chosen]) -> list[Chosen]:
-        """Return the workloads that have no good row of a phase."""
-        done = {(row["phase"], row["workload"]) for row in self.rows if row["status"] == "ok"}
-        return [one for one in wanted if (phase, str(one)) not in done]
-
-    def run(self, wanted: Sequence[Chosen], jobs: int | None = None) -> bool:
-        """Prepare and measure workloads, each as soon as it is prepared; False if time was over."""
-        unprepared = self.missing("prepare", wanted)
-        left = [(phase, one) for phase in PHASES[1:] for one in self.missing(phase, wanted) if one not in unprepared]
-        left += [("prepare", one) for one in unprepared]
-        running = list[Running]()
-        try:
-            while (left or running) and time.monotonic() < self._deadline:
-                while left and len(running) < (jobs or self._jobs):
-                    running.append(self._start(*left.pop(0), self._cache))
-                for one in [one for one in running if one.process.poll() is not None or _is_late(one)]:
-                    running.remove(one)
-                    if self._finish(one) and one.phase == "prepare":
-                        left[:0] = [(phase, one.chosen) for phase in PHASES[1:]]
-                time.sleep(0.05)
-        finally:
-            for one in running:
-                _kill(one.process)
-        return not left and not running
-
-    def _started(self, phase: str, chosen: Chosen, cache: Path) -> Running:
-        name = str(chosen).replace("/", "-")
-        row, log = cache / f"{name}.{phase}.json", cache / f"{name}.{phase}.log"
-        row.unlink(missing_ok=True)
-        command = [sys.executable, str(Path(__file__).resolve()), "--worker", phase, "--only", chosen.name]
-        command += ["--row", str(row), "--cache", str(cache)]
-        if chosen.name in self.delays:
-            command += ["--delays", chosen.name]
-        environment = {
-            **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-            "TRITON_CACHE_DIR": str(cache / "triton"),
-            "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "2"),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
-        }
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-            )
-        return Running(phase, chosen, process, row, log, time.monotonic())
-
-    def _finish(self, one: Running) -> bool:
-        """Write the row of a process that ended, or is late, and return whether it is good."""
-        late = one.process.poll() is None
-        _kill(one.process)
-        row: dict[str, Any] = {"phase": one.phase, "workload": str(one.chosen), "seconds": time.monotonic() - one.begun}
-        if not late and one.process.returncode == 0 and one.row.exists():
-            row |= {"status": "ok", **json.loads(one.row.read_bytes())}
-        else:
-            row |= {"status": "failed", "error": f"it took {LONGEST_S:.0f} s" if late else last_line(one.log)}
-        row["run"] = self.facts
-        self.rows.append(row)
-        with self._out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(f"{one.phase} {one.chosen}: {row['status']}, {row['seconds']:.0f} s", file=sys.stderr, flush=True)
-        return bool(row["status"] == "ok")
+    environment = {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "2"),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
+    }
+    pool = Pool(
+        command,
+        [*left, *((one.name, ("prepare",)) for one in unprepared)],
+        tell,
+        size=jobs,
+        log=cache / "workers.log",
+        timeout_s=LONGEST_S,
+        deadline=deadline,
+        environment=environment,
+        once=True,
+    )
+    pool.run()
+    return not pool.jobs and time.monotonic() < deadline
 
 
-def _is_late(one: Running) -> bool:
-    return time.monotonic() - one.begun > LONGEST_S
+def missing(rows: Sequence[Mapping[str, Any]], phase: str, wanted: Sequence[Chosen]) -> list[Chosen]:
+    """Return the workloads that have no good row of a phase."""
+    done = {(row["phase"], row["workload"]) for row in rows if row["status"] == "ok"}
+    return [one for one in wanted if (phase, str(one)) not in done]
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def last_line(log: Path) -> str:
-    """Return the last line of a log that says something, or that memory was short where a line says so."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return "it wrote no log"
-    lines = [line.strip() for line in lines if line.strip()]
-    short = [line for line in lines if OUT_OF_MEMORY in line.lower()]
-    return (short or lines or ["it wrote nothing"])[-1][:300]
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file; none where it is not there."""
-    is_row = {"phase", "workload", "status"}
-    return row_files.read_rows(path, lambda row: is_row <= row.keys()) if path.exists() else []
+def is_row(row: Mapping[str, Any]) -> bool:
+    return {"phase", "workload", "status"} <= row.keys()
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -422,32 +364,27 @@ def _main(arguments: Sequence[str] | None) -> int:
     parser.add_argument("--delays", nargs="*", default=list(DELAYED), metavar="WORKLOAD", help="with delayed kernels")
     parser.add_argument("--minutes", type=float, default=60.0, help="time for all of it (60)")
     parser.add_argument("--jobs", type=int, default=jobs, help=f"processes at a time ({jobs})")
-    parser.add_argument("--cache", type=Path, default=CACHE, help=f"compiled kernels, and logs ({CACHE})")
+    parser.add_argument("--cache", type=Path, default=CACHE, help=f"compiled kernels, and a log ({CACHE})")
     parser.add_argument("--dry-run", action="store_true", help="say what would run")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a file of rows")
-    parser.add_argument("--worker", choices=PHASES, help=argparse.SUPPRESS)
-    parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    if given.worker:
+        return work(given.cache, given.delays)
     try:
         if given.table is not None:
-            if not given.table.is_file():
-                parser.error(f"{given.table} is not there")
-            print(table(read_rows(given.table)))
+            print(table(read_rows(given.table, is_row)))
             return 0
         wanted = chosen_workloads(given.only)
         chosen_workloads(given.delays)
-    except ValueError as error:
+        rows = RowFile(given.out, is_row)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
-    lock = given.cache / "gpu.lock"
-    if given.worker is not None:
-        return work(given.worker, wanted[0], given.row, lock, delays=wanted[0].name in given.delays)
     if given.minutes <= 0 or given.jobs < 1:
         parser.error("--minutes and --jobs must be above 0")
     if given.dry_run:
-        rows = read_rows(given.out) if given.out is not None else []
-        done = {(row["phase"], row["workload"]) for row in rows if row["status"] == "ok"}
         for one in wanted:
-            left = [phase for phase in PHASES if (phase, str(one)) not in done]
+            left = [phase for phase in PHASES if missing(rows.rows, phase, [one])]
             delays = ", delayed kernels" if one.name in given.delays and "measure" in left else ""
             print(f"{one!s:20} {', '.join(left) or 'done'}{delays}")
         return 0
@@ -456,15 +393,18 @@ def _main(arguments: Sequence[str] | None) -> int:
     import torch
 
     given.cache.mkdir(parents=True, exist_ok=True)
-    proof = Proof(given.out, given.cache, given.jobs, time.monotonic() + 60 * given.minutes)
-    proof.delays, proof.facts = given.delays, row_files.facts(torch.cuda.get_device_name())
-    whole = all(proof.run(wanted, jobs) for jobs in (None, 1))
-    print(table(proof.rows))
+    command = (str(Path(__file__).resolve()), "--worker", "--cache", str(given.cache), "--delays", *given.delays)
+    settings = {"cache": given.cache, "deadline": time.monotonic() + 60 * given.minutes}
+    settings["facts"] = facts(torch.cuda.get_device_name())
+    whole = all(run(wanted, rows, command, jobs=jobs, **settings) for jobs in (given.jobs, 1))
+    print(table(rows.rows))
     if not whole:
         print("time was over; the same command goes on", file=sys.stderr)
         return TIME_IS_OVER
-    newest = {(row["phase"], row["workload"]): row for row in proof.rows}
-    return int(any(is_bad(newest[phase, str(one)]) for phase in PHASES for one in wanted))
+    newest = {(row["phase"], row["workload"]): row for row in rows.rows}
+    return int(
+        any((phase, str(one)) not in newest or is_bad(newest[phase, str(one)]) for phase in PHASES for one in wanted)
+    )
 
 
 if __name__ == "__main__":

@@ -4,51 +4,48 @@ from __future__ import annotations
 
 import ast
 import importlib
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from row_files import RowFile
 
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU_TESTS))
 
 import concurrency_proof as proof  # noqa: E402
 
-SCRIPTS = {
-    "fine": "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('{\"recordings\": []}')",
-    "fails": "print('torch.OutOfMemoryError: CUDA out of memory. Tried'); print('more'); raise SystemExit(1)",
-    "hangs": "import time; time.sleep(600)",
-}
-
-
-def started(scripts: Mapping[str, str], folder: Path) -> Callable[[str, proof.Chosen, Path], proof.Running]:
-    def start(phase: str, chosen: proof.Chosen, cache: Path) -> proof.Running:
-        row, log = folder / f"{chosen.name}.{phase}.json", folder / f"{chosen.name}.{phase}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-c", SCRIPTS[scripts[chosen.name]], str(row)], stdout=file, start_new_session=True
-            )
-        return proof.Running(phase, chosen, process, row, log, time.monotonic())
-
-    return start
+WORKER = """
+import json, os, sys
+print(json.dumps({"ready": True}), flush=True)
+job = json.loads(sys.stdin.readline())
+print(json.dumps({"begin": job["parts"][0]}), flush=True)
+row = {"task": job["task"], "compiler": job["parts"][0], "seconds": 1.0, "status": "ok", "recordings": []}
+if job["task"] == "FAILS":
+    row |= {"status": "failed", "error": "OutOfMemoryError: CUDA out of memory"}
+if job["task"] == "ENDS":
+    os._exit(3)
+print(json.dumps({"row": row}), flush=True)
+print(json.dumps({"done": True}), flush=True)
+assert not sys.stdin.readline(), "each process has one job"
+"""
 
 
 def test_existing_rows_are_not_run_again(tmp_path: Path) -> None:
-    wanted = [proof.Chosen("A", "published"), proof.Chosen("B", "current")]
-    out = tmp_path / "rows.jsonl"
-    one = proof.Proof(out, tmp_path, 2, time.monotonic() + 60, started({"A": "fine", "B": "fails"}, tmp_path))
-    assert one.run(wanted)
-    found = {(row["phase"], row["workload"]): row["status"] for row in one.rows}
-    assert found == {**{(phase, "A"): "ok" for phase in proof.PHASES}, ("prepare", "B/current"): "failed"}
-    again = proof.Proof(out, tmp_path, 2, time.monotonic() + 60)
-    assert again.missing("measure", wanted) == again.missing("prepare", wanted) == wanted[1:]
-    (failed,) = [row for row in again.rows if row["status"] == "failed"]
-    assert failed["error"].startswith("torch.OutOfMemoryError")
-    assert "B/current          failed: torch.OutOfMemoryError" in proof.table([failed])
+    wanted = [proof.Chosen("A", "published"), proof.Chosen("FAILS", "current"), proof.Chosen("ENDS", "published")]
+    rows = RowFile(tmp_path / "rows.jsonl", proof.is_row)
+    settings = {"cache": tmp_path, "jobs": 2, "facts": {"device": "a GPU"}}
+    assert proof.run(wanted, rows, ("-c", WORKER), deadline=time.monotonic() + 60, **settings)
+    found = {(row["phase"], row["workload"]): row["status"] for row in rows.rows}
+    bad = {("prepare", "FAILS/current"): "failed", ("prepare", "ENDS"): "failed"}
+    assert found == {**{(phase, "A"): "ok" for phase in proof.PHASES}, **bad}
+    again = RowFile(rows.path, proof.is_row).rows
+    assert proof.missing(again, "measure", wanted) == proof.missing(again, "prepare", wanted) == wanted[1:]
+    text = proof.table(again)
+    assert "FAILS/current      failed: OutOfMemoryError: CUDA out of memory" in text
+    assert "ENDS               failed: the process ended: exit code 3" in text
 
 
 def measured(**more: Any) -> dict[str, Any]:
