@@ -282,8 +282,7 @@ class _Oscillating(nn.Module):
 
 @kind(gradients=False)
 def complex_buffers_of_which_a_part_is_written(world: World) -> None:
-    net = world.module(_Oscillating())
-    run = world.compile(net)
+    net, run = world.compiled(_Oscillating())
     for step in range(2 * STEPS):
         world.note(run(world.values(step, 3, 1, dtype=torch.complex64)), net.state)
 

@@ -39,6 +39,11 @@ class World:
     def module(self, module: Any) -> Any:
         return module.to(self.device)
 
+    def compiled(self, module: Any) -> tuple[Any, Any]:
+        """Return a module on the device, and what is compiled of it."""
+        module = self.module(module)
+        return module, self.compile(module)
+
     def note(self, *values: Any) -> None:
         for value in values:
             self.found += map(_copied, pytree.tree_leaves(value))
