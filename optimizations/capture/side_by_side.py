@@ -10,9 +10,11 @@ A step races its whole launch, with its copies. Callables launch a `RacedGraph`,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from optimizations.capture.device import Device
 from optimizations.concurrency.branches import Branches
@@ -71,20 +73,24 @@ class RacedGraph:
 
     Attributes:
         captured: the graph; `pool` is its memory.
+        mutated: tensors whose versions each launch increments for autograd.
+        replays: how often it was launched.
     """
 
     def __init__(self, device: Device, pool: Any, concurrency: Concurrency) -> None:
         self.captured, self.pool, self.side_by_side = device.new_graph(), pool, SideBySide()
-        self._device, self._concurrency = device, concurrency
+        self.mutated: Sequence[torch.Tensor] = ()
+        self.replays = 0
+        self.device, self._concurrency = device, concurrency
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
         """Capture the block like `Device.capturing`, and prepare the race."""
-        log = self._device.launch_log(notes_memory=True) if self._concurrency == "auto" else None
+        log = self.device.launch_log(notes_memory=True) if self._concurrency == "auto" else None
         noting = contextlib.nullcontext() if log is None else log.noting(*loaded_modules())
-        with self._device.capturing(self.captured, self.pool), noting:
+        with self.device.capturing(self.captured, self.pool), noting:
             yield
-        self.side_by_side = side_by_side(self._device, self.captured, self.pool, log)
+        self.side_by_side = side_by_side(self.device, self.captured, self.pool, log)
 
     def replay(self) -> None:
         """Launch the graph.
@@ -97,6 +103,9 @@ class RacedGraph:
             branches.run(lambda: branches.launch(self._launch))
         else:
             self._launch()
+        self.replays += 1
+        if self.mutated:
+            torch.autograd.graph.increment_version(self.mutated)
 
     def _launch(self) -> None:
         branches = self.side_by_side.branches

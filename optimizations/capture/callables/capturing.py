@@ -109,6 +109,8 @@ def _capturing(
         difference = first_difference(expected, observer.operations)
         for refusal in [*observer.refusals, *([] if difference is None else [difference])]:
             raise StepRefused(refusal)
+        written = [tensor for tensor in variant.state.tensors.values() if writes.include(tensor)]
+        graph.mutated = [tensor for tensor in written if writes.counted(tensor) or tensor.is_inference()]
     except BaseException:
         graph.captured.reset()
         raise
@@ -143,7 +145,6 @@ def _forward(variant: Variant, index: int, slots: Sequence[Slot]) -> tuple[Slot,
     reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
     slot = Slot(
         place=(variant.number, variant.index, index),
-        device=device,
         forward=graph,
         inputs=inputs,
         reads=[before[0], *before[0].reads] if shared else [],
@@ -157,7 +158,6 @@ def _forward(variant: Variant, index: int, slots: Sequence[Slot]) -> tuple[Slot,
             copied=variant.options.outputs == "copied",
         ),
         differentiable=[takes and differentiable for takes in takes_part],
-        mutated=_counted(variant, writes),
         read_back=[
             one
             for one in state.tensors.values()
@@ -179,21 +179,20 @@ def _backward(
     arguments, parameters = slot.inputs.recording_inputs, slot.parameters
     slot.tangents = [torch.zeros_like(output) for output in outputs]
     slot.depends = depending_on(outputs, [*arguments, *parameters])
-    slot.backward = RacedGraph(slot.device, slot.forward.pool, variant.options.concurrency)
+    slot.backward = RacedGraph(variant.device, slot.forward.pool, variant.options.concurrency)
     count, targets = len(arguments), list[torch.Tensor]()
     if own is not None:
         own.update({id(one): torch.empty_like(one).detach() for one in parameters if id(one) not in own})
         targets = [own[id(one)] for one in parameters]
-    with _capturing(slot.backward, variant, variant.backward) as (writes, observer):
+    with _capturing(slot.backward, variant, variant.backward) as (_, observer):
         gradients = gradients_of(outputs, arguments, parameters, slot.tangents)
         if targets:
             with observer.unseen():
                 copy_all(targets, [one for one in gradients[count:] if one is not None])
             gradients[count:] = targets
-    slot.mutated_back, slot.gradients = _counted(variant, writes), gradients
+    slot.gradients = gradients
     if all(one is None for one in gradients):
         slot.differentiable = [False for _ in slot.differentiable]
-    slot.without_gradient = [index for index, one in enumerate(gradients[:count]) if one is None]
 
 
 def _shared(variant: Variant, before: Slot) -> dict[int, torch.Tensor]:
@@ -211,9 +210,3 @@ def _shared(variant: Variant, before: Slot) -> dict[int, torch.Tensor]:
         if tensor.requires_grad and tensor_key(tensor.detach()) == tensor_key(result) and aliases.count(index) == 1:
             found[index] = result
     return found
-
-
-def _counted(variant: Variant, writes: Writes) -> list[torch.Tensor]:
-    """Return the tensors that a launch writes and whose versions it increments for autograd."""
-    written = [tensor for tensor in variant.state.tensors.values() if writes.include(tensor)]
-    return [tensor for tensor in written if writes.counted(tensor) or tensor.is_inference()]

@@ -192,12 +192,14 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         for slot in self._slots:
             number, inputs, tangents = slot.place[0], slot.inputs, slot.tangents
             reasons = {reason: times for (of, reason), times in self._without_graph.items() if of == number}
-            calls = slot.forwards, {} if any(one.callable == number for one in found) else reasons
+            calls = slot.forward.replays, {} if any(one.callable == number for one in found) else reasons
             copied = inputs.copied_bytes, inputs.copied_tensors
             found.append(CallableReport(*slot.place, "forward", *copied, *calls, slot.forward.side_by_side.report()))
             if slot.backward is not None:
                 copied, raced = (sum(one.nbytes for one in tangents), len(tangents)), slot.backward.side_by_side
-                found.append(CallableReport(*slot.place, "backward", *copied, slot.backwards, {}, raced.report()))
+                found.append(
+                    CallableReport(*slot.place, "backward", *copied, slot.backward.replays, {}, raced.report())
+                )
         return tuple(found)
 
     # Calls.
@@ -248,7 +250,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Count a call without a graph. Warn once for each callable if it matters, or no call was replayed so far."""
         self._without_graph[number, reason] += 1
         matters = reason in WARNED_OF
-        was_replayed = any(slot.forwards for slot in self._slots if slot.place[0] == number)
+        was_replayed = any(slot.forward.replays for slot in self._slots if slot.place[0] == number)
         if number in self._warned or (was_replayed and not matters):
             return
         self._warned.add(number)

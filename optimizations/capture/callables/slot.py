@@ -25,7 +25,6 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.callables.results import StaticResults, version_of
-from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.side_by_side import RacedGraph
 from optimizations.capture.signature import replaced
@@ -50,17 +49,14 @@ class Slot:
         nest: the structure that the callable returned; its tensors are those of the inputs and results at `order`.
         differentiable: which results are differentiable.
         in_place: whether the tensors that the graphs read have their recorded addresses.
-        mutated: tensors whose versions a forward increments; `mutated_back`: those of the backward.
         written_memory: memory that the forward writes.
         read_back: parameters and buffers whose values the backward reads.
         tangents: tensors from which the backward reads the gradients of results.
         gradients: the gradients that it computes of inputs and parameters; None for those without one.
         depends: for each gradient, the differentiable results on which it depends.
-        without_gradient: inputs without a gradient.
     """
 
     place: tuple[int, int, int]
-    device: Device
     forward: RacedGraph
     inputs: CopiedInputs
     reads: Sequence[Slot]
@@ -69,19 +65,14 @@ class Slot:
     order: Sequence[int]
     results: StaticResults
     differentiable: list[bool]
-    mutated: Sequence[torch.Tensor]
     read_back: Sequence[torch.Tensor]
     written_memory: WrittenMemory
     backward: RacedGraph | None = None
     tangents: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor | None] = field(default_factory=list)
     depends: list[frozenset[int]] = field(default_factory=list)
-    without_gradient: Sequence[int] = ()
-    mutated_back: Sequence[torch.Tensor] = ()
     in_place: Callable[[], bool] = lambda: True
     pending: list[weakref.ref[Pending]] = field(default_factory=list)
-    forwards: int = 0
-    backwards: int = 0
 
     @property
     def is_awaited(self) -> bool:
@@ -100,7 +91,8 @@ class Slot:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the results of the callable for these inputs, connected to autograd."""
-        given = [one.detach() if index in self.without_gradient else one for index, one in enumerate(inputs)]
+        has_none = [one is None for one in self.gradients] or [False for _ in inputs]
+        given = [one.detach() if detached else one for one, detached in zip(inputs, has_none, strict=False)]
         # Like `Graphed.apply`, which unwraps dead functorch wrappers also of parameters. No transform is active.
         unwrapped = torch_internals.unwrap_dead_wrappers(tuple(given))
         found = _apply(self, len(given), *unwrapped, *self.parameters)
@@ -113,15 +105,12 @@ class Slot:
     ) -> list[torch.Tensor | None]:
         """Launch the backward; return gradients of inputs, then of parameters. `nodes`: their autograd nodes."""
         assert self.backward is not None
-        self.device.follow()
+        self.backward.device.follow()
         given = [tangent for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
         moved = [(to, of) for to, of in zip(self.tangents, given, strict=True) if of is not None]
         copy_all([to for to, _ in moved], [of for _, of in moved])
         gradients = self.gradients if len(moved) == len(given) else self._of_used(given, nodes)
         self.backward.replay()
-        self.backwards += 1
-        if self.mutated_back:
-            torch.autograd.graph.increment_version(self.mutated_back)
         found = [(gradient, torch.empty_like(gradient)) for gradient in gradients if gradient is not None]
         copy_all([copy for _, copy in found], [gradient for gradient, _ in found])  # Note [Gradients]
         fresh = iter([copy for _, copy in found])
@@ -205,9 +194,6 @@ class Graphed(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         slot.inputs.bind(tensors[:count])
         slot.forward.replay()
-        slot.forwards += 1
-        if slot.mutated:
-            torch.autograd.graph.increment_version(slot.mutated)
         found = slot.results.over()
         if any(slot.differentiable):
             ctx.pending = Pending(slot, tensors, found)
