@@ -23,7 +23,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,12 +34,11 @@ _counter = itertools.repeat(0, sys.maxsize)
 writes_left: Callable[[], int] = _counter.__length_hint__
 """Return a number that changes with each write to a watched dictionary."""
 
-_tokens = itertools.count()
-_watched_for: dict[int, set[int]] = {}
-"""By a dictionary's address: the tokens of those `Watched` that it is watched for."""
+_watched_for: Counter[int] = Counter()
+"""By a dictionary's address: how many `Watched` it is watched for."""
 
 _changing = threading.Lock()
-_to_be_left: deque[tuple[int, Sequence[Dictionary]]] = deque()
+_to_be_left: deque[Sequence[Dictionary]] = deque()
 _stopped = False
 
 
@@ -88,19 +87,19 @@ class Watched:
 
     def __init__(self, dictionaries: Sequence[Dictionary]) -> None:
         """Begin to watch these dictionaries. The caller has checked `can_be_watched`."""
-        watcher, token = _watcher(), next(_tokens)
+        watcher = _watcher()
         assert watcher is not None
         with _changing:
             for dictionary in dictionaries:
-                _watched_for.setdefault(id(dictionary), set()).add(token)
+                _watched_for[id(dictionary)] += 1
                 _call("PyDict_Watch", watcher, dictionary)
         _leave_what_waits()
-        weakref.finalize(self, _leave, token, dictionaries).atexit = False
+        weakref.finalize(self, _leave, dictionaries).atexit = False
 
 
-def _leave(token: int, dictionaries: Sequence[Dictionary]) -> None:
-    """Stop watching these for this token. A garbage collection may call it while this thread holds the lock."""
-    _to_be_left.append((token, dictionaries))
+def _leave(dictionaries: Sequence[Dictionary]) -> None:
+    """Stop watching these for one `Watched`. A garbage collection may call it while this thread holds the lock."""
+    _to_be_left.append(dictionaries)
     _leave_what_waits()
 
 
@@ -109,11 +108,9 @@ def _leave_what_waits() -> None:
         try:
             if not _to_be_left:
                 return
-            token, dictionaries = _to_be_left.popleft()
-            for dictionary in dictionaries:
-                tokens = _watched_for[id(dictionary)]
-                tokens.discard(token)
-                if not tokens:
+            for dictionary in _to_be_left.popleft():
+                _watched_for[id(dictionary)] -= 1
+                if not _watched_for[id(dictionary)]:
                     del _watched_for[id(dictionary)]
                     if (watcher := _watcher()) is not None and not _stopped:
                         _call("PyDict_Unwatch", watcher, dictionary)
