@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
 
 import pytest
-
-if TYPE_CHECKING:
-    from gpu_harness import Searched
 
 BROKEN_CONTEXT = 17
 """Exit code of a worker that left."""
@@ -92,24 +88,3 @@ def clean() -> Iterator[None]:
     torch.cuda.set_stream(torch.cuda.default_stream())
     default_numerics()
     forget()
-
-
-@pytest.fixture
-def searched(monkeypatch: pytest.MonkeyPatch) -> list[Searched]:
-    """The captures of each recording as `find_pointer_uses` is given them: first, second, control and repeat."""
-    from optimizations.graph.pointers import Analysis, find_pointer_uses
-    from optimizations.graph.records import Capture
-    from optimizations.in_place import examination as recording
-
-    found: list[Searched] = []
-
-    def search(first: Capture, second: Capture, *, further: Sequence[Capture], **options: Any) -> Analysis:
-        # Where the first search leaves doubts, another one of the same recording has a control, and then a repeat.
-        if found and found[-1][0] is first:
-            found.pop()
-        control, repeat, *_ = [*further, None, None]
-        found.append((first, second, control, repeat))
-        return find_pointer_uses(first, second, further=further, **options)
-
-    monkeypatch.setattr(recording, "find_pointer_uses", search)
-    return found

@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recorded_captures import RecordedCaptures
 from torch._inductor.codecache import PyCodeCache
 
 import optimizations
 from optimizations import torch_internals
-from optimizations.graph.records import Capture
 from optimizations.report.recordings import RecordingReport
-from suite.measure.gpu import find_gpu
 
 SEED = 1337
 
@@ -48,23 +45,6 @@ def default_numerics() -> None:
     """Set PyTorch's default numerics; workloads set others (`suite.measure.iteration.set_numerics`)."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.benchmark = False
-
-
-Searched = tuple[Capture, Capture, Capture | None, Capture | None]
-
-
-def save_captures(label: str, captures: Searched, path: Path) -> None:
-    """Write captures to a file for tests without a GPU."""
-    gpu = find_gpu()
-    provenance = {
-        "label": label,
-        "gpu": f"{gpu.info.name} (compute capability {gpu.info.compute_capability})",
-        "driver": gpu.driver,
-        "torch": torch.__version__,
-    }
-    first, second, control, repeat = captures
-    path.parent.mkdir(parents=True, exist_ok=True)
-    RecordedCaptures(provenance=provenance, first=first, second=second, control=control, repeat=repeat).save(path)
 
 
 def recordings() -> list[RecordingReport]:

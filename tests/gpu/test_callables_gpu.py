@@ -1,8 +1,7 @@
-"""Graphed callables on a GPU, against eager, against `torch.cuda.make_graphed_callables`, and in random programs."""
+"""Graphed callables on a GPU: what micro-batches share, and random programs against eager."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import callable_programs
@@ -14,34 +13,6 @@ from torch import nn
 import optimizations
 
 pytestmark = pytest.mark.gpu
-
-
-def layers(count: int = 3) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()) for _ in range(count)]).cuda()
-
-
-def test_results_equal_those_of_make_graphed_callables() -> None:
-    stock = layers()
-    mine, eager = copy.deepcopy(stock), copy.deepcopy(stock)
-    sample = torch.randn(16, 64, device="cuda", requires_grad=True)
-    graphed = torch.cuda.make_graphed_callables(
-        tuple(stock), tuple((sample.clone().detach().requires_grad_(),) for _ in stock)
-    )
-    optimizations.graph_callables(nn.ModuleList(mine), [sample])
-    assert len(graphed) == len(mine)
-    for _ in range(3):
-        x = torch.randn(16, 64, device="cuda")
-        results = []
-        for model in (eager, stock, mine):
-            given = x.clone().requires_grad_()
-            model.zero_grad()
-            out = model(given)
-            out.square().sum().backward()
-            results.append([out.detach().clone(), given.grad.clone(), *(p.grad.clone() for p in model.parameters())])
-        for one, two, three in zip(*results, strict=True):
-            assert torch.equal(one, three)
-            assert torch.equal(two, three)
 
 
 @pytest.mark.alone

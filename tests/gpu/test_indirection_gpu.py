@@ -1,25 +1,17 @@
-"""Indirection on a GPU: real captures and updates, with results bit-identical to stock's graphs.
-
-`ENCORE_CAPTURES=DIR` keeps the real captures that are compared here, as JSON for tests without a GPU: the folder is
-`tests/data/captures` as it should be afterwards.
-"""
+"""Indirection on a GPU: real captures and updates, with results bit-identical to stock's graphs."""
 
 from __future__ import annotations
 
 import gc
-import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cuda.bindings import driver
 from gpu_harness import (
     SEED,
     Function,
-    Searched,
     allocated,
     assert_like_stock,
     call,
@@ -27,16 +19,11 @@ from gpu_harness import (
     encore,
     forget,
     recordings,
-    save_captures,
     stock,
 )
-from recorded_captures import load_captures
 
 import optimizations
-from optimizations.graph.device import TENSOR_MAP_CAPABILITY
-from optimizations.graph.pointers import find_pointer_uses
-from optimizations.graph.tensor_map import driver_replace_address
-from optimizations.in_place.session import OTHER_USES, Session
+from optimizations.in_place.session import OTHER_USES
 from optimizations.trees.containers import managers
 
 pytestmark = pytest.mark.gpu
@@ -184,26 +171,3 @@ def test_reset_frees_everything_and_functions_keep_working(choice: str, weights:
             gc.enable()
     x = torch.randn(2048, 512, device="cuda")
     assert torch.allclose(call(function, x)[0], torch.softmax(x @ WEIGHTS["single"], -1), atol=1e-6)
-
-
-@pytest.mark.parametrize("program", [name for name in PROGRAMS if name not in ("attention", "sort", "indexing")])
-def test_captured_graphs_of_real_programs_are_usable(
-    program: str, weights: dict[str, Any], tmp_path: Path, searched: list[Searched], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Saved, loaded and analysed again, captures give the original findings."""
-    monkeypatch.setattr(Session, "_take_by_name", lambda self, refusal: False)
-    function, make = PROGRAMS[program]
-    compiled = encore(function)
-    for step in range(5):
-        call(compiled, *make(step))
-    path = Path(os.environ.get("ENCORE_CAPTURES") or tmp_path) / f"{program.replace(' ', '_')}.json"
-    save_captures(program, searched[-1], path)
-    loaded = load_captures(path)
-    replace = driver_replace_address(driver) if torch.cuda.get_device_capability() >= TENSOR_MAP_CAPABILITY else None
-    first, second, control, repeat = searched[-1]
-    found = find_pointer_uses(first, second, further=[control, repeat], replace_address=replace)
-    again = find_pointer_uses(
-        loaded.first, loaded.second, further=[loaded.control, loaded.repeat], replace_address=replace
-    )
-    assert again == found
-    assert all(verdict.uses for verdict in found.verdicts), "every program here uses its input"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from gpu_harness import SEED, Searched, copy_reasons, forget, recordings, save_captures
+from gpu_harness import SEED, copy_reasons, forget, recordings
 from real_programs.compare import relative_error
 
 from models.instance import Instance, instantiate
@@ -49,22 +47,6 @@ MOST_OF_STOCKS_SPREAD = 3.0
 
 EAGERS_TOLERANCE = 0.05
 """Largest difference from eager where stock cannot run the program, as a share of the tensor's norm."""
-
-KEPT_WORKLOADS = ("ALNET", "DCGAN", "EOS")
-KEPT_BYTES = 300_000
-"""The largest file of captures that is kept."""
-
-
-def keep_workload(acronym: str, captures: Sequence[Searched]) -> None:
-    """The captures of each of its recordings, if there is a place for them."""
-    place = os.environ.get("ENCORE_CAPTURES")
-    if place is None or acronym not in KEPT_WORKLOADS:
-        return
-    for number, one in enumerate(captures):
-        path = Path(place) / "workloads" / f"{acronym}_{number}.json"
-        save_captures(f"{acronym} tiny, recording {number}", one, path)
-        if path.stat().st_size > KEPT_BYTES:
-            path.unlink()
 
 
 def check_copies(acronym: str, copied_bytes: int) -> str:
@@ -127,7 +109,7 @@ def differences(results: Results, reference: Results) -> dict[str, float]:
 @pytest.mark.long
 @pytest.mark.parametrize("acronym", sorted(workloads()))
 def test_workload_replays_bit_identically_to_stock(
-    acronym: str, searched: list[Searched], record_property: Callable[[str, object], None], deterministic: None
+    acronym: str, record_property: Callable[[str, object], None], deterministic: None
 ) -> None:
     """Outputs, loss, gradients, buffers and mutated inputs over 50 calls; each set of inputs at several addresses.
     Whatever is still copied has a reason.
@@ -179,7 +161,6 @@ def test_workload_replays_bit_identically_to_stock(
             allowed = tolerance or (MOST_OF_STOCKS_SPREAD * expected.spread.get(name, 0.0) if several else 0.0)
             if difference > allowed:
                 off.append(f"call {index}, {name}: {difference:.2g} off, {allowed:.2g} allowed")
-    keep_workload(acronym, searched)
     with counting() as count:
         results(indirect, 0)
     record_property("copied", check_copies(acronym, count.copied_bytes))

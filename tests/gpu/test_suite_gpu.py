@@ -89,6 +89,7 @@ def test_each_mode_compiles_once_and_three_have_trials(tmp_path: Path) -> None:
     for (workload, mode), cell in cells.items():
         assert cell.status is Status.PASS and cell.correctness is not None, (workload, mode, cell.error)
         assert cell.correctness.fallback_random == (mode != "eager"), (workload, mode)
+        assert cell.device == "cuda" and all(block.device_us for block in cell.blocks), (workload, mode)
         # Where atomics add, what varies may have been seen by one process and not by another, which then tries itself.
         if mode in ("graph-unpartitioned", "lean") and workload == "DR-T":
             assert f"{workload} {mode}: compare" not in said  # who is tried by its own process compares, and says so

@@ -21,9 +21,6 @@ class RecordedCaptures(BaseModel):
     control: Capture | None = None
     repeat: Capture | None = None
 
-    def save(self, path: Path) -> None:
-        path.write_text(self.model_dump_json(indent=1))
-
 
 def load_captures(path: Path) -> RecordedCaptures:
     return RecordedCaptures.model_validate_json(path.read_bytes())
