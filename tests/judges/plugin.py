@@ -3,9 +3,9 @@
     ENCORE_JUDGE_COMPILER=encore ENCORE_JUDGE_ROWS=FILE python -m pytest -p judges.plugin TESTS
 
 Calls of `torch.compile` that name Inductor or no backend get the compiler's keywords; those that name another one, such
-as "eager", stay as they are. With ENCORE_JUDGE_REPEATS=N each call of a compiled function is N calls with the same
-arguments, whose last result counts: most tests call a function once, and graphs would not be replayed. The first test
-of each class runs before any second one.
+as "eager", stay as they are. Each call of a compiled function is `CALLS` calls with the same arguments, whose last
+result counts: most tests call a function once, and graphs would not be replayed. The first test of each class runs
+before any second one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .worker import prepare
 COMPILER = os.environ.get("ENCORE_JUDGE_COMPILER", "compile")
 ROWS = os.environ.get("ENCORE_JUDGE_ROWS")
 PREFIX = os.environ.get("ENCORE_JUDGE_NAME", "project")
-REPEATS = int(os.environ.get("ENCORE_JUDGE_REPEATS", "1"))
+CALLS = 4
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put the compiler into `torch.compile` and count graphs that are launched."""
     prepare()
-    torch.compile = given_compiler(torch.compile, dict(trial.COMPILERS[COMPILER]), REPEATS)
+    torch.compile = given_compiler(torch.compile, dict(trial.COMPILERS[COMPILER]))
     counting = trial.counted_replays()
     config.stash[REPLAYS] = counting.__enter__()
     config.add_cleanup(lambda: counting.__exit__(None, None, None))
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=places.__getitem__)
 
 
-def given_compiler(stock: Any, keywords: dict[str, Any], calls: int = 1) -> Any:
+def given_compiler(stock: Any, keywords: dict[str, Any]) -> Any:
     """Return `torch.compile` with other keywords where the program leaves the backend to PyTorch."""
 
     @functools.wraps(stock)
@@ -64,19 +64,17 @@ def given_compiler(stock: Any, keywords: dict[str, Any], calls: int = 1) -> Any:
         kept = {name: value for name, value in given.items() if name not in ("backend", "mode", "options")}
         if model is None:
             return lambda target: compile_(target, **given)
-        return _repeated(stock(model, **kept, **keywords), calls)
+        return _repeated(stock(model, **kept, **keywords))
 
     return compile_
 
 
-def _repeated(compiled: Any, calls: int) -> Any:
-    if calls == 1:
-        return compiled
+def _repeated(compiled: Any) -> Any:
     once = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
 
     @functools.wraps(once)
     def again(*args: Any, **given: Any) -> Any:
-        for _ in range(calls - 1):
+        for _ in range(CALLS - 1):
             once(*args, **given)
         return once(*args, **given)
 

@@ -26,8 +26,6 @@ from .trial import COMPILERS
 from .wheel import device_name
 
 ROOT = Path(__file__).resolve().parents[2]
-CALLS = 4
-"""Calls of a compiled function for each that a test makes; see `plugin`."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,6 @@ def run(given: argparse.Namespace, rows: RowFile, environment: Mapping[str, str]
             "ENCORE_JUDGE_COMPILER": compiler,
             "ENCORE_JUDGE_ROWS": str(rows.path),
             "ENCORE_JUDGE_NAME": given.name,
-            "ENCORE_JUDGE_REPEATS": str(CALLS),
         }
         with (given.out / f"{compiler}.log").open("a", encoding="utf-8") as log:
             options_of = {"cwd": given.checkout, "env": variables, "stdout": log, "stderr": log}
