@@ -27,7 +27,7 @@ from optimizations.graph.pools import (
     used_memory,
 )
 from optimizations.graph.read import captured_nodes, read_graph
-from optimizations.graph.records import CapturedGraph, MemoryRange, OtherNode, words_of
+from optimizations.graph.records import CapturedGraph, MemoryRange, OtherNode, addresses_between
 from optimizations.race import Race, mark
 from optimizations.trees.hook import at_rest
 from optimizations.uncollected import uncollected
@@ -235,4 +235,8 @@ def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange]) -> bool:
     """
     ranges = MemoryRanges(memory)
     inside = any(isinstance(node, OtherNode) and node.type_name == "GRAPH" for node in graph.nodes)
-    return inside or any(address in ranges for node in graph.nodes for address in words_of(node))
+    if inside or not memory:
+        return inside
+    spans = [one.span for one in memory]
+    words = addresses_between(graph.nodes, min(start for start, _ in spans), max(end for _, end in spans))
+    return any(address in ranges for found in words for address in found)

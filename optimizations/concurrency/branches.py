@@ -107,10 +107,10 @@ class Branches:
         if not _is_chain(captured):
             self._finish(CHAIN, "it was captured from several streams")
             return
-        self._order = order_launches(launches)
-        if self._order.branches > 1:  # other memory can only make launches wait for more
+        if not log.is_chain:  # other memory can only make launches wait for more
             launches = with_hidden_memory(log.logged, captured, pool, log.never_freed, log.inputs, log.lifetimes)
-            self._order = order_launches(with_moving_inputs(log.logged, launches, log.inputs))
+            launches = with_moving_inputs(log.logged, launches, log.inputs)
+        self._order = order_launches(launches)
         self._captured = captured
         if self._order.branches < 2:
             self._finish(CHAIN, "each kernel needs the result of the one before it")

@@ -36,7 +36,7 @@ from itertools import chain
 
 from optimizations.concurrency.launch_log import Lifetime, Logged
 from optimizations.concurrency.order import Launch, Span
-from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyNode, MemsetNode, Node, words_of
+from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyNode, MemsetNode, Node, addresses_between
 
 
 def with_hidden_memory(
@@ -57,7 +57,11 @@ def with_hidden_memory(
         lifetimes: of the storages that the log noted.
     """
     inputs, lives = tuple(inputs), _Lives(lifetimes)
-    segments, blocks_without = _Spans((*pool, *inputs)), _without_freed((*never_freed,), inputs)
+    known = (*pool, *inputs)
+    segments, blocks_without = _Spans(known), _without_freed((*never_freed,), inputs)
+    declared_spans = chain.from_iterable((*one.launch.reads, *one.launch.writes) for one in logged)
+    borders = [*chain.from_iterable((*known, *declared_spans))] or [0]
+    words_of = addresses_between(graph.nodes, min(borders), max(borders))
     found = []
     for index, one in enumerate(logged):
         launch = one.launch
@@ -66,8 +70,7 @@ def with_hidden_memory(
             continue
         nodes = graph.nodes[launch.first : launch.first + launch.count]
         declared, blocks = _Spans((*launch.reads, *launch.writes)), blocks_without(one.freed)
-        low, high = min(segments.low, declared.low), max(segments.high, declared.high)
-        words = [[word for word in words_of(node) if low <= word < high] for node in nodes]
+        words = words_of[launch.first : launch.first + launch.count]
         barrier = next((reason for node in nodes if (reason := _unreadable(node))), None)
         if barrier is None and one.is_operator:
             barrier = _without_addresses(launch, nodes, words, segments, declared)
@@ -168,15 +171,6 @@ class _Spans:
                 self._borders[-1] = max(self._borders[-1], end)
             else:
                 self._borders += [start, end]
-
-    @property
-    def low(self) -> int:
-        """Return the first address; `high` is the one after the last."""
-        return self._borders[0] if self._borders else 0
-
-    @property
-    def high(self) -> int:
-        return self._borders[-1] if self._borders else 0
 
     def around(self, address: int) -> Span | None:
         """Return the span that contains an address."""

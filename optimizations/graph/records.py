@@ -11,10 +11,11 @@ models: their numbers are only checked when they are loaded.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 WORD_BYTES = 8
@@ -219,18 +220,35 @@ def _shape(node: Node) -> dict[str, Any]:
     return shape
 
 
-def words_of(node: Node) -> Iterator[int]:
-    """Yield every word in a node that may be an address. In parameters one may begin at every fourth byte."""
-    if isinstance(node, KernelNode):
-        for parameter in node.parameters:
-            for offset in (0, STEP_BYTES):
-                count = max(0, parameter.size - offset) // WORD_BYTES
-                yield from struct.unpack_from(f"<{count}Q", parameter.data, min(offset, parameter.size))
-    elif isinstance(node, MemsetNode):
-        yield node.address
-    elif isinstance(node, MemcpyNode):
-        yield node.source.address + node.source.x_bytes
-        yield node.destination.address + node.destination.x_bytes
+def addresses_between(nodes: Sequence[Node], low: int, high: int) -> list[list[int]]:
+    """Return for each node the words from `low` up to, but not including, `high`, which may be addresses.
+
+    In parameters one may begin at every fourth byte. All parameters are searched at once, as there are thousands.
+    """
+    found: list[list[int]] = [[] for _ in nodes]
+    owners, starts, sizes, contents, length = [], [], [], [], 0
+    for index, node in enumerate(nodes):
+        if isinstance(node, KernelNode):
+            for parameter in node.parameters:
+                owners.append(index)
+                starts.append(length)
+                sizes.append(parameter.size)
+                contents.append(parameter.data.ljust(-(-parameter.size // STEP_BYTES) * STEP_BYTES, b"\0"))
+                length += len(contents[-1])
+        elif isinstance(node, MemsetNode):
+            found[index] = [node.address]
+        elif isinstance(node, MemcpyNode):
+            found[index] = [end.address + end.x_bytes for end in (node.source, node.destination)]
+        found[index] = [address for address in found[index] if low <= address < high]
+    content = b"".join(contents)
+    for offset in (0, STEP_BYTES):
+        words = np.frombuffer(content, "<u8", max(0, length - offset) // WORD_BYTES, min(offset, length))
+        places = np.flatnonzero((words >= np.uint64(low)) & (words < np.uint64(high)))
+        holding = np.searchsorted(starts, places * WORD_BYTES + offset, side="right") - 1
+        for place, parameter_index in zip(places.tolist(), holding.tolist(), strict=True):
+            if place * WORD_BYTES + offset - starts[parameter_index] + WORD_BYTES <= sizes[parameter_index]:
+                found[owners[parameter_index]].append(int(words[place]))
+    return found
 
 
 def words_in(parameter: Parameter) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from cuda.bindings import driver as cuda
+from hypothesis import given
+from hypothesis import strategies as st
 from simulated_gpu.driver import Function, Node, SimulatedDriver
 from synthetic_captures import kernel
 
@@ -24,6 +26,7 @@ from optimizations.graph.records import (
     OtherNode,
     Parameter,
     Placeholder,
+    addresses_between,
 )
 
 ONE_KERNEL = CapturedGraph(nodes=(kernel([bytes(8)]),), edges=())
@@ -56,6 +59,28 @@ PLACE = Placeholder(input=0, memory=MemoryRange(address=256, size_bytes=8))
 def test_record_with_a_wrong_field_is_refused_by_name(make: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make()
+
+
+WORDS = st.lists(st.sampled_from([b"\0" * 4, b"\1\0\0\0", b"\0\1\0\0", b"\2\1\0\0"]), max_size=7).map(b"".join)
+
+
+@given(st.lists(st.lists(st.tuples(WORDS, st.binary(max_size=3)), max_size=3), max_size=4))
+def test_words_of_parameters_between_two_addresses_are_found(kernels: list[list[tuple[bytes, bytes]]]) -> None:
+    """They begin at every fourth byte, and lie in one parameter."""
+    low, high = 0x100, 0x102_0000_0001
+    contents = [[words + tail for words, tail in one] for one in kernels]
+    copy = MemsetNode(address=low, pitch_bytes=0, value=0, element_bytes=4, width=1, height=1)
+    expected = [
+        sorted(
+            value
+            for content in one
+            for offset in range(0, len(content) - 7, 4)
+            if low <= (value := int.from_bytes(content[offset : offset + 8], "little")) < high
+        )
+        for one in contents
+    ]
+    found = addresses_between([copy, *map(kernel, contents)], low, high)
+    assert list(map(sorted, found)) == [[low], *expected]
 
 
 class RecordedDriver(SimulatedDriver):
