@@ -90,7 +90,7 @@ def chosen_workloads(only: Sequence[str]) -> list[Chosen]:
 
 
 class Workload:
-    """A `steered.Program`."""
+    """A compiled workload. Its bits and results are those of a call from a state and seed that are always the same."""
 
     def __init__(self, chosen: Chosen, *, branches: bool) -> None:
         import torch
@@ -146,8 +146,7 @@ def reserved_bytes(program: Any, calls: int = WARM_UP) -> int:
 
 def measure(chosen: Chosen, lock: Path, *, delays: bool) -> dict[str, Any]:
     """Measure a workload both ways."""
-    from delayed_graphs import delayed
-    from steered import Limit, NotedOrders, Steering, compare_bits, compare_times, decide, race_itself, replay_delayed
+    from steered import NotedOrders, Steering, compare_bits, compare_times, decide, race_itself, replay_delayed
 
     import optimizations
     from optimizations.trees import node
@@ -176,9 +175,9 @@ def measure(chosen: Chosen, lock: Path, *, delays: bool) -> dict[str, Any]:
             row["bits"] = compare_bits(program, steering)
             row["times"] = compare_times(program, steering)
             row["decisions"] = decide(program, steering, "race")
-            row["self"] = race_itself(program, steering, Limit(PHASE_S))
+            row["self"] = race_itself(program, steering, PHASE_S)
             if delays:
-                row["delays"] = replay_delayed(program, steering, delayed, Limit(4 * PHASE_S))
+                row["delays"] = replay_delayed(program, steering, 4 * PHASE_S)
     return row
 
 

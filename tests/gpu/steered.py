@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
+from delayed_graphs import delayed
 
 from optimizations.concurrency import branches as branches_module
 from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches
@@ -22,6 +23,9 @@ from optimizations.concurrency.hidden_memory import with_hidden_memory
 from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import Launch, order_launches
 from optimizations.race import CALLS, Race
+
+if TYPE_CHECKING:
+    from concurrency_proof import Workload
 
 SELF_RACES = 10
 DELAYED_REPLAYS = 100
@@ -85,34 +89,7 @@ class SteeredRace:
         return serve
 
 
-class Program(Protocol):
-    """A compiled program."""
-
-    def iterate(self, number: int) -> None:
-        """Make a call on the next inputs."""
-
-    def bits(self) -> Mapping[str, str]:
-        """Return the bits of all results of a call, from a state and random seed that are always the same."""
-
-    def results(self) -> Mapping[str, torch.Tensor]:
-        """Return the results of such a call, on the CPU."""
-
-    def synchronize(self) -> None: ...
-
-
-class Limit:
-    """Time for something: `left` is false once it is over."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._end = clock() + seconds
-
-    @property
-    def left(self) -> bool:
-        return self._clock() < self._end
-
-
-def compare_bits(program: Program, steering: Steering) -> dict[str, Any]:
+def compare_bits(program: Workload, steering: Steering) -> dict[str, Any]:
     """Compare the bits of the chain with its own, and with those of the branches, tensor by tensor."""
 
     def of(serve: str, calls: int) -> list[Mapping[str, str]]:
@@ -137,7 +114,7 @@ def compare_bits(program: Program, steering: Steering) -> dict[str, Any]:
     return found
 
 
-def _spread(program: Program, steering: Steering, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _spread(program: Workload, steering: Steering, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return how far the chain is from itself in these tensors, and the branches from the chain."""
 
     def of(serve: str) -> Mapping[str, torch.Tensor]:
@@ -162,7 +139,7 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm() / other.norm().clamp_min(1e-300))
 
 
-def compare_times(program: Program, steering: Steering) -> dict[str, Any]:
+def compare_times(program: Workload, steering: Steering) -> dict[str, Any]:
     """Return microseconds of an iteration each way: of all graphs with branches, and of the whole iteration."""
     graphs: dict[str, list[float]] = {CHAIN: [], BRANCHES: []}
     whole: dict[str, list[float]] = {CHAIN: [], BRANCHES: []}
@@ -189,7 +166,7 @@ def compare_times(program: Program, steering: Steering) -> dict[str, Any]:
     }
 
 
-def decide(program: Program, steering: Steering, serve: str) -> list[dict[str, Any]]:
+def decide(program: Workload, steering: Steering, serve: str) -> list[dict[str, Any]]:
     """Let real races decide, of chain and branches ("race") or of the chain and itself ("self")."""
     steering.serve = serve
     for one in steering.races:
@@ -207,11 +184,11 @@ def decide(program: Program, steering: Steering, serve: str) -> list[dict[str, A
     return found
 
 
-def race_itself(program: Program, steering: Steering, limit: Limit, races: int = SELF_RACES) -> dict[str, int]:
+def race_itself(program: Workload, steering: Steering, seconds: float) -> dict[str, int]:
     """Race the chain of each graph against itself, and count how often "branches" win."""
-    won, held = 0, 0
-    for _ in range(races):
-        if held and not limit.left:
+    won, held, end = 0, 0, time.monotonic() + seconds
+    for _ in range(SELF_RACES):
+        if held and time.monotonic() > end:
             break
         found = decide(program, steering, "self")
         held += len(found)
@@ -219,22 +196,16 @@ def race_itself(program: Program, steering: Steering, limit: Limit, races: int =
     return {"races": held, "branches_won": won}
 
 
-def replay_delayed(
-    program: Program,
-    steering: Steering,
-    delayed: Callable[[Any, int], AbstractContextManager[None]],
-    limit: Limit,
-    replays: int = DELAYED_REPLAYS,
-) -> dict[str, Any]:
+def replay_delayed(program: Workload, steering: Steering, seconds: float) -> dict[str, Any]:
     """Compare bits of branches with delays, drawn from 0, 1, ..., with the chain's. Varying tensors are left out."""
     steering.serve = CHAIN
     chains = [program.bits() for _ in range(3)]
     steady = [name for name in chains[0] if len({one.get(name) for one in chains}) == 1]
     steering.serve = BRANCHES
     program.bits()
-    made, differing = 0, []
-    for seed in range(replays):
-        if not limit.left:
+    made, differing, end = 0, [], time.monotonic() + seconds
+    for seed in range(DELAYED_REPLAYS):
+        if time.monotonic() > end:
             break
         with ExitStack() as stack:
             for one in steering.races:

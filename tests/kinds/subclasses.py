@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 
 from kinds.world import STEPS, World, kind
@@ -54,44 +55,6 @@ class Scaled(torch.Tensor):
         return func(*args, **kwargs)
 
 
-class Pair(torch.Tensor):
-    """Two tensors on which every operator works alike."""
-
-    @staticmethod
-    def __new__(cls: Any, a: torch.Tensor, b: torch.Tensor, requires_grad: bool = False) -> Any:
-        return torch.Tensor._make_wrapper_subclass(
-            cls, a.shape, strides=a.stride(), dtype=a.dtype, device=a.device, requires_grad=requires_grad
-        )
-
-    def __init__(self, a: torch.Tensor, b: torch.Tensor, requires_grad: bool = False) -> None:
-        self.a, self.b = a, b
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["a", "b"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> Pair:
-        return Pair(inner["a"], inner["b"])
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"Pair({tuple(self.shape)})"
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        found = []
-        for name in ("a", "b"):
-            one, keywords = pytree.tree_map_only(Pair, lambda pair, n=name: getattr(pair, n), (args, kwargs))
-            found.append(func(*one, **keywords))
-        a, b = found
-        if not isinstance(a, torch.Tensor):
-            return a
-        wrapped = Pair(a, b)
-        from torch.utils._python_dispatch import return_and_correct_aliasing
-
-        return return_and_correct_aliasing(func, args, kwargs, wrapped)
-
-
 def _both(pair: Any) -> list[torch.Tensor]:
     return [pair.a, pair.b]
 
@@ -114,8 +77,8 @@ def quantized_weights(world: World) -> None:
 @kind()
 def pairs_that_are_trained(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
-    net.weight = nn.Parameter(Pair(world.values(72, 4, 4), world.values(73, 4, 4)))
-    net.bias = nn.Parameter(Pair(world.values(74, 4), world.values(75, 4)))
+    net.weight = nn.Parameter(TwoTensor(world.values(72, 4, 4), world.values(73, 4, 4)))
+    net.bias = nn.Parameter(TwoTensor(world.values(74, 4), world.values(75, 4)))
     run = world.compile(net)
     for step in range(STEPS):
         loss = run(world.values(step)).square().sum()
@@ -132,7 +95,7 @@ def pairs_that_are_written(world: World) -> None:
 
     run = world.compile(program)
     for step in range(STEPS):
-        pair = Pair(world.values(step), world.values(step + 40))
+        pair = TwoTensor(world.values(step), world.values(step + 40))
         world.note(_both(run(pair, world.values(step + 20))), _both(pair))
 
 

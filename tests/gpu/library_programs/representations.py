@@ -8,30 +8,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from real_programs.vision import Denoiser
 from step_parts import Program
 from torch import nn
 
 from library_programs.record import CALLS, descend, drawn, many, on_the_device, program, state_of, training, variant
 from library_programs.schedules import ConvNet, digits
-
-
-class TinyUnet(nn.Module):
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.time = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
-        self.inp, self.down = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, 2 * width, 3, 2, 1)
-        self.mid, self.norm = nn.Conv2d(2 * width, 2 * width, 3, padding=1), nn.GroupNorm(4, 2 * width)
-        self.up, self.out = nn.ConvTranspose2d(2 * width, width, 4, 2, 1), nn.Conv2d(2 * width, 1, 3, padding=1)
-        self.width = width
-
-    def forward(self, x, t):
-        half = self.width // 2
-        emb = torch.exp(torch.arange(half, device=x.device) * -(math.log(10000) / (half - 1)))
-        emb = t[:, None] * emb[None, :]
-        emb = self.time(torch.cat((emb.sin(), emb.cos()), dim=-1))
-        x = self.inp(x) + emb[:, :, None, None]
-        h = F.silu(self.norm(self.mid(F.silu(self.down(x)))))
-        return self.out(torch.cat((self.up(h), x), 1))
 
 
 class GaussianDiffusion(nn.Module):
@@ -63,7 +45,7 @@ class GaussianDiffusion(nn.Module):
 
 
 def ddpm(device: str) -> Program:
-    diffusion = GaussianDiffusion(TinyUnet()).to(device)
+    diffusion = GaussianDiffusion(Denoiser(8, channels=1)).to(device)
     ema = copy.deepcopy(diffusion).requires_grad_(False)
     optimizer = torch.optim.Adam(diffusion.parameters(), lr=1e-3, betas=(0.9, 0.99), **on_the_device(device))
 

@@ -57,11 +57,6 @@ class Seq2SeqTransformer(nn.Module):
         return self.generator(outs)
 
 
-def square_subsequent_mask(size, device):
-    mask = (torch.triu(torch.ones((size, size), device=device)) == 1).transpose(0, 1)
-    return mask.float().masked_fill(mask == 0, float("-inf")).masked_fill(mask == 1, 0.0)
-
-
 def padded(g, length, n=4, vocab=40):
     tokens = torch.randint(3, vocab, (length, n), generator=g)
     ends = torch.randint(length // 2, length + 1, (n,), generator=g)
@@ -82,7 +77,7 @@ def translation(device: str, schedule: str, **causal: bool) -> Program:
 
     def step(src, tgt):
         tgt_input = tgt[:-1, :]
-        tgt_mask = square_subsequent_mask(tgt_input.shape[0], device)
+        tgt_mask = nn.Transformer.generate_square_subsequent_mask(tgt_input.shape[0], device)
         src_mask = torch.zeros((src.shape[0], src.shape[0]), device=device).type(torch.bool)
         src_pad = (src == 1).transpose(0, 1)
         tgt_pad = (tgt_input == 1).transpose(0, 1).float().masked_fill((tgt_input == 1).transpose(0, 1), float("-inf"))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from real_programs.pieces import Block
 from step_parts import Program
 from torch import nn
 
@@ -148,38 +149,11 @@ def ctc_speech_recogniser(device: str) -> Program:
     return training(loss_of, optimizer, data, params)
 
 
-class CausalSelfAttention(nn.Module):
-    def __init__(self, d, heads, dropout) -> None:
-        super().__init__()
-        self.c_attn, self.c_proj = nn.Linear(d, 3 * d, bias=False), nn.Linear(d, d, bias=False)
-        self.n_head, self.n_embd, self.dropout = heads, d, dropout
-        self.resid_dropout = nn.Dropout(dropout)
-
-    def forward(self, x):
-        B, T, C = x.size()
-        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
-        q, k, v = (t.view(B, T, self.n_head, C // self.n_head).transpose(1, 2) for t in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0, is_causal=True)
-        return self.resid_dropout(self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C)))
-
-
-class Block(nn.Module):
-    def __init__(self, d, heads, dropout) -> None:
-        super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.attn = CausalSelfAttention(d, heads, dropout)
-        self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d), nn.Dropout(dropout))
-
-    def forward(self, x):
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
-
-
 class GPT(nn.Module):
     def __init__(self, vocab=48, d=32, heads=4, layers=2, dropout=0.0, checkpoint=False) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocab, d), nn.Embedding(16, d)
-        self.h = nn.ModuleList([Block(d, heads, dropout) for _ in range(layers)])
+        self.h = nn.ModuleList([Block(d, heads, dropout, causal=True) for _ in range(layers)])
         self.ln_f, self.lm_head = nn.LayerNorm(d), nn.Linear(d, vocab, bias=False)
         self.wte.weight = self.lm_head.weight
         self.checkpoint = checkpoint

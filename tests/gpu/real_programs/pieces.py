@@ -69,11 +69,11 @@ def mlp(width: int, depth: int, inputs: int | None = None, outputs: int | None =
 
 
 class Block(nn.Module):
-    """A pre-norm transformer layer over [batch, tokens, width]."""
+    """A pre-norm transformer layer over [batch, tokens, width], with dropout in its attention."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.0, *, causal: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout, self.causal = heads, dropout, causal
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.feed_forward = mlp(2 * width, 1, width, width)
@@ -83,7 +83,8 @@ class Block(nn.Module):
         query, key, value = (
             part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, -1)
         )
-        attended = nn.functional.scaled_dot_product_attention(query, key, value)
+        options = {"dropout_p": self.dropout, "is_causal": self.causal}
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, **options)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, tokens, width))
         return x + self.feed_forward(self.norm_2(x))
 

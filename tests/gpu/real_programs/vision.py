@@ -80,16 +80,16 @@ def torchvision_detection(setting: Setting) -> Body:
 
 
 class Denoiser(nn.Module):
-    """A two-level UNet with a time embedding, over [batch, 3, side, side]."""
+    """A two-level UNet with a time embedding, over [batch, channels, side, side]."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, channels: int = 3) -> None:
         super().__init__()
         self.embed = mlp(width, 1, width, 2 * width)
-        self.first = nn.Conv2d(3, width, 3, padding=1)
+        self.first = nn.Conv2d(channels, width, 3, padding=1)
         self.down = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
         self.middle = nn.Conv2d(2 * width, 2 * width, 3, padding=1)
         self.up = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
-        self.last = nn.Conv2d(2 * width, 3, 3, padding=1)
+        self.last = nn.Conv2d(2 * width, channels, 3, padding=1)
         self.register_buffer("frequencies", torch.exp(torch.linspace(0, -4, width // 2)))
 
     def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
