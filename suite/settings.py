@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from suite.results.errors import WrongUse
 from suite.results.schema import Environment, Record
@@ -28,8 +28,11 @@ class RunSettings(Record):
     over `input_sets` sets at different addresses. `warm_up` counts iterations before the first sample, recording
     included. `check_inputs` input sets are compared with eager before any timing. `warm_cache`: compiled kernels are
     kept from run to run, else every workload is compiled and tuned afresh. `cold_compile_times`: each mode compiles
-    once more, alone and with its own caches. `variant` None means each workload's own default.
+    once more, alone and with its own caches. `variant` None means each workload's own default. A run with
+    other settings is of another version, and cannot be continued.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     processes: int | None = None
     blocks: int = 20
@@ -54,19 +57,10 @@ class RunSettings(Record):
         Raises:
             WrongUse: the seed is out of range; the command line checks the range of the others.
         """
-        require_seed(self.seed)
+        if not 0 <= self.seed < 2**63:
+            raise WrongUse(f"--seed {self.seed} is out of range: it must be from 0 to 2**63 - 1")
         usual = USUAL_PROCESSES if self.device == "cuda" else 1
         return self.model_copy(update={"processes": self.processes or usual})
-
-
-def require_seed(seed: int) -> None:
-    """Refuse a `--seed` that some generator of random numbers would not take.
-
-    Raises:
-        WrongUse: it is negative, or has more than 63 bits.
-    """
-    if not 0 <= seed < 2**63:
-        raise WrongUse(f"--seed {seed} is out of range: it must be from 0 to 2**63 - 1")
 
 
 class RunPlan(RunSettings):

@@ -27,7 +27,6 @@ def graph(
     ] = None,
     variant: Annotated[str | None, typer.Option(help="Variant of the workload.")] = None,
     size: SizeOption = "full",
-    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
 ) -> None:
     """Draw a CUDA graph's branches over time, and name its longest path by kernel and line.
 
@@ -37,7 +36,7 @@ def graph(
     from suite.draw.timeline import timeline
     from suite.results.store import describe, write_atomically
 
-    graphs = measured.measured_graphs(workload, variant=variant, size=size, seed=seed, say=Progress(workload))
+    graphs = measured.measured_graphs(workload, variant=variant, size=size, say=Progress(workload))
     lines = [timeline(one) for one in graphs]
     for place, (one, line) in enumerate(zip(graphs, lines, strict=True), start=1):
         if drawing is not None:

@@ -185,15 +185,10 @@ def env(
     ] = False,
 ) -> None:
     """Show what a run records of this machine."""
-    from rich.table import Table
-
     from suite.measure import environment, gpu
-    from suite.report.provenance import facts
 
     if require_gpu:
-        print(gpu.require_gpu().info.name)
+        print(gpu.find_gpu().info.name)
         return
-    table = Table(box=None, show_header=False)
-    for name, value in facts(environment.collect("none", ("encore", *sys.argv[1:]), {})).items():
-        table.add_row(name, value)
-    console().print(table)
+    here = environment.collect("none", ("encore", *sys.argv[1:]), {})
+    print(here.model_dump_json(indent=2, exclude={"packages"}))

@@ -67,13 +67,14 @@ def report(
     else:
         newest = store.newest_run(store.RUNS, store.RECORDED)
         found = [newest] if newest else []
+    folder = out or (found[0] if len(found) == 1 else store.REPOSITORY / "results") / "report"
     if only is not None:
-        _report_only(only, found, micro, out or report_folder(found), figures, recorded=recorded)
+        _report_only(only, found, micro, folder, figures, recorded=recorded)
         return
     if recorded and not found:
         say(f"nothing is recorded in {store.describe(store.RECORDED)}, so there is no report")
         return
-    made = write_report(found, out, figures, readme, micro, recorded=recorded)
+    made = write_report(found, folder, figures, readme, micro, recorded=recorded)
     print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
     # What is missing is in the report; a program that goes on by the exit code must not take it for results.
     raise typer.Exit(EXIT_OK if made.cells else EXIT_FINDING)
@@ -92,16 +93,9 @@ def _check_fresh(readme: Path) -> NoReturn:
     raise typer.Exit(EXIT_FINDING if stale else EXIT_OK)
 
 
-def report_folder(runs: Sequence[Path]) -> Path:
-    """Return where a report of these runs is by default: in the folder of the one run, or of all results."""
-    from suite.results.store import REPOSITORY
-
-    return (runs[0] if len(runs) == 1 else REPOSITORY / "results") / "report"
-
-
 def write_report(
     runs: Sequence[Path],
-    out: Path | None = None,
+    folder: Path,
     figures: Path | None = None,
     readme: Path | None = None,
     micro: Path | None = None,
@@ -112,7 +106,6 @@ def write_report(
     from suite.cli.console import Progress
     from suite.report.build import build_report
 
-    folder = out or report_folder(runs)
     made = build_report(runs, folder, figures, readme, micro, Progress("report"), recorded=recorded)
     if made.warning:
         say(f"encore: {made.warning}")

@@ -138,7 +138,7 @@ def run(
         return
     finished = launch(request, console(stderr=True))
     _print_conclusions(finished.path, programs)
-    made = write_report([finished.path]) if report or programs else None
+    made = write_report([finished.path], finished.path / "report") if report or programs else None
     if made:
         say(f"{describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
     raise typer.Exit(finished.exit_code)

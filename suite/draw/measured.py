@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -27,7 +27,7 @@ from models.registry import Size
 from optimizations import torch_internals
 from optimizations.torch_internals.tuning import mark_graphs
 from suite.draw.timeline import DrawnGraph, graphs_of
-from suite.measure.gpu import require_gpu
+from suite.measure.gpu import find_gpu
 from suite.measure.iteration import callable_for, iteration, seed_all, set_numerics
 from suite.measure.modes import LANES_MODE, MODES, PLACEMENT_MODE
 from suite.measure.profiling import PROFILED_ITERATIONS, graph_launches, load_profiler, trace
@@ -38,15 +38,14 @@ SETTLE_S = 60.0
 """Longest time for which a workload is called until its graphs are settled, in seconds."""
 CALLS_TO_RECORD = 4
 INPUT_SETS = 2
+SEED = 1337
 
 
-def measured_graphs(
-    workload: str, *, variant: str | None, size: Size, seed: int, say: Callable[[str], None]
-) -> list[DrawnGraph]:
+def measured_graphs(workload: str, *, variant: str | None, size: Size, say: Callable[[str], None]) -> list[DrawnGraph]:
     """Return the graphs of a workload with the times of their launches.
 
     Raises:
-        NoGpu: there is none, or it is too old.
+        NoGpu: there is none.
         WrongUse: there is no such workload, it has no such variant, or it is split over several GPUs.
     """
     try:
@@ -54,10 +53,10 @@ def measured_graphs(
     except WrongProgram as error:
         raise WrongUse(str(error)) from error
     require_whole(found)
-    require_gpu()
+    find_gpu()
     set_numerics()
-    seed_all(seed)
-    instance = instantiate(found, variant=chosen, size=size, device="cuda", seed=seed)
+    seed_all(SEED)
+    instance = instantiate(found, variant=chosen, size=size, device="cuda", seed=SEED)
     say("compiling and recording")
     with (
         torch_internals.inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
@@ -88,12 +87,8 @@ def _compiled(instance: Instance, mode: str) -> Callable[[int], object]:
     return lambda number: run(sets[number % INPUT_SETS])
 
 
-@dataclass(frozen=True, slots=True)
-class GraphWork:
-    """Hold the device work of one launch of a graph, in order: names, and times in microseconds."""
-
-    names: tuple[str, ...]
-    times_us: tuple[float, ...]
+GraphWork = list[tuple[str, float]]
+"""Device work of one launch of a graph, in order: names, and times in microseconds."""
 
 
 def work_of_graphs(traced: Mapping[str, Any]) -> list[GraphWork]:
@@ -106,7 +101,7 @@ def work_of_graphs(traced: Mapping[str, Any]) -> list[GraphWork]:
         if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and correlation in launches:
             found[correlation].append((float(event["ts"]), str(event["name"]), float(event["dur"])))
     whole = sorted(sorted(work) for work in found.values())
-    return [GraphWork(tuple(one[1] for one in work), tuple(one[2] for one in work)) for work in whole]
+    return [[(name, us) for _, name, us in work] for work in whole]
 
 
 def with_times(graphs: Iterable[DrawnGraph], iterations: Sequence[Sequence[GraphWork]]) -> list[DrawnGraph]:
@@ -136,9 +131,9 @@ def times_of(graphs: Sequence[DrawnGraph], work: Iterable[GraphWork]) -> list[tu
 
 def _is_of(work: GraphWork, graph: DrawnGraph) -> bool:
     nodes = [node for launch in graph.concurrency.order for node in launch.nodes]
-    return len(nodes) == len(work.names) and all(
-        node == name if _is_generated(node) or _is_generated(name) else True
-        for node, name in zip(nodes, work.names, strict=True)
+    return len(nodes) == len(work) and all(
+        node == name or not (_is_generated(node) or _is_generated(name))
+        for node, (name, _) in zip(nodes, work, strict=True)
     )
 
 
@@ -148,5 +143,5 @@ def _is_generated(name: str) -> bool:
 
 
 def _by_launch(graph: DrawnGraph, work: GraphWork) -> tuple[float, ...]:
-    times = iter(work.times_us)
+    times = iter([us for _, us in work])
     return tuple(sum(next(times) for _ in launch.nodes) for launch in graph.concurrency.order)

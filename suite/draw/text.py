@@ -35,14 +35,13 @@ def summary(graph: DrawnGraph, line: Timeline) -> list[str]:
     share = line.end / line.total if line.total else 1.0
     lines = [
         f"{found.decision.capitalize()}: {found.reason}.",
-        f"{len(found.order)} launches on {line.branches} {_plural('branch', line.branches)}, "
-        f"{len(line.crossings)} {_plural('crossing', len(line.crossings))}, "
-        f"{len(line.longest_path)} launches on the longest path.",
+        f"{len(found.order)} launches; branches: {line.branches}, crossings: {len(line.crossings)}, launches on the "
+        f"longest path: {len(line.longest_path)}.",
         f"The longest path takes {line.end:,.6g} of {line.total:,.6g} {line.unit} ({share:.0%}), if the GPU has room "
         "for all.",
     ]
     barriers = Counter(one.barrier for one in found.order if one.barrier is not None)
-    lines += [f"{count} {_plural('barrier', count)}: {reason}." for reason, count in barriers.most_common()]
+    lines += [f"Barriers, {count}: {reason}." for reason, count in barriers.most_common()]
     return lines
 
 
@@ -63,16 +62,21 @@ def _body(graph: DrawnGraph, line: Timeline) -> Iterator[str]:
         yield f"{number:4} |{row}|"
     if len(rows) > MOST_BRANCHES:
         yield f"     and {len(rows) - MOST_BRANCHES} more branches"
-    yield ""
-    yield f"Longest path{'':{_NAME_COLUMNS - 8}}{line.unit:>10}  line"
+    yield from longest_path(graph, line)
+
+
+def longest_path(graph: DrawnGraph, line: Timeline) -> list[str]:
+    """Return a table of the launches on the longest path: name, time and line of the program."""
+    rows = ["", f"Longest path{'':{_NAME_COLUMNS - 8}}{line.unit:>10}  line"]
     times = {index: line.ends[index] - line.starts[index] for index in line.longest_path}
     shown = sorted(times, key=lambda index: -times[index])[:PATH_ROWS]
     for index in sorted(shown):
         name = graph.concurrency.order[index].name
         name = name if len(name) <= _NAME_COLUMNS else f"{name[: _NAME_COLUMNS - 3]}..."
-        yield f"{index:5} {name:{_NAME_COLUMNS}} {times[index]:>10,.5g}  {source(graph, index)}".rstrip()
+        rows.append(f"{index:5} {name:{_NAME_COLUMNS}} {times[index]:>10,.5g}  {source(graph, index)}".rstrip())
     if len(times) > len(shown):
-        yield f"      and {len(times) - len(shown)} shorter ones"
+        rows.append(f"      and {len(times) - len(shown)} shorter ones")
+    return rows
 
 
 def _rows(graph: DrawnGraph, line: Timeline) -> list[str]:
@@ -88,9 +92,3 @@ def _rows(graph: DrawnGraph, line: Timeline) -> list[str]:
         for column in range(first, last):
             rows[branch][column] = max(rows[branch][column], mark, key=" =#!".index)
     return ["".join(row) for row in rows]
-
-
-def _plural(word: str, count: int) -> str:
-    if count == 1:
-        return word
-    return f"{word}es" if word.endswith("h") else f"{word}s"

@@ -89,10 +89,9 @@ def _ends_alike(path: str, name: str) -> bool:
     return bool(tail) and f".{name}".endswith(f".{tail}")
 
 
-def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTINGS) -> TracedCall:
-    """Trace one call of `program` and lower every FX graph for an H100 under each of `settings`, and after placement.
+def capture(program: Program) -> TracedCall:
+    """Trace one call of `program` and lower every FX graph for an H100 under each of `SETTINGS`, and after placement.
 
-    Without settings nothing is lowered: graphs, CPU values, copies and breaks are found, which is quick.
     Call it in a process that is used for nothing else, because of `pretended_gpu`.
     """
     found = TracedCall()
@@ -107,7 +106,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
         program.surroundings(),
     ):
         cut: Exception | None = None
-        call = torch.compile(program.module, backend=_backend(found, settings))
+        call = torch.compile(program.module, backend=_backend(found))
         try:
             call(*program.args, **program.kwargs)
         except UnknownValue as error:
@@ -180,21 +179,19 @@ def _gradients_of_inputs(
     return tuple(torch.empty_like(each, requires_grad=create_graph) for each in inputs)
 
 
-def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
-    stock = next(iter(settings), "")
-
+def _backend(found: TracedCall) -> Callable[..., Any]:
     def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         with torch.no_grad():
             placement = place(graph_module, example_inputs)
-            lowered, failures = _lowered(graph_module, example_inputs, placement, settings)
+            lowered, failures = _lowered(graph_module, example_inputs, placement)
             # Only now, because Dynamo may have to trace the frame again, and then this graph does not count.
             index = len(found.graphs)
             found.note_modules(graph_module)
-            found.graphs.append(_graph(graph_module, index, placement, lowered, lowered.get(stock)))
+            found.graphs.append(_graph(graph_module, index, placement, lowered))
         report = placement.report
         if report.device is None and not report.cpu_nodes_before and _has_cpu_values(graph_module):
             found.limits.append(f"graph {index}: where its values live is not known: {report.untouched}")
-        found.limits.extend(_limits(index, lowered.get(stock), failures))
+        found.limits.extend(_limits(index, lowered.get(GRAPH_MODE), failures))
         found.calls.append(0)
 
         def run(*args: Any) -> Any:
@@ -207,10 +204,7 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]]) -> Ca
 
 
 def _lowered(
-    graph_module: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    placement: Placement,
-    settings: Mapping[str, Mapping[str, Any]],
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], placement: Placement
 ) -> tuple[dict[str, Lowering], dict[str, str]]:
     """Lower a graph under each setting, and after placement under the options of stock CUDA graphs.
 
@@ -219,14 +213,14 @@ def _lowered(
     """
     lowered: dict[str, Lowering] = {}
     failures: dict[str, str] = {}
-    for name in (*settings, PLACEMENT_MODE) if settings else ():
+    for name in (*SETTINGS, PLACEMENT_MODE):
         module, inputs = graph_module, example_inputs
         if name == PLACEMENT_MODE:
             if placement.feeds is None and GRAPH_MODE in lowered:
                 lowered[name] = lowered[GRAPH_MODE]
                 continue
             module, inputs = placement.graph_module, placement.example_inputs(example_inputs)
-        options = settings.get(name, MODES[GRAPH_MODE].options)
+        options = SETTINGS.get(name, MODES[GRAPH_MODE].options)
         try:
             lowered[name] = lower(module, inputs, options=options)
         except LoweringFailed as error:
@@ -235,13 +229,10 @@ def _lowered(
 
 
 def _graph(
-    graph_module: torch.fx.GraphModule,
-    index: int,
-    placement: Placement,
-    lowered: Mapping[str, Lowering],
-    stock: Lowering | None,
+    graph_module: torch.fx.GraphModule, index: int, placement: Placement, lowered: Mapping[str, Lowering]
 ) -> FxGraph:
-    """Return the record of Dynamo's graph number `index`. `stock` is the outcome under stock's settings."""
+    """Return the record of Dynamo's graph number `index`."""
+    stock = lowered.get(GRAPH_MODE)
     nodes = list(graph_module.graph.nodes)
     inputs = [_input(node) for node in nodes if _is_non_static_input(node)]
     return FxGraph(

@@ -11,8 +11,8 @@ GPU, all other code on the CPU; a `copy_` under the guard copies a CPU tensor to
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from optimizations.in_place.generated import SUMMING_UP
 
@@ -25,29 +25,12 @@ _WITHOUT_KERNEL = frozenset({"view", "set_", "resize_storage_bytes_", "_reinterp
 """Operators that return views and launch nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
-    """Count the launches and copies of one function of a generated module in a call.
+Body = Counter[str]
+"""Launches and copies of one function of a generated module in a call, by kind.
 
-    Attributes:
-        gpu_kernels: launches on the GPU, library calls and operators included; see Note [Counting kernels].
-        cpu_kernels: compiled CPU functions and operators on CPU tensors.
-        host_to_device_copies: copies of CPU tensors to the GPU.
-        blocking_copies: those among them that make the host wait (no `non_blocking`).
-    """
-
-    gpu_kernels: int = 0
-    cpu_kernels: int = 0
-    host_to_device_copies: int = 0
-    blocking_copies: int = 0
-
-    def __add__(self, other: Body) -> Body:
-        return Body(
-            self.gpu_kernels + other.gpu_kernels,
-            self.cpu_kernels + other.cpu_kernels,
-            self.host_to_device_copies + other.host_to_device_copies,
-            self.blocking_copies + other.blocking_copies,
-        )
+`gpu_kernels` are launches on the GPU, library calls and operators included: see Note [Counting kernels]. `cpu_kernels`
+are compiled CPU functions and operators on CPU tensors, `host_to_device_copies` copies of CPU tensors to the GPU, and
+`blocking_copies` those among them that make the host wait (no `non_blocking`)."""
 
 
 def read_module(source: str) -> list[Body]:
@@ -58,7 +41,8 @@ def read_module(source: str) -> list[Body]:
     numbers = {number: name for name in functions if (number := _partition_number(name)) is not None}
     # All values of a partition are on the GPU; copies in it are between GPU tensors.
     partitions = [
-        Body(_body(functions[name].body, kernels, on_gpu=True).gpu_kernels) for _, name in sorted(numbers.items())
+        Body(gpu_kernels=_body(functions[name].body, kernels, on_gpu=True)["gpu_kernels"])
+        for _, name in sorted(numbers.items())
     ]
     return [*partitions, _body(functions[CALL].body, kernels, on_gpu=False) if CALL in functions else Body()]
 
@@ -94,23 +78,23 @@ def _body(statements: list[ast.stmt], kernels: dict[str, str], *, on_gpu: bool) 
 
 
 def _call(node: ast.Call, kernels: dict[str, str], on_gpu: bool) -> Body:
-    name = _dotted(node.func)
+    name, launched = _dotted(node.func), "gpu_kernels" if on_gpu else "cpu_kernels"
     owner, _, member = name.rpartition(".")
     if member == "copy_":
         if not on_gpu:
             return Body()
         waits = not any(isinstance(flag, ast.Constant) and flag.value is True for flag in node.args[1:])
-        return Body(host_to_device_copies=1, blocking_copies=int(waits))
+        return Body(["host_to_device_copies", *(["blocking_copies"] if waits else [])])
     if member == "run" and owner in kernels:
-        return Body(gpu_kernels=1)
+        return Body(["gpu_kernels"])
     if name in kernels:
-        return Body(cpu_kernels=1)
+        return Body(["cpu_kernels"])
     # The longer list there is of methods that keep no state: most others launch nothing, and `copy_` is counted above.
     if not name and isinstance(node.func, ast.Attribute) and node.func.attr in SUMMING_UP:
-        return Body(gpu_kernels=1) if on_gpu else Body(cpu_kernels=1)
+        return Body([launched])
     is_operator = name.startswith(_OPERATOR_ROOTS) and not _WITHOUT_KERNEL.intersection(name.split("."))
     if owner == "extern_kernels" or is_operator:
-        return Body(gpu_kernels=1) if on_gpu else Body(cpu_kernels=1)
+        return Body([launched])
     return Body()
 
 

@@ -161,11 +161,11 @@ class _Seen:
         outside = sum((body for place, body in enumerate(bodies) if place not in recorded), Body())
         return Lowering(
             partitions=len(self.recorded),
-            kernels_in_graphs=inside.gpu_kernels,
-            kernels_outside=outside.gpu_kernels,
-            cpu_kernels=outside.cpu_kernels,
-            host_to_device_copies=outside.host_to_device_copies,
-            blocking_copies=outside.blocking_copies,
+            kernels_in_graphs=inside["gpu_kernels"],
+            kernels_outside=outside["gpu_kernels"],
+            cpu_kernels=outside["cpu_kernels"],
+            host_to_device_copies=outside["host_to_device_copies"],
+            blocking_copies=outside["blocking_copies"],
             not_captured=self.reasons.records(),
             takes_cpu_tensors=tuple(self.takes_cpu_tensors),
             source=source,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from optimizations.report import Copy, CpuNode, PlacementReport
+from optimizations.report import PlacementReport
 from suite.results.schema import NotCaptured, Record
 
 TO_THE_END = "seen to its end"
@@ -62,16 +62,6 @@ class FxGraph(Record):
     """True if stock CUDA graphs (default settings) would capture all its kernels, those that run on the CPU included.
     None if it is unknown, or if it has no kernel."""
     lowerings: list[Lowering] = Field(default_factory=list)
-
-    @property
-    def cpu_nodes(self) -> list[CpuNode]:
-        """Return the nodes whose values are on the CPU."""
-        return list(self.placement.cpu_nodes_before)
-
-    @property
-    def copies(self) -> list[Copy]:
-        """Return the host-to-device copies of each call."""
-        return list(self.placement.copies_before)
 
     def of(self, setting: str) -> list[Lowering]:
         """Return its lowering under this setting; none where it could not be lowered."""

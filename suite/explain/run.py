@@ -28,11 +28,10 @@ def explain_many(
     targets: Sequence[Target],
     *,
     out: Path | None = None,
-    jobs: int | None = None,
     timeout_s: float = TIMEOUT_S,
     say: Callable[[str], None] = lambda line: None,
 ) -> Generator[tuple[Target, Explanation], None, None]:
-    """Explain targets, `jobs` at a time (as many as there are cores by default), yielding each when it is done.
+    """Explain targets, as many at a time as there are cores, yielding each when it is done.
 
     With `out`, each is written to `<name>.json` there at once (`<name>-<variant>.json` for a variant that is not the
     workload's default). Closing the iterator ends running workers. `say` is called with a line every ten seconds.
@@ -45,7 +44,7 @@ def explain_many(
         make_folder(out)
     answers = ask(
         WORKER_COMMAND, targets, WorkerAnswer,
-        jobs=jobs or max(1, len(os.sched_getaffinity(0))),
+        jobs=max(1, len(os.sched_getaffinity(0))),
         timeout_s=timeout_s,
         say=lambda target, seconds: say(f"{target.label}: explaining it for {seconds:.0f} s"),
         no_gpu=True,

@@ -78,6 +78,7 @@ def _parts(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def _graph(graph: FxGraph) -> Iterator[RenderableType]:
+    placement = graph.placement
     captured = {True: "captured by stock", False: "not fully captured by stock", None: "capture not known"}
     yield Text()
     yield Text(
@@ -87,7 +88,10 @@ def _graph(graph: FxGraph) -> Iterator[RenderableType]:
     )
     yield from _table(
         ("CPU node", "kind", "shape", "dtype", "line"),
-        [(one.operation, one.kind, _shape(one.shape), one.dtype, one.source_line) for one in graph.cpu_nodes],
+        [
+            (one.operation, one.kind, _shape(one.shape), one.dtype, one.source_line)
+            for one in placement.cpu_nodes_before
+        ],
     )
     yield from _table(
         ("host to device", "kind", "bytes", "host waits", "line"),
@@ -99,12 +103,12 @@ def _graph(graph: FxGraph) -> Iterator[RenderableType]:
                 "yes" if one.blocking else "no",
                 one.source_line,
             )
-            for one in graph.copies
+            for one in placement.copies_before
         ],
     )
-    if graph.cpu_nodes or graph.placement.left:
+    if placement.cpu_nodes_before or placement.left:
         yield Text("  Placement", style="dim")
-        yield from (_indented(Text(line)) for line in graph.placement.lines())
+        yield from (_indented(Text(line)) for line in placement.lines())
     yield from _table(
         ("setting", "CUDA graphs", "kernels in", "kernels out", "CPU kernels", "copies (blocking)", "because"),
         [_lowering_row(lowering) for lowering in graph.lowerings],

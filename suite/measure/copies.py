@@ -1,8 +1,7 @@
 """Count data bytes copied into the placeholders of CUDA graphs, by wrapping the method that copies them.
 
 Stock CUDAGraph Trees copy every input that is neither static nor an output of another graph before each replay, in
-`CUDAGraphNode._copy_inputs_and_remove_from_src`. This method is wrapped during a `counting` block, but never in timed
-iterations.
+`CUDAGraphNode._copy_inputs_and_remove_from_src`. This method is wrapped in `copies_of`, but never in timed iterations.
 
 Graphs that read inputs in place use the same method for copied inputs. Encore reports the bytes of pointers that they
 write.
@@ -10,24 +9,14 @@ write.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 import optimizations
 from optimizations import torch_internals
-
-
-@dataclass(slots=True)
-class CopyCount:
-    """Hold bytes and tensors copied so far. `pointer_bytes`: written instead of data."""
-
-    copied_bytes: int = 0
-    tensors: int = 0
-    pointer_bytes: int = 0
+from suite.results.schema import Copies
 
 
 def copied_bytes(tensor: torch.Tensor, expanded_dims: Sequence[int]) -> int:
@@ -38,26 +27,25 @@ def copied_bytes(tensor: torch.Tensor, expanded_dims: Sequence[int]) -> int:
     return elements * tensor.element_size()
 
 
-@contextlib.contextmanager
-def counting() -> Iterator[CopyCount]:
-    """Count the copies into placeholders of all replays inside the block."""
+def copies_of(run: Callable[[], object]) -> Copies:
+    """Return the copies into placeholders of all replays while `run` runs, and the bytes of pointers instead."""
     target: Any = torch_internals.cudagraph_trees.CUDAGraphNode
     stock = target._copy_inputs_and_remove_from_src
-    count = CopyCount()
+    copied: list[int] = []
 
     def counted(graph: Any, destinations: list[Any], sources: list[Any]) -> None:
         for index in graph.non_static_input_idx:
             if isinstance(source := sources[index], torch.Tensor):
-                count.copied_bytes += copied_bytes(source, graph.expanded_dims[index])
-                count.tensors += 1
+                copied.append(copied_bytes(source, graph.expanded_dims[index]))
         stock(graph, destinations, sources)
 
     before = pointer_bytes()
     with torch_internals.replaced_attribute(target, "_copy_inputs_and_remove_from_src", counted):
-        yield count
-    count.pointer_bytes += pointer_bytes() - before
+        run()
+    pointers = pointer_bytes() - before
+    return Copies(placeholder_bytes=sum(copied), placeholder_tensors=len(copied), pointer_bytes=pointers)
 
 
 def pointer_bytes() -> int:
     """Return the bytes of pointers written so far, by all graphs that read inputs in place."""
-    return sum(recording.total_pointer_bytes for recording in optimizations.recordings())
+    return sum(one.total_pointer_bytes for graph in optimizations.report() for one in graph.recordings)

@@ -25,7 +25,7 @@ from pydantic import JsonValue
 
 from suite.measure.gpu import Gpu, NoGpu, find_gpu
 from suite.results.schema import SCHEMA_VERSION, CpuInfo, Environment
-from suite.results.store import ENVIRONMENT, REPOSITORY
+from suite.results.store import REPOSITORY
 
 CODE = ("encore", "suite", "models", "optimizations", "pyproject.toml", "requirements.lock")
 """Files that shape numbers, at the top of the repository: the dirty flag and the code id are about these, so that a
@@ -37,8 +37,6 @@ SHOWN_DIGITS = 12
 MUST_AGREE = ("torch", "torch_cuda", "cudnn", "driver", "python")
 """Environment fields that must be equal for all rows of a run, in addition to the schema's version and the code. Parts
 of GPU, CPU and packages are compared as well."""
-MOST_PACKAGES = 5
-"""Largest number of differing packages in a message: two machines may differ in more than a hundred."""
 
 
 def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, JsonValue]) -> Environment:
@@ -88,16 +86,9 @@ def differences(there: Environment, here: Environment) -> list[str]:
         pairs[f"gpu {name}"] = (getattr(there.gpu, name, None), getattr(here.gpu, name, None))
     for name in ("model", "logical_cores"):
         pairs[f"cpu {name}"] = (getattr(there.cpu, name), getattr(here.cpu, name))
-    names = sorted(there.packages.keys() | here.packages.keys())
-    versions = {f"package {name}": (there.packages.get(name), here.packages.get(name)) for name in names}
-    found, packages = (
-        [f"{name}: {old} there, {new} here" for name, (old, new) in each.items() if old != new]
-        for each in (pairs, versions)
-    )
-    found += packages[:MOST_PACKAGES]
-    if (more := len(packages) - MOST_PACKAGES) > 0:
-        found.append(f"and {more} more package{'s' if more > 1 else ''}, named in {ENVIRONMENT}")
-    return found
+    for name in sorted(there.packages.keys() | here.packages.keys()):
+        pairs[f"package {name}"] = (there.packages.get(name), here.packages.get(name))
+    return [f"{name}: {old} there, {new} here" for name, (old, new) in pairs.items() if old != new]
 
 
 def git_state(repository: Path) -> tuple[str | None, bool | None]:

@@ -7,7 +7,7 @@ starts workers with CUDA_DEVICE_ORDER=PCI_BUS_ID, and both use the same order.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +16,6 @@ import pynvml
 
 from suite.results.errors import WrongUse
 from suite.results.schema import THROTTLING, GpuInfo, GpuState
-
-LEAST_COMPUTE_CAPABILITY = (7, 0)
-"""Least compute capability that the GPU back end of PyTorch's compiler (Triton) supports."""
 
 _INSTEAD = (
     "Without one: `encore explain --set all` analyses the workloads' capture obstacles, and `encore run --device cpu "
@@ -48,27 +45,11 @@ def find_gpu() -> Gpu:
     with device() as handle:
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         info = GpuInfo(
-            name=_text(pynvml.nvmlDeviceGetName(handle)),
+            name=pynvml.nvmlDeviceGetName(handle),
             compute_capability=f"{major}.{minor}",
             memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
         )
-        return Gpu(info, _text(pynvml.nvmlSystemGetDriverVersion()), pynvml.nvmlDeviceGetCount())
-
-
-def require_gpu() -> Gpu:
-    """Return the GPU that CUDA shows first, if it is new enough.
-
-    Raises:
-        NoGpu: there is none, or its compute capability is below 7.0.
-    """
-    gpu = find_gpu()
-    if tuple(map(int, gpu.info.compute_capability.split("."))) < LEAST_COMPUTE_CAPABILITY:
-        least = ".".join(map(str, LEAST_COMPUTE_CAPABILITY))
-        raise NoGpu(
-            f"{gpu.info.name} has compute capability {gpu.info.compute_capability}; "
-            f"torch.compile needs {least} (Volta) or newer. {_INSTEAD}"
-        )
-    return gpu
+        return Gpu(info, pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetCount())
 
 
 @contextmanager
@@ -83,12 +64,12 @@ def device() -> Iterator[Any]:
     except pynvml.NVMLError as error:
         raise NoGpu(f"no NVIDIA GPU: the driver does not answer ({error}). {_INSTEAD}") from error
     try:
-        yield _handle(os.environ)
+        yield _handle()
     finally:
         pynvml.nvmlShutdown()
 
 
-def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[str]:
+def visible_gpus() -> list[str]:
     """Return the GPUs that a process may use, each as `CUDA_VISIBLE_DEVICES` names it, in CUDA's order.
 
     Raises:
@@ -96,12 +77,12 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[str]:
     """
     with device():
         count = pynvml.nvmlDeviceGetCount()
-    named = variables.get("CUDA_VISIBLE_DEVICES")
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(number) for number in range(count)] if named is None else [one.strip() for one in named.split(",")]
 
 
-def _handle(variables: Mapping[str, str]) -> Any:
-    first = variables.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+def _handle() -> Any:
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     if not first or first == "-1":
         raise NoGpu(f"no NVIDIA GPU: CUDA_VISIBLE_DEVICES hides them all. {_INSTEAD}")
     try:
@@ -110,10 +91,6 @@ def _handle(variables: Mapping[str, str]) -> Any:
         return pynvml.nvmlDeviceGetHandleByUUID(first)
     except pynvml.NVMLError as error:
         raise NoGpu(f"no NVIDIA GPU: there is no device {first!r} ({error}). {_INSTEAD}") from error
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def gpu_reader(uuid: str | None) -> Callable[[], GpuState | None]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,21 +17,11 @@ import torch
 from optimizations.torch_internals import replaced_attribute
 
 
-@dataclass(frozen=True, slots=True)
-class Graphs:
-    """Describe an iteration's CUDA graphs: the number of launches, and the microseconds of all of them.
+def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: int) -> list[tuple[int, float]]:
+    """Return the number of launches of graphs in each of several iterations, and their microseconds.
 
-    The time is that of launching them one after another with one synchronization at the end.
-    """
-
-    count: int
-    us: float
-
-
-def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: int) -> list[Graphs]:
-    """Return the graphs of each of several iterations.
-
-    The result is empty if one launches none. All iterations are run in any case, because other ranks may wait for each.
+    The time is that of launching them one after another with one synchronization at the end. The result is empty if one
+    launches none. All iterations are run in any case, because other ranks may wait for each.
 
     Each graph is timed with a synchronization. A program that launches them one after another synchronizes once, so the
     time of a minimal graph, measured right before, is subtracted for each graph but the first. With a single
@@ -45,7 +34,7 @@ def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: i
     """
     launch, replay = least_graph(), torch.cuda.CUDAGraph.replay  # before launches are timed, so that it is none of them
     times_us: list[tuple[float, float]] = []
-    found: list[Graphs] = []
+    found: list[tuple[int, float]] = []
 
     def timed(graph: Any) -> None:
         least_us = waited_us(launch, wait) if times_us else 0.0
@@ -55,8 +44,8 @@ def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: i
         for _ in range(iterations):
             times_us.clear()
             run()
-            found.append(Graphs(len(times_us), sum(own - least for own, least in times_us)))
-    return found if all(one.count for one in found) else []
+            found.append((len(times_us), sum(own - least for own, least in times_us)))
+    return found if all(count for count, _ in found) else []
 
 
 def least_graph() -> Callable[[], object]:

@@ -6,12 +6,11 @@ torch, so that the command line can list and check modes quickly.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from suite.results.errors import WrongUse
+from suite.results.errors import WrongUse, nearest
 
 Captures = Literal["graphs", "step", "callables", "by hand"]
 
@@ -37,11 +36,15 @@ class Mode:
     baselines: tuple[str, ...]
     backend: str | None = "inductor"
     options: Mapping[str, Any] = field(default_factory=dict)
-    uses_cuda_graphs: bool = False
     bitwise_with: tuple[str, ...] = ()
     same_as: tuple[str, ...] = ()
     captures: Captures = "graphs"
     colour: str | None = None
+
+    @property
+    def uses_cuda_graphs(self) -> bool:
+        """Return whether compiled code becomes CUDA graphs."""
+        return self.backend == "encore" or bool(self.options.get("triton.cudagraphs"))
 
     @property
     def needs_gpu(self) -> bool:
@@ -79,7 +82,6 @@ MODES: dict[str, Mode] = {
             "stock CUDA graphs: mode='reduce-overhead'",
             baselines=("compile",),
             options={"triton.cudagraphs": True},
-            uses_cuda_graphs=True,
             colour="#E69F00",
         ),
         Mode(
@@ -87,7 +89,6 @@ MODES: dict[str, Mode] = {
             "stock CUDA graphs with graph_partition=False: the whole FX graph or nothing",
             baselines=("compile", "graph"),
             options={"triton.cudagraphs": True, "graph_partition": False},
-            uses_cuda_graphs=True,
             colour="#D55E00",
         ),
         Mode(
@@ -96,7 +97,6 @@ MODES: dict[str, Mode] = {
             baselines=("compile", "graph", "graph-unpartitioned"),
             backend="encore",
             options={"indirection": "off", "lean": False},
-            uses_cuda_graphs=True,
             # Stock graphs compute some chains of constants on the GPU (XLNet's table), and the bits differ;
             # unpartitioned ones, and placement, compute them where the program does. And Inductor may tune a kernel
             # differently in each process; other tilings round differently.
@@ -110,7 +110,6 @@ MODES: dict[str, Mode] = {
             baselines=("compile", "graph", "placement"),
             backend="encore",
             options={"indirection": "auto", "lean": False, "selection": "off", "concurrency": "off"},
-            uses_cuda_graphs=True,
             bitwise_with=("placement", "graph", "graph-unpartitioned", "compile"),
             colour="#CC79A7",
         ),
@@ -120,7 +119,6 @@ MODES: dict[str, Mode] = {
             baselines=("compile", "graph", "indirection"),
             backend="encore",
             options={"indirection": "auto", "selection": "off", "concurrency": "off"},
-            uses_cuda_graphs=True,
             bitwise_with=("indirection", "placement", "graph", "graph-unpartitioned", "compile"),
             colour="#6A51A3",
         ),
@@ -130,7 +128,6 @@ MODES: dict[str, Mode] = {
             baselines=("compile", "graph", "lean"),
             backend="encore",
             options={"indirection": "auto", "selection": "off", "concurrency": "auto"},
-            uses_cuda_graphs=True,
             bitwise_with=("lean", "indirection", "placement", "graph", "graph-unpartitioned", "compile"),
             colour="#B2DF8A",
         ),
@@ -140,7 +137,6 @@ MODES: dict[str, Mode] = {
             baselines=("compile", "graph", "lean"),
             backend="encore",
             options={"indirection": "auto"},
-            uses_cuda_graphs=True,
             bitwise_with=("lean", "indirection", "placement", "graph", "graph-unpartitioned", "compile"),
             same_as=("lanes",),
             colour="#0072B2",
@@ -206,7 +202,5 @@ def select_modes(names: Iterable[str]) -> tuple[Mode, ...]:
     wanted = list(names)
     for name in wanted:
         if name not in MODES:
-            near = difflib.get_close_matches(name, MODES, n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(MODES)}"
-            raise WrongUse(f"unknown mode {name!r}; {hint} (`encore list --modes` shows all)")
+            raise WrongUse(f"unknown mode {name!r}; {nearest(name, MODES)} (`encore list --modes` shows all)")
     return tuple(mode for mode in MODES.values() if mode.name in wanted)

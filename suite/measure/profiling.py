@@ -3,7 +3,7 @@
 `PROFILED_ITERATIONS` iterations are profiled, so that a stray event results in a count that is no multiple. Where they
 differ (data-dependent programs), a single iteration is profiled instead, and the result has `profiled_iterations` = 1.
 
-The result lists the GPU's work in steady iterations: kernels by launch, copies, kernel time.
+The result lists the GPU's work in steady iterations: kernels by launch, and kernel time.
 
 The analysis reads a Chrome trace as `torch.profiler.profile.export_chrome_trace` writes it. It uses complete events
 (`"ph": "X"`) with these fields of Kineto:
@@ -12,10 +12,8 @@ The analysis reads a Chrome trace as `torch.profiler.profile.export_chrome_trace
   that launched it.
 * `args.correlation` is equal in a call and in all device work that it launched. A launch of a CUDA graph is one call,
   so all of the graph's work has that call's number.
-* `name` of a call is the API function, perhaps with a version or `_ptsz` suffix; of a copy, "Memcpy HtoD (Pageable ->
-  Device)"; `args.bytes` its size.
+* `name` of a call is the API function, perhaps with a version or `_ptsz` suffix.
 * `dur` is in microseconds; `args.grid` and `args.block` of a kernel are its launch configuration.
-* A copy from pageable host memory makes the host wait; one from pinned memory does not.
 * `args["graph node id"]`, in some CUPTI versions, marks device work of a graph even if its launch is missing.
 
 Device work belongs to a graph if its call is `cudaGraphLaunch` or `cuGraphLaunch`; all other work counts as launched
@@ -44,7 +42,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.torch_internals.tuning import without_number
 from suite.measure.kernels import count_kernels, kernel_key
-from suite.results.schema import Coverage, HostToDeviceCopy
+from suite.results.schema import Coverage
 
 PROFILED_ITERATIONS = 3
 
@@ -115,7 +113,6 @@ def trace(iterate: Callable[[int], object], iterations: int) -> dict[str, Any]:
 
 
 _GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch(_|$)")
-_MEMCPY = re.compile(r"Memcpy (?P<direction>\w+) \((?P<source>.+) -> (?P<target>.+)\)")
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 
@@ -131,8 +128,6 @@ class IterationProfile:
     coverage: Coverage
     kernels: dict[str, int] | None
     kernel_time_us: float
-    host_to_device: list[HostToDeviceCopy]
-    device_to_device_bytes: int
 
 
 def analyse(
@@ -146,7 +141,6 @@ def analyse(
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     launches = graph_launches(events)
     totals: Counter[tuple[str, bool]] = Counter()
-    copies: dict[tuple[str, str], list[int]] = defaultdict(list)  # bytes by direction and kind of source memory
     kernel_us, keys = 0.0, list[str]()
     for event in events:
         if (category := event.get("cat")) not in _DEVICE_WORK:
@@ -156,8 +150,6 @@ def analyse(
         if category == "kernel":
             kernel_us += float(event["dur"])
             keys.append(kernel_key(name, facts.get("grid", ()), facts.get("block", ()), sources))
-        elif match := _MEMCPY.match(name):
-            copies[match["direction"], match["source"].lower()].append(facts.get("bytes") or 0)
 
     def per_iteration(total: int, what: str) -> int:
         each, rest = divmod(total, iterations)
@@ -185,20 +177,6 @@ def analyse(
         ),
         kernels=count_kernels(keys, iterations),
         kernel_time_us=kernel_us / iterations,
-        host_to_device=[
-            HostToDeviceCopy(
-                copied_bytes=per_iteration(sum(sizes), f"bytes copied from {source} memory"),
-                count=per_iteration(len(sizes), f"copies from {source} memory"),
-                memory=source,
-                blocking=source == "pageable",
-            )
-            for (direction, source), sizes in sorted(copies.items())
-            if direction == "HtoD"
-        ],
-        device_to_device_bytes=per_iteration(
-            sum(sum(sizes) for (direction, _), sizes in copies.items() if direction == "DtoD"),
-            "bytes copied on the device",
-        ),
     )
 
 

@@ -68,20 +68,16 @@ def timer_for(device: torch.device) -> DeviceTimer:
     return CudaTimer() if device.type == "cuda" else DeviceTimer()
 
 
-class InputsShareMemory(ValueError):
-    """Report that two input sets that should rotate have a tensor at the same address."""
-
-
 def require_distinct_addresses(input_sets: Sequence[Inputs]) -> None:
     """Check that no tensor of one set has the address of its counterpart in another.
 
     Raises:
-        InputsShareMemory: two sets share a tensor's memory, so rotating them would not move that input.
+        ValueError: two sets share a tensor's memory, so rotating them would not move that input.
     """
     addresses = [[tensor.data_ptr() for tensor in _sized_tensors(inputs)] for inputs in input_sets]
     for position, column in enumerate(zip(*addresses, strict=True)):
         if len(set(column)) != len(column):
-            raise InputsShareMemory(
+            raise ValueError(
                 f"input tensor {position} has the same address in several of the {len(column)} input sets; "
                 "each call of a workload's input function must make new tensors"
             )

@@ -38,10 +38,6 @@ ROUNDS = 5
 """Alternating rounds that the samples are spread over."""
 
 
-class WrongResult(EncoreError):
-    """Report that a variant computed something else than the kernels do."""
-
-
 Replay = Callable[[list[torch.Tensor]], None]
 """A variant, ready to be called with a list of inputs."""
 
@@ -62,7 +58,7 @@ class Bench:
         """Measure all variants with so many inputs.
 
         Raises:
-            WrongResult: a variant computes something else.
+            EncoreError: a variant computes something else.
         """
         with torch.cuda.device(self._device):
             series = self._measure(count)
@@ -138,7 +134,7 @@ class Bench:
             replay(inputs)
             expected = torch.stack([2 * inputs[node % len(inputs)][:ELEMENTS] for node in range(len(outputs))])
             if not torch.equal(outputs, expected):
-                raise WrongResult(f"variant {variant} computes something else than its kernels do; nothing was timed")
+                raise EncoreError(f"variant {variant} computes something else than its kernels do; nothing was timed")
 
     def _time(
         self, ready: dict[Variant, Replay], sets: Sequence[list[torch.Tensor]]

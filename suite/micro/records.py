@@ -1,14 +1,12 @@
 """Define records of the indirection microbenchmark, as they are written to disk.
 
-What the indirection microbenchmark varies. Pure, without torch. Older files have further fields, which are left out.
+What the indirection microbenchmark varies. Pure, without torch.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
-
-from pydantic import ConfigDict
 
 from suite.results.schema import Environment, Record
 from suite.results.store import read_record
@@ -22,19 +20,18 @@ class Series(Record):
     `moved`: the addresses of inputs changed since the last replay.
     """
 
-    model_config = ConfigDict(extra="ignore")
-
     variant: Variant
     moved: bool
     host_us: list[float]
 
 
 class MeasuredPoint(Record):
-    """Hold a point and its variants, measured in alternating rounds."""
+    """Hold a point and its variants, measured in alternating rounds.
 
-    model_config = ConfigDict(extra="ignore")
+    `sweep` is what is varied: "inputs". Records of release 0.1 also vary bytes and nodes.
+    """
 
-    sweep: Sweep
+    sweep: str
     inputs: int
     series: list[Series]
 
@@ -56,8 +53,6 @@ def read_micro_run(path: Path) -> MicroRun:
     return read_record(MicroRun, path, "the microbenchmark", "`encore micro indirection` writes such files")
 
 
-Sweep = Literal["inputs", "bytes", "odd bytes", "nodes"]
-"""What is varied. Only the number of inputs is measured now; records of release 0.1 have the others."""
 Variant = Literal["copy", "host", "prelude", "ptx"]
 
 MEASURED: tuple[Variant, ...] = ("copy", "host", "prelude")
@@ -69,7 +64,5 @@ VARIANTS: tuple[Variant, ...] = (*MEASURED, "ptx")
 INPUT_BYTES = 64 * 2**10
 """Bytes of each input. Graphs have one node for each input."""
 
-
-def counts(*, quick: bool = False) -> list[int]:
-    """Return all numbers of inputs, or with `quick` every third."""
-    return [2**power for power in range(0, 10, 3 if quick else 1)]
+COUNTS = tuple(2**power for power in range(10))
+"""All numbers of inputs."""

@@ -13,7 +13,7 @@ from suite.micro.records import read_micro_run
 from suite.report import cell_tables, charts, conclusion, paper, provenance, speedup_tables
 from suite.report.chart import Chart, draw, to_png, to_svg
 from suite.report.markdown_pages import paper_part, update_page
-from suite.report.page import Page, PageFigure, Section, render
+from suite.report.page import Section, render
 from suite.report.paper.costs import read_programs
 from suite.report.paper.speedups import read_proof
 from suite.report.provenance import Provenance
@@ -93,19 +93,20 @@ def build_report(
     warnings = [*smoke, *([throttled] if throttled else ()), *run.remarks]
     figures, written = _draw_all(sections, figures_dir, announce)
     announce("writing tables and the page")
-    page = Page(
-        f"Encore: run{'s' * (len(run.parts) > 1)} {run_id}",
-        f"{run.device}, PyTorch {run.environment.torch}; {_counts(results, run)}",
-        conclusion.of_run(results.ratios, published),
-        smoke,
-        warnings,
+    page = render(
+        run,
         sections,
         figures,
-        run,
+        published.sources.values(),
+        title=f"Encore: run{'s' * (len(run.parts) > 1)} {run_id}",
+        subject=f"{run.device}, PyTorch {run.environment.torch}; {_counts(results, run)}",
+        conclusion=conclusion.of_run(results.ratios, published),
+        warnings=warnings,
+        smoke=smoke,
     )
     tables = _write_tables(sections, out / "tables")
     html = out / "report.html"
-    write_atomically(html, render(page, published.sources.values()))
+    write_atomically(html, page)
     return Report(html, tables, written, len(run.cells), "; ".join((*smoke, *run.remarks)) or None)
 
 
@@ -224,16 +225,17 @@ def headline_part(table: Table, origin: Provenance) -> str:
 
 def _draw_all(
     sections: Iterable[Section], folder: Path | None, announce: Announce = lambda step: None
-) -> tuple[Mapping[str, PageFigure], list[Path]]:
+) -> tuple[Mapping[str, Mapping[str, object]], list[Path]]:
     """Draw every figure, and write it as PNG if there is a folder; return the page's figures, and the PNG files."""
     wanted = [(chart, section.provenance) for section in sections for chart in section.charts]
-    figures, written = {}, []
+    figures: dict[str, dict[str, object]] = {}
+    written = []
     for number, (chart, whole) in enumerate(wanted, start=1):
         announce(f"drawing figures, {number} of {len(wanted)}")
         origin = whole.among(chart.groups) if isinstance(chart, Chart) else whole
         figure = draw(chart, origin)
-        caption = (*chart.caption, f"{origin.caption}.")
-        figures[chart.name] = PageFigure(chart.title, caption, Markup(to_svg(figure, chart.name)))
+        caption, svg = (*chart.caption, f"{origin.caption}."), Markup(to_svg(figure, chart.name))
+        figures[chart.name] = {"title": chart.title, "caption": caption, "svg": svg}
         if folder is not None:
             written.append(folder / f"{chart.name}.png")
             write_atomically(written[-1], to_png(figure))

@@ -103,20 +103,6 @@ def _fields(record: str, names: str) -> dict[str, str]:
     return {name: f"{record}.{name}" for name in names.split()}
 
 
-def _copies_of(cell: Cell) -> Row:
-    transfers = cell.at("metrics.copies.host_to_device")
-    if transfers is None:
-        return {}
-    return {column: cell.at(path) for column, path in _COPIES.items()} | {
-        "host_to_device_bytes": sum(transfer.copied_bytes for transfer in transfers),
-        "host_to_device_copies": sum(transfer.count for transfer in transfers),
-        "blocking_copies": sum(transfer.count for transfer in transfers if transfer.blocking),
-    }
-
-
-_COPIES = _fields("metrics.copies", "placeholder_bytes placeholder_tensors pointer_bytes device_to_device_bytes")
-
-
 def _compile_times_of(cell: Cell) -> Row:
     if cell.compile is None:
         return {}
@@ -171,7 +157,7 @@ TABLES: dict[str, RunTable] = {
         "Copies per iteration",
         "placeholder: data copied into graph placeholders before replay; pointer: what was written instead. Byte units "
         "are binary.",
-        _copies_of,
+        _values(_fields("metrics.copies", "placeholder_bytes placeholder_tensors pointer_bytes")),
     ),
     "memory": RunTable(
         "Peak memory",

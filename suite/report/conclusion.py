@@ -11,7 +11,7 @@ from collections import Counter
 from optimizations.byte_units import format_bytes
 from suite.measure.modes import DEFAULT_MODE, EAGER_MODE, GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes
-from suite.report.compare import VERDICT_WORDS, Comparison, Kernels, Ratios
+from suite.report.compare import VERDICT_WORDS, Comparison, Ratios
 from suite.report.published import Published
 from suite.report.runs import RowGroup, Run, cell_label, row_groups
 from suite.report.start import start_in, start_of
@@ -21,20 +21,16 @@ from suite.settings import recorded_plan
 
 
 def of_run(ratios: Ratios, published: Published) -> str:
-    """Compare Encore with stock CUDA graphs in a run or, without rows of those, graphs with compiled code.
+    """Compare Encore with stock CUDA graphs in a run or, without rows of those, with compiled code.
 
     It is about the run's first group of rows: GraCE's workloads where it has any.
     """
     own = [mode for mode in ratios.modes if mode in MODES and MODES[mode].is_encores]
-    baseline = GRAPH_MODE if own and GRAPH_MODE in ratios.modes else REFERENCE_MODE
-    others = [mode for mode in ratios.modes if mode != baseline]
-    graphs = [mode for mode in others if mode in MODES and MODES[mode].uses_cuda_graphs]
-    modes = own or graphs or others
+    baseline = GRAPH_MODE if GRAPH_MODE in ratios.modes else REFERENCE_MODE
+    if not own or baseline not in ratios.modes:
+        return f"Encore is not compared here: the run has the modes {', '.join(ratios.modes) or 'none'}."
     # Whole steps and callables are captured only where a program does so, and measured for some workloads.
-    usual = [mode for mode in modes if mode not in MODES or not MODES[mode].captures_more] or modes
-    if not usual:
-        return f"Nothing can be compared: the run has {len(ratios.cells)} cells in {len(ratios.modes)} modes."
-    mode = usual[-1]
+    mode = ([mode for mode in own if not MODES[mode].captures_more] or own)[-1]
     labels = {cell_label(cell) for cell in ratios.cells if cell.mode == mode}
     group = next(group for group in row_groups(ratios.labels, published) if labels.intersection(group.labels))
     return _sentence(mode, baseline, ratios, group)
@@ -42,7 +38,7 @@ def of_run(ratios: Ratios, published: Published) -> str:
 
 def _sentence(mode: str, baseline: str, ratios: Ratios, group: RowGroup) -> str:
     stock = "stock CUDA graphs" if baseline == GRAPH_MODE else f"mode {baseline}"
-    ours = f"Encore ({mode})" if MODES[mode].is_encores else f"Mode {mode}"
+    ours = f"Encore ({mode})"
     found = (ratios.find(label, mode, baseline) for label in group.labels)
     items = [item for item in found if item is not None]
     if not group.has_means:
@@ -73,12 +69,6 @@ def _count(number: int, noun: str) -> str:
 BUSY_SHARE = 0.9
 """If kernels take this share of an iteration, the GPU is busy and CUDA graphs cannot save time."""
 _CALLED = {REFERENCE_MODE: "torch.compile without CUDA graphs", GRAPH_MODE: "stock CUDA graphs"}
-_SAID = {
-    Verdict.FAST: "faster",
-    Verdict.SLOW: "slower",
-    Verdict.SAME: "no difference",
-    Verdict.AMBG: "these samples do not decide it",
-}
 _BROKEN = "torch.compile itself cannot run it ({reason}). Make it work there first: Encore adds nothing before that."
 
 
@@ -116,11 +106,9 @@ def _ratio(item: Comparison | None, baseline: str, cells: dict[str, Cell | None]
     if item is None or item.ratio is None:
         return (item.missing if item is not None else None) or "not measured"
     ratio = item.ratio
-    said = (
-        _SAID[item.verdict]
-        if item.verdict is not None
-        else "not a gain of CUDA graphs: " + (item.kernels.value if item.kernels is not None else Kernels.UNSEEN.value)
-    )
+    said = VERDICT_WORDS[item.verdict]
+    if item.verdict is None:
+        said = f"not a gain of CUDA graphs: {item.mark}"
     return f"Encore is {ratio.text()} times as fast as {_CALLED[baseline]}: {said}"
 
 

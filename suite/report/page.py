@@ -25,7 +25,7 @@ from suite.report.runs import Run, cell_label, load_notes
 from suite.report.table import Table, printed_rows
 from suite.report.units import NOTHING, format_heading, is_missing
 from suite.results import stats
-from suite.results.schema import BAD_STATUSES, Environment
+from suite.results.schema import BAD_STATUSES, Cell, Environment
 
 _PAGE = Path(__file__).parent / "page"
 LONG_TABLE = 260
@@ -41,15 +41,6 @@ OWN_MODES = frozenset(name for name, mode in MODES.items() if mode.is_encores)
 
 
 @dataclass(frozen=True, slots=True)
-class PageFigure:
-    """Hold a figure of the page: its title, its caption, and the `<svg>` element of `to_svg`."""
-
-    title: str
-    caption: tuple[str, ...]
-    svg: Markup
-
-
-@dataclass(frozen=True, slots=True)
 class Section:
     """Hold a part of a report: figures, then tables, all of one origin."""
 
@@ -60,48 +51,21 @@ class Section:
     tables: tuple[Table, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Hold the content of the page: conclusion, sections, and provenance.
+def render(
+    run: Run,
+    sections: Sequence[Section],
+    figures: Mapping[str, Mapping[str, Any]],
+    sources: Iterable[Source],
+    **texts: Any,
+) -> str:
+    """Return the page as HTML. The same arguments give the same text.
 
-    `warnings` are shown at the top and in the head; of these, `smoke` say that the numbers have no meaning for
-    performance, so that a tab's title says so too. `figures` are those of the sections' charts, by name.
+    Args:
+        figures: of the sections' charts, by name: title, caption, and the `<svg>` element of `to_svg`.
+        sources: of published values.
+        texts: title, subject and conclusion of the page, its `warnings`, and those of them that a tab's title shows, as
+            the numbers have no meaning for performance: `smoke`.
     """
-
-    title: str
-    subject: str
-    conclusion: str
-    smoke: Sequence[str]
-    warnings: Sequence[str]
-    sections: Sequence[Section]
-    figures: Mapping[str, PageFigure]
-    run: Run
-
-    @property
-    def headline(self) -> str | None:
-        """Return the name of the figure below the conclusion: the first of speed-ups."""
-        return next((name for name in self.figures if name.startswith("over_")), None)
-
-    @property
-    def origins(self) -> tuple[str, ...]:
-        """Return lines on the provenance of the numbers, and on what else ran at that time."""
-        origins = dict.fromkeys(section.provenance for section in self.sections)
-        return (*(line for origin in origins for line in (origin.caption, *origin.rows_by_run)), *load_notes(self.run))
-
-    @property
-    def logs(self) -> list[tuple[str, str]]:
-        """Return for each failed cell a title, and its error with the end of its log."""
-        return [
-            (
-                f"{cell_label(cell)}, {cell.mode}: {cell.status.value}",
-                "\n\n".join(text for text in (cell.error, cell.log_tail) if text) or "No error was recorded.",
-            )
-            for cell in self.run.failed
-        ]
-
-
-def render(page: Page, sources: Iterable[Source]) -> str:
-    """Return the page as HTML, with the sources of published values. The same page gives the same text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGE),
         autoescape=True,
@@ -111,10 +75,15 @@ def render(page: Page, sources: Iterable[Source]) -> str:
     )
     script = (_PAGE / "report.js").read_text(encoding="utf-8")
     embedded = f"\n{script}"  # exactly the text between the tags, for the digest below
+    origins = dict.fromkeys(section.provenance for section in sections)
     return environment.get_template("report.html.j2").render(
-        page=page,
-        sections=[(section, [_shown(table) for table in section.tables]) for section in page.sections],
-        environments=[environment_facts(one.environment) for one in page.run.parts or (page.run,)],
+        **texts,
+        figures=figures,
+        headline=next((name for name in figures if name.startswith("over_")), None),
+        origins=[*(line for one in origins for line in (one.caption, *one.rows_by_run)), *load_notes(run)],
+        logs=[(f"{cell_label(cell)}, {cell.mode}: {cell.status.value}", _log(cell)) for cell in run.failed],
+        sections=[(section, [_shown(table) for table in section.tables]) for section in sections],
+        environments=[environment_facts(one.environment) for one in run.parts or (run,)],
         sources=sources,
         style=Markup((_PAGE / "report.css").read_text(encoding="utf-8")),
         script=Markup(embedded),
@@ -124,6 +93,10 @@ def render(page: Page, sources: Iterable[Source]) -> str:
         minimum_blocks=stats.MINIMUM_BLOCKS,
         nothing=NOTHING,
     )
+
+
+def _log(cell: Cell) -> str:
+    return "\n\n".join(text for text in (cell.error, cell.log_tail) if text) or "No error was recorded."
 
 
 def environment_facts(environment: Environment) -> dict[str, str]:

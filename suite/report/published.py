@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import ConfigDict
+
 from suite.results.schema import Record
 from suite.results.store import REPOSITORY, read_record
 
@@ -33,6 +35,8 @@ class Source(Record):
 
 class Published(Record):
     """Hold `results/published.json`. Outer keys are those of `sources`, inner ones this suite's acronyms."""
+
+    model_config = ConfigDict(extra="forbid")
 
     sources: dict[str, Source]
     headline: dict[str, dict[str, int | float | str]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
+from collections.abc import Collection
 
 EXIT_OK = 0
 EXIT_FINDING = 1
@@ -20,6 +22,12 @@ WRONG_PLACE = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "give a place that may be read and written"),
 }
 """Advice for each `OSError` that the choice of a file or folder causes. Others are no wrong use."""
+
+
+def nearest(name: str, known: Collection[str], cutoff: float = 0.6) -> str:
+    """Return the known names that are most like an unknown one, or all of them, as the end of a message."""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=cutoff)
+    return f"did you mean {', '.join(near)}?" if near else f"known: {', '.join([*known][-30:]) or 'none yet'}"
 
 
 class EncoreError(Exception):

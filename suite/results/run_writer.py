@@ -29,10 +29,6 @@ from suite.results.store import (
 LOCK = ".lock"
 
 
-class RunIsBusy(WrongUse):
-    """Report that another process writes this run."""
-
-
 class RunWriter:
     """Write a run. The run is locked from `create` or `reopen` until `close`."""
 
@@ -61,9 +57,8 @@ class RunWriter:
         """Open a run to continue it.
 
         Raises:
-            RunIsBusy: another process writes this run.
+            WrongUse: another process writes this run, or its rows are packed.
             InvalidResults: its files are not of this schema.
-            WrongUse: its rows are packed.
             OSError: a file cannot be written.
         """
         if (path / PACKED).exists():
@@ -111,7 +106,7 @@ def _locked(run: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise RunIsBusy(
+        raise WrongUse(
             f"{describe(run)} is being written by another `encore run`; wait for it, or start another run"
         ) from None
     return lock

@@ -1,7 +1,7 @@
 """Define the records of a run: the contents of `environment.json` and of each line of `cells.jsonl`.
 
-Names of fields include units (`host_us`, `copied_bytes`). A field that was not measured is `None`, never 0. Unknown
-fields are refused, so that a file of another schema version cannot be read by mistake.
+Names of fields include units (`host_us`, `copied_bytes`). A field that was not measured is `None`, never 0. Fields of
+older rows that nothing reads any more are left out while reading.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ EXPLANATION_VERSION = 3
 
 
 class Record(BaseModel):
-    """Define the base class of everything written to disk: immutable, and strict about field names.
+    """Define the base class of everything written to disk: immutable.
 
     A NaN or infinity (the error of an output with NaN in it) is written as the string "NaN" or "Infinity", which is
     valid JSON and is read as that float.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
 
 
 class Status(StrEnum):
@@ -60,12 +60,8 @@ THROTTLING = ("SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdow
 
 
 class GpuState(Record):
-    """Hold one NVML reading: the active reasons for lower clocks. Older rows have other reasons, and clocks, too."""
+    """Hold one NVML reading: the active reasons for lower clocks. Older rows have other reasons, too."""
 
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    power_w: float | None = None
-    temperature_c: int | None = None
     throttle_reasons: list[str]
 
 
@@ -81,8 +77,7 @@ class Block(Record):
 
     `host_us[i]` is wall time from the call to completion on the device, `device_us[i]` the CUDA-event time of the
     same iteration (None on a CPU), `input_sets[i]` the input set it ran on. `core` is the
-    logical core that the calling thread was bound to, None where it was bound to none. Older rows also have the mean
-    time of iterations issued back to back.
+    logical core that the calling thread was bound to, None where it was bound to none.
     """
 
     process: int = 0
@@ -92,8 +87,6 @@ class Block(Record):
     host_us: list[Us]
     device_us: list[float] | None
     input_sets: list[int]
-    throughput_us: float | None = None
-    throughput_iterations: int = 0
     gpu_before: GpuState | None
     gpu_after: GpuState | None
 
@@ -127,9 +120,6 @@ class Correctness(Record):
     bitwise: bool | None
     ranks_equal: bool | None = None
     """True if all ranks' results have the same bits, on all inputs, where the workload is split over GPUs."""
-    ranks_spread: float | None = None
-    """The largest relative difference of a tensor's norms between ranks, which older rows have. Newer ones compare each
-    rank's results with those of the whole module in eager mode, and with another rank's by their bits only."""
     varying: list[dict[str, list[float]]] | None = None
     widened_error: float | None = None
     """Error of the mode compiled in higher precision, relative to eager in that precision; measured where eager's
@@ -148,7 +138,6 @@ class Coverage(Record):
     """Count kernels of one steady iteration by kind of launch (torch.profiler), without copies and memsets.
 
     `percent` = 100 * graph_kernels / (graph_kernels + eager_kernels), None where no kernel ran.
-    `captured_kernel_nodes` is a field of older rows: kernel nodes of all graphs at capture time.
     """
 
     graph_kernels: int
@@ -160,7 +149,6 @@ class Coverage(Record):
     eager_memcpys: int
     eager_memsets: int
     profiled_iterations: int
-    captured_kernel_nodes: int | None = None
 
 
 class GraphCounts(Record):
@@ -173,30 +161,15 @@ class GraphCounts(Record):
     not_captured: list[NotCaptured]
 
 
-class HostToDeviceCopy(Record):
-    """Count one kind of host-to-device copy in a steady iteration; `blocking`: the host waits (pageable memory).
-
-    `copied_bytes` is the sum over its `count` copies.
-    """
-
-    copied_bytes: int
-    count: int
-    memory: str
-    blocking: bool
-
-
 class Copies(Record):
     """Hold the bytes moved per steady iteration.
 
-    `placeholder_bytes` is data copied into graph placeholders, counted by the suite; `pointer_bytes` the pointers
-    written instead. `device_to_device_bytes` is the profiler's sum over memcpy activities, as a cross-check.
+    `placeholder_bytes` is data copied into graph placeholders, and `pointer_bytes` the pointers written instead.
     """
 
     placeholder_bytes: int | None
     placeholder_tensors: int | None
     pointer_bytes: int | None
-    device_to_device_bytes: int | None
-    host_to_device: list[HostToDeviceCopy]
 
 
 class Memory(Record):
@@ -279,20 +252,17 @@ class LaterProcess(Record):
     process: int
     compile: CompileTimes | None
     retuned: list[str]
-    selection: list[JsonValue] = []
-    """The chosen variants of functions, in rows of Encore 0.1."""
 
 
 class HostUse(Record):
     """Describe other programs' load of the host while blocks of a mode were measured: mean number of busy CPU cores.
 
     It is that of the mode's most disturbed process. Older rows also count the GPUs outside of the run that were busy
-    right before or right after, and the processes on them.
+    right before or right after.
     """
 
     cpu_cores: float | None
     gpus_at_work: int | None = None
-    gpu_processes: int | None = None
 
 
 class Cell(Record):
@@ -334,14 +304,10 @@ class Cell(Record):
     """Processes whose kernels differ from those of the first, in this mode or in one of `baseline_blocks`."""
     later: list[LaterProcess] = []
     """The mode's own processes after the first."""
-    shortages: list[JsonValue] = []
-    """The processes that were left out for lack of memory, in older rows."""
     others: HostUse | None = None
     """Other programs on the host meanwhile; not recorded in older rows."""
     tp: int | None = None
     """Number of GPUs that the workload is split over (tensor parallelism); None if it is not split."""
-    ranks: list[JsonValue] = []
-    """The measurements of each rank, in older rows."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -362,13 +328,9 @@ class Cell(Record):
 
 
 class GpuInfo(Record):
-    """Describe a GPU. Older runs also have its multiprocessors, and a digest of its UUID."""
-
     name: str
     compute_capability: str
     memory_bytes: int
-    multiprocessors: int | None = None
-    uuid_sha256: str | None = None
 
 
 class CpuInfo(Record):

@@ -9,7 +9,6 @@ fifth of its size; it can then be read, but not continued.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import gzip
 import itertools
@@ -24,7 +23,7 @@ from pydantic import ValidationError
 
 from optimizations import atomic_file
 from optimizations.uncollected import uncollected
-from suite.results.errors import WrongUse
+from suite.results.errors import WrongUse, nearest
 from suite.results.schema import SCHEMA_VERSION, Cell, Environment, Record
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -68,11 +67,6 @@ def describe(path: Path) -> str:
         return str(path)
 
 
-_WHAT_TO_DO: dict[type[Record], str] = {
-    Cell: "Take the line out, and `encore run --resume` of this run measures its cell again.",
-    Environment: "Restore it: it says what the rows were measured with.",
-}
-"""For a text that is not JSON at all."""
 _OTHER_VERSION = (
     f"The file was made by another version of Encore or edited; this one reads schema version {SCHEMA_VERSION}."
 )
@@ -89,7 +83,7 @@ def _parse(kind: type[_R], text: bytes, place: str, advice: str = _OTHER_VERSION
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "json_invalid":
-            raise InvalidResults(f"{place} is damaged: {first['msg']}. {_WHAT_TO_DO.get(kind, advice)}") from error
+            raise InvalidResults(f"{place} is damaged: {first['msg']}; restore it, or take it away") from error
         field = ".".join(map(str, first["loc"]))
         where = f"field {field!r}: " if field else ""
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
@@ -211,17 +205,11 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
         if (candidate / ENVIRONMENT).is_file():
             return candidate
     known = [path.parent.name for folder in folders for path in sorted(folder.glob(f"*/{ENVIRONMENT}"))]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    newest = f"known: {', '.join(known[-5:]) or 'none yet'}"
-    if len(known) > 5:
-        newest += f", and {len(known) - 5} more"
-    hint = f"did you mean {', '.join(near)}?" if near else newest
     where = f"; the folder has no {ENVIRONMENT}" if Path(name).is_dir() else ""
     if Path(name).is_file():
         where = "; this is a file, give the folder of the run that it is in"
-    raise WrongUse(
-        f"unknown run {name!r}{where}; {hint} (a run is a name in results/runs or results/recorded, or a folder)"
-    )
+    known_names = "a run is a name in results/runs or results/recorded, or a folder"
+    raise WrongUse(f"unknown run {name!r}{where}; {nearest(name, known, 0.4)} ({known_names})")
 
 
 def make_folder(path: Path) -> Path:

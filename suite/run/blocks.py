@@ -92,15 +92,15 @@ def _measure_command(
 ) -> list[Measure]:
     """Return a command for each rank: they differ in the core."""
     assert member.prepared is not None, "a member without a failure is prepared"
-    sampling = sampling_for(member.prepared.iteration_us, settings)
+    lead_in, samples = sampling_for(member.prepared.iteration_us, settings)
     ranks = len(member.worker.ranks)
     return [
         Measure(
             process=member.process,
             index=index,
             turn=turn,
-            samples=sampling.samples,
-            lead_in=sampling.lead_in,
+            samples=samples,
+            lead_in=lead_in,
             core=core_for(index, cores, process=member.process, rank=rank, ranks=ranks),
         )
         for rank in range(ranks)

@@ -32,12 +32,12 @@ from suite.run.process import RankedWorker, converse, end
 from suite.settings import RunSettings
 from suite.worker.compile_cache import CompileCache
 from suite.worker.protocol import (
-    Built,
     CellSpec,
     Collect,
     Collected,
     Command,
     Compile,
+    Done,
     Failed,
     Measured,
     Prepare,
@@ -86,8 +86,7 @@ class GroupSession:
         self.workload = workload
         self.variant = variant
         self._known: dict[str, list[Correctness]] = {}
-        self._first: dict[str, Correctness] = {}  # by mode, what its first process was found to compute
-        self._iteration_us: dict[str, float] = {}  # by mode, the time of an iteration there
+        self._first: dict[str, Prepared] = {}  # by mode, the answer of its first process
         self._cache = cache
         self._waiting: dict[tuple[str, int], Member] = {}
         self._expected: Sequence[Mode] = ()
@@ -184,17 +183,18 @@ class GroupSession:
             return  # they will be measured in smaller groups, and those that wait would start for nothing
         self._compile(members, cache)
         self._send(members, Settle())
-        first = self._first
-        for member in members:
-            if member.prepared is not None:
-                own = member.prepared.correctness or first[member.mode.name]
-                first.setdefault(member.mode.name, own)
-                self._known.setdefault(member.mode.name, []).append(own)
-        for member in members:
-            if member.prepared is not None:
-                own = member.prepared.correctness or first[member.mode.name]
-                member.correctness = compare_bitwise(member.mode, own, self._known)
-                member.failure = bitwise_failure(member.mode, member.correctness)
+        found = {m: self._correctness(m.prepared, m.mode) for m in members if m.prepared is not None}
+        for member, own in found.items():
+            self._known.setdefault(member.mode.name, []).append(own)
+        for member, own in found.items():
+            member.correctness = compare_bitwise(member.mode, own, self._known)
+            member.failure = bitwise_failure(member.mode, member.correctness)
+
+    def _correctness(self, prepared: Prepared, mode: Mode) -> Correctness:
+        """Return the correctness of a process: its own, or that of the mode's first process, whose digests it has."""
+        own = prepared.correctness or self._first[mode.name].correctness
+        assert own is not None, "a first process compares its results"
+        return own
 
     def _compile(self, members: Sequence[Member], cache: CompileCache) -> None:
         """Compile members: the first alone if no mode has compiled yet, then the others concurrently.
@@ -238,18 +238,18 @@ class GroupSession:
         for worker, answer in answers.items():
             member = members[worker]
             member.has_started = True
-            match answer.whole:
+            match answer:
                 case Prepared() as prepared:
                     member.prepared = prepared
-                    self._iteration_us.setdefault(member.mode.name, prepared.iteration_us)
+                    self._first.setdefault(member.mode.name, prepared)
                 case Measured(block=block):
                     member.blocks.append(block)
                 case Collected(metrics=metrics):
                     member.metrics = metrics or member.metrics
-                case Built() as built:
-                    self.bench.vec_isa_ok = self.bench.vec_isa_ok or built.vec_isa_ok
+                case Done() as done:
+                    self.bench.vec_isa_ok = self.bench.vec_isa_ok or done.vec_isa_ok
                 case Failed() as failure:
-                    member.failure, member.failed_rank = failure, answer.failed_rank
+                    member.failure = failure
                     member.correctness = failure.correctness or member.correctness  # earlier findings stay valid
 
     def _start_waiting(self) -> dict[Member, list[Start]]:
@@ -283,6 +283,7 @@ class GroupSession:
         leads = not later and mode is _first_to_compile(modes, cache)
         compile_threads = cores if leads else 1 if later or not self.workload.stochastic else share
         first = self._first.get(mode.name)
+        passed = first.correctness if first and first.correctness and first.correctness.passed else None
         return CellSpec(
             **{**self.bench.settings.model_dump(), "variant": self.variant},
             workload=self.workload.acronym,
@@ -290,9 +291,9 @@ class GroupSession:
             cpu_threads=share,
             compile_threads=compile_threads,
             alive_together=1 if later else len(modes),
-            known_digests=first.digests if first and first.passed else None,
-            known_varying=first.varying if first and first.passed else None,
-            known_iteration_us=self._iteration_us.get(mode.name),
+            known_digests=passed.digests if passed else None,
+            known_varying=passed.varying if passed else None,
+            known_iteration_us=first.iteration_us if first else None,
             cache_dir=str(cache.folder),
             vec_isa_ok=self.bench.vec_isa_ok,
             headers_dir=str(self.bench.headers) if self.bench.headers else None,

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from models.registry import DEFAULT_SET, TP_MARK, find, is_program
 from suite.measure import environment
-from suite.measure.gpu import find_gpu, require_gpu, visible_gpus
+from suite.measure.gpu import find_gpu, visible_gpus
 from suite.measure.modes import MODES, select_modes
 from suite.results import store
 from suite.results.errors import EncoreError, WrongUse
@@ -167,7 +167,7 @@ def _examine(request: Request, names: Sequence[str], settings: RunSettings, cons
     name_programs(programs, "split" if request.tp else settings.variant, settings.size)  # --tp is no option of theirs
     if request.starts and programs:
         if settings.device == "cuda":
-            require_gpu()
+            find_gpu()
         examine_programs(programs, settings.device, settings.seed, lambda text: console.print(text, markup=False))
 
 
@@ -240,7 +240,7 @@ def _environment(run_id: str, request: Request, plan: RunPlan) -> Environment:
 def _require_device(plan: RunPlan) -> None:
     if plan.device != "cuda":
         return
-    require_gpu()
+    find_gpu()
     degrees = {name: find(name).tp or 1 for name in plan.workloads if TP_MARK in name.lower()}
     most = max(degrees.values(), default=1)
     if most > 1 and most > (there := len(visible_gpus())):

@@ -45,7 +45,6 @@ class Member:
     blocks: list[Block] = field(default_factory=list)
     metrics: Metrics | None = None
     failure: Failed | None = None
-    failed_rank: int = 0
     has_started: bool = False
     others: HostUse | None = None
 
@@ -82,7 +81,7 @@ def cell_of(
     member = next((one for one in processes if one.failure), first)
     failure = member.failure
     prepared = first.prepared
-    log_tail = without_paths(member.worker.ranks[member.failed_rank].log_tail()) if failure else None
+    log_tail = without_paths(member.worker.ranks[failure.rank].log_tail()) if failure else None
     baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
     retuned = _retuned(processes)
     number = f"process {member.process + 1}: " if member.process else ""

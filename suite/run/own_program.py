@@ -54,7 +54,7 @@ def examine_programs(
         WrongUse: a program cannot be measured; the message has the reason.
     """
     for name in dict.fromkeys(names):
-        found = examine(name, device, seed, announce)
+        found = examine(Question(name, device, seed), announce)
         if found.problem is not None:
             raise WrongUse(found.problem)
         if found.stochastic:
@@ -98,16 +98,15 @@ def _record(name: str, found: Examined) -> Workload:
     )
 
 
-def examine(name: str, device: str, seed: int, announce: Callable[[str], None]) -> Examined:
-    """Examine the program in a separate process, and return the result."""
+def examine(question: Question, announce: Callable[[str], None]) -> Examined:
+    """Examine a program in a separate process, and return the result."""
 
     def say(question: Question, seconds: float) -> None:
         announce(f"running {question.name} as it is ({seconds:.0f} s)")
 
-    question = Question(name, device, seed)
     say(question, 0.0)
     ((_, found),) = ask(COMMAND, [question], Examined, timeout_s=TIMEOUT_S, say=say)
-    return Examined(problem=f"{name}: running it as it is {found}") if isinstance(found, str) else found
+    return Examined(problem=f"{question.name}: running it as it is {found}") if isinstance(found, str) else found
 
 
 def _examined(question: Question) -> Examined:

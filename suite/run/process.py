@@ -16,7 +16,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -29,7 +28,6 @@ from suite.run.supervise import EXIT_GRACE_S, Supervised, TemporaryFolder, await
 from suite.worker.protocol import (
     REPLIES,
     WAITING,
-    Built,
     Collect,
     Collected,
     Command,
@@ -56,12 +54,12 @@ STOP_GRACE_S = 20.0
 DEATH_GRACE_S = 1.0
 """Time to wait for a rank that died when another one reports an error, which may be a consequence."""
 
-Answer = Built | Done | Prepared | Measured | Collected | Failed
+Answer = Done | Prepared | Measured | Collected | Failed
 OnPhase = Callable[["RankedWorker", str], None]
 
 _ANSWERS: Mapping[type, type] = {
-    Start: Built,
-    Prepare: Built,
+    Start: Done,
+    Prepare: Done,
     Compile: Done,
     Settle: Prepared,
     Measure: Measured,
@@ -163,20 +161,12 @@ def end(cells: Iterable[RankedWorker], *, ask_first: bool) -> None:
         cell.remove_folder()
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """Hold the merged answer of a cell's ranks, and the rank that failed."""
-
-    whole: Answer
-    failed_rank: int = 0
-
-
 def converse(
     requests: Mapping[RankedWorker, Sequence[Command]],
     timeout_s: float,
     on_phase: OnPhase = lambda worker, phase: None,
-) -> dict[RankedWorker, Answered]:
-    """Send each cell its commands, one for each rank, and wait for all answers.
+) -> dict[RankedWorker, Answer]:
+    """Send each cell its commands, one for each rank, and wait for all answers; return the merged ones.
 
     Each phase of a worker may take `timeout_s`; the phase in which it waits for other workers, `timeout_s` for each of
     them. The reported phases are those of rank 0.
@@ -212,7 +202,7 @@ def converse(
                     selector.unregister(each.reply_fd)
                     selector.unregister(each.exit_fd)
     joined = {cell: _joined(cell, answers[cell], failed_rank.get(cell)) for cell in requests}
-    holding = [cell for cell, each in joined.items() if _status(each.whole) in (Status.OOM, Status.TIMEOUT)]
+    holding = [cell for cell, each in joined.items() if _status(each) in (Status.OOM, Status.TIMEOUT)]
     await_exit([worker for cell in holding for worker in cell.ranks], EXIT_GRACE_S)
     return joined
 
@@ -302,18 +292,19 @@ def _status(answer: Answer) -> Status | None:
     return answer.status if isinstance(answer, Failed) else None
 
 
-def _joined(cell: RankedWorker, answers: Mapping[int, Answer], failed_rank: int | None) -> Answered:
+def _joined(cell: RankedWorker, answers: Mapping[int, Answer], failed_rank: int | None) -> Answer:
     by_rank = tuple(answers[rank] for rank in range(len(cell.ranks)))
-    whole: Answer = by_rank[0] if failed_rank is None else by_rank[failed_rank]
-    if len(by_rank) > 1:
-        match whole:
-            case Failed():
-                whole = whole.model_copy(update={"error": f"rank {failed_rank}: {whole.error}"})
-            case Prepared():
-                whole = _prepared([answer for answer in by_rank if isinstance(answer, Prepared)])
-            case Measured():
-                whole = Measured(block=slowest([answer.block for answer in by_rank if isinstance(answer, Measured)]))
-    return Answered(whole, failed_rank or 0)
+    whole: Answer = by_rank[failed_rank or 0]
+    if len(by_rank) == 1:
+        return whole
+    match whole:
+        case Failed():
+            return whole.model_copy(update={"error": f"rank {failed_rank}: {whole.error}", "rank": failed_rank})
+        case Prepared():
+            return _prepared([answer for answer in by_rank if isinstance(answer, Prepared)])
+        case Measured():
+            return Measured(block=slowest([answer.block for answer in by_rank if isinstance(answer, Measured)]))
+    return whole
 
 
 def _prepared(answers: Sequence[Prepared]) -> Prepared:

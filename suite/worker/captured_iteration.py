@@ -17,10 +17,10 @@ import optimizations
 from models.instance import Instance
 from models.nests import map_tensors, tensors_of
 from models.registry import Inputs, Workload
-from suite.measure.copies import CopyCount
 from suite.measure.iteration import Iterate, IterationOutput, iteration
 from suite.measure.modes import Mode
 from suite.measure.results import named_tensors
+from suite.results.schema import Copies
 from suite.worker.protocol import Unsupported
 
 
@@ -115,9 +115,9 @@ class StepIteration:
     def graphs(self) -> int:
         return len(self._graphed.report().recordings)
 
-    def copies(self) -> CopyCount:
+    def copies(self) -> Copies:
         recording = max(self._graphed.report().recordings, key=lambda found: found.replays)
-        return CopyCount(recording.copied_bytes, recording.copied_tensors)
+        return _copies(recording.copied_bytes, recording.copied_tensors)
 
     def close(self) -> None:
         self._graphed.close()
@@ -169,12 +169,9 @@ class CallableIteration:
     def graphs(self) -> int:
         return 0 if self._graphed is None else len(self._reports())
 
-    def copies(self) -> CopyCount:
+    def copies(self) -> Copies:
         reports = self._reports()
-        return CopyCount(
-            copied_bytes=sum(report.copied_bytes for report in reports),
-            tensors=sum(report.copied_tensors for report in reports),
-        )
+        return _copies(sum(one.copied_bytes for one in reports), sum(one.copied_tensors for one in reports))
 
     def close(self) -> None:
         if self._graphed is not None:
@@ -256,13 +253,17 @@ class HandIteration:
     def graphs(self) -> int:
         return int(self._graph is not None)
 
-    def copies(self) -> CopyCount:
+    def copies(self) -> Copies:
         given = _tensors(self._inputs)
-        return CopyCount(sum(tensor.nbytes for tensor in given), len(given))
+        return _copies(sum(tensor.nbytes for tensor in given), len(given))
 
     def close(self) -> None:
         if self._graph is not None:
             self._graph.reset()
+
+
+def _copies(copied_bytes: int, tensors: int) -> Copies:
+    return Copies(placeholder_bytes=copied_bytes, placeholder_tensors=tensors, pointer_bytes=0)
 
 
 def _tensors(inputs: Inputs) -> list[torch.Tensor]:

@@ -8,7 +8,6 @@ reasons for its splits. So each mode compiles its own graphs once: they are mark
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import tempfile
@@ -24,16 +23,11 @@ JUDGED = "judged"
 
 
 def user_cache() -> Path:
-    """Return `$XDG_CACHE_HOME/encore`, else `~/.cache/encore`; a new folder for a user without a home directory."""
+    """Return `$XDG_CACHE_HOME/encore`, else `~/.cache/encore`; without a home directory, a temporary folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encore"
     except (RuntimeError, KeyError):
-        return _folder_of_this_process()
-
-
-@functools.cache
-def _folder_of_this_process() -> Path:
-    return Path(tempfile.mkdtemp(prefix="encore-"))
+        return Path(tempfile.gettempdir(), f"encore-{os.getuid()}")
 
 
 _GRAPHS = ("fxgraph", "aotautograd")

@@ -38,11 +38,11 @@ from suite.worker.compilation import Compilation
 from suite.worker.gpu_turns import alone_to_tune
 from suite.worker.judge import Judge
 from suite.worker.measured_once import MeasuredOnce
-from suite.worker.protocol import Built, CellSpec, Measure, Prepared
+from suite.worker.protocol import CellSpec, Done, Measure, Prepared
 from suite.worker.rank_group import RankGroup
 
 
-def start(spec: CellSpec) -> Built:
+def start(spec: CellSpec) -> Done:
     """Import the modules of a cell and start the compilers, without a GPU, while other cells compile."""
     torch.compiler.cudagraph_mark_step_begin()  # all modes mark their steps, and the first mark imports Inductor
     (mode,) = select_modes([spec.mode])
@@ -51,8 +51,8 @@ def start(spec: CellSpec) -> Built:
         with contextlib.suppress(Exception):  # if the tiny model fails, the real one reports the reason
             instantiate(workload, variant=spec.variant, size="tiny", device="cpu", seed=spec.seed)
     if mode.backend is None:
-        return Built()
-    return Built(vec_isa_ok=start_toolchain(torch.device("cpu"), spec.vec_isa_ok, spec.headers_dir))
+        return Done()
+    return Done(vec_isa_ok=start_toolchain(torch.device("cpu"), spec.vec_isa_ok, spec.headers_dir))
 
 
 class LiveCell:
@@ -67,7 +67,7 @@ class LiveCell:
         self._judge = Judge(self._program, self._compilation, announce)
         self._once: MeasuredOnce | None = None
 
-    def build(self) -> Built:
+    def build(self) -> Done:
         """Run everything up to the real compilation.
 
         Raises:
@@ -86,7 +86,7 @@ class LiveCell:
             self._judge.call_uncompiled()
         if self._compilation.mode.backend is not None:
             found = start_toolchain(self._program.instance.device, spec.vec_isa_ok, spec.headers_dir)
-        return Built(vec_isa_ok=found)
+        return Done(vec_isa_ok=found)
 
     def compile(self, conditions: CompileConditions) -> None:
         """Run the real compilation, recordings and warm-up."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 
-from suite.measure import copies
-from suite.measure.copies import CopyCount
+from suite.measure.copies import copies_of
 from suite.measure.graphs import encore_report, recorded_graphs
 from suite.measure.memory import peak, restart_peak
 from suite.measure.metrics import PreparedCell, metrics
@@ -31,7 +30,7 @@ class MeasuredOnce:
         self._mode = compilation.mode
         self._iterate = compilation.iterate_set
         self._found: Metrics | None = None
-        self._counted: CopyCount | None = None
+        self._copies: Copies | None = None
         self._loaded = False
 
     @property
@@ -65,12 +64,12 @@ class MeasuredOnce:
         ranks, module = self._program.ranks, self._program.instance.module
         cell = PreparedCell(self._iterate, self._device, self._mode, ranks.largest, self.core, module)
         more = {metric.name: metric.values(cell) for metric in metrics()}
-        self._counted = self._placeholder_copies() if self._on_gpu and self._mode.needs_gpu else None
+        self._copies = self._placeholder_copies() if self._on_gpu and self._mode.needs_gpu else None
         self._found = Metrics(memory=memory, encore_report=report, more=more)
         return self._found
 
     def _profiled(self, found: Metrics) -> Metrics:
-        counted, profile = self._counted, None
+        profile = None
         if self._on_gpu:
             profile = profile_iterations(self._iterate, self._program.ranks.any, self._compilation.sources.digests())
         # No tree of CUDA graphs holds those of a captured iteration.
@@ -79,15 +78,7 @@ class MeasuredOnce:
         profiled = {
             "coverage": profile.coverage if profile else None,
             "graphs": self._compilation.graphs.counts(graphs) if self._mode.backend is not None else None,
-            "copies": Copies(
-                placeholder_bytes=counted.copied_bytes if counted else None,
-                placeholder_tensors=counted.tensors if counted else None,
-                pointer_bytes=counted.pointer_bytes if counted else None,
-                device_to_device_bytes=profile.device_to_device_bytes,
-                host_to_device=profile.host_to_device,
-            )
-            if profile
-            else None,
+            "copies": self._copies,
             "kernel_time_us": profile.kernel_time_us if profile else None,
             "kernels": profile.kernels if profile else None,
         }
@@ -104,10 +95,8 @@ class MeasuredOnce:
         peaks = (*self._compilation.compile_peak, *replay_peak)
         return Memory(**dict(zip(Memory.model_fields, peaks, strict=True)))
 
-    def _placeholder_copies(self) -> CopyCount:
+    def _placeholder_copies(self) -> Copies:
         self._iterate(BEFORE)  # or the inputs might be where they were, and no pointer be written
         if self._compilation.captured is not None:
             return self._compilation.captured.copies()
-        with copies.counting() as count:
-            self._iterate(0)
-        return count
+        return copies_of(lambda: self._iterate(0))

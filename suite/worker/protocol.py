@@ -4,8 +4,8 @@ A worker runs one cell. It is started as `suite.worker.main --read FD --write FD
 log file, so nothing a library prints can be taken for a message. The runner sends commands and gets at least one reply
 each:
 
-    start   -> built | failed                    import torch and start the compilers; may be left out
-    prepare -> phase* then built | failed        build, run eager for comparison, start the compilers
+    start   -> done | failed                     import torch and start the compilers; may be left out
+    prepare -> phase* then done | failed         build, run eager for comparison, start the compilers
     compile -> phase* then done | failed         compile, warm up and record
     settle  -> prepared | failed                 call until Encore's graphs are final, compare with eager
     measure -> block | failed                    one block of samples
@@ -45,7 +45,7 @@ class CellSpec(RunSettings):
     `known_digests` are those of the mode's first process, whose results were compared with eager's, and `known_varying`
     the tensors whose bits changed between calls there; a later process with the same ones needs no comparison.
     `known_iteration_us` is the time of an iteration there. A workload that is split over GPUs has `tp` processes, this
-    one is `rank`; they connect by the file `rendezvous`. `vec_isa_ok` is an earlier cell's result, see `Built`, and
+    one is `rank`; they connect by the file `rendezvous`. `vec_isa_ok` is an earlier cell's result, see `Done`, and
     `headers_dir` has the compiled headers of C++ kernels of all cells. `stochastic`: a user's program draws random
     numbers.
     """
@@ -126,18 +126,11 @@ class Phase(Record):
     name: str
 
 
-class Built(Record):
-    """Answer that the cell is built. `vec_isa_ok`: whether C++ can use all vector instructions of the CPU; None: not
-    known."""
-
-    type: Literal["built"] = "built"
-    vec_isa_ok: bool | None = None
-
-
 class Done(Record):
-    """Answer a command that has no result."""
+    """Answer that a step is done. `vec_isa_ok`: whether C++ can use all vector instructions; None: not known."""
 
     type: Literal["done"] = "done"
+    vec_isa_ok: bool | None = None
 
 
 class Prepared(Record):
@@ -165,19 +158,20 @@ class Collected(Record):
 
 
 class Failed(Record):
-    """Report that the worker could not go on; it ends after sending this."""
+    """Report that the worker could not go on; it ends after sending this. The runner adds the `rank` of its process."""
 
     type: Literal["failed"] = "failed"
     status: Status
     error: str
     correctness: Correctness | None = None
+    rank: int = 0
 
 
 Command = Annotated[
     Start | Prepare | Compile | Settle | Measure | Collect | Stop,
     Field(discriminator="do"),
 ]
-Reply = Annotated[Phase | Built | Done | Prepared | Measured | Collected | Failed, Field(discriminator="type")]
+Reply = Annotated[Phase | Done | Prepared | Measured | Collected | Failed, Field(discriminator="type")]
 
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 REPLIES: TypeAdapter[Reply] = TypeAdapter(Reply)

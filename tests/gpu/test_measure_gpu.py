@@ -10,7 +10,7 @@ from models import registry
 from models.registry import Inputs
 from suite.measure.gpu import gpu_reader
 from suite.measure.launches import least_graph
-from suite.measure.profiling import PROFILED_ITERATIONS, profile_iterations
+from suite.measure.profiling import PROFILED_ITERATIONS
 from suite.measure.timing import CudaTimer, measure_block
 from suite.results.schema import Metrics
 from suite.worker.protocol import CellSpec, Measure
@@ -99,32 +99,13 @@ class TableOnTheCpu(torch.nn.Module):
         return self.linear(x) + self.table.to(x.device)  # the line that the reason must name
 
 
-def test_blocking_copy_is_reported_with_the_users_line(cell):
+def test_copy_to_the_gpu_is_reported_with_the_users_line(cell):
     metrics = metrics_of(cell(TableOnTheCpu))
-    assert metrics.copies is not None and metrics.graphs is not None
-    (copy,) = metrics.copies.host_to_device
-    assert (copy.memory, copy.blocking, copy.copied_bytes, copy.count) == ("pageable", True, 64 * 4, 1)
+    assert metrics.coverage is not None and metrics.graphs is not None
+    assert metrics.coverage.eager_memcpys >= 1
     assert metrics.graphs.not_captured
     assert any("self.table.to(x.device)" in (each.source_line or "") for each in metrics.graphs.not_captured)
     assert metrics.graphs.partitions is not None and metrics.graphs.partitions >= 1
-
-
-def test_pinned_memory_does_not_block_and_pageable_does():
-    pageable, pinned = torch.randn(1000), torch.randn(500).pin_memory()
-    square = torch.randn(64, 64, device="cuda")
-
-    def iterate(index: int) -> None:
-        square @ square
-        pageable.to("cuda", non_blocking=True)
-        pinned.to("cuda", non_blocking=True)
-        square.clone()
-
-    profile = profile_iterations(iterate)
-    assert profile is not None
-    found = {copy.memory: (copy.copied_bytes, copy.count, copy.blocking) for copy in profile.host_to_device}
-    assert found == {"pageable": (4000, 1, True), "pinned": (2000, 1, False)}
-    assert profile.device_to_device_bytes == 64 * 64 * 4
-    assert profile.coverage.eager_kernels >= 1 and profile.kernel_time_us > 0
 
 
 @pytest.mark.alone

@@ -13,7 +13,7 @@ from judges import torchbench
 from judges.__main__ import main
 from suite.results.schema import HostUse, Status
 
-QUIET, BUSY = (HostUse(cpu_cores=cores, gpus_at_work=0, gpu_processes=0) for cores in (0.1, 5.0))
+QUIET, BUSY = (HostUse(cpu_cores=cores, gpus_at_work=0) for cores in (0.1, 5.0))
 
 
 def rows_of(tmp_path: Path) -> dict[tuple[str, str], dict[str, Any]]:

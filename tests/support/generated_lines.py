@@ -17,8 +17,7 @@ from torch import nn
 from models.own_program import load
 from suite.explain import lowering
 from suite.explain.build import build_program
-from suite.explain.capture import SETTINGS, capture
-from suite.measure.modes import GRAPH_MODE
+from suite.explain.capture import capture
 
 WIDTH = 64
 
@@ -55,9 +54,9 @@ def main(answer: Path) -> None:
         return load_nothing(seen, graph, code)
 
     lowering._Seen.load = noting  # type: ignore[method-assign]
-    found = capture(build_program(load("generated_lines:towers")), {GRAPH_MODE: SETTINGS[GRAPH_MODE]})
+    found = capture(build_program(load("generated_lines:towers")))
     assert found.failure is None, found.failure
-    answer.write_text(json.dumps(modules))
+    answer.write_text(json.dumps(modules[:1]))  # stock's; others follow
 
 
 if __name__ == "__main__":

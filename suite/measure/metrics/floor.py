@@ -50,8 +50,8 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
         whole = median(waited_us(iterate, wait) for _ in range(samples))
     if not graphs:
         return {}
-    floor = median(one.us for one in graphs)
-    found = {"core": cell.core, "graphs": median(one.count for one in graphs), "whole_us": whole}
+    floor = median(us for _, us in graphs)
+    found = {"core": cell.core, "graphs": median(count for count, _ in graphs), "whole_us": whole}
     if floor <= 0:  # the host needed more time for empty graphs than for the program's
         return found
     return {**found, "floor_us": floor, "over_floor_ratio": whole / floor}
@@ -66,7 +66,7 @@ def standing(row: Cell) -> Mapping[str, float | None]:
     """
     metrics = row.metrics
     values = metrics.more.get(METRIC.name, {}) if metrics else {}
-    if "core" not in values and len(row.ranks) > 1:
+    if "core" not in values and (row.tp or 1) > 1:
         return {}
     launches = metrics.coverage.graph_launches if metrics and metrics.coverage else 0
     if "graphs" in values or launches <= MOST_LAUNCHES_WITH_ONE_WAIT:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 from suite.measure.modes import (
@@ -16,7 +15,7 @@ from suite.measure.modes import (
 )
 from suite.report.paper import costs, counts, nanogpt, speedups
 from suite.report.paper.exhibit import Exhibit, Made, Results
-from suite.results.errors import WrongUse
+from suite.results.errors import WrongUse, nearest
 
 _MOVED = (
     f"The rewritten program is the variant {speedups.REWRITTEN} where a workload has one (measured in another group, "
@@ -170,7 +169,5 @@ def find_exhibits(names: Iterable[str]) -> tuple[Exhibit, ...]:
     wanted = [name.lower() for name in names]
     for name in wanted:
         if name not in EXHIBITS:
-            near = difflib.get_close_matches(name, EXHIBITS, n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(EXHIBITS)}"
-            raise WrongUse(f"--only {name!r}: {hint}")
+            raise WrongUse(f"--only {name!r}: {nearest(name, EXHIBITS)}")
     return tuple(exhibit for exhibit in EXHIBITS.values() if exhibit.name in wanted)

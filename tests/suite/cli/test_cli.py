@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from optimizations import torch_internals
 from suite.cli.main import app
-from suite.measure.environment import collect, shown_code
+from suite.measure.environment import collect
 from suite.measure.modes import MODES
 from suite.results import store
 from suite.results.errors import WrongUse
@@ -104,8 +105,8 @@ def test_list_has_all_that_is_registered() -> None:
 
 def test_env_shows_the_record_of_a_run() -> None:
     record = collect("none", (), {})
-    shown = encore("env").stdout
-    assert record.torch in shown and (shown_code(record.code) or "code  ") in shown
+    shown = json.loads(encore("env").stdout)
+    assert (shown["torch"], shown["code"]) == (record.torch, record.code)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from textwrap import dedent
 
-from suite.explain.generated_code import Body, read_module
+from suite.explain.generated_code import read_module
 
 PARTITIONED = dedent(
     """
@@ -72,17 +73,17 @@ UNPARTITIONED = dedent(
 
 def test_partitions_come_in_order_with_their_launches() -> None:
     first, third, eleventh, _ = read_module(PARTITIONED)
-    assert first == Body(gpu_kernels=3), "a Triton kernel, a library call and an operator; a view launches nothing"
-    assert third == Body(gpu_kernels=2), "a copy inside a partition stays on the GPU"
-    assert eleventh == Body(gpu_kernels=1)
+    assert first == Counter(gpu_kernels=3), "a Triton kernel, a library call and an operator; a view launches nothing"
+    assert third == Counter(gpu_kernels=2), "a copy inside a partition stays on the GPU"
+    assert eleventh == Counter(gpu_kernels=1)
 
 
 def test_call_counts_cpu_work_and_copies_apart_from_partitions() -> None:
-    assert read_module(PARTITIONED)[-1] == Body(cpu_kernels=2, host_to_device_copies=2, blocking_copies=1)
+    assert read_module(PARTITIONED)[-1] == Counter(cpu_kernels=2, host_to_device_copies=2, blocking_copies=1)
 
 
 def test_code_without_partitions_is_all_in_call() -> None:
-    assert read_module(UNPARTITIONED) == [Body(gpu_kernels=2, cpu_kernels=1)]
+    assert read_module(UNPARTITIONED) == [Counter(gpu_kernels=2, cpu_kernels=1)]
 
 
 def test_partial_sums_of_a_kernel_are_added_up_by_kernels() -> None:
@@ -96,8 +97,8 @@ def test_partial_sums_of_a_kernel_are_added_up_by_kernels() -> None:
                 buf2 = workspace_0[1 * 2 * 8 : (1 + 1) * 2 * 8].view(2, 8).sum(dim=0).to(torch.bfloat16)
             return (buf1, buf2)
     """
-    assert read_module(dedent(source)) == [Body(gpu_kernels=4), Body()]
+    assert read_module(dedent(source)) == [Counter(gpu_kernels=4), Counter()]
 
 
 def test_nothing_generated_does_nothing() -> None:
-    assert read_module("") == [Body()]
+    assert read_module("") == [Counter()]

@@ -63,9 +63,9 @@ def only(copies: list[Copy]) -> Copy:
 
 
 def test_mask_attribute__is_an_attribute_copied_in_each_call(seen: Seen) -> None:
-    (node,) = seen.graph.cpu_nodes
+    (node,) = seen.graph.placement.cpu_nodes_before
     assert (node.kind, node.operation, node.shape, node.dtype) == ("attribute", "self.mask", (BATCH, WIDTH), "float32")
-    copy = only(seen.graph.copies)
+    copy = only(seen.graph.placement.copies_before)
     assert (copy.kind, copy.blocking, copy.copied_bytes) == ("copy", True, BATCH * WIDTH * FLOAT_BYTES)
     for line in (node.source_line, copy.source_line):
         assert line is not None
@@ -86,15 +86,15 @@ def test_mask_attribute__is_split_off_or_blocks(seen: Seen) -> None:
 
 
 def test_cpu_autocast__is_not_analysed_and_says_so(seen: Seen) -> None:
-    assert (seen.graph.cpu_nodes, seen.graph.copies) == ([], [])
+    assert (seen.graph.placement.cpu_nodes_before, seen.graph.placement.copies_before) == ((), ())
     (limit,) = (limit for limit in seen.limits if "where its values live is not known" in limit)
     assert limit.endswith("the graph switches autocast on the CPU on and off")
 
 
 def test_numpy_scalar__is_passed_by_value_or_moved(seen: Seen) -> None:
-    (node,) = seen.graph.cpu_nodes
+    (node,) = seen.graph.placement.cpu_nodes_before
     assert (node.kind, node.operation, node.shape, node.dtype) == ("attribute", "self.temperature", (), "float64")
-    copy = only(seen.graph.copies)
+    copy = only(seen.graph.placement.copies_before)
     assert (copy.kind, copy.blocking, copy.copied_bytes) == ("scalar", False, 8)
     assert (seen.stock.cpu_kernels, seen.stock.host_to_device_copies, seen.stock.blocking_copies) == (1, 1, 0)
     assert (seen.stock.partitions, seen.stock.kernels_outside) == (1, 0)
@@ -103,9 +103,9 @@ def test_numpy_scalar__is_passed_by_value_or_moved(seen: Seen) -> None:
 
 
 def test_staged_argument__comes_with_each_call(seen: Seen) -> None:
-    (node,) = seen.graph.cpu_nodes
+    (node,) = seen.graph.placement.cpu_nodes_before
     assert (node.kind, node.operation) == ("argument", "x")
-    copy = only(seen.graph.copies)
+    copy = only(seen.graph.placement.copies_before)
     assert (copy.kind, copy.blocking, copy.copied_bytes) == ("copy", True, BATCH * WIDTH * FLOAT_BYTES)
     assert seen.graph.non_static_inputs == []
     assert seen.stock.blocking_copies == 1
@@ -117,15 +117,15 @@ def test_gradient_in_forward__is_not_lowered(seen: Seen) -> None:
 
 
 def test_cpu_output__is_listed_after_its_operands(seen: Seen) -> None:
-    assert kinds(seen.graph.cpu_nodes) == ["attribute", "computed"]
-    assert seen.graph.copies == []
+    assert kinds(seen.graph.placement.cpu_nodes_before) == ["attribute", "computed"]
+    assert seen.graph.placement.copies_before == ()
     assert (seen.stock.partitions, seen.stock.kernels_in_graphs, seen.stock.cpu_kernels) == (1, 1, 1)
     assert seen.unpartitioned.partitions == 0
     assert seen.graph.stock_captures is False
 
 
 def test_cpu_index__is_copied_by_the_indexing(seen: Seen) -> None:
-    copy = only(seen.graph.copies)
+    copy = only(seen.graph.placement.copies_before)
     assert (copy.kind, copy.blocking, copy.copied_bytes) == ("implicit", True, 3 * 8)
     assert seen.graph.stock_captures is None
     (limit,) = (limit for limit in seen.limits if "CPU tensor" in limit)
@@ -133,7 +133,7 @@ def test_cpu_index__is_copied_by_the_indexing(seen: Seen) -> None:
 
 
 def test_mutated_cpu_state__stays_on_the_cpu(seen: Seen) -> None:
-    assert kinds(seen.graph.cpu_nodes) == ["attribute", "computed"]
+    assert kinds(seen.graph.placement.cpu_nodes_before) == ["attribute", "computed"]
     assert (seen.stock.partitions, seen.stock.kernels_in_graphs, seen.stock.cpu_kernels) == (1, 1, 1)
     (why,) = seen.stock.not_captured
     assert why.reason == "cpu ops"
@@ -142,8 +142,8 @@ def test_mutated_cpu_state__stays_on_the_cpu(seen: Seen) -> None:
 
 
 def test_constructor_chain__is_moved_to_the_gpu_by_stock(seen: Seen) -> None:
-    assert kinds(seen.graph.cpu_nodes) == ["constant", "computed", "computed"]
-    assert only(seen.graph.copies).copied_bytes == WIDTH * FLOAT_BYTES
+    assert kinds(seen.graph.placement.cpu_nodes_before) == ["constant", "computed", "computed"]
+    assert only(seen.graph.placement.copies_before).copied_bytes == WIDTH * FLOAT_BYTES
     for lowering in (seen.stock, seen.unpartitioned):
         assert (lowering.partitions, lowering.host_to_device_copies, lowering.cpu_kernels) == (1, 0, 0)
 

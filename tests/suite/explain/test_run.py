@@ -44,7 +44,7 @@ def test_failing_programs_do_not_end_the_others(tmp_path: Path) -> None:
 
 def test_closing_early_ends_running_workers() -> None:
     targets = [Target("explain_programs:dies", None), Target("explain_programs:hangs", None)]
-    explained = explain_many(targets, jobs=2, timeout_s=600)
+    explained = explain_many(targets, timeout_s=600)
     assert next(explained)[0].name == "explain_programs:dies"
     start = time.monotonic()
     explained.close()

@@ -79,7 +79,7 @@ def test_scalars_are_no_copies_and_placement_is_counted() -> None:
         graph.placement,
         copies_before=(left, scalar),
         copies_after=(left, staging, scalar),
-        cpu_nodes_after=tuple(graph.cpu_nodes * 2),
+        cpu_nodes_after=tuple(graph.placement.cpu_nodes_before * 2),
     )
     changed = explanation().model_copy(update={"graphs": [graph.model_copy(update={"placement": placement})]})
     assert "1 CPU node (2 after placement), 1 host-to-device copy per call (2 after placement)" in summary(changed)

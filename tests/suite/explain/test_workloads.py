@@ -57,8 +57,8 @@ def lowered(explanation: Explanation, setting: str) -> list[Lowering]:
 def test_mmc_copies_its_mask_in_each_call(explanations: dict[tuple[str, str], Explanation]) -> None:
     explanation = explanations["MMC", "published"]
     (graph,) = explanation.graphs
-    assert Counter(node.kind for node in graph.cpu_nodes) == {"attribute": 1, "constant": 1}
-    mask, rows = graph.copies
+    assert Counter(node.kind for node in graph.placement.cpu_nodes_before) == {"attribute": 1, "constant": 1}
+    mask, rows = graph.placement.copies_before
     assert (mask.kind, rows.kind) == ("copy", "implicit")
     assert mask.blocking
     assert mask.source_line is not None
@@ -74,8 +74,8 @@ def test_published_xlnet_is_moved_with_partitions_else_blocked(
 ) -> None:
     explanation = explanations["XLNET-I", "published"]
     (graph,) = explanation.graphs
-    assert Counter(node.kind for node in graph.cpu_nodes) == {"constant": 2, "computed": 9}
-    assert len(graph.copies) == 1
+    assert Counter(node.kind for node in graph.placement.cpu_nodes_before) == {"constant": 2, "computed": 9}
+    assert len(graph.placement.copies_before) == 1
     (stock,), (unpartitioned,) = lowered(explanation, "graph"), lowered(explanation, "graph-unpartitioned")
     assert (stock.partitions, stock.kernels_outside, stock.cpu_kernels, stock.host_to_device_copies) == (1, 0, 0, 0)
     assert (unpartitioned.partitions, unpartitioned.cpu_kernels, unpartitioned.host_to_device_copies) == (0, 1, 1)
@@ -86,7 +86,7 @@ def test_published_xlnet_is_moved_with_partitions_else_blocked(
 def test_current_xlnet_has_no_obstacle(explanations: dict[tuple[str, str], Explanation]) -> None:
     explanation = explanations["XLNET-I", "current"]
     (graph,) = explanation.graphs
-    assert (graph.cpu_nodes, graph.copies, graph.stock_captures) == ([], [], True)
+    assert (graph.placement.cpu_nodes_before, graph.placement.copies_before, graph.stock_captures) == ((), (), True)
     for setting in ("graph", "graph-unpartitioned"):
         (lowering,) = lowered(explanation, setting)
         assert (lowering.partitions, lowering.kernels_outside, lowering.not_captured) == (1, 0, [])
@@ -96,15 +96,17 @@ def test_st_breaks_where_lengths_are_read(
     explanations: dict[tuple[str, str], Explanation],
 ) -> None:
     explanation = explanations["ST", "published"]
-    scalars = [node for graph in explanation.graphs for node in graph.cpu_nodes]
+    scalars = [node for graph in explanation.graphs for node in graph.placement.cpu_nodes_before]
     assert {(node.kind, node.dtype, str(node.shape)) for node in scalars} == {("attribute", "float64", "()")}
     assert all(node.operation.endswith(".temperature") for node in scalars)
     reasons = {each.reason.partition(";")[0] for each in explanation.breaks}
     assert "Dynamic shape operator" in reasons
     assert any("item()" in reason for reason in reasons)
     assert all("lengths[row]" in str(each.source_line) for each in explanation.breaks if "item()" in each.reason)
-    with_scalars = [graph for graph in explanation.graphs if graph.cpu_nodes]
-    assert [len(graph.cpu_nodes) for graph in with_scalars] == [2, 4], "an attention in each encoder, two in a decoder"
+    with_scalars = [graph for graph in explanation.graphs if graph.placement.cpu_nodes_before]
+    assert [len(graph.placement.cpu_nodes_before) for graph in with_scalars] == [2, 4], (
+        "an attention in each encoder, two in a decoder"
+    )
     for graph in with_scalars:
         by_setting = {lowering.setting: lowering for lowering in graph.lowerings}
         stock, unpartitioned = by_setting["graph"], by_setting["graph-unpartitioned"]

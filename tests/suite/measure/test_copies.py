@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from optimizations import torch_internals
-from suite.measure.copies import counting
+from suite.measure.copies import copies_of
 
 NODE = torch_internals.cudagraph_trees.CUDAGraphNode
 
@@ -25,21 +25,20 @@ def test_count_equals_tensors_copied_by_stock(monkeypatch):
         destinations = [torch.empty_like(one) if isinstance(one, torch.Tensor) else one for one in sources]
         NODE._copy_inputs_and_remove_from_src(node, destinations, list(sources))
 
-    with counting() as count:
-        replay()
-    assert count.tensors == len(moved) == 3
-    assert count.copied_bytes == sum(tensor.numel() * tensor.element_size() for tensor in moved) == 4 * 4 + 5 * 8
-    replay()
-    assert count.tensors == 3, "only what is copied inside of the block"
-    with counting() as count:
-        replay()
-        replay()
-    assert (count.tensors, count.copied_bytes) == (6, 2 * (4 * 4 + 5 * 8))
+    count = copies_of(replay)
+    assert count.placeholder_tensors == len(moved) == 3
+    bytes_moved = sum(tensor.numel() * tensor.element_size() for tensor in moved)
+    assert count.placeholder_bytes == bytes_moved == 4 * 4 + 5 * 8
+    assert copies_of(lambda: (replay(), replay())).placeholder_bytes == 2 * bytes_moved
 
 
 def test_error_restores_the_stock_method():
     stock = NODE._copy_inputs_and_remove_from_src
-    with pytest.raises(RuntimeError), counting():
+
+    def failing() -> None:
         assert NODE._copy_inputs_and_remove_from_src is not stock
         raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        copies_of(failing)
     assert NODE._copy_inputs_and_remove_from_src is stock

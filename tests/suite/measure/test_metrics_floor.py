@@ -15,7 +15,7 @@ from fixtures.synthetic_results import metrics as synthetic_metrics
 from manual_clock import Clock
 
 from suite.measure import launches
-from suite.measure.launches import Graphs, graphs_of
+from suite.measure.launches import graphs_of
 from suite.measure.metrics import PreparedCell, metrics
 from suite.measure.metrics.floor import FEWEST, METRIC, MOST, MOST_LAUNCHES_WITH_ONE_WAIT
 from suite.measure.modes import MODES
@@ -127,7 +127,7 @@ def test_later_graphs_count_without_their_measured_wait(
         for graph in graphs:
             graph.replay()
 
-    assert graphs_of(run, lambda: None, 1) == [Graphs(3, (600 + 700 + 800) - (100 + 200))]
+    assert graphs_of(run, lambda: None, 1) == [(3, (600 + 700 + 800) - (100 + 200))]
 
 
 def test_slower_host_for_empty_graphs_leaves_no_floor(cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def a_row(launches: int, ranks: int = 1, **values: float) -> Cell:
         METRIC.name: {"floor_us": 2.0, "whole_us": 4.0, "over_floor_ratio": 2.0, **values}
     }
     found = Metrics(coverage=coverage.model_copy(update={"graph_launches": launches}), more=more)
-    return a_cell("EOS", "graph", metrics=found, ranks=[{"rank": rank} for rank in range(ranks)] if ranks > 1 else [])
+    return a_cell("EOS", "graph", metrics=found, tp=ranks)
 
 
 def test_rows_with_one_wait_for_all_of_many_graphs_have_no_floor() -> None:

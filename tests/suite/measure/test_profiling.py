@@ -67,7 +67,6 @@ def test_kernels_are_counted_by_their_launching_call():
     assert (coverage.graph_memcpys, coverage.eager_memcpys) == (1, 0)
     assert (coverage.graph_memsets, coverage.eager_memsets) == (1, 1)
     assert profile.kernel_time_us == 9.0
-    assert profile.device_to_device_bytes == 640
 
 
 @pytest.mark.parametrize(
@@ -93,27 +92,6 @@ def test_without_a_kernel_there_is_no_percentage():
     assert analyse(trace(), 1).coverage.percent is None
 
 
-def test_host_to_device_copies_block_from_pageable_memory():
-    profile = analyse(
-        trace(
-            call("cudaMemcpyAsync", 1),
-            memcpy("HtoD (Pageable -> Device)", 1, 256),
-            call("cudaMemcpyAsync", 2),
-            memcpy("HtoD (Pageable -> Device)", 2, 44),
-            call("cudaMemcpyAsync", 3),
-            memcpy("HtoD (Pinned -> Device)", 3, 8),
-            memcpy("DtoH (Device -> Pinned)", 4, 1000),
-            memcpy("DtoD (Device -> Device)", 5, 4096),
-        ),
-        1,
-    )
-    pageable, pinned = profile.host_to_device
-    assert (pageable.memory, pageable.copied_bytes, pageable.count, pageable.blocking) == ("pageable", 300, 2, True)
-    assert (pinned.memory, pinned.copied_bytes, pinned.count, pinned.blocking) == ("pinned", 8, 1, False)
-    assert profile.device_to_device_bytes == 4096
-    assert profile.coverage.eager_memcpys == 5
-
-
 def steady(iteration: int) -> list[dict]:
     number = 10 * iteration
     return [
@@ -129,7 +107,6 @@ def test_like_iterations_are_averaged_exactly():
     profile = analyse(trace(*steady(0), *steady(1), *steady(2)), 3)
     assert (profile.coverage.graph_kernels, profile.coverage.graph_launches) == (2, 1)
     assert profile.coverage.profiled_iterations == 3
-    assert profile.host_to_device[0].copied_bytes == 64
     assert profile.kernel_time_us == pytest.approx(4.0 + (2 + 4 + 6) / 3)
 
 

@@ -14,12 +14,12 @@ from suite.cli.main import main
 from suite.measure import environment
 from suite.measure.gpu import NoGpu
 from suite.micro.records import (
+    COUNTS,
     MICRO_SCHEMA_VERSION,
     VARIANTS,
     MeasuredPoint,
     MicroRun,
     Series,
-    counts,
     read_micro_run,
 )
 from suite.results.errors import EXIT_WRONG_USE
@@ -41,11 +41,7 @@ def measured_at(count: int) -> MeasuredPoint:
     return MeasuredPoint(sweep="inputs", inputs=count, series=series)
 
 
-EVERYTHING = run_of(*map(measured_at, counts()))
-
-
-def test_points_span_the_numbers_of_inputs() -> None:
-    assert (counts()[0], counts()[-1], counts(quick=True)) == (1, 512, [1, 8, 64, 512])
+EVERYTHING = run_of(*map(measured_at, COUNTS))
 
 
 def test_run_is_read_back_unchanged(tmp_path: Path) -> None:
@@ -67,7 +63,7 @@ def test_plan_with_another_node_updater_is_not_the_variant() -> None:
 
 def test_command_without_a_gpu_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("suite.measure.gpu.require_gpu", lambda: (_ for _ in ()).throw(NoGpu("no NVIDIA GPU here")))
+        patch.setattr("suite.measure.gpu.find_gpu", lambda: (_ for _ in ()).throw(NoGpu("no NVIDIA GPU here")))
         with pytest.raises(SystemExit) as ended:
             main(["micro", "indirection"])
     assert ended.value.code == EXIT_WRONG_USE
@@ -93,8 +89,8 @@ class FakeBench:
 def test_interrupt_keeps_the_points_measured_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from suite.micro import indirection
 
-    monkeypatch.setattr("suite.measure.gpu.require_gpu", lambda: None)
+    monkeypatch.setattr("suite.measure.gpu.find_gpu", lambda: None)
     monkeypatch.setattr(indirection, "Bench", FakeBench)
     with pytest.raises(RuntimeError, match="the device is gone"):
         cli_micro.indirection(samples=5, out=tmp_path)
-    assert [one.inputs for one in read_micro_run(tmp_path / "indirection.json").points] == counts()[:2]
+    assert [one.inputs for one in read_micro_run(tmp_path / "indirection.json").points] == list(COUNTS[:2])

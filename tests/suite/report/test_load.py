@@ -95,8 +95,7 @@ def st(*modes, failed=(), others=None):
 SHARDS = ["encore", "merge", "one", "two"]
 """The command of a run of two shards at the same time."""
 CORES, GPU_AT_WORK, IDLE, UNKNOWN = (
-    HostUse(cpu_cores=cores, gpus_at_work=gpus, gpu_processes=None)
-    for cores, gpus in ((1.2, None), (0.1, 1), (0.4, 0), (None, None))
+    HostUse(cpu_cores=cores, gpus_at_work=gpus) for cores, gpus in ((1.2, None), (0.1, 1), (0.4, 0), (None, None))
 )
 
 

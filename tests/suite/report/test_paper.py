@@ -375,7 +375,7 @@ def split(label: str, mode: str, microseconds: float) -> Cell:
     """A row of a workload over two GPUs."""
     whole = cell(label, mode, microseconds)
     assert whole.correctness is not None
-    told = whole.correctness.model_copy(update={"ranks_equal": True, "ranks_spread": 0.0})
+    told = whole.correctness.model_copy(update={"ranks_equal": True})
     return whole.model_copy(update={"tp": 2, "correctness": told})
 
 

@@ -22,7 +22,7 @@ from suite.results import stats
 from suite.results.schema import Cell, Status
 from suite.results.stats import Verdict
 from suite.results.store import list_runs, read_run
-from suite.run.schedule import Sampling, sampling_for
+from suite.run.schedule import sampling_for
 from suite.settings import RunSettings
 
 TRIALS = 20
@@ -42,7 +42,7 @@ class Noise:
 
     label: str
     samples_us: NDArray[np.float64]
-    sampling: Sampling
+    sampling: tuple[int, int]
     blocks: int
 
 
@@ -71,7 +71,7 @@ def recorded_noise() -> list[list[Noise]]:
     return list(found.values())
 
 
-def sampling_of(cell: Cell) -> Sampling:
+def sampling_of(cell: Cell) -> tuple[int, int]:
     return sampling_for(float(np.median([block.host_us for block in cell.blocks])), SETTINGS)
 
 
@@ -79,7 +79,7 @@ def block_s(cell: Cell) -> float:
     """Seconds of a block of this cell, lead-in included."""
     iteration_s = float(np.median([block.host_us for block in cell.blocks])) / 1e6
     sampling = sampling_of(cell)
-    return BLOCK_OVERHEAD_S + iteration_s * (sampling.lead_in + sampling.samples)
+    return BLOCK_OVERHEAD_S + iteration_s * sum(sampling)
 
 
 def blocks_within(cycle_s: float) -> int:
@@ -90,7 +90,7 @@ def blocks_within(cycle_s: float) -> int:
 def simulate(noise: Noise, trials: int, generator: np.random.Generator) -> NDArray[np.float64]:
     """Log medians of blocks, [trial, process, block]."""
     recorded, length = noise.samples_us.shape
-    samples = min(noise.sampling.samples, length)
+    samples = min(noise.sampling[1], length)
     shape = (trials, SETTINGS.processes or 3, noise.blocks)
     block = generator.integers(recorded, size=shape)
     start = generator.integers(length - samples + 1, size=shape)

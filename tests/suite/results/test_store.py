@@ -14,7 +14,7 @@ from fixtures.synthetic_results import cell, environment, failed_cell
 
 from suite.results import store
 from suite.results.errors import EXIT_WRONG_USE, WrongUse
-from suite.results.run_writer import RunIsBusy, RunWriter
+from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Environment, Status
 from suite.results.store import InvalidResults, find_run, read_run, write_atomically
 from suite.settings import FULL, RunPlan
@@ -61,12 +61,12 @@ def test_damaged_line_names_the_remedy(tmp_path: Path, damage: bytes) -> None:
     path = make_run(tmp_path / "run", cell("EOS", "compile"), cell("EOS", "graph"))
     first, second = (path / "cells.jsonl").read_bytes().splitlines()
     (path / "cells.jsonl").write_bytes(b"\n".join([first, damage, second, b""]))
-    with pytest.raises(InvalidResults, match=r"line 2 is damaged: .*Take the line out, and `encore run --resume`"):
+    with pytest.raises(InvalidResults, match=r"line 2 is damaged: .*take it away"):
         read_run(path)
     (path / "cells.jsonl").write_bytes(b"\n".join([first, second, b""]))
     assert len(read_run(path).cells) == 2
     (path / "environment.json").write_bytes(damage)
-    with pytest.raises(InvalidResults, match=r"environment\.json is damaged: .*Restore it"):
+    with pytest.raises(InvalidResults, match=r"environment\.json is damaged: .*restore it"):
         read_run(path)
 
 
@@ -97,7 +97,6 @@ def test_damaged_packed_rows_are_reported(tmp_path: Path, kept_bytes: int, then:
     [
         (lambda fields: fields.pop("status"), "field 'status'"),
         (lambda fields: fields.update(status="fine"), "field 'status'"),
-        (lambda fields: fields.update(extra=1), "field 'extra'"),
         (lambda fields: fields.update(schema_version=99), "schema version 99"),
         (lambda fields: fields["blocks"][0].update(host_us="fast"), "blocks.0.host_us"),
         (lambda fields: fields["blocks"][0].update(host_us=[5.0, 0.0]), "blocks.0.host_us.1"),
@@ -127,7 +126,7 @@ def test_two_writers_of_one_run_are_refused_and_readers_are_not(tmp_path: Path) 
     path = make_run(tmp_path / "run", cell())
     writer, _ = RunWriter.reopen(path)
     with writer:
-        with pytest.raises(RunIsBusy, match="another `encore run`"):
+        with pytest.raises(WrongUse, match="another `encore run`"):
             RunWriter.reopen(path)
         assert len(read_run(path).cells) == 1
     RunWriter.reopen(path)[0].close()
@@ -199,10 +198,6 @@ def test_runs_are_found_by_name_path_and_nearest_name(tmp_path: Path) -> None:
         find_run("anything", [tmp_path / "empty"])
     with pytest.raises(WrongUse, match=r"the folder has no environment\.json; known: none yet"):
         find_run(str(tmp_path), [tmp_path / "empty"])
-    for name in "bcdefg":
-        make_run(tmp_path / "many" / name)
-    with pytest.raises(WrongUse, match="known: c, d, e, f, g, and 1 more"):
-        find_run("anything", [tmp_path / "many"])
 
 
 def test_newest_run_is_the_last_created_readable_one(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_lack_of_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_examine_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2] / "support")
     said: list[str] = []
-    assert examine("own_programs:inference", "cpu", 7, said.append) == Examined(batch=16)
+    assert examine(Question("own_programs:inference", "cpu", 7), said.append) == Examined(batch=16)
     assert said and "own_programs:inference" in said[0]
 
 
@@ -151,9 +151,11 @@ def test_examine_limits_time_and_not_idleness(monkeypatch: pytest.MonkeyPatch) -
     """A program may load its weights over a network, and may use many threads."""
     monkeypatch.chdir(Path(__file__).parents[2] / "support")
     monkeypatch.setattr(asked, "IDLE_S", 0.5)
-    assert examine("own_programs:waits", "cpu", 7, print) == Examined(batch=16)
+    assert examine(Question("own_programs:waits", "cpu", 7), print) == Examined(batch=16)
     monkeypatch.setattr(own_program, "TIMEOUT_S", 1.0)
-    assert "running it as it is took longer than 1 s" in (examine("own_programs:waits", "cpu", 7, print).problem or "")
+    assert "running it as it is took longer than 1 s" in (
+        examine(Question("own_programs:waits", "cpu", 7), print).problem or ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,7 @@ def test_explain_sees_the_optimizer_of_a_step(explained: Callable[[str], Explana
     assert explanation.error is None
     assert (explanation.task, explanation.seen) == ("training", TO_THE_END)
     assert any("backward graphs" in limit for limit in explanation.limits)
-    lines = [node.source_line or "" for graph in explanation.graphs for node in graph.cpu_nodes]
+    lines = [node.source_line or "" for graph in explanation.graphs for node in graph.placement.cpu_nodes_before]
     assert any("optim/adam.py" in line for line in lines), "Adam counts its steps on the CPU"
 
 

@@ -28,10 +28,9 @@ from suite.measure.modes import MODES
 from suite.results.schema import CompileConditions, Status
 from suite.results.store import read_run
 from suite.run import process, supervise
-from suite.run.process import Answered, RankedWorker, converse, end, worst
+from suite.run.process import Answer, RankedWorker, converse, end, worst
 from suite.run.supervise import kill_strays
 from suite.worker.protocol import (
-    Built,
     CellSpec,
     Collect,
     Collected,
@@ -74,12 +73,12 @@ def commands(one: RankedWorker, command: Command) -> list[Command]:
     return [Prepare(spec=SPEC.model_copy(update={"rank": rank, "tp": count})) for rank in range(count)]
 
 
-def ask(one: RankedWorker, command: Command, timeout_s: float = 20.0) -> Answered:
+def ask(one: RankedWorker, command: Command, timeout_s: float = 20.0) -> Answer:
     return converse({one: commands(one, command)}, timeout_s)[one]
 
 
 def failure(one: RankedWorker, command: Command, timeout_s: float = 20.0) -> Failed:
-    answer = ask(one, command, timeout_s).whole
+    answer = ask(one, command, timeout_s)
     assert isinstance(answer, Failed), answer
     return answer
 
@@ -87,28 +86,28 @@ def failure(one: RankedWorker, command: Command, timeout_s: float = 20.0) -> Fai
 def test_good_worker_answers_commands_and_announces_phases(tmp_path: Path) -> None:
     phases: list[str] = []
     with cell(tmp_path) as one:
-        for command, kind in ((PREPARE, Built), (COMPILE, Done), (Settle(), Prepared)):
+        for command, kind in ((PREPARE, Done), (COMPILE, Done), (Settle(), Prepared)):
             answer = converse({one: [command]}, 20.0, lambda _, phase: phases.append(phase))[one]
-            assert isinstance(answer.whole, kind)
+            assert isinstance(answer, kind)
         assert phases == ["build", "check", "compile", "warm-up"]
-        measured = ask(one, MEASURE).whole
+        measured = ask(one, MEASURE)
         assert isinstance(measured, Measured)
         assert (measured.block.index, measured.block.turn, len(measured.block.host_us)) == (1, 3, 4)
-        assert isinstance(ask(one, Collect(step="metrics")).whole, Collected)
+        assert isinstance(ask(one, Collect(step="metrics")), Collected)
 
 
 def test_answers_of_all_ranks_become_one(tmp_path: Path) -> None:
     with cell(tmp_path, ranks=2) as one:
-        assert isinstance(ask(one, PREPARE).whole, Built)
-        assert isinstance(ask(one, COMPILE).whole, Done)
+        assert isinstance(ask(one, PREPARE), Done)
+        assert isinstance(ask(one, COMPILE), Done)
         settled = ask(one, Settle())
         measured = ask(one, MEASURE)
-        assert isinstance(measured.whole, Measured)
-        assert measured.whole.block.host_us == [100, 111, 102, 113], "the slowest rank's, sample by sample"
-        assert isinstance(ask(one, Collect(step="metrics")).whole, Collected)
+        assert isinstance(measured, Measured)
+        assert measured.block.host_us == [100, 111, 102, 113], "the slowest rank's, sample by sample"
+        assert isinstance(ask(one, Collect(step="metrics")), Collected)
     assert (tmp_path / "log.rank1").exists()
-    assert isinstance(settled.whole, Prepared)
-    first = settled.whole.correctness
+    assert isinstance(settled, Prepared)
+    first = settled.correctness
     assert first is not None
     wrong = first.model_copy(update={"max_relative_error": 0.3, "digests": ["other"], "deterministic": False})
     joined = worst([first, wrong])
@@ -120,11 +119,11 @@ def test_answers_of_all_ranks_become_one(tmp_path: Path) -> None:
 def test_workers_answer_concurrently(tmp_path: Path) -> None:
     with cell(tmp_path, "slow:2.0") as first, cell(tmp_path, "slow:2.0") as second:
         for one in (first, second):  # the interpreter's start is not what is timed
-            assert isinstance(ask(one, PREPARE).whole, Built)
+            assert isinstance(ask(one, PREPARE), Done)
         started = time.monotonic()
         answers = converse({first: [PREPARE], second: [PREPARE]}, 20.0)
         assert time.monotonic() - started < 3.8
-    assert all(isinstance(answer.whole, Built) for answer in answers.values())
+    assert all(isinstance(answer, Done) for answer in answers.values())
 
 
 @pytest.mark.parametrize(
@@ -167,9 +166,9 @@ def test_failing_rank_ends_the_cell_though_others_wait(
         began = time.monotonic()
         answered = ask(one, MEASURE, timeout_s=60.0)
         assert time.monotonic() - began < 10
-    assert isinstance(answered.whole, Failed)
-    assert (answered.whole.status, answered.failed_rank) == (status, 1)
-    assert answered.whole.error.startswith(words)
+    assert isinstance(answered, Failed)
+    assert (answered.status, answered.rank) == (status, 1)
+    assert answered.error.startswith(words)
 
 
 def test_hanging_rank_ends_the_cell_at_its_time_limit(tmp_path: Path) -> None:
@@ -177,8 +176,8 @@ def test_hanging_rank_ends_the_cell_at_its_time_limit(tmp_path: Path) -> None:
         ask(one, PREPARE)
         answered = ask(one, MEASURE, timeout_s=1.0)
         assert one.ranks[1].exited(), "what it has launched waits on its GPU, next to the process that is timed there"
-    assert isinstance(answered.whole, Failed)
-    assert (answered.whole.status, answered.failed_rank) == (Status.TIMEOUT, 1)
+    assert isinstance(answered, Failed)
+    assert (answered.status, answered.rank) == (Status.TIMEOUT, 1)
 
 
 @pytest.mark.parametrize("action", ["hang:traced", "phases"])
@@ -215,8 +214,8 @@ def test_real_worker_writes_the_tracebacks_of_its_threads(tmp_path: Path) -> Non
 def test_each_phase_has_its_own_time(tmp_path: Path) -> None:
     with cell(tmp_path, "slow:1.5", "slow:1.5@measure") as one:
         started = time.monotonic()
-        assert isinstance(ask(one, PREPARE, timeout_s=4.0).whole, Built)
-        assert isinstance(ask(one, MEASURE, timeout_s=4.0).whole, Measured)
+        assert isinstance(ask(one, PREPARE, timeout_s=4.0), Done)
+        assert isinstance(ask(one, MEASURE, timeout_s=4.0), Measured)
         assert time.monotonic() - started > 3.0
 
 
@@ -228,7 +227,7 @@ def test_waiting_for_others_to_compare_extends_the_time_limit(tmp_path: Path, mo
         started = time.monotonic()
         answers = converse({each: [Settle()] for each in three}, 3.0)
     assert time.monotonic() - started > 6.0
-    assert all(isinstance(answer.whole, Prepared) for answer in answers.values()), answers
+    assert all(isinstance(answer, Prepared) for answer in answers.values()), answers
 
 
 def test_worker_hanging_while_comparing_releases_the_lock(tmp_path: Path) -> None:
@@ -236,8 +235,8 @@ def test_worker_hanging_while_comparing_releases_the_lock(tmp_path: Path) -> Non
         converse({hangs: [PREPARE], waits: [PREPARE]}, 60.0)
         answers = converse({hangs: [Settle()], waits: [Settle()]}, 3.0)
         assert living([hangs.ranks[0].pid]) == []
-    assert isinstance(answers[waits].whole, Prepared)
-    failed = answers[hangs].whole
+    assert isinstance(answers[waits], Prepared)
+    failed = answers[hangs]
     assert isinstance(failed, Failed) and failed.status is Status.TIMEOUT
     assert failed.error == "the worker took more than 3 s in phase 'compare'"
 

@@ -269,7 +269,8 @@ def test_errors_and_logs_hold_no_path_of_this_machine(bench: Bench) -> None:
 
 
 def test_mode_whose_bits_differ_fails_before_it_is_timed(bench: Bench) -> None:
-    strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with=("graph",))
+    graphs = {"triton.cudagraphs": True}
+    strict = Mode("strict", "must equal graph", baselines=("compile",), options=graphs, bitwise_with=("graph",))
     bench.run({"strict": "other_digest@compile"}, modes=(MODES["compile"], MODES["graph"], strict))
     cell = bench.cells()["strict"]
     assert cell.status is Status.FAIL_ACCURACY

@@ -44,7 +44,7 @@ def test_more_gpus_than_there_are_is_wrong_use(monkeypatch: pytest.MonkeyPatch, 
     from suite.cli.main import main
     from suite.run import launch
 
-    monkeypatch.setattr(launch, "require_gpu", lambda: None)
+    monkeypatch.setattr(launch, "find_gpu", lambda: None)
     monkeypatch.setattr(launch, "visible_gpus", lambda: ["0", "1"])
     with pytest.raises(SystemExit) as ended:
         main(["run", "XLNET-I", "--tp", "2,4"])

@@ -24,12 +24,11 @@ from models.nests import map_tensors
 from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step.graphed_step import GraphedStep
 from suite.measure import launches
-from suite.measure.copies import CopyCount
 from suite.measure.iteration import iteration
 from suite.measure.metrics import PreparedCell
 from suite.measure.metrics.floor import METRIC
 from suite.measure.modes import MODES
-from suite.results.schema import Status
+from suite.results.schema import Copies, Status
 from suite.worker.captured_iteration import CallableIteration, HandIteration, StepIteration, captured_iteration
 from suite.worker.main import failure
 from suite.worker.protocol import Measure, Unsupported
@@ -104,7 +103,9 @@ def test_checked_and_timed_iterations_are_captured(mode: str, training_cell: Any
     assert not any(torch.equal(a, b) for a, b in zip(weights, live._program.instance.module.parameters(), strict=True))
     count = live.once._placeholder_copies()
     # The batch, and for callables the gradient of the loss too.
-    assert (count.copied_bytes, count.tensors) == ((4 * 8 * 4 + 4, 2) if mode == "callables" else (4 * 8 * 4, 1))
+    assert (count.placeholder_bytes, count.placeholder_tensors) == (
+        (4 * 8 * 4 + 4, 2) if mode == "callables" else (4 * 8 * 4, 1)
+    )
     assert count.pointer_bytes == 0
 
 
@@ -136,7 +137,7 @@ def test_copies_of_the_iteration_are_counted(graphs: list[Any]) -> None:
     run = captured_iteration(MODES["step"], instance, instance.module)
     for index in range(4):
         run(instance.inputs(index))
-    assert run.copies() == CopyCount(4 * 8 * 4, 1)
+    assert run.copies() == Copies(placeholder_bytes=4 * 8 * 4, placeholder_tensors=1, pointer_bytes=0)
 
 
 @pytest.mark.parametrize("mode", CAPTURING)

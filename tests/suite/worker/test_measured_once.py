@@ -15,27 +15,24 @@ from tiny_cells import Mlp, cell
 
 import suite.worker.measured_once
 from suite.measure import launches
+from suite.results.schema import Copies
 
 __all__ = ["cell"]
 
 
 def test_placeholder_copies_are_counted_and_the_rest_profiled(cell, monkeypatch):
     """With a profile and a count as a GPU would give them: each stands in its own field."""
-    from suite.measure.copies import CopyCount
     from suite.measure.profiling import IterationProfile
 
-    @contextlib.contextmanager
-    def counting():
-        yield CopyCount(copied_bytes=4096, tensors=3, pointer_bytes=16)
-
+    copies = Copies(placeholder_bytes=4096, placeholder_tensors=3, pointer_bytes=16)
     coverage = metrics().coverage
     assert coverage is not None
-    profile = IterationProfile(coverage, {"k 1 32": 6}, 12.5, [], 777)
+    profile = IterationProfile(coverage, {"k 1 32": 6}, 12.5)
     live = cell(Mlp, "graph")
     live.build()
     live._compilation.iterate = live._compilation.compiled_iteration(live._program.instance.module)
     loaded = []
-    monkeypatch.setattr(suite.worker.measured_once.copies, "counting", counting)
+    monkeypatch.setattr(suite.worker.measured_once, "copies_of", lambda run: copies)
     monkeypatch.setattr(suite.worker.measured_once, "load_profiler", loaded.append)
     monkeypatch.setattr(suite.worker.measured_once, "profile_iterations", lambda iterate, agreed, sources: profile)
     monkeypatch.setattr(suite.worker.measured_once, "recorded_graphs", lambda device: [])
@@ -43,11 +40,7 @@ def test_placeholder_copies_are_counted_and_the_rest_profiled(cell, monkeypatch)
     monkeypatch.setattr(launches, "least_graph", lambda: lambda: None)
     live._program.instance = replace(live._program.instance, device=torch.device("cuda"))
     found = live.once.take("metrics")
-    assert found.copies is not None
-    counted = (found.copies.placeholder_bytes, found.copies.placeholder_tensors, found.copies.pointer_bytes)
-    assert counted == (4096, 3, 16)
-    assert (found.copies.device_to_device_bytes, found.kernel_time_us) == (777, 12.5)
-    assert found.kernels == {"k 1 32": 6}
+    assert (found.copies, found.kernel_time_us, found.kernels) == (copies, 12.5, {"k 1 32": 6})
     assert len(loaded) == 1, "steps that were not asked for before are taken"
 
 
@@ -81,14 +74,7 @@ def test_each_rank_is_timed_on_its_own_core_in_all_modes(cell, monkeypatch):
 
 def test_counted_and_profiled_iterations_move_their_inputs(cell, monkeypatch):
     """A graph that reads inputs in place writes no pointers for those that are where they were in the last call."""
-    from suite.measure.copies import CopyCount
-
     took, counted = [], []
-
-    @contextlib.contextmanager
-    def counting():
-        counted.append(len(took))
-        yield CopyCount()
 
     class Profiler(contextlib.nullcontext):
         def __init__(self, **named):
@@ -106,7 +92,7 @@ def test_counted_and_profiled_iterations_move_their_inputs(cell, monkeypatch):
     live._compilation.iterate = lambda inputs: took.append(
         next(place for place, one in enumerate(live._program.input_sets) if one is inputs)
     )
-    monkeypatch.setattr(suite.worker.measured_once.copies, "counting", counting)
+    monkeypatch.setattr(suite.worker.measured_once, "copies_of", lambda run: (counted.append(len(took)), run()))
     monkeypatch.setattr(torch.profiler, "profile", Profiler)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(suite.worker.measured_once, "recorded_graphs", lambda device: [])

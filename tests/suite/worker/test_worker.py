@@ -18,7 +18,6 @@ from suite.results.schema import CompileConditions, Record, Status
 from suite.worker.main import failure, status_of
 from suite.worker.protocol import (
     REPLIES,
-    Built,
     CellSpec,
     Collect,
     Collected,
@@ -127,7 +126,7 @@ def test_program_that_ends_its_process_is_a_failure_with_reason(spec, tmp_path):
 def test_real_workload_from_prepare_to_stop(worker, spec, workload, mode):
     worker.send(Prepare(spec=spec(workload, mode)))
     built = worker.answer()
-    assert isinstance(built, Built), (built, worker.log.read_text())
+    assert isinstance(built, Done), (built, worker.log.read_text())
     assert worker.phases == ["build", "check"]
     worker.send(Compile(conditions=CompileConditions.COLD_ALONE))
     assert isinstance(worker.answer(), Done), worker.log.read_text()
