@@ -32,22 +32,21 @@ from optimizations.capture.step.call import (
     refused_function,
     refused_iterators,
 )
-from optimizations.capture.step.changes import Changes, Numbers, argument_names, named, plain_numbers
+from optimizations.capture.step.changes import Changes, argument_names, named, plain_numbers
 from optimizations.capture.step.failed_captures import cause, do_all, is_programs_own, undoing, why
 from optimizations.capture.step.gradients import gradients, held, pattern, put
 from optimizations.capture.step.host_state import HostState, hooks_of
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import RATE, LearningRates
-from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused
+from optimizations.capture.step.observer import Observer, StepDiffers
 from optimizations.capture.step.observing import observe
 from optimizations.capture.step.operations import require_same
 from optimizations.capture.step.options import StepOptions
-from optimizations.capture.step.progress import OBSERVED, Action, Plan, Progress
+from optimizations.capture.step.progress import OBSERVED, PATIENCE, Plan, Progress
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.recording import Recording, capture
 from optimizations.capture.step.surroundings import alone, ambient, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
-from optimizations.capture.step.watch import is_dropped
 from optimizations.report.steps import Refusal, StepChanged, StepReport
 
 MOST_DROPPED = 4
@@ -57,7 +56,7 @@ Key = tuple[Hashable, ...]
 """The signature of a call, the settings, and what `key=` returned."""
 
 SHARE_FRUITLESS = 4
-"""Replays per further examination of a call whose signature was refused."""
+"""Replays per observed call that a graph could not repeat, else its signature is refused."""
 
 
 class CallRecorder:
@@ -75,12 +74,12 @@ class CallRecorder:
         self._rates = LearningRates()
         self.recordings = KeptRecordings()
         self._changes = Changes(options.ignore)
-        self._plan = Plan(options.warm_up)
+        self._plan = Plan()
         self._refused: dict[Key, Refusal] = {}
         self._all: Refusal | None = None
         self._refusals: list[Refusal] = []
-        self._with_findings: dict[Key, int] = {}
-        self._calls = self._eager = self._fruitless = 0
+        self._findings: dict[Key, int] = {}
+        self._calls = self._eager = 0
         self._concurrency = options.concurrency
         self._observes = False
         self._key_value: Hashable = None
@@ -104,7 +103,7 @@ class CallRecorder:
         """Free the graphs and their memory. Later calls run eagerly."""
         self.recordings.drop_all()
         self._rates = LearningRates()  # it references parameters
-        self._plan.forget()
+        self._plan.by_kind.clear()
         self._all = Refusal("was closed", "make a new one with graph_step")
 
     def name(self) -> str:
@@ -138,12 +137,11 @@ class CallRecorder:
                 return self._replay_or_audit(recording, args, kwargs, known)
         tensors: list[torch.Tensor] = []
         key = signature((args, kwargs), tensors), ambient(), self._key_value
-        refusal = self._all or self._refused.get(key)
-        if refusal is not None:
-            return self._uncaptured(args, kwargs, refusal)
+        if self._all is not None or key in self._refused:
+            return self._uncaptured(args, kwargs)
         self._find_device(tensors, args, kwargs)
         if self._all is not None or self._gpu.is_capturing():
-            return self._uncaptured(args, kwargs, self._all)
+            return self._uncaptured(args, kwargs)
         return self._without_recording(key, args, kwargs, tensors)
 
     @property
@@ -186,7 +184,7 @@ class CallRecorder:
             require_same(self.name(), recording.trace, seen.operations, replays=replays, why=why)
         except StepChanged as changed:
             self.recordings.drop_all()
-            self._plan.forget()
+            self._plan.by_kind.clear()
             if self._options.on_change == "raise":
                 raise
             warnings.warn(f"{changed} The step is recorded again.", stacklevel=4)
@@ -198,20 +196,24 @@ class CallRecorder:
         state = self._reached(args, kwargs)
         if isinstance(state, Refusal):
             self._refuse(key, state)
-            return self._uncaptured(args, kwargs, state)
+            return self._uncaptured(args, kwargs)
         if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):  # its shape is set in this call or later
             return self._warm_up(state, args, kwargs)
+        if self._rates.changed(state.optimizers.values(), numbers_only=self._changes.names.has_key(RATE)):
+            self.recordings.drop_all()
+            self._plan.by_kind.clear()
+        given, dropped = plain_numbers(named_arguments(args, kwargs, self._names)), len(self._changes.dropped)
+        numbers, changing = self._changes.note(state, self._rates.stands_for, given, self.recordings.replays)
+        if len(self._changes.dropped) > dropped:
+            self._plan.by_kind.clear()  # the kinds of calls are told apart without these values
         for recording in self.recordings.of(key):  # containers may have been replaced by equal ones
-            if self._changes.drop_unnamed(recording.watch.differences(state)) and recording.fits(tensors, state):
+            if recording.fits(tensors, state):
                 recording.arguments.renew(tensors)
                 self.recordings.comes_first(recording)
                 return self._replay_or_audit(recording, args, kwargs, tensors)
-        dropped = self.recordings.dropped
         self.recordings.drop_gone()
         self._plan.forget_gone()
         moved = self.recordings.drop_moved(key, state)
-        if self.recordings.dropped > dropped:
-            self._plan.forget_findings()
         if any(recording.shares(tensors) for recording in self.recordings.of(key)):
             return self._uncaptured(args, kwargs)  # the graph is kept for other calls of this signature
         if self.recordings.little_used > MOST_DROPPED * self._options.limit:
@@ -221,33 +223,22 @@ class CallRecorder:
                 "write new values into the same tensors (`copy_`, `load_state_dict`), or pass them as arguments",
             )
             return self._refuse_all(refusal, args, kwargs)
-        if self._rates.changed(state.optimizers.values(), numbers_only=self._changes.names.has_key(RATE)):
-            self.recordings.drop_all()
-            self._plan.forget()
         call = call_of(args, kwargs, tensors, state)
         if is_distributed(state):
             self._plan.warm_up = max(self._plan.warm_up, DDP_WARM_UP)
         if (refused := refused_call(call, self._gpu.holds)) is not None:
             return self._refuse_and_run(key, refused, call)
-        numbers = self._changes.numbers(state, self._rates.stands_for)
-        given = plain_numbers(named_arguments(args, kwargs, self._names))
-        changing = self._changes.note(numbers, given, self.recordings.replays)
         if changing is not None:
             return self._refuse_all(changing, args, kwargs, call)
         frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
         held = hooks_of(call.parameters, map(vars, state.modules.values()))
         hooks = tuple([id(hook) for registered in held for hook in registered.values()])
-        action, progress = self._plan.next((key, pattern(call.before), frozen, hooks, self._number_key(numbers)))
+        progress = self._plan.next((key, pattern(call.before), frozen, hooks, numbers))
         if (exhausted := self._plan.exhausted()) is not None:
             return self._refuse_all(exhausted, args, kwargs, call)
-        if progress.refusal is not None:
-            self._fruitless += 1
-            if self._fruitless * SHARE_FRUITLESS > max(self.recordings.replays, SHARE_FRUITLESS**2):
-                self._refused[key] = progress.refusal
-            return self._uncaptured(args, kwargs, progress.refusal, call)
-        if action is Action.RECORD:
+        if progress.agreeing >= OBSERVED:
             return self._record(key, call, progress)
-        if action is Action.OBSERVE:
+        if self._plan.observes():
             return self._observe(key, call, progress)
         call.before.clear()  # the step may free them
         return self._warm_up(state, args, kwargs)
@@ -261,16 +252,6 @@ class CallRecorder:
             returned = self._changes.names.run(self._run, *args, **kwargs)
         self._changes.names.take_in(state)
         return returned
-
-    def _number_key(self, numbers: Numbers) -> Hashable:
-        """Return the numbers that distinguish calls of one signature. Remove excluded numbers from all keys."""
-        if dropped := self._changes.dropped:
-
-            def without(key: Any) -> Any:
-                return *key[:-1], frozenset(item for item in key[-1] if not is_dropped(item[0], dropped))
-
-            self._plan.rekey(without)
-        return frozenset((name, one.token) for name, one in numbers.items() if not is_dropped(name, dropped))
 
     def _find_device(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
         """Find the GPU of the batch or of the reached tensors. Refuse all calls if there is none."""
@@ -306,21 +287,19 @@ class CallRecorder:
 
     def _observe(self, key: Key, call: Call, progress: Progress) -> Any:
         returned, seen = self._observed(call, progress, audits=False)
-        if seen.set_up:
-            if progress.passed_over():
-                self._refuse(key, SETS_UP, progress)
-            return returned
-        progress.queries_capture = progress.queries_capture or seen.queries_capture
-        if seen.refusals and seen.queries_capture and progress.try_as_captured():
-            return returned
-        if (refusal := progress.note(seen)) is not None:
-            self._refuse(key, refusal, progress)
-        elif seen.refusals:  # the step may change numbers itself, so that all calls differ
-            self._with_findings[key] = self._with_findings.get(key, 0) + 1
-            if self._with_findings[key] > OBSERVED:
-                self._refuse(key, seen.refusals[0])
-        if not seen.refusals:
-            self._with_findings.pop(key, None)
+        obstacle = progress.note(seen)
+        if obstacle is None:
+            self._findings.pop(key, None)
+        elif seen.set_up or not seen.refusals:
+            if progress.tries >= PATIENCE:
+                self._refuse(key, obstacle)
+        elif not (seen.queries_capture and progress.try_as_captured()):
+            # Of the signature: the step may change numbers itself, so that all calls are of different kinds.
+            found = self._findings[key] = self._findings.get(key, 0) + 1
+            if found >= OBSERVED:
+                self._note(obstacle)
+            if (found - 1) * SHARE_FRUITLESS > self.recordings.replays:
+                self._refused[key] = obstacle
         return returned
 
     def _observed(self, call: Call, progress: Progress, *, audits: bool) -> tuple[Any, Observer]:
@@ -353,7 +332,7 @@ class CallRecorder:
                 f"has {self._options.limit} graphs already, which is the limit",
                 f"{fewer}, or raise graph_step's limit",
             )
-            return self._refuse_and_run(key, refusal, call, progress)
+            return self._refuse_and_run(key, refusal, call)
         try:
             if not device.ready():  # the last observed call was on another stream
                 return self._observe(key, call, progress)
@@ -395,7 +374,7 @@ class CallRecorder:
             try:
                 recording.record_s = time.perf_counter() - began
                 self.recordings.add(device, recording)
-                progress.recorded()
+                progress.tries = 0
                 self._plan.fruitless = 0
                 stay = recording.gradients.stay(call.before)
                 call.before.clear()  # these gradients are unused from now on
@@ -418,19 +397,11 @@ class CallRecorder:
 
     def _instead(self, key: Key, call: Call, progress: Progress, error: Exception) -> Callable[[], Any]:
         """Return a function that runs a call whose capture failed. It does not reference `error`."""
-        if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
-            raise error  # the call would raise it in eager, too; no work was done
-        refusal = why(error)
-        if refusal is SETS_UP:
-            again = not progress.passed_over()
-        elif isinstance(error, StepDiffers):
-            again = progress.differed()
-        else:
-            again = progress.try_as_captured()
+        refusal = progress.failed(why(error))
+        again = progress.tries < PATIENCE if isinstance(error, StepDiffers) else progress.try_as_captured()
         if again:
             return functools.partial(self._observe, key, call, progress)
-        first = refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run"
-        return functools.partial(self._refuse_and_run, key, refusal, call, progress, first=first)
+        return functools.partial(self._refuse_and_run, key, refusal, call, first=is_programs_own(error))
 
     # Calls that run eagerly.
 
@@ -449,45 +420,37 @@ class CallRecorder:
             self._observes = observes
             self.device.give_back()
 
-    def _uncaptured(self, args: Any, kwargs: Any, refusal: Refusal | None = None, call: Call | None = None) -> Any:
-        """Run a call eagerly, without references to the earlier gradients: the step may free them.
-
-        Raises:
-            StepRefused: there is a refusal, and `on_refusal="raise"`.
-        """
-        if refusal is not None and self._options.on_refusal == "raise":
-            raise StepRefused(refusal)
+    def _uncaptured(self, args: Any, kwargs: Any, call: Call | None = None) -> Any:
+        """Run a call eagerly, without references to the earlier gradients: the step may free them."""
         if call is not None:
             call.before.clear()
         self._changes_streams(observes=False)
         self._eager += 1
         return self._run(*args, **kwargs)
 
-    def _refuse_and_run(
-        self, key: Key, refusal: Refusal, call: Call, progress: Progress | None = None, *, first: bool = False
-    ) -> Any:
+    def _refuse_and_run(self, key: Key, refusal: Refusal, call: Call, *, first: bool = False) -> Any:
         """Refuse a call and later equal ones. `first`: run it before, as it may raise outside a capture, too."""
-        returned = self._uncaptured(call.args, call.kwargs, None, call) if first else None
-        self._refuse(key, refusal, progress)
-        return returned if first else self._uncaptured(call.args, call.kwargs, refusal, call)
+        if not first:
+            self._refuse(key, refusal)
+        returned = self._uncaptured(call.args, call.kwargs, call)
+        if first:
+            self._refuse(key, refusal)
+        return returned
 
     def _refuse_call(self, refusal: Refusal, args: Any, kwargs: Any, call: Call | None = None) -> Any:
         """Report a refusal, and run this call eagerly."""
         self._note(refusal)
-        return self._uncaptured(args, kwargs, refusal, call)
+        return self._uncaptured(args, kwargs, call)
 
     def _refuse_all(self, refusal: Refusal, args: Any, kwargs: Any, call: Call | None = None) -> Any:
         """Refuse this call and all later ones."""
         self._all = refusal
-        self._plan.forget()
+        self._plan.by_kind.clear()
         return self._refuse_call(refusal, args, kwargs, call)
 
-    def _refuse(self, key: Key, refusal: Refusal, progress: Progress | None = None) -> None:
-        """Run calls of this `progress` eagerly; without one, all calls of this signature."""
-        if progress is not None:
-            progress.refusal = refusal
-        else:
-            self._refused[key] = refusal
+    def _refuse(self, key: Key, refusal: Refusal) -> None:
+        """Make no further recording of this signature."""
+        self._refused[key] = refusal
         self._note(refusal)
 
     def _note(self, refusal: Refusal) -> None:

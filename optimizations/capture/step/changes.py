@@ -23,8 +23,6 @@ MOST_VALUES = 6
 """Different values without a replay in between, after which a value counts as changing on every call."""
 MOST_NAMES = 4
 
-Numbers = Mapping[str, Value]
-
 
 class Changes:
     """Track the changing values of one step. `ignored` are the names passed as `ignore=`.
@@ -38,20 +36,9 @@ class Changes:
         self._ignored = [name.lower() for name in ignored]
         self.dropped: set[str] = set()
         self.names = UsedNames()
-        self._last: Mapping[str, Hashable] | None = None
+        self._last: dict[str, Hashable] = {}
         self._met: dict[str, set[Hashable]] = {}
         self._replays = 0
-
-    def numbers(self, state: HostState, ignore: Ignore) -> Numbers:
-        """Return the compared values of `PLAIN` types, by name; exclude those in `ignored`."""
-        found = {
-            name: one
-            for name, one in compared(state, ignore).items()
-            if one.is_plain and not (one.key is SIZE and one.container.always_read)
-        }
-        if self._ignored:
-            self.dropped.update(name for name in found if self._is_ignored(name))
-        return {name: one for name, one in found.items() if not is_dropped(name, self.dropped)}
 
     def _is_ignored(self, name: str) -> bool:
         """Return whether an entry is one of `ignored`, in which the first name may be `self`."""
@@ -68,45 +55,41 @@ class Changes:
         named = {name for name in self.dropped if self.names.has_path(name) and not self._is_ignored(name)}
         self.dropped -= named
 
-    def note(self, numbers: Numbers, given: Mapping[str, Hashable], replays: int) -> Refusal | None:
-        """Compare a call without a matching recording with the previous one.
+    def note(
+        self, state: HostState, ignore: Ignore, given: Mapping[str, Hashable], replays: int
+    ) -> tuple[frozenset[tuple[str, Hashable]], Refusal | None]:
+        """Compare what a call without a matching recording reaches with what such calls before it reached.
 
         Args:
-            numbers: values that the step reaches.
+            state: what the step reaches.
+            ignore: entries that may change.
             given: values among the arguments.
             replays: number of calls replayed so far.
 
         Returns:
-            A refusal if values change on every call.
+            The compared values of `PLAIN` types with their names, and a refusal if values change on every call.
         """
         if replays != self._replays:
             self._replays, self._met = replays, {}
-        before, self._last = self._last, {name: one.token for name, one in numbers.items()}
-        if not self.names.known:
-            return None
-        for name, token in given.items():
+        found = compared(state, ignore)
+        if self._ignored:
+            self.dropped.update(filter(self._is_ignored, found))
+        for name, token in given.items() if self.names.known else ():
             self._met.setdefault(f"{name} (argument)", set()).add(token)
-        # Added and removed entries are detected by their object, or by the size of their dict.
-        for name, new in numbers.items():
-            if before is None or (old := before.get(name, new.token)) == new.token:
+        for name, new in found.items():
+            is_added, old = name not in self._last, self._last.get(name)
+            self._last[name] = new.token
+            if not self.names.known or old == new.token or is_dropped(name, self.dropped):
                 continue
             if self._is_named(new):
-                self._met.setdefault(name, {old}).add(new.token)
-            else:
+                if not is_added and _is_number(new):
+                    self._met.setdefault(name, {old}).add(new.token)
+            elif new.container.is_attributes and not is_of_module(new.container) if is_added else new.is_plain:
                 self.dropped.add(new.dropped_as)
         changing = [name for name, met in self._met.items() if len(met) >= MOST_VALUES]
-        return self._refusal(changing) if changing else None
-
-    def drop_unnamed(self, differing: Iterable[tuple[Value | None, Value | None]]) -> bool:
-        """Exclude differences that no code that ran names. Return whether no other difference is left."""
-        left = list(differing)
-        for old, new in left:
-            if new is None or not self.names.known or self._is_named(new):
-                continue
-            added = old is None and new.container.is_attributes and not is_of_module(new.container)
-            if added or (old and new.is_plain):
-                self.dropped.add(new.dropped_as)
-        return all(is_dropped(one.name, self.dropped) for old, new in left if (one := new or old) is not None)
+        numbers = ((name, one.token) for name, one in found.items() if _is_number(one))
+        kept = frozenset(one for one in numbers if not is_dropped(one[0], self.dropped))
+        return kept, self._refusal(changing) if changing else None
 
     def _is_named(self, one: Value) -> bool:
         return one.container.always_read or self.names.has(one.container, one.key)
@@ -129,6 +112,11 @@ class Changes:
             )
         place = (names[0],) if of_groups[0] is None else (of_groups[0].group(1), STEPS)
         return Refusal(f"reads {named(names)}", advice, line_with(self.names.code, *place))
+
+
+def _is_number(one: Value) -> bool:
+    """Return whether an entry is compared by its value, and is not the number of settings of an optimizer."""
+    return one.is_plain and not (one.key is SIZE and one.container.always_read)
 
 
 def named(names: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ import torch
 from optimizations.capture.device import Device
 from optimizations.capture.step.audit import CheckEvery
 from optimizations.capture.step.call_recorder import CallRecorder
-from optimizations.capture.step.options import DEFAULT_LIMIT, DEFAULT_WARM_UP, StepOptions
+from optimizations.capture.step.options import DEFAULT_LIMIT, StepOptions
 from optimizations.capture.step.surroundings import inside
 from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import StepReport
@@ -123,9 +123,7 @@ def release_steps() -> None:
 def graph_step(
     step: Callable[..., Any] | None = None,
     *,
-    warm_up: int = DEFAULT_WARM_UP,
     limit: int = DEFAULT_LIMIT,
-    on_refusal: Literal["run", "raise"] = "run",
     host_draws: Literal["refused", "unused"] = "refused",
     key: Callable[[], Hashable] | None = None,
     ignore: Sequence[str] = (),
@@ -149,9 +147,7 @@ def graph_step(
 
     Args:
         step: a function or method, its modules and optimizers reached through its variables and attributes.
-        warm_up: calls before the first recording, at least 3; DistributedDataParallel gets 11.
         limit: recordings alive at one time, at least 1; calls of further signatures run eagerly.
-        on_refusal: "run" runs a refused step eagerly, "raise" raises `StepRefused` before it does anything.
         host_draws: "refused" refuses a step that draws random numbers on the host (PyTorch's CPU generator, `random`,
             NumPy). "unused" is your word that these numbers decide nothing, as those of LayerDrop at rate 0: launches
             do not draw them. A step is still refused if they reach the GPU or its results.
@@ -163,16 +159,13 @@ def graph_step(
             make the graph 3 % faster; "off" one after the other. See `docs/concurrency.md`.
 
     Raises:
-        TypeError: the step is not a function, a number is not a whole one, or `key` returns what has no hash.
+        TypeError: the step is not a function, `limit` is not a whole number, or `key` returns what has no hash.
         ValueError: an option is out of range; the message names the allowed values.
-        StepRefused: in a call, with `on_refusal="raise"`.
         StepChanged: in an audited call, which has done its work.
     """
     make = functools.partial(
         GraphedStep,
-        warm_up=warm_up,
         limit=limit,
-        on_refusal=on_refusal,
         host_draws=host_draws,
         key=key,
         ignore=ignore if isinstance(ignore, str) else tuple(ignore),

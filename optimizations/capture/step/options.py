@@ -7,17 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from optimizations.capture.step.audit import CheckEvery
-from optimizations.capture.step.progress import OBSERVED
 from optimizations.options import CONCURRENCY, Concurrency
 
-DEFAULT_WARM_UP = 3
 DEFAULT_LIMIT = 8
-
-
 HOST_DRAWS = ("refused", "unused")
 """Allowed values of `host_draws`."""
 _ALLOWED = {
-    "on_refusal": ("run", "raise"),
     "host_draws": HOST_DRAWS,
     "concurrency": ("off", "auto"),
     "on_change": ("raise", "warn"),
@@ -43,9 +38,7 @@ class StepOptions:
         ValueError: a setting is not one of those allowed.
     """
 
-    warm_up: int = DEFAULT_WARM_UP
     limit: int = DEFAULT_LIMIT
-    on_refusal: Literal["run", "raise"] = "run"
     host_draws: Literal["refused", "unused"] = "refused"
     key: Callable[[], Hashable] | None = None
     ignore: tuple[str, ...] = ()
@@ -54,14 +47,8 @@ class StepOptions:
     concurrency: Concurrency = CONCURRENCY
 
     def __post_init__(self) -> None:
-        for name in ("warm_up", "limit"):
-            number = getattr(self, name)
-            if type(number) is not int:
-                raise TypeError(f"{name}={number!r} must be a whole number, not {type(number).__name__}")
-        if self.warm_up < OBSERVED + 1:
-            raise ValueError(
-                f"warm_up={self.warm_up} is too few: one call as it is and {OBSERVED} observed ones are needed"
-            )
+        if type(self.limit) is not int:
+            raise TypeError(f"limit={self.limit!r} must be a whole number, not {type(self.limit).__name__}")
         if self.limit < 1:
             raise ValueError(f"limit={self.limit}: at least one recording must be allowed")
         for name, allowed in _ALLOWED.items():

@@ -254,24 +254,15 @@ class Watch:
             and self._hooks.unchanged()
         )
 
-    def differences(self, state: HostState) -> list[tuple[Value | None, Value | None]]:
-        """Return pairs of the old and new entry for each difference to what the step reaches now."""
-        now, then = self._compared(state), self._values
-        pairs = [(then.get(name), now.get(name)) for name in {**then, **now}]
-        return [
-            (old, new)
-            for old, new in pairs
-            if (old.token if old else None) != (new.token if new else None)
-            and not (old and is_dropped(old.name, self._dropped))
-        ]
-
     def can_replay_in(self, state: HostState) -> bool:
         """Return whether a step that reaches this state may be replayed. If so, record its containers."""
-        if self.differences(state) or not (
+        values = self._compared(state)
+        then = {name: one.token for name, one in self._values.items() if not is_dropped(name, self._dropped)}
+        if then != {name: one.token for name, one in values.items()} or not (
             self._metadata.same(self._known) and self.in_place() and self._hooks.unchanged()
         ):
             return False
-        self._values = self._compared(state)
+        self._values = values
         self._compare_these()
         return True
 

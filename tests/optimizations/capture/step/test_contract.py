@@ -416,8 +416,6 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"check_every": 0}, ValueError, "check_every=0: give 'auto'"),
     ({"check_every": "often"}, ValueError, "check_every='often': give 'auto'"),
     ({"on_change": "ignore"}, ValueError, "on_change='ignore' is unknown; allowed are 'raise', 'warn'"),
-    ({"on_refusal": "fixed"}, ValueError, "on_refusal='fixed' is unknown; allowed are 'run', 'raise'"),
-    ({"warm_up": 1}, ValueError, "warm_up=1 is too few"),
     ({"limit": 0}, ValueError, "limit=0"),
     ({"limit": None}, TypeError, "limit=None must be a whole number"),
 ]

@@ -27,7 +27,6 @@ from optimizations.capture.step.forbidden_calls import watched
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import Observer, draws, has_own_state, storage
 from optimizations.capture.step.operations import Operation, first_difference
-from optimizations.capture.step.progress import MOST_SIGNATURES, Plan
 from optimizations.capture.step.recording import given_to_kernels
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, OtherNode, Parameter
@@ -216,15 +215,6 @@ def test_checkpoint_random_state_is_not_traced(monkeypatch: pytest.MonkeyPatch) 
         with watched(observer, compiled=False), observer:
             torch.cuda.set_rng_state(torch.cuda.get_rng_state())
         assert observer.operations == [] and observer.queries_random_state
-
-
-def test_too_many_signatures_are_reported() -> None:
-    plan = Plan(warm_up=3)
-    for number in range(MOST_SIGNATURES):
-        plan.next(number)
-    assert plan.exhausted() is None
-    plan.next("one more")
-    assert plan.exhausted() is not None
 
 
 def graph_of_kernel(data: bytes, name: str | None = "kernel") -> CapturedGraph:

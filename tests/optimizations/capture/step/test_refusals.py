@@ -65,20 +65,6 @@ def test_refusal_is_a_warning_with_the_steps_name() -> None:
         run(made, step)
 
 
-def test_raise_option_refuses_a_call_before_any_effect() -> None:
-    made = REFUSED["item"]("cpu")
-    step = GraphedStep(made.step, device=CpuDevice(), on_refusal="raise")
-    calls = batches("cpu")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for batch in calls[:3]:
-            step(*batch)
-        before = [parameter.detach().clone() for parameter in made.model.parameters()]
-        with pytest.raises(StepRefused, match="reads a value of the GPU on the host"):
-            step(*calls[3])
-    assert all(torch.equal(a, b) for a, b in zip(before, made.model.parameters(), strict=True))
-
-
 class Counted:
     """A training loop with Python state that a capture must not change twice."""
 
@@ -161,8 +147,7 @@ def test_python_changes_of_a_failed_capture_are_undone() -> None:
     assert device.captures == 1
 
 
-@pytest.mark.parametrize("on_refusal", ["run", "raise"])
-def test_programs_own_exception_does_not_refuse_the_step(on_refusal: Any) -> None:
+def test_programs_own_exception_does_not_refuse_the_step() -> None:
     """It is raised where the call would be captured, and in calls before and after."""
     model = network("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -177,7 +162,7 @@ def test_programs_own_exception_does_not_refuse_the_step(on_refusal: Any) -> Non
         optimizer.step()
         return loss
 
-    graphed = GraphedStep(step, device=CpuDevice(), on_refusal=on_refusal)
+    graphed = GraphedStep(step, device=CpuDevice())
     for index, batch in enumerate(batches("cpu", 14)):
         failing["now"] = index in (1, 4, 8)
         with pytest.raises(ValueError, match="a bad batch") if failing["now"] else contextlib.nullcontext():
