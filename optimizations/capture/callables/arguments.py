@@ -12,7 +12,7 @@ import torch
 from optimizations.capture.callables.installed import as_it_is, is_graphed
 from optimizations.capture.device import Device
 from optimizations.capture.signature import copies, flatten, refused_tensor
-from optimizations.capture.step.call import is_fully_sharded, refused_function, refused_iterators, refused_sources
+from optimizations.capture.step.call import is_fully_sharded, refused_iterators, refused_sources
 from optimizations.capture.step.host_state import MODULE_HOOKS, HostState
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.options import HOST_DRAWS, require_one_of
@@ -54,7 +54,7 @@ def listed(callables: Any) -> list[Callable[..., Any]]:
 
     Raises:
         ValueError, TypeError: there are none, or one of them is not callable, has graphs already or is given twice.
-        StepRefused: a module has hooks or is compiled in place, or a function is a coroutine or generator.
+        StepRefused: a module has hooks or is compiled in place.
     """
     found = list(callables) if isinstance(callables, (list, tuple, torch.nn.ModuleList)) else [callables]
     if not found:
@@ -71,8 +71,7 @@ def listed(callables: Any) -> list[Callable[..., Any]]:
                 "often as it is called"
             )
         with naming(number):
-            forward = one.forward if isinstance(one, torch.nn.Module) else one
-            if (refusal := refused_function(forward) or _refused_module(one)) is not None:
+            if (refusal := _refused_module(one)) is not None:
                 raise StepRefused(refusal)
     return found
 

@@ -7,7 +7,6 @@ call that differs takes the slow path, which looks its signature up.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,20 +131,6 @@ def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.T
         for tensor, label in zip(tensors, labels, strict=True)
     ]
     return Call(args, kwargs, tensors, labels, origins, state, parameters, gradients(parameters))
-
-
-def refused_function(function: Callable[..., Any]) -> Refusal | None:
-    """Return a refusal for coroutines and generators, whose calls do not run their bodies."""
-    of_class = vars(type(function)).get("__call__")  # the class of a callable object may define it
-    for one in (function, of_class):
-        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) or inspect.isgeneratorfunction(one):
-            code = getattr(inspect.unwrap(getattr(one, "__func__", one)), "__code__", None)
-            return Refusal(
-                "does its work when its result is awaited or iterated over, not when it is called",
-                "make it a plain function that returns what it yields, and await what it needs before it",
-                f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}" if code is not None else None,
-            )
-    return None
 
 
 def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> Refusal | None:

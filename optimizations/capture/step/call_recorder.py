@@ -29,7 +29,6 @@ from optimizations.capture.step.call import (
     call_of,
     is_distributed,
     refused_call,
-    refused_function,
     refused_iterators,
 )
 from optimizations.capture.step.changes import Changes, argument_names, named, plain_numbers
@@ -69,7 +68,7 @@ class CallRecorder:
 
     def __init__(self, step: Callable[..., Any], device: Device | None, options: StepOptions) -> None:
         self._step, self._options, self.device = step, options, device
-        self._works_later, self._names = refused_function(step), argument_names(step)
+        self._names = argument_names(step)
         self._fetches = Fetches()
         self._rates = LearningRates()
         self.recordings = KeptRecordings()
@@ -127,8 +126,6 @@ class CallRecorder:
     def _call(self, args: Any, kwargs: Any) -> Any:
         if self.recordings.tried and self.device is not None and not self.device.follow():
             return self._uncaptured(args, kwargs)
-        if self._works_later is not None:
-            return self._refuse_call(self._works_later, args, kwargs)
         if watched_by_others() or saved_tensor_hooks(False) is not None:
             return self._uncaptured(args, kwargs)
         for recording in self.recordings.tried:
