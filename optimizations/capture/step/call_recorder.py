@@ -136,9 +136,6 @@ class CallRecorder:
         key = signature((args, kwargs), tensors), ambient(), self._key_value
         if self._all is not None or key in self._refused:
             return self._uncaptured(args, kwargs)
-        self._find_device(tensors, args, kwargs)
-        if self._all is not None or self._gpu.is_capturing():
-            return self._uncaptured(args, kwargs)
         return self._without_recording(key, args, kwargs, tensors)
 
     @property
@@ -194,6 +191,10 @@ class CallRecorder:
         if isinstance(state, Refusal):
             self._refuse(key, state)
             return self._uncaptured(args, kwargs)
+        if (none := self._find_device([*tensors, *state.tensors.values()])) is not None:
+            return self._refuse_all(none, args, kwargs)
+        if self._gpu.is_capturing():
+            return self._uncaptured(args, kwargs)
         if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):  # its shape is set in this call or later
             return self._warm_up(state, args, kwargs)
         if self._rates.changed(state.optimizers.values(), numbers_only=self._changes.names.has_key(RATE)):
@@ -208,9 +209,8 @@ class CallRecorder:
                 recording.arguments.renew(tensors)
                 self.recordings.comes_first(recording)
                 return self._replay_or_audit(recording, args, kwargs, tensors)
-        self.recordings.drop_gone()
         self._plan.forget_gone()
-        moved = self.recordings.drop_moved(key, state)
+        moved = self.recordings.drop_unusable(key, state)
         if any(recording.shares(tensors) for recording in self.recordings.of(key)):
             return self._uncaptured(args, kwargs)  # the graph is kept for other calls of this signature
         if self.recordings.little_used > MOST_DROPPED * self._options.limit:
@@ -250,20 +250,16 @@ class CallRecorder:
         self._changes.names.take_in(state)
         return returned
 
-    def _find_device(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
-        """Find the GPU of the batch or of the reached tensors. Refuse all calls if there is none."""
+    def _find_device(self, tensors: Sequence[torch.Tensor]) -> Refusal | None:
+        """Find the GPU of these tensors. Return why all calls are refused if there is none."""
         if (unknown := torch_internals.unsupported()) is not None:
-            self._all = Refusal(f"needs a supported version of PyTorch. {unknown}", "install one of these")
-        elif self.device is None:
-            if not any(tensor.device.type == "cuda" for tensor in tensors):
-                state = self._reached(args, kwargs)
-                tensors = () if isinstance(state, Refusal) else list(state.tensors.values())
-            if found := sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}):
-                self.device = Device(found[0])
-            else:
-                self._all = Refusal("works on no tensor of a GPU", "move the model and the batch to the GPU")
-        if self._all is not None:
-            self._note(self._all)
+            return Refusal(f"needs a supported version of PyTorch. {unknown}", "install one of these")
+        if self.device is None:
+            found = [tensor.device.index for tensor in tensors if tensor.device.type == "cuda"]
+            if not found:
+                return Refusal("works on no tensor of a GPU", "move the model and the batch to the GPU")
+            self.device = Device(min(found))
+        return None
 
     def _reached(self, args: Any, kwargs: Any) -> HostState | Refusal:
         """Return what the step reaches, or a refusal if an object of the program cannot be read."""

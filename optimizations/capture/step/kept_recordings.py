@@ -72,19 +72,18 @@ class KeptRecordings:
         self.tried.remove(recording)
         self.tried.insert(0, recording)
 
-    def drop_moved(self, key_now: Hashable, state: HostState) -> list[str]:
-        """Free recordings that can never be used again, and return the names of what was moved or replaced.
+    def drop_unusable(self, key_now: Hashable, state: HostState) -> list[str]:
+        """Free recordings that can never be used again, and return the names of what was replaced.
+
+        An argument of theirs was freed, such as an earlier model, or a tensor that they read was moved or replaced.
 
         `state`: the state that a call of the signature `key_now` reaches.
         """
+        gone = [one for one in self.tried if is_gone(one.key)]
         over = [one for one in self.tried if one.is_over(state if one.key == key_now else None)]
-        names = [name for recording in over for name in recording.watch.differing()]
-        self.drop(over)
+        names = [name for recording in over if recording not in gone for name in recording.watch.differing()]
+        self.drop([*gone, *over])
         return list(dict.fromkeys(names))
-
-    def drop_gone(self) -> None:
-        """Free recordings of calls with an argument that was freed, such as an earlier model."""
-        self.drop([one for one in self.tried if is_gone(one.key)])
 
     def referenced_gradient(self, recording: Recording) -> str | None:
         """Return a parameter whose gradient the program references and this recording, which fits, may overwrite.
