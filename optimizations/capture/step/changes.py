@@ -104,7 +104,7 @@ class Changes:
         of_groups = [re.match(r"(.*)\.param_groups\[\d+\](?:\.|\[')(\w+)", name) for name in names]
         keys = [one.group(2) for one in of_groups if one is not None]
         if len(keys) == len(names):
-            advice = "; ".join(dict.fromkeys(_ADVICE_ON_NUMBERS.get(key, _ADVICE_ON_OTHERS) for key in keys))
+            advice = _ON_RATES if "lr" in keys else _ON_OTHER_NUMBERS
         else:
             advice = (
                 "pass it as an argument or as a tensor on the GPU; if it decides nothing, name it in "
@@ -127,14 +127,15 @@ def named(names: Iterable[str]) -> str:
     return f"{', '.join(found[:MOST_NAMES])}{more}, which {change} on every call"
 
 
-_ADVICE_ON_OTHERS = "change it seldom, for each value gets a graph of its own"
-_ADVICE_ON_NUMBERS = {
-    "lr": "make the optimizer with capturable=True or fused=True, which takes a learning rate that changes, or give "
-    "one of your own a tensor on the GPU (`lr=torch.tensor(0.1, device='cuda')`), by which it multiplies; read and "
-    "set the rate outside of the step",
-    "betas": "make the scheduler with cycle_momentum=False: a graph keeps the betas of an optimizer",
-    "momentum": "make the scheduler with cycle_momentum=False: a graph keeps the momentum of an optimizer",
-}
+_ON_RATES = (
+    "make the optimizer with capturable=True or fused=True, which takes a learning rate that changes, or give one of "
+    "your own a tensor on the GPU (`lr=torch.tensor(0.1, device='cuda')`), by which it multiplies; read and set the "
+    "rate outside of the step"
+)
+_ON_OTHER_NUMBERS = (
+    "change it seldom, for each value gets a graph of its own; make a scheduler of learning rates with "
+    "cycle_momentum=False"
+)
 
 
 def argument_names(step: Any) -> tuple[str, ...]:

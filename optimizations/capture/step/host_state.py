@@ -135,16 +135,10 @@ _BOUND_TO_A_TENSOR = (
     "write into it in place (`total += value`, `total.copy_(value)`), or return the tensor and keep it after the step"
 )
 _GREW = "return the tensor, and keep it after the step: `losses.append(step(batch))`"
-_OTHER = "do it outside of the step, or keep the number in a tensor on the GPU that is written in place: `count += 1`"
-_OF_A_MODE = "call train() and eval() outside of the step"
-_OF_A_SCHEDULER = "call the scheduler after the step"
-_OF_AN_OPTIMIZER = (
-    "count in a tensor on the GPU that is written in place (`count += 1`), or use an optimizer that does so, as "
-    "PyTorch's own with capturable=True or fused=True"
+_OTHER = (
+    "do it outside of the step, as `train()`, `eval()` and `scheduler.step()`, or keep the number in a tensor on the "
+    "GPU that is written in place (`count += 1`), as PyTorch's optimizers do with capturable=True or fused=True"
 )
-_RATES = ("lr", "betas", "momentum")
-_COUNTS = ("step", "steps", "k")
-"""Names of numbers that schedulers change, and of those that optimizers keep, for a group of parameters."""
 
 
 @dataclass(slots=True)
@@ -205,7 +199,6 @@ class HostState:
     def _change(self, container: Container, key: Any, was: Any, now: Any) -> Refusal:
         path = container.name_of(key)
         name = container.path if container.is_sequence or container.is_cell else key_name(key)
-        of_group = ".param_groups[" in path  # optimizers also store counters there
         of_tensors = isinstance(now, (tuple, list)) and any(isinstance(member, torch.Tensor) for member in now)
         advice = _BOUND_TO_A_TENSOR if isinstance(now, torch.Tensor) or of_tensors else _OTHER
         if isinstance(now, torch.Tensor):
@@ -214,17 +207,10 @@ class HostState:
             words = f"{path} is bound to another {type(now).__name__} of tensors"
         elif isinstance(was, PLAIN) and isinstance(now, PLAIN):
             words = f"{path} changes from {was!r} to {now!r}"
-            if ".state[" in path or (of_group and name in _COUNTS):
-                advice = _OF_AN_OPTIMIZER
         else:
             words = f"{path} {'is deleted' if now is _ABSENT else 'is set to None' if now is None else 'changes'}"
-        line = line_with(self.code, name, BINDS)
-        if name == "training":
-            advice = _OF_A_MODE
-        elif name in (_RATES if of_group else ("last_epoch", "_last_lr")):
-            advice = _OF_A_SCHEDULER
-            if line is None and not of_group:  # the scheduler's code binds it
-                line = line_with(self.code, path.rpartition(".")[0], STEPS)
+        # Code of a library may bind it, such as that of a scheduler.
+        line = line_with(self.code, name, BINDS) or line_with(self.code, path.rpartition(".")[0], STEPS)
         return changes_state(words, advice, line)
 
     def restore(self, before: list[Content]) -> None:

@@ -10,8 +10,6 @@ import traceback
 import types
 from collections.abc import Iterable, Iterator
 
-import torch
-
 from optimizations.capture.step.user_code import ENCORE, is_users_file, with_inner
 
 BINDS = r"\b[^=]*=(?!=)"
@@ -72,36 +70,19 @@ _ADVICE = {
     "loops, or with cached=True where its graph stays the same",
     "/torch_geometric/utils/_scatter.py:": "say how many rows there are (size= of a pool, dim_size=)",
     "/torch_geometric/utils/num_nodes.py:": "say how many nodes there are (num_nodes=)",
+    "/torch/optim/": "make the optimizer with capturable=True or fused=True, or use one that takes one of these, such "
+    "as AdamW; its learning rate may be a number or a tensor on the GPU",
 }
-"""Advice by a part of "path:function" of PyTorch's or a library's code."""
-_OPTIMIZERS = "/torch/optim/"
-_FOR_GRAPHS = ("capturable", "fused")
+"""Advice by a part of "path:function" of PyTorch's or a library's code. The first that fits is given."""
 
 
 def advice_by_caller() -> str | None:
     """Return advice if a known part of PyTorch or of a library runs an operation that cannot be captured."""
-    in_optimizer = False
     for frame in itertools.takewhile(lambda one: not _is_users(one), _frames()):
-        path = frame.f_code.co_filename
         for part, advice in _ADVICE.items():
-            if part in f"{path}:{frame.f_code.co_name}:":
+            if part in f"{frame.f_code.co_filename}:{frame.f_code.co_name}:":
                 return advice
-        in_optimizer = in_optimizer or _OPTIMIZERS in path
-        # The functions that compute a step have no reference to the optimizer, but the calling method has.
-        if in_optimizer and isinstance(optimizer := frame.f_locals.get("self"), torch.optim.Optimizer):
-            return _advice_on(optimizer)
     return None
-
-
-def _advice_on(optimizer: torch.optim.Optimizer) -> str:
-    """Return advice on an optimizer, which may have both, one or none of the options for graphs."""
-    taken = [f"{name}=True" for name in _FOR_GRAPHS if name in optimizer.defaults]
-    if not taken:
-        return (
-            f"use an optimizer that takes capturable=True or fused=True, such as AdamW: {type(optimizer).__name__} "
-            "takes neither"
-        )
-    return f"make the optimizer with {' or '.join(taken)}, and its learning rate a number or a tensor on the GPU"
 
 
 _TUNERS = (

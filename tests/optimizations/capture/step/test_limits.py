@@ -92,7 +92,7 @@ def test_only_calls_that_change_python_run_uncaptured() -> None:
         return loss
 
     graphed = GraphedStep(step, device=CpuDevice())
-    with pytest.warns(UserWarning, match=r"runs some of its calls without .* call train\(\) and eval\(\) outside"):
+    with pytest.warns(UserWarning, match=r"runs some of its calls without .* do it outside of the step, as `train"):
         for index, batch in enumerate(batches("cpu", 60)):
             if index % 6 == 5:
                 model.eval()
