@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from optimizations.concurrency.edges import EdgesRefused, GraphEdges
 from optimizations.concurrency.hidden_memory import with_hidden_memory, with_moving_inputs
-from optimizations.concurrency.launch_log import LaunchLog
+from optimizations.concurrency.launch_log import IS_NARROW, LaunchLog
 from optimizations.concurrency.order import LaunchOrder, Span, order_launches
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.records import CapturedGraph, Node
@@ -51,6 +51,7 @@ class Branches:
 
     Attributes:
         unusable: why the graph must no longer be launched; None if it may be.
+        is_narrow: whether the graph stays a chain because of its longest path (`LaunchLog.is_narrow`).
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Branches:
         mark: Callable[[], Any],
     ) -> None:
         self._log: LaunchLog | None = log
+        self.is_narrow = log.is_narrow
         self._kept_bytes = log.kept_bytes
         self._graph = graph
         self._driver = driver
@@ -88,7 +90,7 @@ class Branches:
         return self._race is not None
 
     def prepare(self, captured: CapturedGraph, pool: Iterable[Span]) -> None:
-        """Order the launches and begin the race; keep the chain if no launches can overlap.
+        """Order the launches and begin the race; keep the chain if no launches, or too few, can overlap.
 
         Args:
             captured: the graph as records.
@@ -107,13 +109,14 @@ class Branches:
         if not _is_chain(captured):
             self._finish(CHAIN, "it was captured from several streams")
             return
-        if not log.is_chain:  # other memory can only make launches wait for more
-            launches = with_hidden_memory(log.logged, captured, pool, log.never_freed, log.inputs, log.lifetimes)
-            launches = with_moving_inputs(log.logged, launches, log.inputs)
-        self._order = order_launches(launches)
+        launches = with_hidden_memory(log.logged, captured, pool, log.never_freed, log.inputs, log.lifetimes)
+        self._order = order_launches(with_moving_inputs(log.logged, launches, log.inputs))
         self._captured = captured
         if self._order.branches < 2:
             self._finish(CHAIN, "each kernel needs the result of the one before it")
+            return
+        if self.is_narrow:
+            self._finish(CHAIN, IS_NARROW)
             return
         try:
             self._edges = GraphEdges(

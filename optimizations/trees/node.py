@@ -24,7 +24,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.concurrency.branches import Branches
-from optimizations.concurrency.launch_log import HAS_COLLECTIVES, IS_A_CHAIN, LaunchLog, log_of_capture, noted
+from optimizations.concurrency.launch_log import HAS_COLLECTIVES, IS_NARROW, LaunchLog, log_of_capture, noted
 from optimizations.graph.device import DeviceTools
 from optimizations.graph.memory import MemoryRanges, storage_of
 from optimizations.graph.pools import in_order, pool_memory
@@ -237,9 +237,10 @@ class EncoreNode(CUDAGraphNode):
         self._log = log.failure or ""
         if log.failure is not None:
             return None
-        if log.is_chain:
-            self.function.chain = IS_A_CHAIN  # noting its launches would make each recording longer
-        return Branches(log, self.graph, self.tools.driver, Race, functools.partial(mark, self.device))
+        branches = Branches(log, self.graph, self.tools.driver, Race, functools.partial(mark, self.device))
+        if branches.is_narrow:
+            self.function.chain = IS_NARROW  # noting its launches would make each recording longer
+        return branches
 
     def _begin_session(self, seconds: float) -> None:
         mutated = set(self.wrapped_function.mutated_input_idxs)

@@ -43,6 +43,7 @@ def force_if_asked(patch: Callable[[Any, str, Any], object] = setattr) -> None:
     if os.environ.get(VARIABLE) == BRANCHES:
         import optimizations
         from optimizations.capture import device
+        from optimizations.concurrency import launch_log
         from optimizations.in_place import budget
         from optimizations.trees import node
 
@@ -51,6 +52,7 @@ def force_if_asked(patch: Callable[[Any, str, Any], object] = setattr) -> None:
         functions: Any = optimizations.graph_step, optimizations.graph_callables
         for function in functions:
             patch(function, "__kwdefaults__", {**(function.__kwdefaults__ or {}), "concurrency": "auto"})
+        patch(launch_log, "LEAST_WIDTH", 0.0)
         patch(budget, "MOST_WORK", 1e9)
         patch(budget, "FEWEST_REPLAYS", 1)
         patch(budget, "FEWEST_BEFORE_A_RACE", 1)

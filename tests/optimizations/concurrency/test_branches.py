@@ -227,7 +227,7 @@ def test_inputs_are_read_in_place_after_the_race(
 
 
 @pytest.mark.parametrize(("launches", "logs"), [(CHAINED, 1), (INDEPENDENT, 2)])
-def test_function_that_is_a_chain_is_noted_once(
+def test_function_with_a_long_path_is_noted_once(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, faster: list[str], launches: list[Launch], logs: int
 ) -> None:
     """It is recorded again for a parameter at another address."""
@@ -239,7 +239,7 @@ def test_function_that_is_a_chain_is_noted_once(
         called(compiled, w, 1)
     assert made.call_count == logs
     reasons = [one.concurrency.reason for one in compiled.reports if one.concurrency is not None]
-    assert (launch_log.IS_A_CHAIN in reasons) is (launches is CHAINED)
+    assert (launch_log.IS_NARROW in reasons) is (launches is CHAINED)
 
 
 def test_moved_parameter_ends_the_race(cuda_on_cpu: CudaOnCpu, faster: list[str]) -> None:

@@ -11,16 +11,19 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from optimizations import torch_internals
 from optimizations.concurrency.hidden_memory import with_moving_inputs
 from optimizations.concurrency.launch_log import (
+    LEAST_WIDTH,
     LaunchLog,
     Logged,
     kernel_memory,
     operator_memory,
 )
-from optimizations.concurrency.order import Span, order_launches
+from optimizations.concurrency.order import Launch, Span, order_launches
 from optimizations.written_operands import written
 
 
@@ -140,12 +143,18 @@ def test_log_orders_kernels_and_operators(graph: Graph) -> None:
     assert order_launches([one.launch for one in log.logged]).waits_for[:2] == ((), ())
 
 
-@pytest.mark.parametrize("is_chain", [True, False])
-def test_launches_that_each_get_the_last_result_are_a_chain(graph: Graph, is_chain: bool) -> None:
-    a, b, c = (torch.zeros(4) for _ in range(3))
-    log = LaunchLog(graph.count, [a], device_type="cpu")
-    launched(graph, log, (a, b), (b if is_chain else a, c))
-    assert log.is_chain is is_chain
+BUFFERS = st.lists(st.integers(0, 5).map(lambda number: (8 * number, 8 * number + 8)), max_size=3).map(tuple)
+LAUNCHES = st.lists(st.tuples(BUFFERS, BUFFERS, st.sampled_from([None, None, None, "barrier"])), max_size=12)
+
+
+@given(LAUNCHES)
+def test_narrow_log_has_few_independent_launches(drawn: list[tuple[Any, Any, Any]]) -> None:
+    """The spans are equal or disjoint, so that the longest path is that of the order."""
+    launches = [Launch(f"k{index}", index, reads=a, writes=b, barrier=c) for index, (a, b, c) in enumerate(drawn)]
+    log = LaunchLog(lambda: 0)
+    log.logged += [Logged(one, False) for one in launches]
+    order = order_launches(launches)
+    assert log.is_narrow == (len(launches) < LEAST_WIDTH * (1 + max(order.levels(), default=-1)))
 
 
 def test_kernels_of_several_modules_are_logged_and_restored(graph: Graph) -> None:
