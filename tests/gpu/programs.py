@@ -130,9 +130,9 @@ def _verdict(runs: Sequence[Sequence[rows_of.Row]]) -> int:
     processes = floor.by_process(runs)
     if len(runs) == 1 and processes:
         print(rows_of.table(processes[-1]))
-    speeds = [one for one in floor.speeds(processes) if one.mode == "encore"]
+    speeds = floor.speeds(processes)
     if speeds:
-        print(*floor.brief(processes), sep="\n")
+        print(*floor.brief(speeds), sep="\n")
     found = dict.fromkeys(f"FINDING: {one}" for rows in processes for one in rows_of.findings(rows))
     for line in found:
         print(line)

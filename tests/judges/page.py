@@ -60,7 +60,7 @@ def with_programs(page: str, folder: Path = RECORDED.parent / "programs-h200") -
 
     processes = floor.by_process(read_rows(file, programs.is_row) for file in sorted(folder.glob("*.jsonl.gz")))
     where = dict.fromkeys(_place(row) for rows in processes for row in rows if "device" in row)
-    return _put(page, "programs", "\n\n".join([*floor.brief(processes), "\n".join(where)]))
+    return _put(page, "programs", "\n\n".join([*floor.brief(floor.speeds(processes)), "\n".join(where)]))
 
 
 def _place(run: dict[str, Any]) -> str:

@@ -21,16 +21,17 @@ class _Symmetric(nn.Module):
         return x.triu() + x.triu(1).T
 
 
-def _train(world: World, net: nn.Module, width: int = 4, steps: int = STEPS) -> None:
-    run = world.compile(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for step in range(steps):
-        loss = run(world.values(step, 3, width)).square().mean()
+def _train(world: World, run: Any, net: nn.Module, kind: Any = torch.optim.SGD, **options: Any) -> None:
+    """Train a module that `run` calls, and note losses, parameters and buffers."""
+    optimizer = kind(net.parameters(), **{"lr": 0.1, **options})
+    for step in range(STEPS):
+        loss = run(world.values(step)).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         world.note(loss)
-    world.note([p.detach() for p in net.parameters()], list(net.buffers()))
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in net.parameters()]
+    world.note(whole, list(net.buffers()))
 
 
 @kind()
@@ -38,14 +39,15 @@ def parametrizations_of_weights(world: World) -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     parametrize.register_parametrization(net[0], "weight", _Symmetric())
     parametrizations.weight_norm(net[2])
-    _train(world, world.module(net))
+    net = world.module(net)
+    _train(world, world.compile(net), net)
 
 
 @kind(unlike_eager="Inductor's iteration has other numbers than eager's")
 def spectral_norm_with_its_iteration(world: World) -> None:
     """In training each call writes the vectors of the power iteration; in evaluation it does not."""
     net = world.module(nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Tanh()))
-    _train(world, net)
+    _train(world, world.compile(net), net)
     net.eval()
     run = world.compile(net)
     world.infer(run)
@@ -81,8 +83,7 @@ def counters_on_both_sides(world: World) -> None:
 @kind(gradients=False)
 def compiled_modules_copied_and_pickled(world: World) -> None:
     net, run = world.compiled(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
-    for step in range(STEPS):
-        world.note(run(world.values(step)))
+    world.infer(run)
     twin = copy.deepcopy(run)
     file = io.BytesIO()
     torch.save(run.state_dict(), file)
@@ -213,26 +214,14 @@ def _net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
-def _steps(world: World, run: Any, net: nn.Module) -> None:
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05, foreach=False)
-    for step in range(STEPS):
-        loss = run(world.values(step)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        world.note(loss)
-    world.note([_whole(p) for p in net.parameters()])
-
-
-def _whole(p: torch.Tensor) -> torch.Tensor:
-    return p.full_tensor() if hasattr(p, "full_tensor") else p.detach()
+ADAMW = {"kind": torch.optim.AdamW, "lr": 0.05, "foreach": False}
 
 
 @kind()
 def compiled_around_data_parallel(world: World) -> None:
     with world_of_one(world.device):
         net = nn.parallel.DistributedDataParallel(world.module(TwoLayers()))
-        _steps(world, world.compile(net), net)
+        _train(world, world.compile(net), net, **ADAMW)
 
 
 @kind()
@@ -240,7 +229,7 @@ def compiled_inside_data_parallel(world: World) -> None:
     with world_of_one(world.device):
         inner = world.module(TwoLayers())
         net = nn.parallel.DistributedDataParallel(world.compile(inner))
-        _steps(world, net, inner)
+        _train(world, net, inner, **ADAMW)
 
 
 @kind()
@@ -252,7 +241,7 @@ def compiled_layers_that_are_sharded(world: World) -> None:
         for layer in (net.up, net.down):
             fully_shard(layer, mesh=mesh)
         fully_shard(net, mesh=mesh)
-        _steps(world, world.compile(net), net)
+        _train(world, world.compile(net), net, **ADAMW)
 
 
 class _Decorated(nn.Module):

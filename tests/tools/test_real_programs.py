@@ -176,12 +176,11 @@ def processes(**ratios: tuple[float, ...]) -> list[dict[str, Any]]:
 
 def test_program_is_slow_by_its_interval_over_processes():
     rows = processes(slow=(0.80, 0.82, 0.81), noisy=(0.6, 0.9, 1.2), fast=(1.2, 1.21, 1.19))
-    speeds = floor.speeds(floor.by_process([rows]))
-    assert [line.split(",")[0] for line in floor.slow(speeds)] == ["SLOW: slow"]
-    over = {(one.program, one.reference): one.interval for one in speeds}
+    over = floor.speeds(floor.by_process([rows]))
+    assert [line.split(",")[0] for line in floor.slow(over)] == ["SLOW: slow"]
     assert over["slow", "compile"].low < 0.81 < over["slow", "compile"].high < 0.95 < over["noisy", "compile"].high
     assert over["fast", "stock"].estimate == pytest.approx(2.4, rel=1e-3)
-    programs, means, said = floor.brief(floor.by_process([rows]))
+    programs, means, said = floor.brief(over)
     assert "slow 0.81 [0.79, 0.84] / 1.62 [" in programs and "over compile 0.94 (of 3), over graph 1.89 (of 3)" in means
     assert said.startswith("SLOW: slow, encore: 0.81")
 

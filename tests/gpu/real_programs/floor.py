@@ -9,55 +9,46 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from real_programs.rows import OTHERS, PLAIN, STOCK, Row, ratio
+from real_programs.rows import PLAIN, STOCK, Row, ratio
 
+OURS = "encore"
 FLOOR = 0.95
 FEWEST = 3
 """Processes that an interval needs."""
 
 REFERENCES: Mapping[str, str] = {PLAIN: "compile", STOCK: "graph"}
-"""Modes that others are compared with, and the suite's names for them."""
+"""Modes that Encore is compared with, and the suite's names for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An estimate, and bounds between which the true value lies with 95 % confidence."""
+class Speed(NamedTuple):
+    """How many times Encore is faster: an estimate, and bounds that hold the true value with 95 % confidence."""
 
     estimate: float
     low: float
     high: float
+    processes: int
+
+    def __str__(self) -> str:
+        bounds = f" [{self.low:.2f}, {self.high:.2f}]" if math.isfinite(self.high) else ""
+        return f"{self.estimate:.2f}{bounds}"
 
 
-@dataclass(frozen=True)
-class Speed:
-    """One mode of one program over a reference: the ratio in each process, more than 1 where the mode is faster."""
-
-    program: str
-    mode: str
-    reference: str
-    ratios: tuple[float, ...]
-
-    @property
-    def interval(self) -> Interval:
-        return log_interval(self.ratios)
-
-    @property
-    def slow(self) -> bool:
-        return self.reference == PLAIN and self.interval.high < FLOOR
+Speeds = Mapping[tuple[str, str], Speed]
+"""Speeds by program and reference."""
 
 
-def log_interval(ratios: Sequence[float]) -> Interval:
+def speed_of(ratios: Sequence[float]) -> Speed:
     """Return the geometric mean with its 95 % interval by Student's t; unbounded with fewer than `FEWEST` ratios."""
     logs = [math.log(value) for value in ratios]
     mean = statistics.fmean(logs)
     if len(logs) < FEWEST:
-        return Interval(math.exp(mean), 0.0, math.inf)
+        return Speed(math.exp(mean), 0.0, math.inf, len(logs))
     from scipy.stats import t
 
     half = float(t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+    return Speed(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
 
 
 def by_process(runs: Iterable[Iterable[Row]]) -> list[list[Row]]:
@@ -70,47 +61,39 @@ def by_process(runs: Iterable[Iterable[Row]]) -> list[list[Row]]:
     return [list(rows.values()) for rows in found.values()]
 
 
-def speeds(processes: Iterable[Sequence[Row]]) -> list[Speed]:
-    """Return the speeds of all programs in the modes that are to be judged, over each reference."""
-    found: dict[tuple[str, str, str], list[float]] = {}
+def speeds(processes: Iterable[Sequence[Row]]) -> Speeds:
+    """Return the speeds of all programs over each reference."""
+    found: dict[tuple[str, str], list[float]] = {}
     for rows in processes:
         by_key = {(row["program"], row["mode"]): row for row in rows}
-        for (program, mode), row in by_key.items():
-            for reference in REFERENCES if mode not in OTHERS else ():
-                value = ratio(row, by_key.get((program, reference)))
+        for program in (program for program, mode in by_key if mode == OURS):
+            for reference in REFERENCES:
+                value = ratio(by_key[program, OURS], by_key.get((program, reference)))
                 if value is not None:
-                    found.setdefault((program, mode, reference), []).append(value)
-    return [Speed(*key, tuple(values)) for key, values in found.items()]
+                    found.setdefault((program, reference), []).append(value)
+    return {key: speed_of(values) for key, values in found.items()}
 
 
-def brief(processes: Sequence[Sequence[Row]]) -> list[str]:
-    """Return paragraphs: Encore's speed over plain compile and stock in these processes, means, and which are slow."""
-    found = [one for one in speeds(processes) if one.mode == "encore"]
-    by_key = {(one.program, one.reference): one for one in found}
+def brief(found: Speeds) -> list[str]:
+    """Return paragraphs: Encore's speed over plain compile and stock, means, and which programs are slow."""
     programs = []
-    for program in dict.fromkeys(one.program for one in found):
-        of = [by_key.get((program, reference)) for reference in REFERENCES]
-        programs.append(f"{program} {' / '.join(_bounds(one.interval) if one else 'no result' for one in of)}")
+    for program in dict.fromkeys(program for program, _ in found):
+        of = [found.get((program, reference)) for reference in REFERENCES]
+        programs.append(f"{program} {' / '.join(str(one) if one else 'no result' for one in of)}")
     means = [
         f"over {name} {statistics.geometric_mean(of):.2f} (of {len(of)})"
         for reference, name in REFERENCES.items()
-        if (of := [one.interval.estimate for one in found if one.reference == reference])
+        if (of := [one.estimate for (_, its), one in found.items() if its == reference])
     ]
-    judged = sum(len(one.ratios) >= FEWEST for one in found if one.reference == PLAIN)
+    judged = sum(one.processes >= FEWEST for (_, reference), one in found.items() if reference == PLAIN)
     said = slow(found) or [f"None of the {judged} programs with {FEWEST} processes is slow."]
     return [f"{'; '.join(programs)}.", f"Geometric means: {', '.join(means)}.", *said]
 
 
-def slow(found: Iterable[Speed]) -> list[str]:
+def slow(found: Speeds) -> list[str]:
     """Return the programs that are slow."""
     return [
-        f"SLOW: {one.program}, {one.mode}: {_bounds(one.interval)} of plain compile's speed, below {FLOOR}"
-        for one in found
-        if one.slow
+        f"SLOW: {program}, {OURS}: {one} of plain compile's speed, below {FLOOR}"
+        for (program, reference), one in found.items()
+        if reference == PLAIN and one.high < FLOOR
     ]
-
-
-def _bounds(found: Interval) -> str:
-    if not math.isfinite(found.high):
-        return f"{found.estimate:.2f}"
-    return f"{found.estimate:.2f} [{found.low:.2f}, {found.high:.2f}]"
