@@ -19,6 +19,12 @@ def timm_model(name: str, device: str, **options: Any) -> nn.Module:
     return timm.create_model(name, pretrained=False, num_classes=5, **options).to(device)
 
 
+def timm_optimizer(model: nn.Module, name: str, **options: Any) -> Any:
+    from timm.optim import create_optimizer_v2
+
+    return create_optimizer_v2(model, opt=name, **options)
+
+
 def small_vit(device: str, **options: Any) -> nn.Module:
     given = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
     return timm_model("vit_tiny_patch16_224", device, **{**given, **options})
@@ -37,12 +43,11 @@ def mixed(device: str, classes: int = 5, **options: Any) -> list[tuple[Any, ...]
 def timm_vit_mixup_native_scaler_ema_cosine_updates(device: str) -> Program:
     """train.py: NativeScaler with clipping, ModelEmaV3 and CosineLRScheduler per update, after the step."""
     from timm.loss import SoftTargetCrossEntropy
-    from timm.optim import create_optimizer_v2
     from timm.scheduler import CosineLRScheduler
     from timm.utils import ModelEmaV3, NativeScaler
 
     model = small_vit(device, drop_path_rate=0.1)
-    optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05, fused=True)
+    optimizer = timm_optimizer(model, "adamw", lr=1e-3, weight_decay=0.05, fused=True)
     scheduler = CosineLRScheduler(optimizer, t_initial=12, warmup_t=3, warmup_lr_init=1e-5, t_in_epochs=False)
     scaler = NativeScaler(device=device)
     ema = ModelEmaV3(model, decay=0.9, use_warmup=True)
@@ -66,11 +71,10 @@ def timm_vit_mixup_native_scaler_ema_cosine_updates(device: str) -> Program:
 @program
 def timm_resnet_ema_in_the_step_sgd(device: str) -> Program:
     from timm.loss import LabelSmoothingCrossEntropy
-    from timm.optim import create_optimizer_v2
     from timm.utils import ModelEmaV3, dispatch_clip_grad
 
     model = timm_model("resnet10t", device, drop_rate=0.1)
-    optimizer = create_optimizer_v2(model, opt="sgd", lr=0.02, momentum=0.9, weight_decay=1e-4)
+    optimizer = timm_optimizer(model, "sgd", lr=0.02, momentum=0.9, weight_decay=1e-4)
     ema = ModelEmaV3(model, decay=0.9)
     loss_fn = LabelSmoothingCrossEntropy(0.1)
 
@@ -88,10 +92,9 @@ def timm_resnet_ema_in_the_step_sgd(device: str) -> Program:
 
 def timm_vit(device: str, opt: str, lr: float = 1e-3) -> Program:
     """A ViT with one of timm's own optimizers, at a fixed learning rate."""
-    from timm.optim import create_optimizer_v2
 
     model = small_vit(device)
-    optimizer = create_optimizer_v2(model, opt=opt, lr=lr, weight_decay=0.02)
+    optimizer = timm_optimizer(model, opt, lr=lr, weight_decay=0.02)
     return training(lambda x, y: F.cross_entropy(model(x), y), optimizer, images(device), model)
 
 
@@ -111,11 +114,10 @@ for name, options in {
 @program
 def timm_lookahead_adamw_step_schedule_epochs(device: str) -> Program:
     """Lookahead syncs on the sixth call, by a counter in Python."""
-    from timm.optim import create_optimizer_v2
     from timm.scheduler import StepLRScheduler
 
     model = timm_model("mobilenetv3_small_050", device, drop_rate=0.1)
-    optimizer = create_optimizer_v2(model, opt="lookahead_adamw", lr=1e-3, weight_decay=0.05, fused=True)
+    optimizer = timm_optimizer(model, "lookahead_adamw", lr=1e-3, weight_decay=0.05, fused=True)
     scheduler = StepLRScheduler(optimizer, decay_t=1, decay_rate=0.9, warmup_t=1, warmup_lr_init=1e-4)
 
     def between(index):
@@ -132,12 +134,11 @@ def timm_lookahead_adamw_step_schedule_epochs(device: str) -> Program:
 def timm_convnext_layer_decay_tanh_bce(device: str) -> Program:
     """Layer-wise decay of the learning rate, BinaryCrossEntropy on mixed labels, checkpointing."""
     from timm.loss import BinaryCrossEntropy
-    from timm.optim import create_optimizer_v2
     from timm.scheduler import TanhLRScheduler
 
     model = timm_model("convnext_atto", device, depths=(1, 1, 1, 1), dims=(8, 16, 24, 32))
     model.set_grad_checkpointing(True)
-    optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.75, fused=True)
+    optimizer = timm_optimizer(model, "adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.75, fused=True)
     scheduler = TanhLRScheduler(optimizer, t_initial=CALLS, t_in_epochs=False)
     loss_fn = BinaryCrossEntropy(target_threshold=0.2)
 
@@ -153,7 +154,6 @@ def timm_convnext_layer_decay_tanh_bce(device: str) -> Program:
 @program
 def timm_swin_accumulates_with_need_update(device: str) -> Program:
     """NativeScaler with need_update in every second call, as in train.py with --grad-accum-steps 2."""
-    from timm.optim import create_optimizer_v2
     from timm.utils import NativeScaler
 
     model = timm_model(
@@ -166,7 +166,7 @@ def timm_swin_accumulates_with_need_update(device: str) -> Program:
         num_heads=(2, 4),
         drop_path_rate=0.1,
     )
-    optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, fused=True)
+    optimizer = timm_optimizer(model, "adamw", lr=1e-3, fused=True)
     scaler = NativeScaler(device=device)
 
     def step(inputs, target, need_update):

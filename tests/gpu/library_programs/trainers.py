@@ -83,14 +83,18 @@ def by_fabric(device: str, **clip: bool) -> Program:
     return Program(step, data, lambda: state_of(module, optimizer), between)
 
 
-@program
-def accelerate_accumulating(device: str) -> Program:
+def new_accelerator(device: str, **options: Any) -> Any:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
-    accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision="bf16", cpu=device == "cpu")
+    return Accelerator(cpu=device == "cpu", **options)
+
+
+@program
+def accelerate_accumulating(device: str) -> Program:
+    accelerator = new_accelerator(device, gradient_accumulation_steps=2, mixed_precision="bf16")
     model = ConvNet().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     prepared, prepared_optimizer = accelerator.prepare(model, optimizer)
@@ -109,12 +113,7 @@ def accelerate_accumulating(device: str) -> Program:
 
 
 def accumulate_around(device: str, steps: int) -> Program:
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
-    accelerator = Accelerator(gradient_accumulation_steps=steps, cpu=device == "cpu")
+    accelerator = new_accelerator(device, gradient_accumulation_steps=steps)
     model = ConvNet().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=CALLS)
