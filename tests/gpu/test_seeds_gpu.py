@@ -7,14 +7,12 @@ each way runs in a process of its own.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -23,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import optimizations
 from optimizations import torch_internals
-from optimizations.trees import manager, node, readable_seeds
+from optimizations.trees import readable_seeds
 from optimizations.trees.containers import managers
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.hook import at_rest
@@ -119,31 +117,6 @@ def functions(direction: str) -> list[RecordableFunction]:
     return [one for one in found if one.direction == direction]
 
 
-@contextlib.contextmanager
-def without_graphs(direction: str) -> Iterator[None]:
-    """In the block these functions have no graphs, as after another rank's decision."""
-    chosen = functions(direction)
-    assert chosen
-    for one in chosen:
-        one.without_graph = "for this test"
-    try:
-        yield
-    finally:
-        for one in chosen:
-            one.without_graph = None
-
-
-def failing(direction: str, original: Callable[..., Any], of: Callable[[Any], RecordableFunction]) -> Any:
-    """`original`, which fails for functions of one direction."""
-
-    def fail(self: Any, *arguments: Any) -> Any:
-        if of(self).direction == direction:
-            raise RuntimeError("for this test")
-        return original(self, *arguments)
-
-    return fail
-
-
 # Backwards without a graph after forwards with one
 
 
@@ -170,40 +143,11 @@ def result_is_held() -> Pair:
     return pair
 
 
-def recording_fails() -> Pair:
-    fails = failing("backward", node.EncoreNode._record, lambda one: one.function)
-    with mock.patch.object(node.EncoreNode, "_record", fails):
-        pair = Pair()
-        pair.steps()
-    return pair
-
-
-def warm_up_fails() -> Pair:
-    pair = Pair()
-    pair.only_forwards()
-    warm_up_node = torch_internals.cudagraph_trees.CUDAWarmupNode
-    fails = failing("backward", warm_up_node.run, lambda one: one.wrapped_function.model)
-    with mock.patch.object(warm_up_node, "run", fails):
-        pair.step(4)
-    return pair
-
-
 def backward_is_late() -> Pair:
     """The first backward comes after the forward was recorded."""
     pair = Pair()
     pair.only_forwards()
     pair.step(4)
-    return pair
-
-
-def _not_if_backward(self: Any, function_id: Any, inputs: Any) -> str | None:
-    return "for this test" if self._function(function_id).direction == "backward" else None
-
-
-def too_many_recordings() -> Pair:
-    with mock.patch.object(manager.EncoreManager, "_not_recorded_again", _not_if_backward):
-        pair = Pair()
-        pair.steps()
     return pair
 
 
@@ -328,23 +272,6 @@ def accumulation() -> Pair:
 # Backwards with a graph after forwards without one
 
 
-def forward_has_no_graph() -> Pair:
-    pair = Pair()
-    pair.steps()
-    with without_graphs("forward"):
-        results = pair.forwards(10)
-    pair.backwards(results, 10)
-    return pair
-
-
-def forward_never_has_a_graph() -> Pair:
-    fails = failing("forward", node.EncoreNode._record, lambda one: one.function)
-    with mock.patch.object(node.EncoreNode, "_record", fails):
-        pair = Pair()
-        pair.steps(10)
-    return pair
-
-
 def forward_was_at_rest() -> Pair:
     pair = Pair()
     pair.steps()
@@ -375,10 +302,7 @@ def _leave_pool() -> None:
 
 MOVED: dict[str, Callable[[], Pair]] = {
     "result_is_held": result_is_held,
-    "recording_fails": recording_fails,
-    "warm_up_fails": warm_up_fails,
     "backward_is_late": backward_is_late,
-    "too_many_recordings": too_many_recordings,
     "reset_between": lambda: graphs_are_dropped(optimizations.reset),
     "compiler_reset_between": lambda: graphs_are_dropped(torch.compiler.reset),
     "inside_a_function": inside_a_function,
@@ -392,18 +316,14 @@ OTHERS: dict[str, Callable[[], Pair]] = {
     "inside_a_capture": inside_a_capture,
     "inside_a_capture_and_late": lambda: inside_a_capture(late=True),
     "pool_left_between": lambda: graphs_are_dropped(_leave_pool),
-    "forward_has_no_graph": forward_has_no_graph,
-    "forward_never_has_a_graph": forward_never_has_a_graph,
     "forward_was_at_rest": forward_was_at_rest,
     "forward_takes_results_of_another": forward_takes_results_of_another,
 }
 """Ways in which they need not be, or must not be captured."""
 
-WITHOUT_REPLAYS = ("forward_never_has_a_graph", "inside_a_capture_and_late")
-"""Ways in which no graph of Encore's is replayed."""
-
-ON_THE_HOST = ("forward_has_no_graph", "forward_never_has_a_graph", "forward_was_at_rest")
-"""Ways in which a backward runs without a graph because its seeds lie on the host."""
+AT_REST, LATE = "forward_was_at_rest", "inside_a_capture_and_late"
+"""The way in which a backward runs without a graph because its seeds lie on the host; the one in which no graph of
+Encore's is replayed."""
 
 
 def run_way(way: str, is_taken: Callable[[Any], bool]) -> Any:
@@ -427,9 +347,9 @@ def test_uncaptured_backward_reads_its_seeds(way: str) -> None:
 
 @pytest.mark.parametrize("way", OTHERS)
 def test_backward_of_an_uncaptured_forward_is_not_captured(way: str) -> None:
-    found = run_way(way, lambda found: way not in ON_THE_HOST or FORWARD_UNCAPTURED in found["reasons"])
-    assert found["replays"] > 0 or way in WITHOUT_REPLAYS
-    if way in ON_THE_HOST:
+    found = run_way(way, lambda found: way != AT_REST or FORWARD_UNCAPTURED in found["reasons"])
+    assert found["replays"] > 0 or way == LATE
+    if way == AT_REST:
         assert found["reasons"].get(FORWARD_UNCAPTURED, 0) > 0, f"the way was not taken: {found}"
 
 
