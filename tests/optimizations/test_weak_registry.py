@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 from simulated_gpu.trees import own_container
+from threads import in_threads
 
 from optimizations import torch_internals
 from optimizations.calls.bound import BoundRoots
@@ -86,24 +87,6 @@ def collected_everywhere(finalizer: Callable[[], object]) -> Iterator[list[int]]
         gc.collect()
 
 
-def in_time(run: Callable[[], None]) -> None:
-    """Runs this in a thread of its own, so that a thread that waits for itself fails a test and does not stop all."""
-    raised: list[BaseException] = []
-
-    def caught() -> None:
-        try:
-            run()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=caught, daemon=True)
-    thread.start()
-    thread.join(20)
-    assert not thread.is_alive(), "the thread waits for itself"
-    if raised:
-        raise raised[0]
-
-
 def in_the_middle_of(run: Callable[[], object], finalizer: Callable[[], object], times: int = 50) -> None:
     """Runs this so often, and the finalizer wherever Python allocates meanwhile: more often."""
 
@@ -113,7 +96,7 @@ def in_the_middle_of(run: Callable[[], object], finalizer: Callable[[], object],
                 run()
             assert ran[0] > times
 
-    in_time(often)
+    in_threads(often)
 
 
 def test_live_members_are_listed_once() -> None:
@@ -152,7 +135,7 @@ def test_finalizers_may_change_a_registry_in_use() -> None:
                     missed.append(number)
             assert ran[0] > 500
 
-    in_time(add_and_list)
+    in_threads(add_and_list)
     assert missed == []
 
 
@@ -203,7 +186,7 @@ def test_closing_manager_may_create_another_one(monkeypatch: pytest.MonkeyPatch)
         own_container(0).tree_manager = cast(Any, Manager(0))
         containers.free_all()
 
-    in_time(end)
+    in_threads(end)
     assert ended == [0, 1]
     assert containers.managers() == []
 
@@ -234,9 +217,9 @@ def test_finalizer_inside_a_step_cannot_close_it(name: str, monkeypatch: pytest.
             refused.append(str(error))
 
     monkeypatch.setattr(step._recorder.recordings, "drop_all", drop_all)
-    in_time(getattr(step, name))
+    in_threads(getattr(step, name))
     assert len(refused) == 1 and "call it after the step" in refused[0]
-    in_time(step.reset)
+    in_threads(step.reset)
 
 
 def test_no_other_weak_collections_are_listed() -> None:

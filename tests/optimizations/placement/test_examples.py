@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import threading
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from placement_examples import WIDTH, DetectionScalars, MaskedBlocks, TimedDenoiser
 from simulated_gpu.placement import bits, fake_cuda, feeds_on_cpu, graphs_of, on_cuda, placed_runner, retargeted, runner
+from threads import in_threads
 from torch import nn
 
 import optimizations
@@ -268,11 +269,7 @@ def test_threads_do_not_overwrite_what_another_graph_reads() -> None:
             (result,) = feeds.call(launched_late, arguments)
             wrong.extend({float(value) for value in result.unique()} - {float(number)})
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in (2, 3, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(functools.partial(work, number) for number in (2, 3, 5)))
     assert wrong == []
 
 

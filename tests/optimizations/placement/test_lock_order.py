@@ -14,13 +14,12 @@ import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import KNOWN, Compiled, Model, values
+from threads import LIMIT_S, in_threads
 
 from optimizations.compiled_graph import _fed
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.placement.feed_plan import FeedPlan
 from optimizations.placement.feeds import Feeds
-
-LIMIT_S = 20
 
 
 class Outer(Model):
@@ -31,25 +30,6 @@ class Outer(Model):
     def __call__(self, inputs: list[Any]) -> list[Any]:
         self.inside()
         return super().__call__(inputs)
-
-
-def in_threads(*calls: Callable[[], None]) -> None:
-    """Run these at the same time, and fail where one does not end or raises."""
-    failed: list[BaseException] = []
-
-    def run(call: Callable[[], None]) -> None:
-        try:
-            call()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(LIMIT_S)
-    assert not any(one.is_alive() for one in threads), "the threads wait for each other"
-    assert not failed, failed
 
 
 @pytest.mark.parametrize("lean", [True, False])

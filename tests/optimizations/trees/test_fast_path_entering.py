@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, check, nodes, values
+from threads import in_threads
 
 from optimizations.calls import turns
 from optimizations.trees import hook, reasons, streams
@@ -18,24 +18,6 @@ from tests.optimizations.trees.test_fast_path import W, call, on_fast_path, slow
 from tests.optimizations.trees.test_outliving_results import Outer
 
 __all__ = ["slow_calls"]
-
-
-def in_a_thread(run: Callable[[], Any]) -> int:
-    """The identity of the thread that ran it."""
-    failed: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            run()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=guarded)
-    thread.start()
-    thread.join()
-    assert failed == []
-    assert thread.ident is not None
-    return thread.ident
 
 
 def test_first_fast_call_of_a_thread_sets_the_context(
@@ -58,9 +40,8 @@ def test_first_fast_call_of_a_thread_sets_the_context(
         for start in range(3):
             call(compiled, W, start)
 
-    thread = in_a_thread(serve)
-    assert made == [thread]
-    assert entered == [thread]
+    threads = in_threads(serve)
+    assert made == entered == threads
     assert slow_calls == []
 
 
@@ -81,7 +62,7 @@ def test_autograd_thread_is_a_known_caller(cuda_on_cpu: CudaOnCpu, slow_calls: l
 
     torch.compiler.cudagraph_mark_step_begin()
     forward = training.forward.function([values(1), values(2), training.w])
-    in_a_thread(backward_then_step)
+    in_threads(backward_then_step)
     assert slow_calls == []
     assert callers == [1, 2]
 
@@ -109,7 +90,7 @@ def test_fast_path_runs_no_graph_inside_a_capture(
     if thread == "this":
         call(compiled)
     else:
-        in_a_thread(lambda: call(compiled))
+        in_threads(lambda: call(compiled))
     assert cuda_on_cpu.replays == replays
     assert compiled.slow_reasons() == [reasons.INSIDE_CAPTURE]
     assert list(compiled.uncaptured()) == [reasons.INSIDE_CAPTURE]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.compiler import FakeMaker, other_program, program
+from threads import in_threads
 
 from optimizations import torch_internals
 from optimizations.trees import hook
@@ -112,11 +113,7 @@ def test_blocks_of_two_threads_may_end_in_any_order() -> None:
             first_out.wait(10)
             torch_internals.cudagraph_trees.get_manager(2)
 
-    threads = [threading.Thread(target=target) for target in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(first, second)
     assert (makers[0].managers, makers[1].managers) == ([], [2])
     assert names_in_place() == stock
 

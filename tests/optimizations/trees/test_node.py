@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
+import functools
 import weakref
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from simulated_gpu.allocator import aligned
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, check, nodes, values
+from threads import in_threads
 from torch.autograd import forward_ad
 
 from optimizations import torch_internals
@@ -191,12 +192,10 @@ def test_capture_that_another_thread_ends_is_repeated(cuda_on_cpu: CudaOnCpu, fa
         for step in range(8):
             compiled.checked(values(step), values(2 * step), w)
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    thread.join()
+    threads = in_threads(serve)
     assert len(compiled.reports) == (failures < manager.FAILURES_OF_THREADS)
     assert sum(compiled.uncaptured().values()) == (failures if compiled.reports else 8)
-    assert cuda_on_cpu.have_handles == {thread.ident}, "a thread's first capture may not make one"
+    assert cuda_on_cpu.have_handles == set(threads), "a thread's first capture may not make one"
 
 
 @pytest.mark.parametrize("failing", [1, 2])
@@ -369,21 +368,12 @@ def test_failure_after_the_capture_costs_only_indirection(
 def test_threads_share_a_model_and_get_their_own_results(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
-    wrong: list[Any] = []
 
     def serve(start: int) -> None:
-        try:
-            for step in range(50):
-                compiled.checked(values(start + step), values(start - step), w)
-        except BaseException as error:
-            wrong.append(error)
+        for step in range(50):
+            compiled.checked(values(start + step), values(start - step), w)
 
-    threads = [threading.Thread(target=serve, args=(100 * number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    in_threads(*(functools.partial(serve, 100 * number) for number in range(8)))
 
 
 def test_no_memory_for_a_second_capture_copies_everything(cuda_on_cpu: CudaOnCpu) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import KNOWN, Compiled, Model, check, nodes, own_container, values
+from threads import in_threads
 
 from optimizations import torch_internals
 from optimizations.trees import function as function_module
@@ -65,9 +66,7 @@ def test_results_referenced_by_threads_do_not_end_graphs(cuda_on_cpu: CudaOnCpu)
 
     serve(0)
     for number in range(1, 6):
-        thread = threading.Thread(target=serve, args=(number,))
-        thread.start()
-        thread.join()
+        in_threads(lambda number=number: serve(number))
     assert all(torch.equal(out, expected) for out, expected in kept)
     assert compiled.uncaptured() == {reasons.KEPT: manager.PATIENCE_OF_THREADS}
 
@@ -265,9 +264,7 @@ def test_failed_warm_up_raises_though_another_thread_runs_it(
             if threading.current_thread() is not caller or not held:
                 return super().__call__(inputs)
             monkeypatch.setattr(hook, "at_rest_now", 1)
-            thread = threading.Thread(target=lambda: found.append(compiled.function([y, x, w])[0]))
-            thread.start()
-            thread.join()
+            in_threads(lambda: found.append(compiled.function([y, x, w])[0]))
             raise torch.OutOfMemoryError("no memory")
 
     caller, found, held = threading.current_thread(), [], []

@@ -4,7 +4,6 @@ that the program has left."""
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from simulated_gpu.driver import floats
 from simulated_gpu.runtime import CudaOnCpu, FakeStream
 from simulated_gpu.trees import Compiled, Model, check, values
+from threads import in_threads
 
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import manager
@@ -279,7 +279,5 @@ def test_other_threads_streams_stay_independent(cuda_on_cpu: CudaOnCpu) -> None:
     small = without_graph(cuda_on_cpu)
     graphed(cuda_on_cpu)
     cuda_on_cpu.stream = 5
-    thread = threading.Thread(target=lambda: small(values(1), values(2), W))
-    thread.start()
-    thread.join()
+    in_threads(lambda: small(values(1), values(2), W))
     assert cuda_on_cpu.waits == []
