@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import textwrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from optimizations import torch_internals
-from optimizations.in_place.generated import GeneratedCode, read_function
+from optimizations.in_place.generated import read_function
 from optimizations.options import Options
 from optimizations.trees import readable_seeds
 from optimizations.trees.graphed_function import EncoreMaker
@@ -24,12 +23,6 @@ GPU = torch.device("meta")
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readable_seeds, "is_on_host", lambda seed: seed.device.type == "cpu")
     monkeypatch.setattr(readable_seeds, "to_host", lambda seed: torch.zeros_like(seed, device="cpu"))
-
-
-def code_of(source: str) -> GeneratedCode:
-    definition = ast.parse(textwrap.dedent(source)).body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    return read_function(definition, {})
 
 
 def test_seeds_are_found_in_inductors_code() -> None:
@@ -61,37 +54,34 @@ def test_seeds_are_found_in_inductors_code() -> None:
         assert read_function(call, {}).seeds == (6, 7), program.__name__
 
 
-def test_seeds_of_other_attention_are_not_moved() -> None:
-    """Flash attention has arguments of the same name, and reads them on the GPU in every case."""
-    found = code_of("""
-        def call(args):
-            grad, q, k, v, out, sums, seed, offset = args
-            buf0 = torch.ops.aten._scaled_dot_product_flash_attention_backward.default(
-                grad, q, k, v, out, sums, None, None, 8, 8, 0.1, False, seed, offset, scale=0.5)
-    """)
-    assert found.seeds == ()
+FLASH = """
+def call(args):
+    grad, q, k, v, out, sums, seed, offset = args
+    buf0 = torch.ops.aten._scaled_dot_product_flash_attention_backward.default(
+        grad, q, k, v, out, sums, None, None, 8, 8, 0.1, False, seed, offset, scale=0.5)
+"""
+"""Flash attention has arguments of the same name, and reads them on the GPU in every case."""
+OWN_SEEDS = """
+def call(args):
+    grad, q, k, v, out, sums = args
+    buf0 = torch.ops.aten._scaled_dot_product_efficient_attention.default(q, k, v, None, True, 0.1)
+    seed = buf0[2]
+    buf1 = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default(
+        grad, q, k, v, None, out, sums, seed, buf0[3], 0.1, [True, True, True, False])
+"""
+VIEWS_AND_NAMES = """
+def partition_0(args):
+    grad, q, offset, seed = args
+    buf1 = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default(
+        grad, q, q, q, None, q, q, reinterpret_tensor(seed, (), (), 0), philox_offset=offset, dropout_p=0.1)
+"""
 
 
-def test_seeds_made_by_the_function_itself_are_not_inputs() -> None:
-    found = code_of("""
-        def call(args):
-            grad, q, k, v, out, sums = args
-            buf0 = torch.ops.aten._scaled_dot_product_efficient_attention.default(q, k, v, None, True, 0.1)
-            seed = buf0[2]
-            buf1 = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default(
-                grad, q, k, v, None, out, sums, seed, buf0[3], 0.1, [True, True, True, False])
-    """)
-    assert found.seeds == ()
-
-
-def test_seeds_passed_as_views_and_by_name_are_found() -> None:
-    found = code_of("""
-        def partition_0(args):
-            grad, q, offset, seed = args
-            buf1 = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default(
-                grad, q, q, q, None, q, q, reinterpret_tensor(seed, (), (), 0), philox_offset=offset, dropout_p=0.1)
-    """)
-    assert found.seeds == (2, 3)
+@pytest.mark.parametrize(("source", "seeds"), [(FLASH, ()), (OWN_SEEDS, ()), (VIEWS_AND_NAMES, (2, 3))])
+def test_only_passed_seeds_of_efficient_attention_are_found(source: str, seeds: tuple[int, ...]) -> None:
+    definition = ast.parse(source).body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    assert read_function(definition, {}).seeds == seeds
 
 
 CALL = "torch.ops.aten._scaled_dot_product_efficient_attention_backward.default(a, a, a, a, None, a, a, seed, offset)"

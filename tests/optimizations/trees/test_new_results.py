@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -40,7 +39,9 @@ ATTACHED: list[Callable[[torch.Tensor], Any]] = [
     lambda y: setattr(y, "grad", torch.zeros_like(y)),
     lambda y: (y.requires_grad_(), y.sum().backward(), y.requires_grad_(False)),
     lambda y: (y.requires_grad_(), y.register_hook(torch.neg), y.detach_()),
+    lambda y: REFERENCES.append(weakref.ref(y)),
 ]
+REFERENCES: list[Any] = []
 if hasattr(torch.Tensor, "rename_"):  # PyTorch 2.13 removed names of dimensions
     CHANGES.append(lambda y: y.rename_(*"abc"[: y.ndim]))
 
@@ -64,39 +65,27 @@ def assert_new(result: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("inference", [True, False])
-@pytest.mark.parametrize("change", CHANGES)
-def test_metadata_change_of_a_result_does_not_persist(
-    cuda_on_cpu: CudaOnCpu, lean: bool, inference: bool, change: Callable[[torch.Tensor], Any]
+@pytest.mark.parametrize(
+    ("direction", "change"),
+    [
+        *((direction, change) for direction in ("inference", "forward", "backward") for change in CHANGES),
+        *(("backward", change) for change in ATTACHED),
+    ],
+)
+def test_change_of_a_result_does_not_persist(
+    cuda_on_cpu: CudaOnCpu, lean: bool, direction: str, change: Callable[[torch.Tensor], Any]
 ) -> None:
-    compiled = settled(cuda_on_cpu, lean=lean, is_inference=inference)
+    is_backward = direction == "backward"
+    compiled = settled(cuda_on_cpu, lean=lean, is_inference=direction == "inference", is_backward=is_backward)
     replays = cuda_on_cpu.replays
-    for start in range(3):
+    for start in range(4):
         result = result_of(compiled, start)
         assert_new(result)
         reference = weakref.ref(result)
         change(result)
         del result
-        assert reference() is None, "nothing else holds what a caller gets"
-    assert cuda_on_cpu.replays == replays + 3
-
-
-def attach_a_weak_reference(references: list[Any], y: torch.Tensor) -> None:
-    references.append(weakref.ref(y))
-
-
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("change", [*CHANGES, *ATTACHED, functools.partial(attach_a_weak_reference, [])])
-def test_change_of_a_gradient_does_not_persist(
-    cuda_on_cpu: CudaOnCpu, lean: bool, change: Callable[[torch.Tensor], Any]
-) -> None:
-    compiled = settled(cuda_on_cpu, lean=lean, is_inference=False, is_backward=True)
-    replays = cuda_on_cpu.replays
-    for start in range(4):
-        result = result_of(compiled, start)
-        assert_new(result)
-        change(result)
-        del result
+        assert is_backward or reference() is None, "nothing else holds what a caller gets"
+        del reference
     assert cuda_on_cpu.replays == replays + 4
 
 

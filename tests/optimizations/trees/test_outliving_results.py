@@ -159,42 +159,29 @@ def held_after(cuda: CudaOnCpu, calls: int) -> tuple[Any, Compiled]:
     return result, compiled
 
 
-def test_results_own_their_memory_when_the_last_function_is_gone(cuda_on_cpu: CudaOnCpu, owning: list[int]) -> None:
-    result, compiled = held_after(cuda_on_cpu, 6)
-    expected, container = result.clone(), own_container(0)
-    assert owning == []
-    del compiled
-    gc.collect()
-    assert container.tree_manager is None
-    assert owning == [1]
-    assert torch.equal(result, expected)
-
-
-@pytest.mark.parametrize("calls", [1, 2])
-def test_results_of_warm_ups_and_recordings_own_their_memory(
-    cuda_on_cpu: CudaOnCpu, owning: list[int], calls: int
+@pytest.mark.parametrize(
+    ("calls", "held", "own_process", "moved"),
+    [(6, True, True, [1]), (1, True, True, []), (2, True, True, []), (8, False, True, []), (6, True, False, [])],
+    ids=["replayed", "warmed up", "recorded", "dead", "another process"],
+)
+def test_results_own_their_memory_when_the_last_function_is_gone(
+    cuda_on_cpu: CudaOnCpu,
+    owning: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    calls: int,
+    held: bool,
+    own_process: bool,
+    moved: list[int],
 ) -> None:
+    """Those of warm-ups and recordings have their own from the beginning."""
     result, compiled = held_after(cuda_on_cpu, calls)
+    expected, own = result.clone(), os.getpid()
+    result = result if held else None
+    monkeypatch.setattr(os, "getpid", lambda: own + (not own_process))
     del compiled
     gc.collect()
-    assert (own_container(0).tree_manager, owning) == (None, [])
-    assert result is not None
-
-
-def test_dead_results_and_other_processes_need_no_copies(
-    cuda_on_cpu: CudaOnCpu, owning: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled = Compiled(Model(cuda_on_cpu))
-    check(compiled, values(7))
-    del compiled
-    gc.collect()
-    result, compiled = held_after(cuda_on_cpu, 6)
-    own = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: own + 1)
-    del compiled
-    gc.collect()
-    assert (own_container(0).tree_manager, owning) == (None, [])
-    assert result is not None
+    assert (own_container(0).tree_manager, owning) == (None, moved)
+    assert result is None or torch.equal(result, expected)
 
 
 def test_failed_copy_is_reported_and_ends_no_graph(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:

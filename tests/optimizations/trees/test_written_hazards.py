@@ -13,20 +13,13 @@ from interrupts import interrupted_after, interrupted_at
 from simulated_gpu.allocator import aligned
 from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import KNOWN, Compiled, Model, nodes, values
+from simulated_gpu.trees import Compiled, Model, nodes, values
 
 import optimizations
-from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import containers
 from optimizations.trees.graphed_function import MOST_SIZES_OF_WRITERS
 from optimizations.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
-
-W = values(7)
-UNKNOWN = GeneratedCode(None)
-
-
-def writing(cuda: CudaOnCpu, code: GeneratedCode = KNOWN) -> Compiled:
-    return Compiled(Model(cuda, writes_x=True, code=code), mutated_input_idxs=(0,))
+from tests.optimizations.trees.test_written_inputs import UNKNOWN, W, writing
 
 
 def call(compiled: Compiled, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor = W) -> None:
@@ -36,7 +29,7 @@ def call(compiled: Compiled, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor =
 
 
 def test_unsuitable_buffers_do_not_end_other_graphs(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled = writing(cuda_on_cpu, UNKNOWN)
+    _, compiled = writing(cuda_on_cpu, UNKNOWN)
     buffers = [values(number) for number in range(MOST_RECORDINGS)]
     strays = [values(100 + number) for number in range(5)]
     for step in range(60):
@@ -51,7 +44,7 @@ def test_unsuitable_buffers_do_not_end_other_graphs(cuda_on_cpu: CudaOnCpu) -> N
 
 def test_iteration_with_other_caches_keeps_other_graphs(cuda_on_cpu: CudaOnCpu) -> None:
     """Each of the layers fits no recording in it."""
-    compiled = writing(cuda_on_cpu, UNKNOWN)
+    _, compiled = writing(cuda_on_cpu, UNKNOWN)
     sets = [[values(10 * number + layer) for layer in range(MOST_MISFITS + 6)] for number in range(5)]
 
     def iteration(caches: list[torch.Tensor]) -> int:
@@ -72,7 +65,7 @@ def test_iteration_with_other_caches_keeps_other_graphs(cuda_on_cpu: CudaOnCpu) 
 @pytest.mark.parametrize("places", [2, 66, 130])
 def test_one_function_runs_layers_with_own_caches(cuda_on_cpu: CudaOnCpu, places: int) -> None:
     """The first iterations replay none of their recordings: what was warmed up first was recorded last."""
-    compiled = writing(cuda_on_cpu)
+    _, compiled = writing(cuda_on_cpu)
     caches = [values(number) for number in range(places)]
     for step in range(6):
         torch.compiler.cudagraph_mark_step_begin()
@@ -114,7 +107,7 @@ def test_recordings_do_not_multiply_from_layer_to_layer(compiled_on_cpu: Compile
 def test_interrupt_while_buffers_change_is_harmless(cuda_on_cpu: CudaOnCpu, file: str) -> None:
     """The program catches it and continues: each call writes its own buffer only."""
     for line in range(1, 130):
-        compiled = writing(cuda_on_cpu)
+        _, compiled = writing(cuda_on_cpu)
         buffers = [values(number) for number in range(6)]
         for step in range(12):
             x, y = buffers[step % 6], values(step)
