@@ -34,10 +34,14 @@ class Program(nn.Module):
 
 
 class SlowCalls:
-    """Counts the calls that reach Inductor's function through all wrappers, and those that reach it at all."""
+    """Counts the calls that reach Inductor's functions through all wrappers, and those that reach them at all.
+
+    `modes` are the grad mode, view replay and autocast inside of them.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = self.all = 0
+        self.modes: list[tuple[bool, ...]] = []
         owner = torch_internals.CompiledFxGraph
         stock_call, stock_post = owner.__call__, owner.post_compile
 
@@ -51,6 +55,8 @@ class SlowCalls:
 
             def counted(inputs: Any) -> Any:
                 self.all += 1
+                autocast = torch.is_autocast_enabled("cpu")
+                self.modes.append((torch.is_grad_enabled(), torch_internals.is_view_replay_enabled(), autocast))
                 return inner(inputs)
 
             graph.current_callable = counted
@@ -59,13 +65,13 @@ class SlowCalls:
         monkeypatch.setattr(owner, "__call__", call)
         monkeypatch.setattr(owner, "post_compile", post_compile)
 
-    def of(self, call: Callable[[], Any], times: int = 3) -> list[bool]:
-        """Return for each of several calls whether it took the slow path; each reaches Inductor's function once."""
+    def of(self, call: Callable[[], Any], times: int = 3, graphs: int = 1) -> list[bool]:
+        """Return for each of several calls whether it took the slow path; each reaches so many of Inductor's graphs."""
         ways = []
         for _ in range(times):
             full, reached = self.full, self.all
             call()
-            assert self.all == reached + 1
+            assert self.all == reached + graphs
             ways.append(self.full > full)
         return ways
 
@@ -80,6 +86,22 @@ def settled(way: SlowCalls, program: Any, x: torch.Tensor = X, **options: Any) -
     compiled = torch.compile(program, backend="encore", fullgraph=True, options=options or None)
     assert way.of(lambda: compiled(x), FULL_CALLS) == [True] * FULL_CALLS
     return lambda: compiled(x)
+
+
+def settled_step(way: SlowCalls, trained: bool) -> tuple[Program, Callable[..., Any], Callable[[], Any]]:
+    """Return a program, its compiled call, and a call of it with a backward if it is trained, on the fast path."""
+    program = Program().requires_grad_(trained)
+    run = torch.compile(program, backend="encore", fullgraph=True)
+
+    def step() -> None:
+        out, _ = run(X)
+        if trained:
+            out.sum().backward()
+
+    for _ in range(FULL_CALLS + 1):
+        step()
+    assert way.of(step, graphs=1 + trained) == [False] * 3
+    return program, run, step
 
 
 def kept() -> str | None:
@@ -117,61 +139,78 @@ def test_lean_off_takes_the_slow_path(way: SlowCalls) -> None:
     assert optimizations.report()[0].shortcut is None
 
 
+@pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
-def test_interrupt_restores_the_grad_mode(way: SlowCalls, grad: bool) -> None:
+def test_interrupt_restores_all_modes(way: SlowCalls, grad: bool, trained: bool) -> None:
     with torch.set_grad_enabled(grad):
-        call = settled(way, Program().requires_grad_(False))
+        program, run, _ = settled_step(way, trained and grad)
         places = 0
         for number in range(100):
-            with interrupted_after(number, "calls/shortcut.py") as where:
+            with interrupted_after(number, "calls/trained.py", "calls/shortcut.py") as where:
                 try:
-                    call()
+                    run(X)
                 except KeyboardInterrupt:
                     assert where
-            assert torch.is_grad_enabled() == grad, where
+            assert (torch.is_grad_enabled(), torch_internals.is_view_replay_enabled()) == (grad, False), where
             if not where:
                 break
             places += 1
-        assert places >= (3 if grad else 1)
+        assert places >= (2 if grad else 1)
+        torch.testing.assert_close(run(X), program(X))
 
 
-def test_autocast_is_off_inside_as_on_the_slow_path(way: SlowCalls, monkeypatch: pytest.MonkeyPatch) -> None:
-    entered: list[int] = []
+@pytest.mark.parametrize("trained", [True, False])
+def test_modes_inside_equal_those_of_the_slow_path(way: SlowCalls, trained: bool) -> None:
+    """Gradients are enabled around a trained function even if the caller disabled them; views are tracked, autocast is
+    off."""
+    seen = {}
+    for lean in (True, False):
+        torch_internals.reset_dynamo()
+        optimizations.reset()
+        way.modes.clear()
+        program = Program().requires_grad_(trained)
 
-    class Noting(torch_internals.DisableAutocast):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            entered.append(1)
+        def inside(x: torch.Tensor, program: nn.Module = program) -> tuple[torch.Tensor, torch.Tensor]:
+            with torch.enable_grad():
+                out: tuple[torch.Tensor, torch.Tensor] = program(x)
+                return out
 
-    monkeypatch.setattr(torch_internals, "DisableAutocast", Noting, raising=False)
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        call = settled(way, Program())
-        entered.clear()
-        assert way.of(call) == [False] * 3
-    assert len(entered) == 3
+        run = torch.compile(inside, backend="encore", fullgraph=True, options={"lean": lean})
+        after = []
+        for _ in range(FULL_CALLS + 2):
+            with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                out, _ = run(X)
+                after.append((torch.is_grad_enabled(), torch_internals.is_view_replay_enabled(), out.requires_grad))
+        seen[lean] = list(way.modes), after
+    assert seen[True] == seen[False]
+    assert seen[True][1][-1] == (False, False, trained)
 
 
 # Conditions that send a call to the slow path
 
 
-def test_profiler_records_the_ranges_of_all_layers(way: SlowCalls) -> None:
-    with torch.no_grad():
-        call = settled(way, Program())
-        with torch.profiler.profile() as profile:
-            assert way.of(call) == [True] * 3
-        names = {event.name for event in profile.events()}
-        assert any("AOTDispatcher Runtime Wrapper Prologue" in name for name in names)
-        assert any("Call CompiledFxGraph" in name for name in names)
-        assert way.of(call) == [False] * 3
+@pytest.mark.parametrize("trained", [True, False])
+def test_profiler_records_the_ranges_of_all_layers(way: SlowCalls, trained: bool) -> None:
+    *_, step = settled_step(way, trained)
+    with torch.profiler.profile() as profile:
+        assert way.of(step, 1, 1 + trained) == [True]
+    names = [event.name for event in profile.events()]
+    assert sum("AOTDispatcher Runtime Wrapper Prologue" in name for name in names) == 1
+    assert sum("Call CompiledFxGraph" in name for name in names) == 1 + trained
+    assert way.of(step, 1, 1 + trained) == [False]
 
 
-def test_recording_graph_order_takes_the_slow_path(way: SlowCalls, monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch.no_grad():
-        call = settled(way, Program())
-        monkeypatch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", True)
-        assert way.of(call) == [True] * 3
-        monkeypatch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", False)
-        assert way.of(call) == [False] * 3
+@pytest.mark.parametrize("trained", [True, False])
+def test_recording_graph_order_takes_the_slow_path(
+    way: SlowCalls, monkeypatch: pytest.MonkeyPatch, trained: bool
+) -> None:
+    *_, step = settled_step(way, trained)
+    full = way.full
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", True)
+        step()
+    assert way.full == full + 1 + trained
+    assert way.of(step, 1, 1 + trained) == [False]
 
 
 def test_other_compiler_stances_never_reach_the_shortcut(way: SlowCalls) -> None:

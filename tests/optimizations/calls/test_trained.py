@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 import torch
 from binding_programs import WeightedSine
-from interrupts import interrupted_after
 from torch import nn
 
-import optimizations
 from optimizations import torch_internals
 from optimizations.calls.shortcut import FULL_CALLS
 from tests.optimizations.calls.test_shortcut import X, kept, pytestmark
-
-BOTH = ["forward", "backward"]
 
 __all__ = ["pytestmark"]
 
@@ -119,102 +115,6 @@ def test_versions_of_written_inputs_equal_the_slow_path(full: list[str]) -> None
             versions.append([buffer._version for buffer in program.buffers()])
         counted[lean] = versions
     assert counted[True] == counted[False]
-
-
-def test_profiler_records_all_layers_of_forward_and_backward(full: list[str]) -> None:
-    program = WeightedSine()
-    run = settled(program, full)
-    with torch.profiler.profile() as profile:
-        step(program, run, X)
-    names = [event.name for event in profile.events()]
-    assert sum("AOTDispatcher Runtime Wrapper Prologue" in name for name in names) == 1
-    assert sum("Call CompiledFxGraph" in name for name in names) == 2
-    full.clear()
-    step(program, run, X)
-    assert full == []
-
-
-def test_recording_graph_order_takes_the_slow_path(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    program = WeightedSine()
-    run = settled(program, full)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", True)
-        step(program, run, X)
-    assert full == BOTH
-    full.clear()
-    step(program, run, X)
-    assert full == []
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_interrupt_restores_all_modes(full: list[str], grad: bool) -> None:
-    program = WeightedSine()
-    call = settled(program, full)
-    places = 0
-    for number in range(100):
-        with (
-            interrupted_after(number, "calls/trained.py", "calls/shortcut.py") as where,
-            torch.set_grad_enabled(grad),
-        ):
-            try:
-                out = call(X)
-            except KeyboardInterrupt:
-                assert where
-            modes = torch.is_grad_enabled(), torch_internals.is_view_replay_enabled()
-        assert modes == (grad, False), where
-        if not where:
-            break
-        places += 1
-    torch.testing.assert_close(out, program(X))
-    assert places >= 2
-
-
-def test_modes_inside_equal_those_of_the_slow_path(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients are enabled around the function even if the caller disabled them; views are tracked, autocast is
-    off."""
-    seen = {}
-    for lean in (True, False):
-        torch_internals.reset_dynamo()
-        optimizations.reset()
-        program = WeightedSine()
-
-        def inside(x: torch.Tensor, program: nn.Module = program) -> torch.Tensor:
-            with torch.enable_grad():
-                out: torch.Tensor = program(x)
-                return out
-
-        modes: list[tuple[bool, ...]] = []
-        owner = torch_internals.CompiledFxGraph
-        stock = owner.post_compile
-
-        def post_compile(graph: Any, *arguments: Any, modes: Any = modes, stock: Any = stock, **keywords: Any) -> Any:
-            result = stock(graph, *arguments, **keywords)
-            inner = graph.current_callable
-
-            def noting(inputs: Any) -> Any:
-                modes.append(
-                    (
-                        torch.is_grad_enabled(),
-                        torch_internals.is_view_replay_enabled(),
-                        torch.is_autocast_enabled("cpu"),
-                    )
-                )
-                return inner(inputs)
-
-            graph.current_callable = noting
-            return result
-
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, "post_compile", post_compile)
-            run = compiled(inside, lean=lean)
-            after = []
-            for _ in range(FULL_CALLS + 2):
-                with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-                    out = run(X)
-                    after.append((torch.is_grad_enabled(), torch_internals.is_view_replay_enabled(), out.requires_grad))
-        seen[lean] = (modes, after)
-    assert seen[True] == seen[False]
-    assert seen[True][1][-1] == (False, False, True)
 
 
 def test_retained_and_double_backwards_equal_the_slow_path(full: list[str]) -> None:
