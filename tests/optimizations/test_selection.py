@@ -289,18 +289,7 @@ class Prices:
 
     def __call__(self, device_index: int) -> Any:
         done = self.model.runs.count("plain"), self.cuda.replays, sum(node.copied_bytes for node in nodes())
-        return Mark(sum(count * price for count, price in zip(done, self.prices, strict=True)))
-
-
-class Mark:
-    def __init__(self, at_ms: float) -> None:
-        self.at_ms = at_ms
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: Mark) -> float:
-        return end.at_ms - self.at_ms
+        return Event(Clock(), sum(count * price for count, price in zip(done, self.prices, strict=True)))
 
 
 Measure = Callable[..., tuple[Model, Compiled]]
