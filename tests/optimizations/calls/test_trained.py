@@ -164,17 +164,3 @@ def test_saved_tensor_hooks_get_the_tensors_of_the_slow_path(full: list[str]) ->
             counts.append(seen)
         packed[lean] = counts
     assert packed[True] == packed[False]
-
-
-def test_outputs_that_are_views_of_inputs_keep_the_wrappers(full: list[str]) -> None:
-    def view(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x[0], x * w
-
-    w = torch.ones(4, requires_grad=True)
-    run = torch.compile(view, backend="encore", fullgraph=True)
-    for _ in range(FULL_CALLS + 2):
-        x = X.clone()
-        part, product = run(x, w)
-        assert part.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-        product.sum().backward()
-    assert kept() == "outputs share memory with inputs or with each other"
