@@ -218,8 +218,9 @@ GRAPHS = "graphs alone"
 def concurrency(exhibit: Exhibit, results: Results) -> Grid:
     """Show for each workload whole iterations with branches over those without, and the graphs alone."""
     published, proved = exhibit.labels(results), results.proved
-    further = [one for one in results.ratios.labels if one not in published and results.ratios.cell(one, LANES_MODE)]
-    labels = (*published, *dict.fromkeys([*further, *(one for one in proved if one not in published)]))
+    every = dict.fromkeys([*published, *results.ratios.labels, *proved])
+    timed = {one for one in every if results.ratios.cell(one, LANES_MODE)}
+    labels = tuple(one for one in every if one in timed or one in proved) or published
 
     def of_graphs(label: str) -> Bar:
         found = proved.get(label)
@@ -239,7 +240,7 @@ def concurrency(exhibit: Exhibit, results: Results) -> Grid:
         axis=f"times faster than {LEAN_MODE}, or than chains",
         labels=labels,
         series=(
-            ratio_series(results, exhibit.source, LANES_MODE, LEAN_MODE, published=None),
+            *([ratio_series(results, exhibit.source, LANES_MODE, LEAN_MODE, published=None)] if timed else []),
             Series(GRAPHS, of_graphs, column="graphs_alone"),
         ),
         points=[
