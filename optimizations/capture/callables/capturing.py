@@ -141,7 +141,7 @@ def _forward(variant: Variant, index: int, slots: Sequence[Slot]) -> tuple[Slot,
     places = {id(one): place for place, one in enumerate([*placeholders, *results])}
     order = [places[id(one)] for one in tensors]
     takes_part = [result.requires_grad for result in results]
-    differentiable = any(takes_part) and any(one.requires_grad for one in [*placeholders, *variant.parameters])
+    differentiable = any(one.requires_grad for one in [*placeholders, *variant.parameters])
     reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
     slot = Slot(
         place=(variant.number, variant.index, index),
@@ -191,8 +191,6 @@ def _backward(
                 copy_all(targets, [one for one in gradients[count:] if one is not None])
             gradients[count:] = targets
     slot.gradients = gradients
-    if all(one is None for one in gradients):
-        slot.differentiable = [False for _ in slot.differentiable]
 
 
 def _shared(variant: Variant, before: Slot) -> dict[int, torch.Tensor]:

@@ -28,11 +28,10 @@ from optimizations.capture.callables.order import FirstIteration, live_at_once
 from optimizations.capture.callables.slot import RESULT_HELD, Slot
 from optimizations.capture.callables.warm_up import Variant
 from optimizations.capture.device import Device
-from optimizations.capture.signature import signature
 from optimizations.capture.step.call import Arguments
 from optimizations.capture.step.changes import MOST_NAMES
 from optimizations.capture.step.host_state import MODULE_HOOKS
-from optimizations.capture.step.surroundings import ambient, saved_tensors_are_watched, watched_by_others
+from optimizations.capture.step.surroundings import saved_tensors_are_watched, watched_by_others
 from optimizations.capture.step.watch import Watch
 from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import CallableReport
@@ -76,19 +75,7 @@ class _Variant:
         self.slots = [slot for slot in slots if slot.place[:2] == (made.number, made.index)]
         for slot in self.slots:
             slot.in_place = self.watch.in_place
-        tensors: list[torch.Tensor] = []
-        self._key = signature(made.sample, tensors), ambient()
-        self._arguments = Arguments(*made.sample, tensors)
-
-    def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
-        """Return the tensors among these arguments; None if the call has another signature or other settings."""
-        if (found := self._arguments.tensors_of(args, kwargs)) is not None:
-            return found
-        tensors: list[torch.Tensor] = []
-        if (signature((args, kwargs), tensors), ambient()) != self._key:
-            return None
-        self._arguments.renew(tensors)
-        return tensors
+        self.arguments = Arguments(*made.sample)
 
 
 class GraphedCallables(Sequence[Callable[..., Any]]):
@@ -231,7 +218,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             return OTHER_STREAM
         variants = self._variants[number - 1]
         for place, variant in enumerate(variants):
-            if (tensors := variant.tensors_of(args, kwargs)) is not None:
+            if (tensors := variant.arguments.tensors_of(args, kwargs)) is not None:
                 if place:
                     variants.insert(0, variants.pop(place))  # consecutive calls mostly have the same signature
                 break

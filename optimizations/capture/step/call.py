@@ -32,15 +32,11 @@ SPARSE = Refusal(
 
 
 class Arguments:
-    """Store the structure, metadata and settings of a recording's arguments. `tensors` are all tensors in them."""
+    """Store the structure, metadata and settings of a recording's arguments."""
 
-    def __init__(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: Sequence[torch.Tensor],
-    ) -> None:
-        self._structure = flatten((args, kwargs), [])
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors: list[torch.Tensor] = []
+        self._structure = flatten((args, kwargs), tensors)
         self._only_tensors = not kwargs and all(isinstance(one, torch.Tensor) for one in args)
         only = args[0] if len(args) == 1 and not kwargs and type(args[0]) is dict else {}
         self._keys = list(only) if only and all(isinstance(one, torch.Tensor) for one in only.values()) else None

@@ -253,7 +253,7 @@ def capture(
         mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],
         written_memory=written,
         kept=kept,
-        arguments=Arguments(call.args, call.kwargs, call.tensors),
+        arguments=Arguments(call.args, call.kwargs),
         trace=observer.operations,
         progress=progress,
         audits=Audits(options.check_every),

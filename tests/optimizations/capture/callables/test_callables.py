@@ -14,7 +14,6 @@ from callable_parts import gradients, same
 from simulated_gpu.operators import CpuDevice, CpuGraph
 from torch import nn
 
-from optimizations.capture.callables import graph_callables as module
 from optimizations.capture.callables import slot as launches
 from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.report.steps import WrongOrder
@@ -258,28 +257,19 @@ def test_impossible_order_is_refused(order: list[Any], words: str) -> None:
         GraphedCallables([nn.ReLU(), nn.ReLU()], [torch.ones(3)], order=order, device=CpuDevice())
 
 
-def test_known_call_needs_no_signature_and_one_gradient_copy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gradients_are_copied_together(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(1)
     sample = torch.randn(4, 6, requires_grad=True)
     GraphedCallables([stage], [(sample,)], device=CpuDevice())
-    made: list[int] = []
     copies: list[int] = []
+    stock = launches.copy_all
 
-    def counting(known: list[int], stock: Callable[..., Any], amount: Callable[..., int]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            known.append(amount(*arguments))
-            return stock(*arguments)
+    def counted(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        copies.append(len(targets))
+        stock(targets, sources)
 
-        return call
-
-    one = lambda *arguments: 1  # noqa: E731
-    monkeypatch.setattr(module, "signature", counting(made, module.signature, one))
-    monkeypatch.setattr(launches, "copy_all", counting(copies, launches.copy_all, lambda to, of: len(to)))
-    given = torch.randn(4, 6, requires_grad=True)
-    stage(given).sum().backward()
-    assert made == []
+    monkeypatch.setattr(launches, "copy_all", counted)
+    stage(torch.randn(4, 6, requires_grad=True)).sum().backward()
     assert copies == [1, 5]  # the tangent; of weight and bias twice, and of the input
 
 

@@ -342,9 +342,7 @@ x, y = torch.ones(2, 3), torch.ones(4, dtype=torch.int64)
 
 
 def known(arguments: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Arguments:
-    tensors: list[torch.Tensor] = []
-    signature((arguments, keywords or {}), tensors)
-    return Arguments(arguments, keywords or {}, tensors)
+    return Arguments(arguments, keywords or {})
 
 
 NESTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
