@@ -285,11 +285,7 @@ def moco(device: str, pointer: str) -> Program:
     return Program(step, two_views(device), lambda: state_of(model, optimizer))
 
 
-@program
-def moco_queue_pointer_on_the_device(device: str) -> Program:
-    return moco(device, "device")
-
-
+variant("moco_queue_pointer_on_the_device", moco, "device")
 # As in facebookresearch/moco; refused is fine: `int(self.queue_ptr)`, and `.data = ...`.
 variant("moco_queue_pointer_read_on_the_host", moco, "host")
 

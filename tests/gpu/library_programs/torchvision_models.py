@@ -215,17 +215,12 @@ def tv_frozen_backbone_batchnorm_eval_head_radam(device: str) -> Program:
     model.fc = nn.Sequential(nn.Dropout(0.2), nn.Linear(512, 5)).to(device).train()
     optimizer = torch.optim.RAdam(model.fc.parameters(), lr=1e-3, capturable=on_gpu(device))
 
-    def step(image, target):
-        optimizer.zero_grad()
-        with torch.set_grad_enabled(True):
-            outputs = model(image)
-            _, preds = torch.max(outputs, 1)
-            loss = F.cross_entropy(outputs, target)
-            loss.backward()
-            optimizer.step()
-        return {"loss": loss, "corrects": torch.sum(preds == target.data)}
+    def loss_and_hits(image, target):
+        outputs = model(image)
+        _, preds = torch.max(outputs, 1)
+        return F.cross_entropy(outputs, target), {"corrects": torch.sum(preds == target.data)}
 
-    return Program(step, images(device), lambda: state_of(model, optimizer))
+    return training(loss_and_hits, optimizer, images(device), model, detached=False)
 
 
 @program
