@@ -202,15 +202,6 @@ def two_shapes(device: str, train: Any) -> Any:
 
 
 @loop()
-def returns_its_batch_and_a_weight(device: str, model: Any, train: Any) -> Any:
-    def step(batch: dict[str, torch.Tensor]) -> Any:
-        loss = train(batch)
-        return batch["y"], model[0].weight, loss
-
-    return step, {"batches": batches(device)}
-
-
-@loop()
 def model_and_optimizer_as_arguments(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, *, batch: Any, factor: float) -> torch.Tensor:
         return descend(loss_of(model, batch) * factor, optimizer)

@@ -101,7 +101,7 @@ def observe(
     if not (observer.in_backward or any(replaced)) and any(tensor.grad_fn is not None for tensor in results):
         findings.append(NO_BACKWARD)
     findings += _moved_tensors(observer, call, there, seen_outside)
-    findings += _returned_gradients(call, after, results)
+    findings += _returned_tensors(call, after, results)
     drops_all = all(new or old is None for old, new in zip(call.before, replaced, strict=True))
     if drops_all and there.isdisjoint(observer.outside):
         made_for = zip(call.parameters, after, replaced, strict=True)
@@ -139,15 +139,16 @@ def contents(*nests: Any) -> Hashable:
     return flatten(nests, tensors), tuple(map(id, tensors))
 
 
-def _returned_gradients(
+def _returned_tensors(
     call: Call, after: Sequence[torch.Tensor | None], results: Sequence[torch.Tensor]
 ) -> Iterator[Refusal]:
-    """Yield a refusal for each result that is a parameter's gradient: gradients belong to the graph."""
-    places = {storage(one): name for one, name in zip(after, call.parameter_names(), strict=True) if one is not None}
+    """Yield a refusal for each result that outlives the call: an argument, what the step reaches, or a gradient."""
+    places = call.known(call.tensors)
+    named = zip(after, call.parameter_names(), strict=True)
+    places.update((storage(one), f"the gradient of {name}") for one, name in named if one is not None)
     for name in dict.fromkeys(places[place] for place in map(storage, results) if place and place in places):
         yield Refusal(
-            f"returns the gradient of {name}, which the next launch overwrites",
-            "return a copy of it (`clone()`)",
+            f"returns {name} or a view of it, which the next launch may overwrite", "return a copy of it (`clone()`)"
         )
 
 

@@ -1,14 +1,13 @@
 """Return results of a recorded step in memory of their own.
 
 A result is in the memory of the graph, and the next launch overwrites it. So it is copied out, with one fused copy for
-each dtype. A parameter, or any other tensor from before the call, is returned itself. For an argument, the caller's
-tensor is returned.
+each dtype.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,15 +15,11 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.inputs import copy_all, is_plain
 from optimizations.capture.signature import flatten, replaced
-from optimizations.capture.step.observer import StepRefused, storage
+from optimizations.capture.step.observer import StepRefused
 from optimizations.graph.memory import overlaps
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.geometry import is_lazy_view
 
-_VIEW = Refusal(
-    "returns a view of an argument, and a graph has a copy of the argument",
-    "return a copy of it (`clone()`), or make the view after the step",
-)
 _LAYOUT = Refusal(
     "returns a tensor that is no plain one: its elements share memory, or it is sparse, quantized, a lazy conjugate or "
     "of a class of its own",
@@ -33,47 +28,23 @@ _LAYOUT = Refusal(
 
 
 class Outputs:
-    """Copy results out of the graph's memory.
-
-    Args:
-        returned: the results of the recording.
-        placeholders: the placeholders of its inputs.
-        static: storages that do not belong to the graph.
-
-    Attributes:
-        static: storages of results that are tensors from before the call, or views of them.
-        copied: the tensors of the graph from which results are copied.
+    """Copy results out of the graph's memory. `copied` are the different tensors among the results of the recording.
 
     Raises:
         StepRefused: a result cannot be copied as it is.
     """
 
-    def __init__(self, returned: Any, placeholders: Sequence[torch.Tensor], static: Iterable[int]) -> None:
+    def __init__(self, returned: Any) -> None:
         tensors: list[torch.Tensor] = []
         flatten(returned, tensors)
+        if not all(_is_plain(tensor) and not overlaps(tensor) for tensor in tensors):
+            raise StepRefused(_LAYOUT)
         self._nest = returned if not tensors else replaced(returned, iter([tensor.detach() for tensor in tensors]))
-        arguments, given = set(map(id, placeholders)), set(map(storage, placeholders)) - {0}
-        static = set(static) - {0}  # 0: tensors without memory
-        made: dict[int, torch.Tensor] = {}
-        there: dict[int, torch.Tensor] = {}
-        for tensor in tensors:
-            if id(tensor) in arguments:
-                continue
-            if storage(tensor) in given:
-                raise StepRefused(_VIEW)
-            if storage(tensor) not in static and (not _is_plain(tensor) or overlaps(tensor)):
-                raise StepRefused(_LAYOUT)
-            (there if storage(tensor) in static else made)[id(tensor)] = tensor
-        self._statics, self.static = list(there.values()), set(map(storage, there.values()))
-        self.copied = [tensor.detach() for tensor in made.values()]
+        made = {id(tensor): tensor.detach() for tensor in tensors}
+        self.copied, places = list(made.values()), {key: place for place, key in enumerate(made)}
         self._fresh_copies = list(map(_allocator, self.copied))
-        # Places in inputs, copies and tensors from before the call.
-        places = {key: place for place, key in enumerate([*map(id, placeholders), *made, *there])}
         self._plan = [places[id(tensor)] for tensor in tensors]
-        self._single = len(tensors) == 1 and tensors[0] is returned and bool(made)
-        # All results are copies, in order: the prepared tensors can be returned directly.
-        in_order = range(len(placeholders), len(placeholders) + len(tensors))
-        self._as_prepared = bool(tensors) and self._plan == list(in_order)
+        self._single = len(tensors) == 1 and tensors[0] is returned
 
     def prepare(self) -> list[torch.Tensor]:
         """Allocate tensors for the next launch's results, before the launch, because this may run out of memory."""
@@ -84,12 +55,9 @@ class Outputs:
         if self.copied:
             copy_all(fresh, self.copied)
 
-    def take(self, inputs: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> Any:
-        """Return the results of a call with these inputs, after `copy_out` to `fresh`."""
-        if self._as_prepared:
-            return fresh[0] if self._single else replaced(self._nest, iter(fresh))
-        known = [*inputs, *fresh, *self._statics]
-        return replaced(self._nest, (known[place] for place in self._plan))
+    def take(self, fresh: list[torch.Tensor]) -> Any:
+        """Return the results of a call, after `copy_out` to `fresh`."""
+        return fresh[0] if self._single else replaced(self._nest, (fresh[place] for place in self._plan))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

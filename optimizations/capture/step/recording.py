@@ -146,7 +146,7 @@ class Recording:
         counted = [*self.mutated, *self.gradients.written()]
         if counted:  # autograd detects the write to a saved tensor by its version
             torch_internals.increment_version(counted)
-        return self.outputs.take(tensors, fresh)
+        return self.outputs.take(fresh)
 
 
 def capture(
@@ -225,16 +225,10 @@ def capture(
     written = WrittenMemory([*mutated, *added_to])
     refuse_writes(call.tensors, call.labels, placeholders, writes.include, written)
     reads = _reads_of(device, graph, observer, call)
-    static = [*call.state.tensors.values(), *(gradient for gradient in call.before if gradient is not None)]
     known = call.known(placeholders)
     unknown = [tensor for tensor in kept if storage(tensor) not in known]
-    outputs = Outputs(returned, placeholders, _storages(static) - unread)
-
-    def decides(tensor: torch.Tensor) -> bool:
-        """Return whether the step would do something else with another tensor: it reads or returns it."""
-        return reads(tensor) or storage(tensor) in outputs.static
-
-    watch = Watch(call.state, rates.stands_for, decides, unknown, dropped=dropped)
+    outputs = Outputs(returned)
+    watch = Watch(call.state, rates.stands_for, reads, unknown, dropped=dropped)
     return Recording(
         graph=graph,
         pool=pool,

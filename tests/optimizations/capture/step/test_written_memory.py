@@ -72,7 +72,9 @@ REFUSED_RESULTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] =
     "expanded": (lambda x: x.sum(0, keepdim=True).expand(3, 3), "is no plain one"),
     "sparse": (lambda x: torch.sparse_coo_tensor(ROWS, x[:2].abs(), (3, 3)), "is no plain one"),
     "lazily conjugated": (lambda x: (x * 1j).conj(), "is no plain one"),
-    "a view of the argument": (lambda x: x[1:], "returns a view of an argument"),
+    "a view of the argument": (lambda x: x[1:], "returns argument 0 or a view of it"),
+    "an argument": (lambda x: x, "returns argument 0 or a view of it"),
+    "a tensor from before": (lambda x: ROWS, "returns ROWS or a view of it"),
 }
 
 
