@@ -93,7 +93,12 @@ class CallRecorder:
                     return self._uncaptured(args, kwargs)
                 key = key, self._fetches.key
             self._key_value = key
-            return self._call(args, kwargs)
+            try:
+                return self._call(args, kwargs)
+            except NotLaunched:  # nothing was done yet: record without branches
+                self._concurrency = "off"
+                self.recordings.drop_all()
+                return self._call(args, kwargs)
         finally:
             if self._fetches.is_open:
                 self._fetches.end()
@@ -154,13 +159,9 @@ class CallRecorder:
         if (name := self.recordings.referenced_gradient(recording)) is not None:
             if recording.gradients.lost():
                 self.recordings.drop([recording])
-            return self._refuse_call(held(name), args, kwargs)
-        try:
-            return recording.launch(tensors, self._rates)
-        except NotLaunched:  # nothing was done yet: record again
-            self._concurrency = "off"
-            self.recordings.drop([recording])
-            return self._call(args, kwargs)
+            self._note(held(name))
+            return self._uncaptured(args, kwargs)
+        return recording.launch(tensors, self._rates)
 
     def _audit(self, recording: Recording, call: Call) -> Any:
         """Run a call eagerly, and compare its operators with those of the recording that would have been replayed.
@@ -377,14 +378,10 @@ class CallRecorder:
                 put(call.parameters, stay)
                 recording.audits.start(time.perf_counter())
                 return recording.launch(call.tensors, self._rates)
-            except BaseException as error:
+            except BaseException:
                 if not recording.replays:  # gradients of the capture were never computed
                     put(call.parameters, stay)
-                if not isinstance(error, NotLaunched):
-                    raise
-                self._concurrency = "off"
-                self.recordings.drop([recording])
-            return self._call(call.args, call.kwargs)
+                raise
         device.give_back()
         return instead()
 
@@ -430,16 +427,12 @@ class CallRecorder:
             self._refuse(key, refusal)
         return returned
 
-    def _refuse_call(self, refusal: Refusal, args: Any, kwargs: Any, call: Call | None = None) -> Any:
-        """Report a refusal, and run this call eagerly."""
-        self._note(refusal)
-        return self._uncaptured(args, kwargs, call)
-
     def _refuse_all(self, refusal: Refusal, args: Any, kwargs: Any, call: Call | None = None) -> Any:
         """Refuse this call and all later ones."""
         self._all = refusal
         self._plan.by_kind.clear()
-        return self._refuse_call(refusal, args, kwargs, call)
+        self._note(refusal)
+        return self._uncaptured(args, kwargs, call)
 
     def _refuse(self, key: Key, refusal: Refusal) -> None:
         """Make no further recording of this signature."""

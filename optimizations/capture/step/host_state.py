@@ -258,10 +258,6 @@ def hooks_of(tensors: Iterable[torch.Tensor], attributes: Iterable[dict[str, Any
     return [*hook_registry.global_hooks(), *of_tensors, *of_modules]
 
 
-_ALL_AGAIN = -1
-"""In place of a number of hooks: all of them are compared again."""
-
-
 class Hooks:
     """Detect changes of the registered hooks of parameters, modules and optimizers.
 
@@ -274,23 +270,21 @@ class Hooks:
 
     def __init__(self, tensors: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module] = ()) -> None:
         self._tensors, self._attributes = list(tensors), [vars(module) for module in modules]
-        self._registered = hook_registry.registered()
-        self._hooks = self._store()
+        self._hooks, self._compared = self._read()
 
-    def _store(self) -> list[Callable[..., Any]]:
-        """Store whose sizes are compared first. Return the hooks."""
-        self._filled = [held for held in hooks_of(self._tensors, self._attributes) if held]
-        self._sizes = list(map(len, self._filled))
-        return [hook for held in self._filled for hook in held.values()]
+    def _read(self) -> tuple[list[Callable[..., Any]], tuple[int, list[dict[int, Any]], list[int]]]:
+        """Return the hooks, and what is compared first: the latest number, the dicts with hooks, and their sizes."""
+        registered = hook_registry.registered()
+        filled = [held for held in hooks_of(self._tensors, self._attributes) if held]
+        return [hook for held in filled for hook in held.values()], (registered, filled, list(map(len, filled)))
 
     def unchanged(self) -> bool:
         """Return whether exactly the same hooks are registered."""
-        registered = hook_registry.registered()
-        if self._registered == registered and (not self._filled or list(map(len, self._filled)) == self._sizes):
+        registered, filled, sizes = self._compared
+        if hook_registry.registered() == registered and (not filled or list(map(len, filled)) == sizes):
             return True
-        self._registered = _ALL_AGAIN  # also if this is interrupted
-        now = self._store()
-        same = len(now) == len(self._hooks) and all(map(operator.is_, now, self._hooks))
-        if same:
-            self._registered = registered
-        return same
+        hooks, compared = self._read()
+        if len(hooks) != len(self._hooks) or not all(map(operator.is_, hooks, self._hooks)):
+            return False
+        self._compared = compared
+        return True

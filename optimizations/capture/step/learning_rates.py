@@ -31,17 +31,17 @@ def made_for_graphs(group: dict[str, Any]) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Rate:
-    """Record the learning rate of one parameter group.
+    """Record the learning rate of one parameter group, for which a tensor stands.
 
     Attributes:
-        seen: the last number that was read, or written into the tensor; None if unknown.
-        tensor: the tensor that replaces the number after its first change.
+        tensor: replaces the number, which changed.
+        seen: the number that was last written into the tensor; None if unknown.
     """
 
     optimizer: weakref.ref[torch.optim.Optimizer]
     index: int
+    tensor: torch.Tensor
     seen: Any
-    tensor: torch.Tensor | None = None
 
     def group(self) -> dict[str, Any] | None:
         """Return the parameter group; None if it no longer exists."""
@@ -54,7 +54,7 @@ class LearningRates:
     """Store the learning rates of a step's optimizers, by the indices of their groups."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[_Rate]] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, Any]] = weakref.WeakKeyDictionary()
         self._standing: list[_Rate] = []
 
     @property
@@ -64,11 +64,8 @@ class LearningRates:
 
     def _groups(self) -> list[tuple[_Rate, dict[str, Any], torch.Tensor]]:
         """Return the rates with tensors, for groups that still exist."""
-        return [
-            (one, group, one.tensor)
-            for one in self._standing
-            if one.tensor is not None and (group := one.group()) is not None
-        ]
+        found = [(one, one.group(), one.tensor) for one in self._standing]
+        return [(one, group, tensor) for one, group, tensor in found if group is not None]
 
     def changed(self, optimizers: Iterable[torch.optim.Optimizer], *, numbers_only: bool) -> bool:
         """Record the rates of these optimizers. Return whether the set of rates with tensors changed.
@@ -77,22 +74,18 @@ class LearningRates:
         """
         standing = [] if numbers_only else [*self._standing]
         for optimizer in optimizers:
-            known = self._known.setdefault(optimizer, [])
+            seen = self._seen.setdefault(optimizer, {})
             for index, group in enumerate(optimizer.param_groups):
                 number = group.get(RATE)
-                if index == len(known):
-                    known.append(_Rate(weakref.ref(optimizer), index, number))
-                one = known[index]
-                if one in standing or not isinstance(number, Real) or number == one.seen:
+                # An optimizer and its wrapper share a group.
+                if not isinstance(number, Real) or any(other.group() is group for other in standing):
                     continue
-                one.seen = number
-                if any(other.group() is group for other in standing):  # an optimizer and its wrapper share it
-                    continue
+                before, seen[index] = seen.get(index, number), number
                 devices = {parameter.device for parameter in group["params"]}
-                if made_for_graphs(group) and len(devices) == 1 and not numbers_only:
+                if number != before and made_for_graphs(group) and len(devices) == 1 and not numbers_only:
                     with torch.inference_mode(False):  # calls in other modes write it as well
-                        one.tensor = torch.full((), float(number), dtype=torch.float32, device=devices.pop())
-                    standing.append(one)
+                        tensor = torch.full((), float(number), dtype=torch.float32, device=devices.pop())
+                    standing.append(_Rate(weakref.ref(optimizer), index, tensor, number))
         changed = len(standing) != len(self._standing)
         self._standing = standing
         return changed
