@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import linecache
 import random
 import re
 import threading
@@ -27,6 +28,9 @@ from optimizations import torch_internals
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep, graph_step
 from optimizations.capture.step.observer import StepRefused
+
+CHANGED = re.compile(r"(\S+)(, which changes| changes from| has \d| is bound| is set)")
+"""What a reason says of a value, which the line in the refusal names, or its owner."""
 
 
 def run(made: Refused, step: Any) -> list[torch.Tensor]:
@@ -55,6 +59,10 @@ def test_unrepeatable_step_is_refused_and_runs_uncaptured(name: str) -> None:
     if made.line:
         assert refusal.source_line is not None
         assert "step_refusals.py:" in refusal.source_line or "step_parts.py:" in refusal.source_line
+        if changed := CHANGED.search(refusal.reason):
+            file, number = refusal.source_line.partition(" in ")[0].rsplit(":", 1)
+            text = linecache.getline(file, int(number))
+            assert [name for name in re.findall(r"[a-z]\w+", changed.group(1)) if name in text], refusal
     assert sum(graph.replays for graph in device.graphs) == 0
 
 
