@@ -213,17 +213,6 @@ def test_recording_graph_order_takes_the_slow_path(
     assert way.of(step, 1, 1 + trained) == [False]
 
 
-def test_other_compiler_stances_never_reach_the_shortcut(way: SlowCalls) -> None:
-    program = Program()
-    with torch.no_grad():
-        call = settled(way, program)
-        before = way.all
-        with torch.compiler.set_stance("force_eager"):
-            assert torch.equal(call()[0], program(X)[0])
-        assert way.all == before
-        assert way.of(call) == [False] * 3
-
-
 def test_dispatch_modes_observe_the_same_as_on_the_slow_path(way: SlowCalls) -> None:
     """No wrapper checks dispatch modes; they observe Inductor's function on both paths."""
 

@@ -117,22 +117,6 @@ def test_versions_of_written_inputs_equal_the_slow_path(full: list[str]) -> None
     assert counted[True] == counted[False]
 
 
-def test_retained_and_double_backwards_equal_the_slow_path(full: list[str]) -> None:
-    program = WeightedSine()
-    run = settled(program, full)
-    program.zero_grad()
-    out = run(X).sum()
-    out.backward(retain_graph=True)
-    first = program.weight.grad.clone()  # type: ignore[union-attr]
-    out.backward()
-    assert torch.equal(program.weight.grad, 2 * first)  # type: ignore[arg-type]
-    out = run(X).sum()
-    (gradient,) = torch.autograd.grad(out, program.weight, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        gradient.sum().backward()
-    assert full == []
-
-
 def test_inputs_without_gradient_and_other_arguments_pass(full: list[str]) -> None:
     def scaled(x: torch.Tensor, w: torch.Tensor, n: int) -> torch.Tensor:
         return (x * w).detach() * n + w

@@ -166,49 +166,29 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, large: None) -> None:
     monkeypatch.setattr(chooser, "ineligible_reason", lambda value: None)
 
 
-def test_chooser_takes_named_inputs(on_gpu: None) -> None:
-    assert chosen() == [0, 1]
+X, Y, Z, BLOCK = values(1), values(2), values(3), aligned(2 * COUNT)
+IN_Y = MemoryRanges([MemoryRange(address=Y.data_ptr() + 8, size_bytes=4)])
+FEW_USES = GeneratedCode(None, triton_uses={0: 2, 1: 2})
+CHOICES: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "named inputs": ({}, [0, 1]),
+    "a collective": ({"code": GeneratedCode(None, collective=True, **LAUNCHED)}, []),
+    "other uses of y": ({"code": GeneratedCode(None, triton_uses={0: 1, 2: 1}, launches=LAUNCHED["launches"])}, []),
+    "more nodes than the CPU sets": ({"code": GeneratedCode(None, triton_uses={0: 3, 1: 3, 2: 1})}, []),
+    "a result in x": ({"code": GeneratedCode(None, reused=frozenset({0}), **LAUNCHED)}, [1]),
+    "x is written": ({"code": GeneratedCode(None, written=frozenset({0}), **LAUNCHED)}, [1]),
+    "y in written memory": ({"inputs": [X, Y, Z], "written": IN_Y}, [0]),
+    "x is unaligned": ({"inputs": [values(1, offset=1), Y, Z]}, [1]),
+    "x and y overlap": ({"inputs": [BLOCK[:COUNT], BLOCK[4 : COUNT + 4], Z]}, []),
+    "y overlaps a weight": ({"inputs": [X, BLOCK[:COUNT], BLOCK[COUNT - 1 :]]}, [0]),
+    "copies are cheap": ({"code": FEW_USES, "selects": True}, []),
+    "one copy is not": ({"code": FEW_USES, "selects": True, "inputs": [torch.empty(10 * 2**20), Y, Z]}, [0]),
+}
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        GeneratedCode(None, collective=True, **LAUNCHED),
-        GeneratedCode(None, triton_uses={0: 1, 2: 1}, launches=LAUNCHED["launches"]),
-        GeneratedCode(None, triton_uses={0: 3, 1: 3, 2: 1}),
-    ],
-    ids=["collective", "other uses of y", "more nodes than the CPU sets"],
-)
-def test_chooser_takes_nothing_where_a_plan_is_open(on_gpu: None, code: GeneratedCode) -> None:
-    assert chosen(code) == []
-
-
-@pytest.mark.parametrize(
-    "code",
-    [GeneratedCode(None, reused=frozenset({0}), **LAUNCHED), GeneratedCode(None, written=frozenset({0}), **LAUNCHED)],
-)
-def test_chooser_leaves_out_memory_that_is_written(on_gpu: None, code: GeneratedCode) -> None:
-    assert chosen(code) == [1]
-
-
-def test_chooser_leaves_out_inputs_in_written_memory(on_gpu: None) -> None:
-    x, y = values(1), values(2)
-    owned = MemoryRanges([MemoryRange(address=y.data_ptr() + 8, size_bytes=4)])
-    assert chosen(inputs=[x, y, values(3)], written=owned) == [0]
-
-
-def test_chooser_leaves_out_unaligned_and_shared_memory(on_gpu: None) -> None:
-    block = aligned(2 * COUNT)
-    assert chosen(inputs=[values(1, offset=1), values(2), values(3)]) == [1]
-    assert chosen(inputs=[block[:COUNT], block[4 : COUNT + 4], values(3)]) == []
-    assert chosen(inputs=[values(1), block[:COUNT], block[COUNT - 1 :]]) == [0]
-
-
-def test_chooser_keeps_placeholders_of_cheap_copies(on_gpu: None) -> None:
-    code = GeneratedCode(None, triton_uses={0: 2, 1: 2})
-    assert chosen(code, selects=True) == []
-    big = [torch.zeros(10 * 2**20), torch.zeros(COUNT), values(3)]
-    assert chosen(code, big, selects=True) == [0]
+@pytest.mark.parametrize("case", CHOICES)
+def test_chooser_takes_inputs_whose_uses_are_all_known(on_gpu: None, case: str) -> None:
+    arguments, expected = CHOICES[case]
+    assert chosen(**arguments) == expected
 
 
 def test_chooser_keeps_small_placeholders(monkeypatch: pytest.MonkeyPatch, on_gpu: None) -> None:

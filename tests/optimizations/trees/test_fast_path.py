@@ -250,14 +250,6 @@ def training_of(cuda: CudaOnCpu) -> Training:
     return training
 
 
-def test_forward_and_backward_take_the_fast_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    training = training_of(cuda_on_cpu)
-    slow_calls.clear()
-    for step in range(12):
-        training.step(step)
-    assert slow_calls == []
-
-
 def test_forward_without_backward_is_slow_without_step_marks(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     training = training_of(cuda_on_cpu)
     training.step(1, backward=False)

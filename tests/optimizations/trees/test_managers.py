@@ -19,15 +19,6 @@ from optimizations.trees import graphed_function, manager, reasons
 from optimizations.trees.containers import free_all, managers
 
 
-def test_forward_and_backward_share_a_manager_and_their_trees(cuda_on_cpu: CudaOnCpu) -> None:
-    training = Training(Model(cuda_on_cpu), Model(cuda_on_cpu))
-    for step in range(6):
-        training.step(step)
-    assert len(managers()) == 1
-    reports = *training.forward.reports, *training.backward.reports
-    assert [report.direction for report in reports] == ["forward", "backward"]
-
-
 def test_stocks_container_is_unchanged(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, values(7))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -139,44 +138,6 @@ def test_results_of_calls_inside_transforms_are_plain(cuda_on_cpu: CudaOnCpu, tr
     result_of(compiled, 3)
 
 
-def test_retained_tensors_have_no_autograd_history(compiled_on_cpu: CompiledOnCpu) -> None:
-    """Nothing of the last call stays: its backward references weights and saved results of graphs."""
-    net = Net()
-    model = torch.compile(net, backend="encore")
-    gone = weakref.ref(net.first)
-    for step in range(8):
-        torch.compiler.cudagraph_mark_step_begin()
-        result = model(rows(step))
-        assert result.grad_fn is not None
-        if step % 2:
-            result.sum().backward()
-            net.zero_grad()
-        del result
-    kept = [one for manager in managers() for node in manager.nodes() for one in node.cached_tensor_outputs]
-    assert any(one is not None for one in kept)
-    assert all(one is None or one.grad_fn is None for one in kept)
-    assert compiled_on_cpu.cuda.replays
-    model = None
-    del net
-    gc.collect()
-    assert gone() is None
-
-
-@pytest.mark.parametrize("lean", [True, False])
-def test_live_result_has_the_gradients_of_its_call(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
-    net, twin = Net(), Net()
-    model = torch.compile(net, backend="encore", options={"lean": lean})
-    for step in range(12):
-        torch.compiler.cudagraph_mark_step_begin()
-        x, other = rows(step).requires_grad_(), rows(step).requires_grad_()
-        part = model(x)[1:]
-        with torch.no_grad():
-            model(rows(step + 1))
-        part.square().sum().backward()
-        twin(other)[1:].square().sum().backward()
-        assert torch.equal(x.grad, other.grad), step
-
-
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -197,26 +158,3 @@ def test_dropped_forward_does_not_block_other_models(compiled_on_cpu: CompiledOn
             evaluated(rows(step))
     uncaptured = [one.reason for report in optimizations.report() for one in report.uncaptured]
     assert all("kernels" in one for one in uncaptured), "selection alone"
-
-
-def test_hooks_of_saved_tensors_get_new_tensors(compiled_on_cpu: CompiledOnCpu) -> None:
-    """A forward saves the same object on every call, except for these hooks, which may attach anything to it."""
-    model = torch.compile(Scaled(), backend="encore")
-    references: list[weakref.ref[torch.Tensor]] = []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, nn.Parameter):
-            assert not vars(tensor)
-            tensor.name_of_the_callers_own = 1  # type: ignore[attr-defined]
-            references.append(weakref.ref(tensor))
-        return tensor
-
-    for step in range(8):
-        torch.compiler.cudagraph_mark_step_begin()
-        x = rows(step)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            result = model(x)
-        result.sum().backward()
-        del result, x
-        assert all(one() is None for one in references), step
-    assert references and compiled_on_cpu.cuda.replays

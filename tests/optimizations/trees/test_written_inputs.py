@@ -76,13 +76,7 @@ def test_new_buffers_stop_being_recorded(cuda_on_cpu: CudaOnCpu) -> None:
     assert not nodes(), "stock has no memory for its graphs either"
 
 
-def test_unaligned_first_buffer_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
-    _, compiled = writing(cuda_on_cpu)
-    check(compiled, [values(1, offset=1)], calls=8)
-    assert set(compiled.uncaptured()) == {WRITES_INPUT}
-
-
-@pytest.mark.parametrize("which", ["backward", "several partitions", "not by Inductor"])
+@pytest.mark.parametrize("which", ["backward", "several partitions", "not by Inductor", "unaligned"])
 def test_unsupported_functions_are_left_to_stock(cuda_on_cpu: CudaOnCpu, which: str) -> None:
     settings: dict[str, Any] = {"is_backward": which == "backward", "is_inference": which != "backward"}
     if which == "several partitions":
@@ -90,7 +84,7 @@ def test_unsupported_functions_are_left_to_stock(cuda_on_cpu: CudaOnCpu, which: 
     if which == "not by Inductor":
         settings.update(code=dataclasses.replace(KNOWN, written=frozenset({0})), mutated_input_idxs=())
     model, compiled = writing(cuda_on_cpu, **settings)
-    check(compiled, [values(1)], calls=8)
+    check(compiled, [values(1, offset=int(which == "unaligned"))], calls=8)
     assert set(compiled.uncaptured()) == {WRITES_INPUT}
     assert set(model.runs) == {"plain"}
 
