@@ -189,26 +189,3 @@ def test_each_graph_after_a_graph_break_is_bound_separately() -> None:
     for _ in range(6):
         assert same(run(X), eager(X))
     assert sum(report.binding.tensors for report in optimizations.report() if report.binding) >= 16
-
-
-def test_bound_training_steps_equal_eager() -> None:
-    models = [Model().train() for _ in range(2)]
-    runs = [compiled(models[0]), models[1]]
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1) for model in models]
-    for step in range(6):
-        if step == 3:
-            for model, optimizer in zip(models, optimizers, strict=True):
-                one_parameter(model)
-                optimizer.add_param_group({"params": [model.layers[1].linear.weight]})
-        losses = []
-        for run, optimizer in zip(runs, optimizers, strict=True):
-            optimizer.zero_grad()
-            loss = run(X * (step + 1)).square().sum()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        assert same(*losses)
-        for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
-            assert same(one, two)
-        for one, two in zip(models[0].buffers(), models[1].buffers(), strict=True):
-            assert same(one, two)
