@@ -97,8 +97,6 @@ def _copy_together(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def _is_aligned(target: torch.Tensor, source: torch.Tensor) -> bool:
-    if target.layout is not torch.strided or source.layout is not torch.strided:
-        return False
     return not (target.data_ptr() | source.data_ptr()) % target.element_size()
 
 

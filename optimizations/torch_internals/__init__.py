@@ -150,6 +150,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
     },
     "capture whole steps and callables": {
         "current_autograd_node": "torch:_C._current_autograd_node",
+        "next_sequence_number": "torch:autograd._get_sequence_nr",
         "storage_of_weak": "torch:UntypedStorage._new_with_weak_ptr",
         "increment_version": "torch:_C._increment_version",
         "torch_obj_rule_map": "torch._dynamo.trace_rules:get_torch_obj_rule_map",

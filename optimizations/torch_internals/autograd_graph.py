@@ -29,13 +29,6 @@ class Recorded:
     saved: frozenset[int]
 
 
-def next_number() -> int:
-    """Return the sequence number of the next autograd node that this thread makes."""
-    with torch.inference_mode(False), torch.enable_grad():
-        node: Any = torch.zeros((), device="cpu", requires_grad=True).view(()).grad_fn
-    return number(node) + 1
-
-
 def number(node: Any) -> int:
     """Return the sequence number of an autograd node; nodes of leaves have the highest number."""
     return int(node._sequence_nr())
@@ -61,7 +54,7 @@ def _reached(nodes: Iterable[Any], since: int = 0) -> Iterator[Any]:
 
 
 def recorded_of(outputs: Sequence[torch.Tensor], since: int, *, saved_too: bool) -> Recorded:
-    """Return the autograd graph of these results of a function that began at `since` (`next_number`).
+    """Return the autograd graph of these results of a function that began at `since` (`next_sequence_number`).
 
     With `saved_too` the addresses of saved tensors are included. Tensors of checkpoints are not recomputed for it.
     """

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.capture.callables.arguments import Options, Sample
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
@@ -28,7 +29,7 @@ from optimizations.capture.step.random_states import CHECKPOINT_DRAWS, RandomSta
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.graph.memory import memory_of
 from optimizations.report.steps import Refusal
-from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
+from optimizations.torch_internals.autograd_graph import recorded_of, without_hooks
 
 RUNS = 3
 MOST_SET_UPS = 8
@@ -135,7 +136,7 @@ def _run_once(variant: Variant, observer: Observer) -> Iterator[Refusal]:
     with observer.unseen():
         inputs = inputs_like(variant.sample).recording_inputs
         given = replaced(variant.sample, iter(inputs))
-        before, since = contents(*given), next_number()
+        before, since = contents(*given), torch_internals.next_sequence_number()
         torch.clear_autocast_cache()
     try:
         returned = variant.function(*given[0], **given[1])

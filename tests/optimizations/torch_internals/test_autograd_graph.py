@@ -10,7 +10,8 @@ import torch
 from simulated_gpu.compiler import CompiledOnCpu
 
 import optimizations
-from optimizations.torch_internals.autograd_graph import depending_on, leads_to_hooks, next_number, recorded_of
+from optimizations import torch_internals
+from optimizations.torch_internals.autograd_graph import depending_on, leads_to_hooks, recorded_of
 
 
 class Doubling(torch.autograd.Function):
@@ -32,7 +33,7 @@ def leaf() -> torch.Tensor:
 
 
 def test_leaves_and_saved_tensors_of_a_function_are_found(leaf: torch.Tensor) -> None:
-    since = next_number()
+    since = torch_internals.next_sequence_number()
     result = Doubling.apply(leaf.sin())
     found = recorded_of([result, leaf], since, saved_too=True)
     assert [id(one) for one in found.leaves] == [id(leaf)]
@@ -42,7 +43,7 @@ def test_leaves_and_saved_tensors_of_a_function_are_found(leaf: torch.Tensor) ->
 @pytest.mark.parametrize("is_custom", [False, True])
 def test_graph_from_before_the_function_is_older(leaf: torch.Tensor, is_custom: bool) -> None:
     before = leaf.exp()
-    since = next_number()
+    since = torch_internals.next_sequence_number()
     found = recorded_of([Doubling.apply(before) if is_custom else 2 * before], since, saved_too=False)
     assert (found.leaves, found.older) == ((), True)
 
