@@ -71,7 +71,7 @@ class Changes:
         """
         if replays != self._replays:
             self._replays, self._met = replays, {}
-        found = compared(state, ignore)
+        found, is_first = compared(state, ignore), not self._last
         if self._ignored:
             self.dropped.update(filter(self._is_ignored, found))
         for name, token in given.items() if self.names.known else ():
@@ -79,7 +79,7 @@ class Changes:
         for name, new in found.items():
             is_added, old = name not in self._last, self._last.get(name)
             self._last[name] = new.token
-            if not self.names.known or old == new.token or is_dropped(name, self.dropped):
+            if is_first or not self.names.known or old == new.token or is_dropped(name, self.dropped):
                 continue
             if self._is_named(new):
                 if not is_added and _is_number(new):

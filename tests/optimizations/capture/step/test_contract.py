@@ -345,7 +345,7 @@ def test_key_must_return_a_comparable_value() -> None:
 
 class Trainer:
     def __init__(self) -> None:
-        self.model = nn.Linear(8, 4)
+        self.model: nn.Module = nn.Linear(8, 4)
         self.global_step = 0
         self.epoch = 0
         self.scale = 1.0
@@ -376,6 +376,16 @@ def test_counter_read_by_no_code_is_not_compared() -> None:
         trainer.epoch += 1
     report = graphed.report()
     assert report.not_compared == ("Trainer.epoch",) and report.replays == 14 - 3
+
+
+def test_step_with_a_lazy_layer_compares_what_never_changed() -> None:
+    """What a step reaches is read first in its second call, after code of its has run."""
+    trainer = Trainer()
+    trainer.model = nn.LazyLinear(4)
+    graphed = GraphedStep(trainer.step, device=CpuDevice())
+    for batch in batches("cpu", 6):
+        graphed(*batch)
+    assert graphed.report().not_compared == () and graphed.report().replays > 0
 
 
 def test_value_named_by_code_that_runs_later_is_compared() -> None:
