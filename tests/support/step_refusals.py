@@ -398,12 +398,26 @@ def seeds_itself(train: Step) -> Step:
     return step
 
 
+SETS_A_STATE = "seeds a generator of random numbers, or sets its state"
+
+
 @refused("draws random numbers from a generator of its own")
 def generator_of_its_own(device: str, train: Step) -> Step:
     noise = torch.Generator(device=device).manual_seed(3)
 
     def step(batch: Batch) -> torch.Tensor:
         return train({"x": batch["x"] + torch.randn(8, device=device, generator=noise), "y": batch["y"]})
+
+    return step
+
+
+@refused(SETS_A_STATE, dropout=0.1, line=False)
+def seeds_the_default_generator_by_itself(device: str, train: Step) -> Step:
+    default = torch.default_generator if device == "cpu" else torch.cuda.default_generators[0]
+
+    def step(batch: Batch) -> torch.Tensor:
+        default.manual_seed(7)
+        return train(batch)
 
     return step
 

@@ -25,7 +25,7 @@ from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
 from optimizations.capture.step.observing import CHANGES_ARGUMENT, changed_itself, contents, observed
 from optimizations.capture.step.operations import Operation
-from optimizations.capture.step.random_states import CHECKPOINT_DRAWS, RandomStates, drawn_on_the_host
+from optimizations.capture.step.random_states import RandomStates, drawn_on_the_host
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.graph.memory import memory_of
 from optimizations.report.steps import Refusal
@@ -98,8 +98,8 @@ class Variant:
         found += map(changed_itself, self.marks.changed())
         if self.options.host_draws == "refused":
             found += [drawn_on_the_host(name, state.code, "call") for name in random.drawn_on_host()]
-        if not forbid and observer.queries_random_state and random.drawn_on_gpu(observer):
-            found.append(CHECKPOINT_DRAWS)
+        if not forbid and random.drawn_on_gpu(observer):
+            found += random.refusals(observer)
         found += state.changes(snapshot)
 
 

@@ -62,6 +62,7 @@ class Observer(torch_internals.TorchDispatchMode):
         outside: storages that were read and not allocated by the step: the line of the read by address.
         read: the tensors of these that were read first, as long as the call is observed.
         draws: whether random numbers of the GPU were drawn.
+        draws_by_default: whether the default generator drew on the GPU.
         in_backward: whether an operator ran in a backward.
         in_region: whether autocast may cache casts of earlier calls, which no graph may read.
         compiling: whether PyTorch is compiling at the moment.
@@ -102,7 +103,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.refusals: list[Refusal] = []
         self.outside: dict[int, str | None] = {}
         self.read: dict[int, weakref.ref[torch.Tensor]] = {}
-        self.draws = False
+        self.draws = self.draws_by_default = False
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.in_backward = False
         self.structure: Hashable = None
@@ -151,7 +152,8 @@ class Observer(torch_internals.TorchDispatchMode):
             return func(*args, **kwargs)
         inputs = [*tensors_in(args), *tensors_in(kwargs)]
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
-        self._check_operator(name, func, args, kwargs, inputs)
+        drawing = draws(func, args, kwargs)
+        self._check_operator(name, func, args, kwargs, inputs, drawing=drawing)
         made_from = {storage(tensor) for tensor in inputs}
         if name.startswith(_SETS_MEMORY):  # the result is in existing memory
             made_from.update(one.data_ptr() for one in args if isinstance(one, torch.UntypedStorage))
@@ -185,6 +187,8 @@ class Observer(torch_internals.TorchDispatchMode):
         of_gpu = any(map(self.holds, inputs))
         for place in (storage(one) for one in results if not self.holds(one)):
             (self._random_states.add if of_gpu else self._random_states.discard)(place)
+        on_gpu = of_gpu or any(map(self.holds, results))
+        self.draws_by_default |= drawing and on_gpu and not has_own_state(func)
         self._made.update(place for place in map(storage, results) if place not in made_from)
         return result
 
@@ -208,11 +212,13 @@ class Observer(torch_internals.TorchDispatchMode):
                 with self.unseen():
                     yield from self._summaries(tensor.item())
 
-    def _check_operator(self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
+    def _check_operator(
+        self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], *, drawing: bool
+    ) -> None:
         """Refuse an operator that a graph cannot repeat."""
         on_gpu = [tensor for tensor in inputs if self.holds(tensor)]
         tags = getattr(func, "tags", ())
-        if draws(func, args, kwargs):
+        if drawing:
             self.draws = True
             if kwargs.get("generator") is not None:
                 self.refuse(
@@ -417,3 +423,8 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     place = names.index(_PROBABILITY)
     given = args[place] if place < len(args) else kwargs.get(_PROBABILITY, 0)
     return not isinstance(given, (int, float)) or given != 0
+
+
+def has_own_state(func: Any) -> bool:
+    """Return whether an operator keeps a random state of its own, so that a generator stays as it is when it draws."""
+    return str(func).startswith("aten._cudnn_rnn.")

@@ -16,7 +16,7 @@ from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
-from optimizations.capture.step.random_states import CHECKPOINT_DRAWS, RandomStates, drawn_on_the_host
+from optimizations.capture.step.random_states import RandomStates, drawn_on_the_host
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal
@@ -89,8 +89,7 @@ def observe(
     if not draws_unused:
         findings += [drawn_on_the_host(name, state.code) for name in drawn]
     findings += map(changed_itself, marks.changed())
-    if observer.draws and observer.queries_random_state:
-        findings.append(CHECKPOINT_DRAWS)
+    findings += random.refusals(observer) if observer.draws else []
     if not copies(returned):
         findings.append(NO_COPY)
     there_before = set(map(id, [*call.tensors, *state.tensors.values()]))

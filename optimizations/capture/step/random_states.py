@@ -19,6 +19,10 @@ CHECKPOINT_DRAWS = Refusal(
     "keeps the GPU's random state to draw the same numbers again, as torch.utils.checkpoint does for recomputation",
     "use torch.compile for the checkpointed part, or pass preserve_rng_state=False if it draws no random numbers",
 )
+RESEEDS = Refusal(
+    "seeds a generator of random numbers, or sets its state",
+    "do so before the step: a graph would not repeat it, and would continue its sequence of random numbers",
+)
 
 
 class RandomStates:
@@ -43,6 +47,18 @@ class RandomStates:
     def drawn_on_gpu(self, observer: Observer) -> bool:
         """Return whether the call drew random numbers on the GPU."""
         return observer.draws or not torch.equal(self._before, self._generator.get_state())
+
+    def refusals(self, observer: Observer) -> list[Refusal]:
+        """Return a refusal of a call that drew on the GPU, if a launch would draw different numbers.
+
+        Either the seed changed, which is the first eight bytes of a state, or the generator drew and still has its
+        state.
+        """
+        if observer.queries_random_state:
+            return [CHECKPOINT_DRAWS]
+        before, now = self._before, self._generator.get_state()
+        reseeds = not torch.equal(now[:8], before[:8]) or (observer.draws_by_default and torch.equal(now, before))
+        return [RESEEDS] if reseeds else []
 
     def restore(self) -> None:
         """Restore the recorded states."""

@@ -58,6 +58,11 @@ def draws_again(x: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def seeds(x: torch.Tensor) -> torch.Tensor:
+    torch.default_generator.manual_seed(3)
+    return x + torch.randn(3)
+
+
 class Flips:
     """Alternate between two behaviours without any state that can be compared."""
 
@@ -94,6 +99,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
         r"changes the `\.grad` of a parameter",
     ),
     "a generator of its own": (Draws, (), "reads from an iterator or a random generator, callable 1.noise"),
+    "a generator is seeded": (lambda: seeds, (), "seeds a generator of random numbers, or sets its state"),
     "random numbers drawn again": (lambda: draws_again, (), "keeps the GPU's random state"),
     "a sparse gradient": (lambda: Sparse(), (), "computes a sparse gradient"),
     "a result of before": (lambda: Older(), (), "takes part in differentiation and was computed before the call"),

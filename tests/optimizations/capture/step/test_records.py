@@ -25,7 +25,7 @@ from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import copies, exact, parts, refused_tensor, replaced, signature
 from optimizations.capture.step.forbidden_calls import watched
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.observer import Observer, draws, storage
+from optimizations.capture.step.observer import Observer, draws, has_own_state, storage
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.recording import given_to_kernels
 from optimizations.concurrency.launch_log import LaunchLog
@@ -272,6 +272,13 @@ _ATEN = torch.ops.aten
 )
 def test_attention_with_dropout_draws_random_numbers(operator: Any, args: Any, kwargs: Any, expected: bool) -> None:
     assert draws(operator, args, kwargs) == expected
+
+
+def test_dropout_of_cudnns_rnn_leaves_the_generator_as_it_is() -> None:
+    """A step with it neither sets a state nor seeds, though it draws and the generator's state stays."""
+    assert has_own_state(_ATEN._cudnn_rnn.default)
+    assert draws(_ATEN._cudnn_rnn.default, (), {})
+    assert not has_own_state(_ATEN.native_dropout.default)
 
 
 # Python numbers become GPU fills with PyTorch's bits. The replaced functions are invisible to modes, classes of
