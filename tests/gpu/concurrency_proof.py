@@ -72,18 +72,12 @@ def chosen_workloads(only: Sequence[str]) -> list[Chosen]:
     """Return these workloads, or all, in the variant `current` where they have it.
 
     Raises:
-        ValueError: there is no such workload.
+        UnknownWorkload: there is no such workload.
     """
-    from models.registry import workloads
+    from models.registry import find, workloads
 
-    known = {name.upper(): workload for name, workload in workloads().items()}
-    if unknown := [name for name in only if name.upper() not in known]:
-        raise ValueError(f"unknown workload {unknown[0]!r}; `encore list --workloads` shows all")
-    wanted = [known[name.upper()] for name in only] or list(known.values())
-    return [
-        Chosen(one.acronym, "current" if "current" in one.variants else one.variants[0])
-        for one in dict.fromkeys(wanted)
-    ]
+    wanted = dict.fromkeys(map(find, only) if only else workloads().values())
+    return [Chosen(one.acronym, "current" if "current" in one.variants else one.variants[0]) for one in wanted]
 
 
 # In a process for one workload
@@ -349,13 +343,6 @@ def is_bad(row: Mapping[str, Any]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        return _main(arguments)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-
-
-def _main(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     jobs = max(1, min(8, (os.cpu_count() or 2) // 2))
     parser.add_argument("--out", type=Path, help="file of rows (JSON lines); rows that are there are not made again")
@@ -377,7 +364,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         wanted = chosen_workloads(given.only)
         chosen_workloads(given.delays)
         rows = RowFile(given.out, is_row)
-    except (OSError, ValueError) as error:
+    except (LookupError, OSError, ValueError) as error:
         parser.error(str(error))
     if given.minutes <= 0 or given.jobs < 1:
         parser.error("--minutes and --jobs must be above 0")
@@ -395,7 +382,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     command = (str(Path(__file__).resolve()), "--worker", "--cache", str(given.cache), "--delays", *given.delays)
     settings = {"cache": given.cache, "deadline": time.monotonic() + 60 * given.minutes}
     settings["facts"] = facts(torch.cuda.get_device_name())
-    whole = all(run(wanted, rows, command, jobs=jobs, **settings) for jobs in (given.jobs, 1))
+    try:
+        whole = all(run(wanted, rows, command, jobs=jobs, **settings) for jobs in (given.jobs, 1))
+    except KeyboardInterrupt:
+        return INTERRUPTED
     print(table(rows.rows))
     if not whole:
         print("time was over; the same command goes on", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_harness import forget
 
 import optimizations
 
@@ -27,10 +28,7 @@ def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def compiled(backend: str, **options: Any) -> Callable[..., torch.Tensor]:
-    torch.compiler.reset()
-    optimizations.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
+    forget()
     keywords: dict[str, Any] = {"options": options} if options else {}
     if backend == "stock":
         return torch.compile(program, mode="reduce-overhead")
