@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from binding_programs import WeightedSine
 from interrupts import interrupted_after
 from torch import nn
 
@@ -371,3 +372,63 @@ def test_undeclared_aliases_are_found_in_the_first_call() -> None:
         )  # where CI is set it is an error
         with warn, pytest.warns(UserWarning, match="may not alias"):
             compiled(X.clone())
+
+
+# Trained graphs, whose autograd functions call the graphs directly
+
+
+class Normalized(nn.Module):
+    """Writes its running statistics in the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normalized: torch.Tensor = self.norm(x)
+        return normalized * 2
+
+
+def trained(program: nn.Module, call: Callable[..., Any], x: torch.Tensor) -> list[torch.Tensor]:
+    """The output of a step, its gradients, and the buffers after it."""
+    program.zero_grad()
+    out = call(x)
+    out.square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in program.parameters() if parameter.grad is not None]
+    return [out.detach().clone(), *gradients, *(buffer.clone() for buffer in program.buffers())]
+
+
+@pytest.mark.parametrize("calls_before", [0, FULL_CALLS + 1])
+@pytest.mark.parametrize("kind", [WeightedSine, Normalized])
+def test_training_skips_wrappers_with_eagers_gradients(
+    way: SlowCalls, kind: Callable[[], nn.Module], calls_before: int
+) -> None:
+    """`calls_before`: so many forwards without a backward, which is compiled after them."""
+    program, eager = kind(), kind()
+    with torch_internals.fresh_cache():  # a backward from a cache is there from the beginning
+        run = torch.compile(program, backend="encore", fullgraph=True)
+        for _ in range(calls_before):
+            run(X), eager(X)
+        full = way.full
+        for index in range(FULL_CALLS + 4):
+            if index == FULL_CALLS + 1 - calls_before:
+                full = way.full
+            found, expected = trained(program, run, X + index), trained(eager, eager, X + index)
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other)
+    assert way.full == full + (1 if calls_before else 0), "the first backward; the forward after it finds it compiled"
+    assert kept() is None
+
+
+def test_versions_written_in_training_equal_the_slow_path() -> None:
+    counted = {}
+    for lean in (True, False):
+        torch_internals.reset_dynamo()
+        program = Normalized()
+        run = torch.compile(program, backend="encore", fullgraph=True, options={"lean": lean})
+        versions = []
+        for _ in range(FULL_CALLS + 3):
+            trained(program, run, X)
+            versions.append([buffer._version for buffer in program.buffers()])
+        counted[lean] = versions
+    assert counted[True] == counted[False]

@@ -18,7 +18,6 @@ import torch
 from simulated_gpu.allocator import aligned
 from simulated_gpu.compiler import CompiledOnCpu
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import optimizations
 from optimizations.in_place.examination import Examination
@@ -359,23 +358,3 @@ def test_every_path_saves_equally_many_tensors(compiled_on_cpu: CompiledOnCpu, l
 
 def _same(value: Any) -> Any:
     return value
-
-
-def test_checkpointed_blocks_have_eagers_gradients(compiled_on_cpu: CompiledOnCpu) -> None:
-    torch.manual_seed(0)
-    blocks = nn.ModuleList(Adapted() for _ in range(3))
-
-    def gradients(calls: list[Callable[..., Any]], x: torch.Tensor) -> list[torch.Tensor]:
-        for call in calls:
-            x = checkpoint(call, x, use_reentrant=False)
-        x.square().sum().backward()
-        found = [one.grad for one in blocks.parameters() if one.grad is not None]
-        blocks.zero_grad()
-        return found
-
-    compiled = [torch.compile(block, backend="encore") for block in blocks]
-    for step in range(12):
-        torch.compiler.cudagraph_mark_step_begin()
-        x = torch.randn(4, 8) + step
-        torch.testing.assert_close(gradients(compiled, x), gradients(list(blocks), x))
-    assert compiled_on_cpu.cuda.replays

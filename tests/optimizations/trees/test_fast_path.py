@@ -119,18 +119,6 @@ def test_lean_off_uses_stocks_run(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any])
     assert compiled.reports[0].steady_replays == 0
 
 
-def test_second_call_is_slow_while_the_first_result_is_live(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
-    compiled = on_fast_path(cuda_on_cpu, slow_calls)
-    x, y = values(1), values(2)
-    (held,) = compiled.checked(x, y, W)
-    assert slow_calls == []
-    compiled.checked(y, x, W, mark=False)
-    assert torch.equal(held, 2 * x + y * W)
-    assert slow_calls
-    assert compiled.slow_reasons() == [reasons.KEPT]
-    assert len(list(nodes())) == 2
-
-
 def test_loop_without_live_results_takes_the_fast_path(cuda_on_cpu: CudaOnCpu, slow_calls: list[Any]) -> None:
     """Stock ends the path of an iteration where all results are dead and no recording follows."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))

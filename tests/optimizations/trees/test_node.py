@@ -231,19 +231,6 @@ def test_failed_pool_check_costs_only_the_graph(
         assert model.runs == ["plain"] * 6
 
 
-def test_programs_capture_runs_the_function_without_a_graph(cuda_on_cpu: CudaOnCpu) -> None:
-    model, w = Model(cuda_on_cpu), values(7)
-    compiled = Compiled(model)
-    check(compiled, w, calls=2)
-    cuda_on_cpu.inside_capture = True
-    check(compiled, w, calls=6)
-    assert model.runs == ["plain", "captured", *["plain"] * 6]
-    cuda_on_cpu.inside_capture = False
-    check(compiled, w, calls=6)
-    assert model.runs == ["plain", "captured", *["plain"] * 6, "captured"]
-    assert compiled.reports[0].copied_bytes == 0
-
-
 @pytest.mark.usefixtures("weights_let_go")
 def test_parameter_at_third_address_is_an_ordinary_input(cuda_on_cpu: CudaOnCpu) -> None:
     model = Model(cuda_on_cpu)

@@ -76,23 +76,6 @@ def test_recorded_parameters_may_be_changed_or_freed(
     assert any(steady) is lean
 
 
-def test_parameter_written_before_the_backward_is_noticed(
-    compiled_on_cpu: CompiledOnCpu,
-) -> None:
-    net = Net()
-    call = torch.compile(net, backend="encore")
-    for step in range(8):
-        gradients(call, net, step)
-    over_the_same_memory(net)
-    for step in range(3):
-        result = call(values(step).requires_grad_()).sum()
-        with torch.no_grad():
-            net.second.mul_(2)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            result.backward()
-    assert compiled_on_cpu.cuda.replays
-
-
 LAYERS = 24
 
 

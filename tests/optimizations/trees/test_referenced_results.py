@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +14,6 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 import optimizations
-from models.nanogpt.configurations import SIZES
-from models.nanogpt.decoding import CompiledDecoder, EagerDecoder, generate
-from models.nanogpt.network import NanoGPT
-from optimizations import torch_internals
-from optimizations.trees import reasons
 from optimizations.trees import results as results_module
 from optimizations.trees.results import CopiesOut
 
@@ -192,32 +186,6 @@ def test_layout_of_retained_copies_is_computed_once(
     assert kept.outputs == (0, 1)
     assert kept.copied_bytes == 16 * kept.copies
     assert kept.copies > 60
-
-
-def test_loop_with_its_last_result_takes_the_fast_path(
-    compiled_on_cpu: CompiledOnCpu,
-) -> None:
-    """nanoGPT's loop does so. It costs one uncaptured call, and one copy per call."""
-    torch.manual_seed(3)
-    model = NanoGPT(SIZES["tiny"]).eval()
-    for parameter in model.parameters():  # its own draw makes all tokens nearly as likely
-        torch.nn.init.normal_(parameter, std=0.5)
-    decoder = CompiledDecoder(model, functools.partial(torch.compile, backend="encore", options={"selection": "off"}))
-    prompt = torch.tensor([[1, 5, 2, 7]])
-    for seed in range(6):
-        expected = generate(model, EagerDecoder(model), prompt, 10, seed)
-        assert torch.equal(generate(model, decoder, prompt, 10, seed), expected)
-    calls = 6 * 9
-    (report,) = optimizations.report()
-    ((reason, without),) = ((one.reason, one.calls) for one in report.uncaptured)
-    assert (reason, without) == (reasons.KEPT, 1)
-    (recording,) = report.recordings
-    assert recording.steady_replays >= calls - 6
-    (kept,) = report.kept
-    assert kept.copies == recording.replays
-    assert report.shortcut is not None
-    if torch_internals.version() == (2, 11):  # newer wrappers are not passed by
-        assert report.shortcut.kept is None, "it writes its cache, and goes straight"
 
 
 def pool_of(results: list[torch.Tensor]) -> set[int]:

@@ -89,21 +89,6 @@ def test_unsupported_functions_are_left_to_stock(cuda_on_cpu: CudaOnCpu, which: 
     assert set(model.runs) == {"plain"}
 
 
-def test_input_in_written_memory_is_read_before_the_write(cuda_on_cpu: CudaOnCpu) -> None:
-    """It must be copied as under stock, because the graph may have overwritten it by then."""
-    _, compiled = writing(cuda_on_cpu)
-    check(compiled, [values(1)], calls=30)
-    both = aligned(2 * COUNT)
-    x, y = both[:COUNT], both[COUNT:]
-    for step in range(12):
-        both.copy_(torch.arange(2 * COUNT) + step)
-        before, other = x.clone(), y.clone()
-        compiled.checked(x, y, W)
-        assert torch.equal(x, before + 1) and torch.equal(y, other)
-        x.copy_(torch.arange(COUNT))
-        compiled.checked(x, x, W)  # the very same
-
-
 def test_result_passed_as_written_buffer_is_correct(cuda_on_cpu: CudaOnCpu) -> None:
     """It is in the graph's memory, or in a copy of the caller's."""
     _, compiled = writing(cuda_on_cpu)
@@ -130,23 +115,6 @@ def test_iteration_starts_with_bounded_recordings(cuda_on_cpu: CudaOnCpu) -> Non
             del out
     assert all(function.without_graph is None for function in compiled.functions)
     assert sum(report.replays for report in compiled.reports) == before + MOST_RECORDINGS
-
-
-def _write_into(x: torch.Tensor) -> torch.Tensor:
-    x.mul_(2)
-    return x + 1
-
-
-def test_each_write_increments_the_version(compiled_on_cpu: CompiledOnCpu) -> None:
-    """A write to a saved tensor is found by its version."""
-    run = torch.compile(_write_into, backend="encore")
-    buffer, counted = aligned(64).fill_(1), []
-    with torch.no_grad():
-        for _ in range(20):
-            before = buffer._version
-            run(buffer)
-            counted.append(buffer._version - before)
-    assert set(counted[2:]) == {1} and min(counted) > 0
 
 
 class Averaging(nn.Module):
