@@ -33,14 +33,6 @@ def test_repeated_tensor_is_replaced_by_one_tensor() -> None:
     assert torch.equal(mapped["y"][1], torch.ones(3))
 
 
-def test_containers_and_other_values_are_kept() -> None:
-    pair = namedtuple("pair", "left right")
-    mapped = map_tensors((pair(A, 5), [None, "text"]), torch.neg)
-    assert isinstance(mapped[0], pair)
-    assert mapped[0].right == 5
-    assert mapped[1] == [None, "text"]
-
-
 class OfSize(list):
     """A list whose constructor wants something else than members."""
 

@@ -68,23 +68,6 @@ class Noting(list[Any]):
 
 
 @torch.no_grad()
-def test_model_that_is_dropped_is_collected() -> None:
-    model = Model().eval()
-    keeper = Model(3).eval()
-    run, keep = compiled(model), compiled(keeper)
-    for _ in range(READS_BEFORE + 1):
-        run(X), keep(X)
-    gone = weakref.ref(model)
-    storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
-    run = None
-    del model
-    gc.collect()
-    assert gone() is None
-    assert [storage() for storage in storages] == [None] * len(storages)
-    assert same(keep(X), keeper(X))
-
-
-@torch.no_grad()
 def test_reset_releases_bindings_and_calls_keep_working(reads: list[Any]) -> None:
     model = Model().eval()
     run = compiled(model)
