@@ -21,6 +21,8 @@ BAR = 0.72
 """Height of a bar as a share of its row."""
 _CHARACTERS = 230
 """Characters of the names in bars that fit next to each other."""
+_PATH_CHARACTERS = 200
+"""Characters of a row of the longest path that fit. A longer one would leave less of the figure to the branches."""
 
 _KINDS = {
     "generated kernel": "#56B4E9",
@@ -43,12 +45,18 @@ def render(graph: DrawnGraph, line: Timeline) -> str:
             _draw_bars(axis, graph, line)
             axis.set(xlim=(0, line.end or 1.0), ylim=(line.branches - 0.5, -0.5), ylabel="branch")
             axis.set_yticks(range(line.branches), map(str, range(1, line.branches + 1)))
-            rows = (printable(row).replace("  ", 2 * "\N{NO-BREAK SPACE}") for row in path)  # SVG joins spaces
+            space = "\N{NO-BREAK SPACE}"  # SVG joins others
+            rows = (_cut(row, _PATH_CHARACTERS).replace("  ", 2 * space) for row in path)
             axis.set_xlabel("\n".join([line.unit, *rows]), loc="left", family="monospace")
             handles = [Patch(color=colour, label=kind) for kind, colour in _KINDS.items()]
             handles.append(Patch(facecolor="none", edgecolor=INK, label="longest path"))
             axis.legend(handles=handles, ncols=len(handles), loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
         return to_svg(figure, "graph")
+
+
+def _cut(text: str, most: int) -> str:
+    """Return the text in at most so many characters."""
+    return printable(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def _kind(launch: OrderedLaunch) -> str:
@@ -84,8 +92,5 @@ def _draw_bars(axis: Axes, graph: DrawnGraph, line: Timeline) -> None:
     for index, launch in enumerate(launches):
         fitting = int(_CHARACTERS * widths[index] / line.end) if line.end else 0
         if fitting >= 4:
-            name = launch.name if len(launch.name) <= fitting else f"{launch.name[: fitting - 1]}…"
-            place = (line.starts[index], line.branch_of[index])
-            axis.annotate(
-                printable(name), place, xytext=(3, 0), textcoords="offset points", va="center", fontsize=7, zorder=3
-            )
+            name, place = _cut(launch.name, fitting), (line.starts[index], line.branch_of[index])
+            axis.annotate(name, place, xytext=(3, 0), textcoords="offset points", va="center", fontsize=7, zorder=3)

@@ -102,6 +102,15 @@ def test_svg_names_launches_and_the_longest_path() -> None:
     assert ["launch 0" in path[0], "launch 1" in path[1], "launch 3" in path[2], len(path)] == [True, True, True, 3]
 
 
+@pytest.mark.filterwarnings("error:constrained_layout")
+def test_svg_cuts_long_lines_of_the_longest_path() -> None:
+    """Matplotlib would make the branches as much narrower, down to nothing."""
+    graph = drawn(source_line=f"net.py:3 in forward: y = {'x + ' * 100}")
+    root = ElementTree.fromstring(svg.render(graph, timeline(graph)))
+    rows = [one.text or "" for one in root.iter("{http://www.w3.org/2000/svg}text") if "net.py" in (one.text or "")]
+    assert len(rows) == 3 and all(row.endswith("…") and len(row) <= 200 for row in rows)
+
+
 @pytest.mark.parametrize("times_us", [(), None])
 def test_graph_without_an_order_gives_its_reason(times_us: tuple[float, ...] | None) -> None:
     concurrency = ConcurrencyReport(decision="chain", reason="the function has collectives")
