@@ -1,4 +1,4 @@
-"""Read the graph that autograd recorded of a function: leaves, older tensors, and saved tensors."""
+"""Read the graph that autograd recorded of a function: leaves, older tensors, saved tensors. Find hooks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from optimizations import torch_internals
 
 _RAW = "_raw_saved_"
 """The prefix of a node's attributes that hold its saved tensors, not unpacked."""
+
+_OF_MODULES = (
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+)
+_OF_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +121,20 @@ def without_hooks(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     finally:
         for tensor, hooks in held:
             tensor._backward_hooks = hooks
+
+
+def hooks_registered() -> int:
+    """Return how many hooks were ever registered on tensors, modules and optimizers."""
+    return RemovableHandle.next_id
+
+
+def global_hooks() -> list[dict[int, Any]]:
+    """Return the dicts of hooks that all modules and all optimizers run."""
+    modules: Any = torch_internals.module_hooks
+    optimizers: Any = torch_internals.optimizer_hooks
+    return [getattr(modules, name) for name in _OF_MODULES] + [getattr(optimizers, name) for name in _OF_OPTIMIZERS]
+
+
+def tensor_hooks(tensor: torch.Tensor) -> list[dict[int, Any]]:
+    """Return the dicts of a tensor's hooks: of its gradient, and after its gradient was added to."""
+    return [held for held in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks) if held is not None]

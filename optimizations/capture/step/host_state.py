@@ -19,7 +19,7 @@ import torch
 from optimizations.capture.signature import PLAIN, exact
 from optimizations.capture.step.source_lines import BINDS, GROWS, STEPS, line_with
 from optimizations.report.steps import Refusal
-from optimizations.torch_internals import hook_registry
+from optimizations.torch_internals.autograd_graph import global_hooks, hooks_registered, tensor_hooks
 
 _ABSENT = object()
 CELL = "cell_contents"
@@ -253,9 +253,9 @@ def key_name(key: Any) -> str:
 
 def hooks_of(tensors: Iterable[torch.Tensor], attributes: Iterable[dict[str, Any]]) -> list[dict[int, Any]]:
     """Return the dicts of hooks: global ones, those of these tensors, and those in these `vars` of modules."""
-    of_tensors = [held for tensor in tensors for held in hook_registry.tensor_hooks(tensor)]
+    of_tensors = [held for tensor in tensors for held in tensor_hooks(tensor)]
     of_modules = [held for own in attributes for name in MODULE_HOOKS if (held := own.get(name)) is not None]
-    return [*hook_registry.global_hooks(), *of_tensors, *of_modules]
+    return [*global_hooks(), *of_tensors, *of_modules]
 
 
 class Hooks:
@@ -274,14 +274,14 @@ class Hooks:
 
     def _read(self) -> tuple[list[Callable[..., Any]], tuple[int, list[dict[int, Any]], list[int]]]:
         """Return the hooks, and what is compared first: the latest number, the dicts with hooks, and their sizes."""
-        registered = hook_registry.registered()
+        registered = hooks_registered()
         filled = [held for held in hooks_of(self._tensors, self._attributes) if held]
         return [hook for held in filled for hook in held.values()], (registered, filled, list(map(len, filled)))
 
     def unchanged(self) -> bool:
         """Return whether exactly the same hooks are registered."""
         registered, filled, sizes = self._compared
-        if hook_registry.registered() == registered and (not filled or list(map(len, filled)) == sizes):
+        if hooks_registered() == registered and (not filled or list(map(len, filled)) == sizes):
             return True
         hooks, compared = self._read()
         if len(hooks) != len(self._hooks) or not all(map(operator.is_, hooks, self._hooks)):

@@ -35,7 +35,7 @@ from optimizations.capture.step.user_code import (
     slots,
     unwrap_step,
 )
-from optimizations.torch_internals import hook_registry
+from optimizations.torch_internals.autograd_graph import global_hooks, tensor_hooks
 
 DEPTH = 3
 """Most containers and objects between a root and a compared number."""
@@ -60,7 +60,7 @@ def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) ->
 
     `hooks_of_tensors`: hooks of parameters are followed, for code that runs a backward.
     """
-    hooks = [("hook", hook) for held in hook_registry.global_hooks() for hook in held.values()]
+    hooks = [("hook", hook) for held in global_hooks() for hook in held.values()]
     return _Walk(hooks_of_tensors).run([*roots, *hooks])
 
 
@@ -176,7 +176,7 @@ class _Walk:
         path = self._add(self.state.tensors, path, value)
         if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # attributes are its inner tensors
             yield from self._hold(vars(value), path, 0, is_attributes=True, always_read=True)
-        for held in hook_registry.tensor_hooks(value) if self._hooks_of_tensors else ():
+        for held in tensor_hooks(value) if self._hooks_of_tensors else ():
             yield from ((f"{path}.hook", hook, 0) for hook in list(held.values()))
 
     def _of_object(self, path: str, value: Any, depth: int) -> Iterator[_Member]:
