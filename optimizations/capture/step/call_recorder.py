@@ -32,21 +32,22 @@ from optimizations.capture.step.call import (
     refused_iterators,
 )
 from optimizations.capture.step.changes import Changes, argument_names, named, plain_numbers
-from optimizations.capture.step.failed_captures import cause, do_all, is_programs_own, undoing, why
+from optimizations.capture.step.failed_captures import cause, do_all, is_programs_own, why
 from optimizations.capture.step.gradients import gradients, held, pattern, put
 from optimizations.capture.step.host_state import HostState, hooks_of
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import RATE, LearningRates
 from optimizations.capture.step.observer import Observer, StepDiffers
 from optimizations.capture.step.observing import observe
-from optimizations.capture.step.operations import require_same
+from optimizations.capture.step.operations import changed, difference
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.progress import OBSERVED, PATIENCE, Plan, Progress
+from optimizations.capture.step.random_states import RandomStates
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.recording import Recording, capture
 from optimizations.capture.step.surroundings import alone, ambient, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
-from optimizations.report.steps import Refusal, StepChanged, StepReport
+from optimizations.report.steps import Refusal, StepReport
 
 MOST_DROPPED = 4
 """Recordings that may become unusable before they were replayed enough, as a multiple of the limit of recordings."""
@@ -175,14 +176,14 @@ class CallRecorder:
         now = time.perf_counter()
         recording.audits.took(now - began, now, recording.replays)
         why = "compiled code again" if seen.set_up else seen.refusals[0].reason if seen.refusals else None
-        try:
-            require_same(self.name(), recording.trace, seen.operations, replays=replays, why=why)
-        except StepChanged as changed:
+        found = (why, None) if why else difference(recording.trace, seen.operations, "its recorded graph")
+        if found is not None:
+            error = changed(self.name(), found, *replays)
             self.recordings.drop_all()
             self._plan.by_kind.clear()
             if self._options.on_change == "raise":
-                raise
-            warnings.warn(f"{changed} The step is recorded again.", stacklevel=4)
+                raise error
+            warnings.warn(f"{error} The step is recorded again.", stacklevel=4)
         return returned
 
     # Calls that no recording fits.
@@ -236,7 +237,7 @@ class CallRecorder:
             return self._refuse_all(exhausted, args, kwargs, call)
         if progress.agreeing >= OBSERVED:
             return self._record(key, call, progress)
-        if self._plan.observes():
+        if self._plan.calls > self._plan.warm_up - OBSERVED:
             return self._observe(key, call, progress)
         call.before.clear()  # the step may free them
         return self._warm_up(state, args, kwargs)
@@ -333,7 +334,9 @@ class CallRecorder:
         except RuntimeError as not_ready:
             return self._refuse_and_run(key, why(not_ready), call)
         began = time.perf_counter()
-        undo, snapshot = undoing(device, call), call.state.snapshot()
+        undo: list[Callable[[], Any]] = [functools.partial(put, call.parameters, [*call.before])]
+        undo.append(RandomStates(device).restore)
+        snapshot = call.state.snapshot()
         marks = TensorMarks({**call.state.tensors, **call.named_gradients()}, to_restore=True)
         pool = self.recordings.pool_for(call.parameters) or device.new_pool()
         graph = device.new_graph()
@@ -356,7 +359,7 @@ class CallRecorder:
         except BaseException as raised:
             error = cause(raised)
             # The allocator may still treat the pool as in a capture.
-            freed = [graph.reset, functools.partial(self.recordings.spoil, pool)]
+            freed = [graph.reset, functools.partial(self.recordings.spoiled.append, pool)]
             do_all([*freed, functools.partial(call.state.restore, snapshot), marks.restore, *undo])
             del marks, undo  # they reference the memory of gradients
             if not isinstance(error, Exception):

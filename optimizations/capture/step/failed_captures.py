@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from optimizations.capture.device import Device
-from optimizations.capture.step.call import Call
-from optimizations.capture.step.gradients import put
 from optimizations.capture.step.observer import StepRefused
-from optimizations.capture.step.random_states import RandomStates
 from optimizations.capture.step.source_lines import line_of
 from optimizations.report.steps import Refusal
 
@@ -70,8 +65,3 @@ def do_all(actions: list[Callable[[], Any]]) -> None:
     except KeyboardInterrupt:
         do_all(actions)
         raise
-
-
-def undoing(device: Device, call: Call) -> list[Callable[[], Any]]:
-    """Return actions that restore the current gradients and states of random generators."""
-    return [functools.partial(put, call.parameters, [*call.before]), RandomStates(device).restore]

@@ -30,13 +30,14 @@ class KeptRecordings:
 
     Attributes:
         tried: the recordings, in the order in which calls try them.
+        spoiled: pools into which a capture failed.
         dropped: number of freed recordings; `little_used`: those of them that were hardly used.
     """
 
     def __init__(self) -> None:
         self.tried: list[Recording] = []
         self.dropped = self.little_used = 0
-        self._spoiled: list[Any] = []
+        self.spoiled: list[Any] = []
         self._freed_replays = 0
         self._last: Recording | None = None
         self._replays_then: dict[int, int] = {}
@@ -55,11 +56,7 @@ class KeptRecordings:
         """Return the pool of recordings of exactly these parameters, or None. Note [Which recordings share a pool]."""
         wanted = set(map(id, parameters))
         same = [one.pool for one in self.tried if set(map(id, one.gradients.parameters)) == wanted]
-        return next((pool for pool in same if pool not in self._spoiled), None)
-
-    def spoil(self, pool: Any) -> None:
-        """Exclude a pool from further captures because one into it failed."""
-        self._spoiled.append(pool)
+        return next((pool for pool in same if pool not in self.spoiled), None)
 
     def add(self, device: Device, recording: Recording) -> None:
         """Store a recording, and try it first."""

@@ -48,27 +48,13 @@ def difference(before: Sequence[Operation], after: Sequence[Operation], other: s
     return None
 
 
-def require_same(
-    step: str, recorded: Sequence[Operation], now: Sequence[Operation], *, replays: tuple[int, int], why: str | None
-) -> None:
-    """Compare the operators of an audited call with those of its recording.
-
-    Args:
-        replays: the first and the last replay that may have been wrong.
-        why: another difference of the audited call, such as a read of a value on the host.
-
-    Raises:
-        StepChanged: they differ.
-    """
-    found = (why, None) if why is not None else difference(recorded, now, "its recorded graph")
-    if found is None:
-        return
+def changed(step: str, found: tuple[str, str | None], first: int, last: int) -> StepChanged:
+    """Return the error of an audited call that did what was `found`, after the replays `first` to `last`."""
     what, line = found
-    first, last = replays
     which = f"Replays {first} to {last}" if last > first else f"Replay {first}"
     used = f" {which} did what was recorded." if last >= first else ""
     place = f" ({line})" if line else ""
-    raise StepChanged(
+    return StepChanged(
         f"{step}() {what}{place}.{used} Pass what decides it as an argument or a tensor, or name it: "
         "graph_step(step, key=lambda: ...)"
     )

@@ -98,10 +98,6 @@ class Plan:
             self.fruitless += 1
         return progress
 
-    def observes(self) -> bool:
-        """Return whether the call is observed, and not only run."""
-        return self.calls > self.warm_up - OBSERVED
-
     def forget_gone(self) -> None:
         """Forget calls with an object among their arguments that was freed."""
         self.by_kind = {kind: progress for kind, progress in self.by_kind.items() if not is_gone(kind)}

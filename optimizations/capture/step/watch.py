@@ -289,21 +289,15 @@ def address_check(tensors: Iterable[torch.Tensor]) -> Callable[[], bool]:
 
 
 def address_checks(groups: Sequence[Sequence[torch.Tensor]]) -> Iterator[Callable[[], bool]]:
-    """Return an endless iterator of address checks. With more than `FEW` tensors, each checks one of `FEW` groups.
+    """Return an endless iterator of address checks. With more than `FEW` tensors, each checks one of several parts.
 
     Reading an address takes 60 ns, and an optimizer keeps three tensors for each parameter. A program that moves
-    tensors (`.data =`), such as to offload them, moves all of them or the same tensor of every group.
+    tensors (`.data =`), such as to offload them, moves all of them or the same tensor of every group, so that each part
+    has some of these.
     """
-    if sum(map(len, groups)) <= FEW:
-        return itertools.repeat(address_check(one for group in groups for one in group))
-    longest, parts = max(map(len, groups)), -(-len(groups) // FEW)
-    return itertools.cycle(
-        [
-            address_check(group[(place + turn) % len(group)] for place, group in enumerate(groups[part::parts]))
-            for turn in range(longest)
-            for part in range(parts)
-        ]
-    )
+    ordered = [one for same in itertools.zip_longest(*groups) for one in same if one is not None]
+    turns = max(-(-len(ordered) // FEW), 1)
+    return itertools.cycle([address_check(ordered[turn::turns]) for turn in range(turns)])
 
 
 def _read_tensors(
