@@ -7,7 +7,6 @@ nothing is ever replayed, the step is refused.
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -101,16 +100,15 @@ class Changes:
                 "leave it out where the step does not need it, decide by it outside of the step, or pass it as a "
                 "tensor on the GPU",
             )
-        of_groups = [re.match(r"(.*)\.param_groups\[\d+\](?:\.|\[')(\w+)", name) for name in names]
-        keys = [one.group(2) for one in of_groups if one is not None]
-        if len(keys) == len(names):
-            advice = _ON_RATES if "lr" in keys else _ON_OTHER_NUMBERS
+        place: tuple[str, ...] = (names[0],)
+        if all(_OF_A_GROUP in name for name in names):
+            advice = _ON_RATES if any(name.endswith("['lr']") for name in names) else _ON_OTHER_NUMBERS
+            place = names[0].partition(_OF_A_GROUP)[0], STEPS
         else:
             advice = (
                 "pass it as an argument or as a tensor on the GPU; if it decides nothing, name it in "
                 f'graph_step(step, ignore=("{names[0]}",))'
             )
-        place = (names[0],) if of_groups[0] is None else (of_groups[0].group(1), STEPS)
         return Refusal(f"reads {named(names)}", advice, line_with(self.names.code, *place))
 
 
@@ -127,6 +125,7 @@ def named(names: Iterable[str]) -> str:
     return f"{', '.join(found[:MOST_NAMES])}{more}, which {change} on every call"
 
 
+_OF_A_GROUP = ".param_groups["
 _ON_RATES = (
     "make the optimizer with capturable=True or fused=True, which takes a learning rate that changes, or give one of "
     "your own a tensor on the GPU (`lr=torch.tensor(0.1, device='cuda')`), by which it multiplies; read and set the "

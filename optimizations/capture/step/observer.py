@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.step.operations import Operation
+from optimizations.capture.step.operations import Operation, short
 from optimizations.capture.step.source_lines import (
     ADVICE_ON_CTC,
     advice_by_caller,
@@ -240,7 +240,7 @@ class Observer(torch_internals.TorchDispatchMode):
             return
         if on_gpu and _size_depends_on_values(name, tags, args, kwargs, self.holds):
             self.refuse(
-                f"{_short(name)} has a result whose size depends on values",
+                f"{short(name)} has a result whose size depends on values",
                 ADVICE_ON_CTC if "ctc_loss" in name else _OF_SIZES,
             )
         if name.startswith(_LIFTS) and any(tensor.numel() for tensor in on_gpu):
@@ -292,12 +292,12 @@ class Observer(torch_internals.TorchDispatchMode):
         written = {id(tensor) for tensor in _written(func, args, kwargs)}
         if any(id(tensor) in written for tensor in outside):
             self.refuse(
-                f"{_short(name)} changes a CPU tensor, which a graph does not repeat",
+                f"{short(name)} changes a CPU tensor, which a graph does not repeat",
                 "keep it on the GPU; optimizers count their steps there with capturable=True",
             )
         elif with_gpu or name in _HOST_READS:
             self.refuse(
-                f"{_short(name)} reads a CPU tensor, whose value a graph would keep",
+                f"{short(name)} reads a CPU tensor, whose value a graph would keep",
                 "keep it on the GPU; an optimizer's learning rate too",
             )
 
@@ -399,10 +399,6 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 _SETS_MEMORY = "aten.set_."
 """Operators that set the memory of a tensor, also to a storage that no other tensor has."""
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("aten.").rsplit(".", 1)[0]
 
 
 _PROBABILITY = "dropout_p"
