@@ -379,7 +379,6 @@ class Training:
         sizes = (8, 16), (16, 16), (16, 16), (16, 16), (16, 4)
         self.model = nn.Sequential(*[nn.Linear(*size) for size in sizes])
         self.model.register_buffer("shift", torch.randn(16, 16) * 0.2)
-        self.turned = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
         self.zero, self.inside = zero, inside
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
 
@@ -388,7 +387,6 @@ class Training:
             self.clear(to_none=self.zero == "to None")
         x = self.model[1](self.model[0](batch["x"])) @ self.model.shift
         loss = loss_of(self.model[2:], {"x": x, "y": batch["y"]})  # type: ignore[index]
-        loss = loss + 0.01 * (self.turned.imag.square().sum() + (self.turned @ self.turned).real.sum())
         loss.backward()
         self.inside(self)
         self.optimizer.step()
@@ -396,7 +394,6 @@ class Training:
 
     def clear(self, *, to_none: bool = True) -> None:
         self.model.zero_grad(set_to_none=to_none)
-        self.turned.grad = None
 
     @property
     def weight(self) -> Any:
@@ -405,12 +402,10 @@ class Training:
 
     def state(self) -> list[Any]:
         found: list[Any] = []
-        for one in (*self.model.parameters(), self.turned):
-            gradient = one.grad
-            found.append(one.detach().resolve_conj().clone())
-            if gradient is not None:
-                found.append((type(gradient), gradient.stride(), gradient.requires_grad, gradient.is_conj()))
-                found.append(gradient.detach().resolve_conj().clone())
+        for one in self.model.parameters():
+            found.append(one.detach().clone())
+            if (gradient := one.grad) is not None:
+                found += [(type(gradient), gradient.stride(), gradient.requires_grad), gradient.detach().clone()]
         kept = self.optimizer.state.values()
         return [*found, *(one.clone() for held in kept for one in held.values() if isinstance(one, torch.Tensor))]
 
@@ -492,8 +487,6 @@ def test_step_that_changes_gradient_metadata_is_refused(zero: str, inside: str) 
 
 
 OTHERS: dict[str, Change] = {
-    "a parameter stands for conjugates": lambda made: setattr(made.turned, "data", made.turned.data.conj()),
-    "a gradient stands for conjugates": lambda made: setattr(made.turned.grad, "data", made.turned.grad.data.conj()),
     "a buffer is transposed": lambda made: made.model.shift.t_(),
     "a parameter is transposed": lambda made: setattr(made.weight, "data", made.weight.data.t()),
 }
