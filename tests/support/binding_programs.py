@@ -67,10 +67,6 @@ def state_assigned(model: Model) -> None:
     model.load_state_dict({name: other(value) for name, value in model.state_dict().items()}, assign=True)
 
 
-def state_copied(model: Model) -> None:
-    model.load_state_dict({name: other(value) for name, value in model.state_dict().items()})
-
-
 def one_parameter(model: Model) -> None:
     model.layers[1].linear.weight = nn.Parameter(other(model.layers[1].linear.weight))
 
@@ -127,21 +123,6 @@ def tied(model: Model) -> None:
     model.layers[1].linear.weight = model.layers[0].linear.weight
 
 
-def low_rank_merged(model: Model) -> None:
-    for layer in model.layers:
-        device = layer.linear.weight.device
-        down, up = torch.full((1, 4), 0.5, device=device), torch.full((4, 1), 0.25, device=device)
-        layer.linear.weight = nn.Parameter(layer.linear.weight.detach() + up @ down)
-
-
-def averaged(model: Model) -> None:
-    """An exponential moving average takes the place of the weights and gives it back, twice."""
-    average = [other(parameter) for parameter in model.parameters()]
-    for _ in range(3):
-        for parameter, mean in zip(model.parameters(), average, strict=True):
-            parameter.data, mean.data = mean.data, parameter.data
-
-
 def overwritten_by_to(model: Model) -> None:
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
@@ -153,7 +134,7 @@ def overwritten_by_to(model: Model) -> None:
 
 
 EXCHANGES = (
-    data, data_within, state_assigned, state_copied, one_parameter, removed_and_set, dictionary_entry,
+    data, data_within, state_assigned, one_parameter, removed_and_set, dictionary_entry,
     whole_dictionary, a_buffer, running_mean, a_submodule, a_layer_of_a_list, order_of_layers, two_exchanged,
-    contents_exchanged, tied, low_rank_merged, averaged, overwritten_by_to,
+    contents_exchanged, tied, overwritten_by_to,
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import time
@@ -359,56 +358,6 @@ def test_fixed_addresses_reach_autograd_and_inductor(grad: bool) -> None:
     (static,) = told
     # Parameters and buffers are static by Dynamo's marks; kept values always, staged ones without a backward.
     assert len(static) == 2 + 2 + (0 if grad else 1)
-
-
-def _unpacked(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-@pytest.mark.parametrize("hooks", ["none", "save on the CPU", "save on the CPU, pinned", "kept by Python"])
-def test_backwards_read_the_values_of_their_forwards(hooks: str) -> None:
-    """Two forwards before their backwards, attributes that change in between, and each backward twice."""
-    graph_module, inputs, placement = _scored()
-    assert placement.feeds is not None
-
-    def saving() -> Any:
-        return {
-            "none": contextlib.nullcontext,
-            "save on the CPU": torch.autograd.graph.save_on_cpu,
-            "save on the CPU, pinned": lambda: torch.autograd.graph.save_on_cpu(pin_memory=True),
-            "kept by Python": lambda: torch.autograd.graph.saved_tensors_hooks(_unpacked, _unpacked),
-        }[hooks]()
-
-    def compile_inner(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Any:
-        return _boxed(graph)
-
-    torch.manual_seed(1)
-    module = Scored()
-    eager = copy.deepcopy(module)
-    on_cpu = feeds_on_cpu(graph_module, placement.feeds, inputs)
-    examples = Placement(placement.graph_module, on_cpu, placement.report).example_inputs(_arguments(module, 1))
-    compiled = torch_internals.compile_fx.compile_fx(
-        retargeted(placement.graph_module), examples, inner_compile=compile_inner
-    )
-    feeds = Feeds(on_cpu)
-    for _ in range(2):
-        losses, expected = [], []
-        for seed in (1, 2):
-            arguments = tuple(_arguments(module, seed))
-            with saving():
-                losses.append(feeds.call(compiled, arguments)[1])
-                expected.append(eager(*_inputs(seed))[1])
-            module.mask.numpy()[0, seed] += 0.5  # no version counter sees this
-            eager.mask = module.mask.clone()  # on a GPU, eager would have saved a copy
-            for one in (module, eager):
-                one.temperature = one.temperature + 1
-        for loss, wanted in zip(losses, expected, strict=True):
-            assert torch.equal(loss, wanted)
-            for retain in (True, False):
-                loss.backward(retain_graph=retain)
-                wanted.backward(retain_graph=retain)
-        for one, other in zip(module.parameters(), eager.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, other.grad)
 
 
 def test_placement_works_through_dynamo_and_inductor(monkeypatch: pytest.MonkeyPatch) -> None:

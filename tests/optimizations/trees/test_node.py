@@ -232,26 +232,6 @@ def test_failed_pool_check_costs_only_the_graph(
 
 
 @pytest.mark.usefixtures("weights_let_go")
-def test_parameter_at_third_address_is_an_ordinary_input(cuda_on_cpu: CudaOnCpu) -> None:
-    model = Model(cuda_on_cpu)
-    compiled = Compiled(model)
-    weights = [values(7 + swap) for swap in range(12)]
-    for _ in range(3):
-        for w in weights:
-            check(compiled, w, calls=2)
-    assert [2 in {one.index for one in report.inputs} for report in compiled.reports] == [False, False, True]
-    assert {one.index: one.indirect for one in compiled.reports[2].inputs} == {0: True, 1: True, 2: True}
-    recorded = model.runs.count("captured")
-    for w in weights:
-        check(compiled, w, calls=2)
-    assert model.runs.count("captured") == recorded, "100 swaps: no recording"
-    assert model.runs.count("plain") == 1, "no call was served without a graph"
-    old = weakref.ref(weights[0])
-    del weights, w
-    assert old() is None, "old weights are not kept"
-
-
-@pytest.mark.usefixtures("weights_let_go")
 @pytest.mark.parametrize("shared", [False, True])
 def test_parameter_that_is_written_is_never_copied(cuda_on_cpu: CudaOnCpu, shared: bool) -> None:
     """Parameters in its memory are not copied either. Calls that match none of a few recordings run uncaptured."""

@@ -426,14 +426,11 @@ class SimulatedTools:
     """`recording.Tools` over a simulated driver. `read_on`: what is still read, by address, and on which stream."""
 
     device = torch.device("cpu")
+    against_prelude: str | None = None
 
-    def __init__(
-        self, driver: SimulatedDriver, replace_address: Any = None, against_prelude: str | None = None
-    ) -> None:
+    def __init__(self, driver: SimulatedDriver, replace_address: Any = None) -> None:
         self.driver = driver
         self.replace_address = replace_address
-        self.against_prelude = against_prelude
-        self.current_stream = 0
         self.read_on: list[tuple[int, int]] = []
 
     def is_current(self) -> bool:
@@ -449,7 +446,7 @@ class SimulatedTools:
         return 2**40
 
     def still_read(self, memory: Iterable[torch.Tensor], stream: Any) -> None:
-        read_on = self.current_stream if stream is None else stream.cuda_stream
+        read_on = 0 if stream is None else stream.cuda_stream
         self.read_on += [(tensor.data_ptr(), read_on) for tensor in memory]
 
     def function(self, build: Any, name: str, *arguments: Any) -> Any:
