@@ -228,41 +228,6 @@ def test_swapped_weights_are_released(compiled_on_cpu: CompiledOnCpu) -> None:
     assert ordinary()
 
 
-class Flat(nn.Module):
-    """Two parameters that may share memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Parameter(torch.empty(32, 4)), nn.Parameter(torch.empty(32, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        one, other = self.first.chunk(2)
-        return (x @ one.t()).tanh() @ other + (x @ self.second.t()).sin().sum(1, keepdim=True)
-
-
-def in_one_storage(net: nn.Module, seed: int) -> None:
-    whole = memory(torch.empty(64, 4), seed)
-    for parameter, part in zip(net.parameters(), whole.chunk(2), strict=True):
-        parameter.data = part
-
-
-@pytest.mark.parametrize("way", [in_one_storage, through_data])
-def test_parameters_may_share_memory_or_be_separate(
-    compiled_on_cpu: CompiledOnCpu, way: Callable[[nn.Module, int], None]
-) -> None:
-    training = Training(Flat)
-    training.expected = torch.compile(training.twin, backend="inductor")
-    training.both(lambda net: way(net, 1))
-    taken: list[torch.Tensor] = []
-    for step in range(12):
-        if step > 3:
-            taken += training.weights()
-            training.both(lambda net, step=step: way(net, 10 * step))  # type: ignore[misc]
-        training.step(backwards=2)
-        training.update()
-    assert ordinary() == 2
-
-
 def test_outputs_in_input_memory_are_known() -> None:
     whole = torch.zeros(12)
     first, second, alone = whole[:4], whole[4:], torch.zeros(12)[4:]
