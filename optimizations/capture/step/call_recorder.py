@@ -253,14 +253,14 @@ class CallRecorder:
         return returned
 
     def _find_device(self, tensors: Sequence[torch.Tensor]) -> Refusal | None:
-        """Find the GPU of these tensors. Return why all calls are refused if there is none."""
+        """Find the GPU of the first of these tensors. Return why all calls are refused if none is on a GPU."""
         if (unknown := torch_internals.unsupported()) is not None:
             return Refusal(f"needs a supported version of PyTorch. {unknown}", "install one of these")
         if self.device is None:
             found = [tensor.device.index for tensor in tensors if tensor.device.type == "cuda"]
             if not found:
                 return Refusal("works on no tensor of a GPU", "move the model and the batch to the GPU")
-            self.device = Device(min(found))
+            self.device = Device(found[0])
         return None
 
     def _reached(self, args: Any, kwargs: Any) -> HostState | Refusal:

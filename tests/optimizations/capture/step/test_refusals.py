@@ -23,11 +23,14 @@ from simulated_gpu.operators import CpuDevice, CpuGraph
 from step_parts import CALLS, Graph, assert_as_eager, batches, loss_of, network, training_step
 from step_refusals import REFUSED, Refused, trained
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from optimizations import torch_internals
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
+from optimizations.capture.step.call_recorder import CallRecorder
 from optimizations.capture.step.graphed_step import GraphedStep, graph_step
 from optimizations.capture.step.observer import StepRefused
+from optimizations.capture.step.options import StepOptions
 
 CHANGED = re.compile(r"(\S+)(, which changes| changes from| has \d| is bound| is set)")
 """What a reason says of a value, which the line in the refusal names, or its owner."""
@@ -358,6 +361,15 @@ def test_step_without_a_gpu_runs_uncaptured_with_a_warning() -> None:
     step = graph_step(trained(network("cpu")))
     with pytest.warns(UserWarning, match="works on no tensor of a GPU"):
         step(*batches("cpu")[0])
+
+
+def test_gpu_of_a_step_is_that_of_its_batch() -> None:
+    """What the step reaches may be on another GPU in this call alone. A capture there would hold no kernels."""
+    with FakeTensorMode():
+        batch, reached = torch.empty(2, device="cuda:1"), torch.empty(2, device="cuda:0")
+    recorder = CallRecorder(lambda batch: batch, None, StepOptions())
+    assert recorder._find_device([batch, reached]) is None
+    assert recorder.device is not None and recorder.device.index == 1
 
 
 def test_unknown_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
