@@ -1,4 +1,8 @@
-"""Capture the programs of `explain_programs` together, in a process of their own, and provide what explain sees."""
+"""Capture the programs of `explain_programs` together, in a process of their own, and provide what explain sees.
+
+As a script it captures them one after another, and writes what explain saw as JSON: a pretended GPU needs its own
+process, and importing the compiler takes longer than any of the programs.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ from suite.explain.records import FxGraph, Lowering
 
 
 def captured(names: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Return what `capture_programs` writes of these programs."""
+    """Return what this file as a script writes of these programs."""
     answer = folder / "answer.json"
     here = Path(__file__).parent
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(here / "capture_programs.py"), str(answer), *names],
+        [sys.executable, "-W", "ignore", __file__, str(answer), *names],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(here.parents[1]), str(here))),
@@ -78,3 +82,29 @@ def line_of(text: str) -> int:
 
 def at(text: str) -> str:
     return f"tests/support/explain_programs.py:{line_of(text)} in "
+
+
+def main(answer: Path, names: list[str]) -> None:
+    import torch
+
+    seen = {name: _capture(name) for name in names}
+    answer.write_text(json.dumps({"programs": seen, "cuda_afterwards": torch.cuda.is_available()}))
+
+
+def _capture(name: str) -> dict[str, Any]:
+    from models.own_program import load
+    from suite.explain.build import build_program
+    from suite.explain.capture import capture
+
+    found = capture(build_program(load(f"{explain_programs.__name__}:{name}")))
+    return {
+        "graphs": [graph.model_dump(mode="json") for graph in found.graphs],
+        "breaks": [each.model_dump(mode="json") for each in found.breaks],
+        "limits": found.limits,
+        "failure": None if found.failure is None else repr(found.failure),
+        "sources": {one.setting: one.source for graph in found.graphs for one in graph.lowerings},
+    }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,6 +1,6 @@
 """Explain reports the obstacle of each small program, from FX graphs and offline lowering for an H100.
 
-All programs are captured once, in one process of their own (`capture_programs`).
+All programs are captured once, in one process of their own (`explain_seen`).
 """
 
 from __future__ import annotations
