@@ -1,9 +1,9 @@
 """Captures of real graphs: exactly their pointers are found, and plans follow from them.
 
-`data/captures` holds what `tests/gpu/test_indirection_gpu.py` recorded for its eleven programs on an NVIDIA H200
-(driver 580.159, CUDA 13.0; "13000" in the files) with torch 2.11.0+cu130 and Triton 3.6.0, as it was written there; its
-folder `workloads` takes what the same tests record for small workloads. In each pair the inputs lie at different
-addresses; where a weight is a global of the program, it is an input too.
+`data/captures` holds pairs of captures of the programs of `tests/gpu/test_indirection_gpu.py`, recorded on an NVIDIA
+H200 (driver 580.159, CUDA 13.0; "13000" in the files) with torch 2.11.0+cu130 and Triton 3.6.0, as they were written
+there; its folder `workloads` those of small workloads. In each pair the inputs lie at different addresses; where a
+weight is a global of the program, it is an input too.
 
 What is expected of the files was read off their bytes by `moved_places` below, which knows nothing of the search.
 """
